@@ -15,6 +15,7 @@ import yaml
 
 from benchmarks.kit import free_port
 from helpers import children
+from helpers.pages import blocks
 from helpers.warm import WARM
 from partreduce.topo import errors, extras
 from partreduce.topo.failure_plan import table
@@ -135,10 +136,8 @@ CHECKS = {
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", ["ddp_before", "ddp_after"])
 def test_the_pair_of_scripts_resumes_after_its_last_epoch(name, tmp_path):
-    assert (
-        WARM.run("partreduce", "design", "1x2", "--build", "allreduce", "-o", "schedule.json", cwd=tmp_path).returncode
-        == 0
-    )
+    design = ("design", "1x2", "--build", "allreduce", "-o", "schedule.json")
+    assert WARM.run("partreduce", *design, cwd=tmp_path).returncode == 0
     schedule = ["schedule.json"] if name == "ddp_after" else []
     epochs = []
     for count in (1, 2):
@@ -272,7 +271,7 @@ optimizer.finish()
 """
 
 
-def shown(text):
+def pattern_of(text):
     """Whether a line is what the page shows, but for its numbers and where it says `…`."""
     pattern = re.escape(text).replace("…", ".*")
     return re.compile(re.sub(r"\d+", r"\\d+", pattern) + r"(; .*)?")
@@ -282,7 +281,7 @@ def shown(text):
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("command", "printed"), [(0, 1), (2, 3)], ids=["continues and joins", "all restart"])
 def test_a_command_of_the_page_prints_what_it_shows(tmp_path, command, printed):
-    listed = [block.splitlines() for block in re.findall(r"^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)]
+    listed = [block.splitlines() for block in blocks(PAGE, "")]
     ((line,), expected) = listed[command], listed[printed]
     words = shlex.split(line)
     workers = words[words.index("--nproc-per-node") + 1]
@@ -292,7 +291,7 @@ def test_a_command_of_the_page_prints_what_it_shows(tmp_path, command, printed):
     done = WARM.run(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if line.startswith("partreduce: ")]
-    assert [text for text in expected if not any(shown(text).fullmatch(one) for one in said)] == [], said
+    assert [text for text in expected if not any(pattern_of(text).fullmatch(one) for one in said)] == [], said
 
 
 def test_the_seconds_of_the_page_are_the_measured_ones():
@@ -384,7 +383,7 @@ def requirements(words):
     return asked
 
 
-def refused(words):
+def unknown_requirements(words):
     """The requirements that are neither ours nor dependencies of ours, or name an extra that is not there."""
     wrong = []
     for requirement in requirements(words):
@@ -399,13 +398,13 @@ def test_every_pip_install_that_we_write_names_our_distribution_or_a_dependency_
     found = commands()
     assert len(found) >= 8, "the pattern still finds the Makefile's, the README's and the library's own"
     assert {"partreduce/topo/extras.py", "README.md", "Makefile"} <= {place for place, _ in found}
-    assert [(place, wrong) for place, words in found if (wrong := refused(words))] == []
+    assert [(place, wrong) for place, words in found if (wrong := unknown_requirements(words))] == []
 
 
 @pytest.mark.parametrize("module", extras.EXTRAS)
 def test_a_missing_library_is_installed_by_an_extra_of_ours_that_brings_it(module):
     (words,) = PATTERN.findall(str(extras.missing([module], "this")))
-    assert refused(words) == []
+    assert unknown_requirements(words) == []
     (requirement,) = requirements(words)
     assert name_of(requirement) == OURS
     library, extra = extras.EXTRAS[module]
@@ -418,4 +417,4 @@ def test_a_missing_library_is_installed_by_an_extra_of_ours_that_brings_it(modul
     "words", ["'preduce[torch]'", "preduce", "-c constraints.txt partreduse", "'partreduce[tourch]'"]
 )
 def test_another_package_an_older_name_and_an_unknown_extra_are_noticed(words):
-    assert refused(words) != []
+    assert unknown_requirements(words) != []

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import typer.main
 from benchmarks.lab.results import rows_by_setting
 from docs import links
 from helpers.command_runs import ran
+from helpers.pages import blocks, commands
+from helpers.readings import document
 from helpers.warm import WARM
 from partreduce import load_cluster, load_schedule, predict
 from partreduce.__main__ import main
@@ -36,19 +39,6 @@ GUIDES_WORDS = {"fault-tolerance": 900, "multi-node": 300}
 
 def text_of(page):
     return (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
-
-
-def blocks(text, language):
-    """The blocks of code of a page in a language; "" for those that name none."""
-    return [
-        code for name, code in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) if name == language
-    ]
-
-
-def commands(text):
-    """Every command behind a `$` with the lines that it is shown to print."""
-    pieces = [piece for block in blocks(text, "") for piece in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]
-    return [(command, lines) for command, *lines in (piece.strip("\n").splitlines() for piece in pieces)]
 
 
 def plain(line):
@@ -204,19 +194,13 @@ def test_blocks_of_code_open_as_the_site_reads_them():
 # The reference pages: every strategy on one template with a schedule that loads, and commands that exist
 
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = ROOT / "docs"
 STRATEGIES = sorted(path for path in (DOCS / "strategies").glob("*.md") if path.stem != "README")
 HEADINGS = ["What it does", "When to use it", "JSON", "Guarantees", "Cost", "Limits", "Source"]
-CLUSTER = {"num_nodes": 4, "workers_per_node": 2}
 PROVED = {"proved", "follows from the rules"}
 UNPROVED = ("dynamic_groups", "not proved")
 """Draws that a filter of slow workers decides have no proof of convergence, as the page says."""
-REFERENCE = [path for path in sorted(DOCS.rglob("*.md")) if "how-to" not in path.parts]
-
-
-def autodoc_blocks(page, language):
-    """The texts of a page's blocks of code in a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+ALL_PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 @pytest.mark.parametrize("page", STRATEGIES, ids=lambda page: page.stem)
@@ -228,13 +212,13 @@ def test_a_strategy_page_follows_the_template_and_is_listed(page):
 
 @pytest.mark.parametrize("page", STRATEGIES, ids=lambda page: page.stem)
 def test_every_strategy_that_a_page_shows_loads_and_is_not_refuted(page):
-    shown = autodoc_blocks(page, "json")
+    shown = blocks(page.read_text(encoding="utf-8"), "json")
     assert shown
     for text in shown:
         strategy = json.loads(text)
-        document = {"format": "partreduce.schedule", "version": 1, "name": "shown", "cluster": CLUSTER}
-        schedule = parse_schedule(json.dumps({**document, "strategy": strategy}).encode())
-        assert json.loads(schedule_text(schedule)) == {**document, "strategy": strategy}
+        raw = document(strategy, 4, 2)
+        schedule = parse_schedule(json.dumps(raw))
+        assert json.loads(schedule_text(schedule)) == raw
         assert parse_schedule(schedule_text(schedule).encode()) == schedule
         proof = prove(schedule)
         assert proof.verdict in PROVED or (strategy["kind"], proof.verdict) == UNPROVED
@@ -245,19 +229,21 @@ def test_every_strategy_that_a_page_shows_loads_and_is_not_refuted(page):
 
 
 def test_every_kind_has_a_page_that_shows_it():
-    assert {json.loads(text)["kind"] for page in STRATEGIES for text in autodoc_blocks(page, "json")} == set(KINDS)
+    texts = [text for page in STRATEGIES for text in blocks(page.read_text(encoding="utf-8"), "json")]
+    assert {json.loads(text)["kind"] for text in texts} == set(KINDS)
 
 
-@pytest.mark.parametrize("page", REFERENCE, ids=lambda page: str(page.relative_to(DOCS)))
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_of_a_page_exist_with_their_options(page):
     verbs = typer.main.get_command(build_app()).commands
-    lines = [line.removeprefix("$ ") for block in autodoc_blocks(page, r"\w*") for line in block.splitlines()]
+    text = page.read_text(encoding="utf-8")
+    lines = [line.removeprefix("$ ") for block in blocks(text) for line in block.splitlines()]
     for line in lines:
         if not line.startswith("partreduce "):
             continue
         verb, *words = shlex.split(re.split(r" \| | <\(", line)[0], comments=True)[1:]
         assert verb in verbs or verb in HIDDEN
-        if verb == "run":
-            continue  # what follows the script is the script's
+        if verb == "run":  # what follows the script is the script's
+            words = takewhile(lambda word: not word.endswith(".py"), words)
         known = {name for parameter in verbs[verb].params for name in parameter.opts}
         assert [word for word in words if re.match(r"--?[a-z]", word) and word not in known] == [], line

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import tomllib
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,39 +24,30 @@ def check_group(group):
 '''
 
 
-@pytest.mark.parametrize(
-    ("planted", "expected"),
-    [
-        ("def refuse_group(group): ...\n", "refuse_group: use check_"),
-        ("class Group:\n    def _tell(self): ...\n", "_tell: use check_"),
-        ("def group_refusal(group): ...\n", "group_refusal: use check_"),
-        ("def dealt(order): ...\n", "dealt: name a function by a verb"),
-        ("class Averaged: ...\n", "Averaged: name a function by a verb"),
-        ('"""A worker of its own."""\n', '"of its own"'),
-        ("x = 1  # nobody waits\n", '"nobody"'),
-        ('raise ValueError(f"{1} goes on")\n', '"goes on"'),
-    ],
-)
-def test_what_is_planted_is_found_with_its_line(planted, expected, tmp_path, capsys):
-    (tmp_path / "planted.py").write_text(CLEAN + planted, encoding="utf-8")
+PLANTED = tomllib.loads(Path(__file__).with_name("planted_words.toml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("row", PLANTED["planted"], ids=lambda row: row["found"])
+def test_what_is_planted_is_found_with_its_line(row, tmp_path, capsys):
+    (tmp_path / "planted.py").write_text(CLEAN + row["code"] + "\n", encoding="utf-8")
     assert words.main([str(tmp_path)]) == 1
-    line = CLEAN.count("\n") + 1 + planted.startswith("class Group")
-    assert capsys.readouterr().err.startswith(f"planted.py:{line}: {expected}")
+    line = CLEAN.count("\n") + row.get("line", 1)
+    assert capsys.readouterr().err.startswith(f"planted.py:{line}: {row['found']}")
 
 
 def test_a_preposition_as_a_module_and_a_word_on_a_page_are_found(tmp_path, capsys):
     (tmp_path / "over_ssh.py").write_text(CLEAN, encoding="utf-8")
-    (tmp_path / "page.md").write_text("Workers\nare told.\n\n```\nanew\n```\n", encoding="utf-8")
+    (tmp_path / "page.md").write_text(PLANTED["page"]["text"], encoding="utf-8")
     assert words.main([str(tmp_path)]) == 1
     assert capsys.readouterr().err.splitlines() == [
         "over_ssh.py:1: over_ssh.py: name a module by a noun",
-        'page.md:2: "are told": write it in plain English',
+        PLANTED["page"]["found"],
     ]
 
 
 def test_clean_files_pass(tmp_path, capsys):
     (tmp_path / "clean.py").write_text(CLEAN, encoding="utf-8")
-    (tmp_path / "clean.md").write_text("Survivors continue, `anew` or not.\n", encoding="utf-8")
+    (tmp_path / "clean.md").write_text(PLANTED["page"]["clean"], encoding="utf-8")
     assert words.main([str(tmp_path)]) == 0
     assert capsys.readouterr().out == "0 names and words to change\n"
 
@@ -103,7 +95,7 @@ def test_dotted_names_of_a_page_exist(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_no_page_names_a_package_as_nobody_can_import_it(page):
+def test_no_page_names_a_package_by_a_name_that_cannot_be_imported(page):
     """`partreduce.topo.metrics`, not `topo.metrics`: the bare names of the floors are refused."""
     text = page.read_text(encoding="utf-8")
     assert re.findall(r"`(?:topo|schedulers|verify|runtime)\.[a-z_]+(?:\.[a-z_]+)*[`(]", text) == []
@@ -140,10 +132,8 @@ ELSEWHERE = (
 
 
 def files():
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
-        "\n"
-    )
-    for name in listed:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in listed.stdout.split("\n"):
         path = ROOT / name
         if name and path.is_file() and not path.is_symlink() and not name.startswith(ELSEWHERE):
             yield name, path

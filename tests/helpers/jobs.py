@@ -2,9 +2,16 @@
 
 from dataclasses import fields, replace
 
-from partreduce import Cluster, Limits, PlanRequest
+from helpers import worked_example
+from partreduce import Cluster, Hardware, Limits, Link, PlanRequest
 
+HARDWARE = replace(worked_example.HARDWARE, compute=0.05)
 LIMITS = {field.name for field in fields(Limits)}
+
+
+def with_links(inside, nic, latency=0.0, **more):
+    """Hardware of these bandwidths in bytes per second."""
+    return Hardware(inside=Link.of_bandwidth(inside, latency), nic=Link.of_bandwidth(nic, latency), **more)
 
 
 def jobs(cluster, hardware, **given):
@@ -17,3 +24,7 @@ def jobs(cluster, hardware, **given):
         return PlanRequest(cluster=place, **{"limits": Limits(**limits)} | options)
 
     return job
+
+
+def find_option(options, name):
+    return next(option for option in options if option.name == name)

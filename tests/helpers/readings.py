@@ -2,6 +2,7 @@
 
 import json
 import re
+from copy import deepcopy
 from dataclasses import replace
 
 from partreduce import PartreduceError
@@ -24,6 +25,25 @@ NOT_ASKED = (
     r"failure_plan: expected at most|failure_plan\.rule: expected groups that share no worker",  # conflict-free asks it
 )
 """What the loader refuses and the checker reads, by words of the loader, and why no proof depends on it."""
+
+
+def document(strategy, num_nodes=2, workers_per_node=2):
+    """A schedule file as people write it."""
+    cluster = {"num_nodes": num_nodes, "workers_per_node": workers_per_node}
+    return {"format": "partreduce.schedule", "version": 1, "name": "s", "cluster": cluster, "strategy": strategy}
+
+
+def with_change(raw, path, *value):
+    """A copy of a document with the value at a path replaced, or removed when none is given."""
+    copied = inner = deepcopy(raw)
+    *parents, last = path
+    for key in parents:
+        inner = inner[key]
+    if value:
+        (inner[last],) = value
+    else:
+        del inner[last]
+    return copied
 
 
 def written(raw):

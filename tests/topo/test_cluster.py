@@ -119,9 +119,7 @@ def test_a_quantity_is_parsed_exactly(parse, text, value):
 
 
 @pytest.mark.parametrize(("parse", "text", "words"), [
-    (units.parse_bandwidth, "10Gb/s", "bits or bytes"),
     (units.parse_bandwidth, "10", "has no unit"),
-    (units.parse_bandwidth, "10GB", "unknown unit"),
     (units.parse_bandwidth, "0GB/s", "must be > 0"),
     (units.parse_bandwidth, "-1GB/s", "is negative; write a positive number"),
     (units.parse_bandwidth, "infGB/s", "is not a bandwidth"),
@@ -129,7 +127,6 @@ def test_a_quantity_is_parsed_exactly(parse, text, value):
     (units.parse_bandwidth, "", "is not a bandwidth"),
     (units.parse_bandwidth, "9" * 10**6, "is not a bandwidth"),
     (units.parse_time, "5", "has no unit"),
-    (units.parse_time, "5MS", "unknown unit"),
     (units.parse_time, "５ms", "is not a time"),
     (units.parse_size, "0.5B", "not a whole number of bytes"),
     (units.parse_size, "5Mb", "bits or bytes"),
@@ -138,12 +135,12 @@ def test_a_quantity_is_parsed_exactly(parse, text, value):
     (units.parse_size, "552mb", "did you mean 552MB"),
     (units.parse_size, "2 Gib", "could mean bits or bytes, and a size is in bytes; write 2GiB for bytes$"),
     (units.parse_size, "5M", "did you mean 5MB"),
-    (units.parse_bandwidth, "10Gb/s", "write 10GB/s for bytes or 10Gbit/s for bits$"),
+    (units.parse_bandwidth, "10Gb/s", "bits or bytes.* write 10GB/s for bytes or 10Gbit/s for bits$"),
     (units.parse_bandwidth, "10Gb", "write 10GB/s for bytes or 10Gbit/s for bits$"),
     (units.parse_bandwidth, "25MBps", "did you mean 25MB/s"),
-    (units.parse_bandwidth, "10GB", "did you mean 10GB/s"),
+    (units.parse_bandwidth, "10GB", "unknown unit.*did you mean 10GB/s"),
     (units.parse_bandwidth, "10gbit/s", "did you mean 10Gbit/s"),
-    (units.parse_time, "5MS", "did you mean 5ms"),
+    (units.parse_time, "5MS", "unknown unit.*did you mean 5ms"),
     (units.parse_factor, "5X", "did you mean 5x"),
     (units.parse_factor, "0x", "must be > 0"),
     (units.parse_factor, "5 y", "unknown unit"),
@@ -183,7 +180,7 @@ def test_what_a_refusal_suggests_is_understood(parse, unit):
             assert not word.startswith("8") or parse(word)
 
 
-# SLURM's topology.conf as switches, its host lists, and the presets of machines beside them
+# SLURM's topology.conf as switches, its host lists, and the presets of machines
 
 
 TWO_RACKS = """

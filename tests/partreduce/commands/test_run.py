@@ -1,12 +1,11 @@
 """`partreduce run`: torchrun's environment, the schedule's shape, the script's own arguments and exit code."""
 
-import json
-
 import pytest
 
 from helpers.command_runs import ran
+from helpers.small import of_groups
 from helpers.warm import WARM
-from partreduce import Cluster
+from partreduce import Cluster, write_schedule
 from partreduce.__main__ import main
 from partreduce.runtime.elastic.coordinator import FailureRule
 from partreduce.runtime.launcher import supervision
@@ -25,8 +24,7 @@ def test_run_takes_the_shape_from_the_schedule_and_passes_arguments_and_exit_cod
     script, schedule = tmp_path / "script.py", tmp_path / "s.json"
     script.write_text(SCRIPT)
     assert main(["design", "2x2", "--build", "allreduce", "-o", str(schedule)]) == 0
-    command = ["partreduce", "run", "--schedule", str(schedule), str(script), "--debug", "7"]
-    done = WARM.run(*command)
+    done = WARM.run("partreduce", "run", "--schedule", str(schedule), str(script), "--debug", "7")
     assert done.returncode == 7
     lines = done.stdout.splitlines()
     assert "[3] 3 1 2 4 ['--debug', '7']" in lines, "--debug after the script is the script's"
@@ -37,9 +35,7 @@ def test_run_takes_the_shape_from_the_schedule_and_passes_arguments_and_exit_cod
 def test_an_exit_code_that_comes_after_the_end_of_the_output_is_not_lost(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import os, time\nos.closerange(1, 256)\ntime.sleep(0.5)\nos._exit(7)\n")
-    command = ["partreduce", "run", "--workers", "2", str(script)]
-    done = WARM.run(*command)
-    assert done.returncode == 7
+    assert WARM.run("partreduce", "run", "--workers", "2", str(script)).returncode == 7
 
 
 @pytest.mark.parametrize(("stated", "count"), [("4,2", "4"), (" 3 ", "3"), ("abc", "1"), ("", "1"), ("0", "1")])
@@ -67,15 +63,14 @@ def test_missing_torch_is_said_with_the_way_to_get_it(monkeypatch, capsys):
 def test_a_worker_that_ends_without_any_message_is_named_once(tmp_path, code, said):
     script = tmp_path / "script.py"
     script.write_text(f"import os, sys\nif os.environ['RANK'] == '1': {code}\n")
-    command = ["partreduce", "run", "--workers", "2", str(script)]
-    done = WARM.run(*command)
+    done = WARM.run("partreduce", "run", "--workers", "2", str(script))
     assert done.returncode == 7
     assert done.stderr.count("worker 1 ended with exit code 7 and no message") == said, done.stderr
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("cause", "code"), [("raise ValueError('mine')", 1), ("os._exit(7)", 7)])
-def test_the_exit_code_is_that_of_the_cause_whoever_of_those_that_miss_it_ends_first(tmp_path, cause, code):
+def test_the_exit_code_is_that_of_the_cause_whichever_other_worker_ends_first(tmp_path, cause, code):
     script = tmp_path / "script.py"
     script.write_text(
         "import os, time, partreduce\nrank = int(os.environ['RANK'])\ntime.sleep(0.4 * rank)\n"
@@ -109,22 +104,18 @@ def test_of_workers_that_are_seen_to_end_at_one_time_a_signal_is_the_cause(monke
 
 
 @pytest.mark.processes
-def test_a_refuted_schedule_is_run_and_said_to_be_refuted(tmp_path):
+def test_a_refuted_schedule_is_run_with_a_warning(tmp_path):
     script, schedule = tmp_path / "script.py", tmp_path / "s.json"
     script.write_text("")
-    phases = [[{"group": [0, 1]}, {"group": [2, 3]}]]
-    cluster = {"num_nodes": 1, "workers_per_node": 4}
-    head = {"format": "partreduce.schedule", "version": 1, "name": "apart", "cluster": cluster}
-    schedule.write_text(json.dumps(head | {"strategy": {"kind": "static", "phases": phases}}))
-    command = ["partreduce", "run", "--schedule", str(schedule), str(script)]
-    done = WARM.run(*command)
+    write_schedule(schedule, of_groups("apart", Cluster.regular(1, 4), [(0, 1), (2, 3)]))
+    done = WARM.run("partreduce", "run", "--schedule", str(schedule), str(script))
     assert done.returncode == 0
     assert done.stderr.count("consensus is refuted") == 1, done.stderr
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("uses", [False, True])
-def test_a_script_that_trains_without_the_schedule_it_was_started_with_is_told_its_three_lines(tmp_path, uses):
+def test_a_script_that_does_not_use_its_schedule_gets_the_three_lines_that_do(tmp_path, uses):
     script, schedule = tmp_path / "script.py", tmp_path / "s.json"
     wraps = "optimizer = partreduce.DistributedOptimizer(optimizer, model, os.environ['PARTREDUCE_SCHEDULE'])\n"
     script.write_text(

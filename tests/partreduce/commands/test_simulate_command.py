@@ -8,25 +8,22 @@ import pytest
 from helpers.command_runs import runner
 from partreduce import Cluster, Schedule
 from partreduce.commands.simulate import command
-from partreduce.files import dump_schedule
 from partreduce.schedulers.registry import build
 from partreduce.strategies import AllReduce, IterationGap, PartialAllReduce, SkipPolicy
 
 
 @pytest.fixture
-def gap_file(tmp_path):
+def gap_file(stored):
     built = build("ring-based", Cluster.regular(2, 4))
     gap = IterationGap(max_ig=4, backup=1, skip=SkipPolicy(limit=3))
-    path = tmp_path / "gap.json"
-    path.write_text(json.dumps(dump_schedule(replace(built, strategy=replace(built.strategy, sync=gap)))))
-    return path
+    return stored(replace(built, strategy=replace(built.strategy, sync=gap)))
 
 
 def run(*arguments):
     return runner(command)(*arguments).stdout
 
 
-def test_a_gap_is_said_beside_its_bound_and_the_run_is_drawn(gap_file, tmp_path):
+def test_a_gap_is_described_with_its_bound_and_the_run_is_drawn(gap_file, tmp_path):
     options = (gap_file, "--set", "compute=1s", "--set", "slow=3:5", "--rounds", "40")
     picture = tmp_path / "gaps.svg"
     text = run(*options, "-o", picture)
@@ -51,14 +48,11 @@ def test_bytes_are_those_that_were_sent(gap_file):
 
 
 @pytest.fixture
-def quorum_file(tmp_path):
-    schedule = Schedule("half", Cluster.regular(2, 4), AllReduce(sync=PartialAllReduce(quorum=4, staleness=8)))
-    path = tmp_path / "quorum.json"
-    path.write_text(json.dumps(dump_schedule(schedule)))
-    return path
+def quorum_file(stored):
+    return stored(Schedule("half", Cluster.regular(2, 4), AllReduce(sync=PartialAllReduce(quorum=4, staleness=8))))
 
 
-def test_rounds_are_told_and_the_run_is_drawn(quorum_file, tmp_path):
+def test_rounds_of_a_quorum_are_described_and_the_run_is_drawn(quorum_file, tmp_path):
     options = (quorum_file, "--set", "compute=1s", "--set", "slow=7:5", "--set", "jitter=0.02", "--rounds", "100")
     picture = tmp_path / "rounds.svg"
     text = " ".join(run(*options, "-o", picture).split())

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from helpers.command_runs import ran
+from helpers.readings import document
 from helpers.refusals import refused
-from helpers.small import of_edges, of_phases
+from helpers.small import of_edges, of_groups, of_phases
 from partreduce import Cluster, Schedule, load_schedule, write_schedule
 from partreduce.__main__ import main
 from partreduce.commands.verify import in_plain_words
@@ -18,10 +19,10 @@ from partreduce.errors import RefutedError
 from partreduce.files import schedule_sha256
 from partreduce.runtime.arguments import read_schedule
 from partreduce.schedulers import registry
-from partreduce.strategies import IterationGap, NeighborAveraging, Payload, Phase, StaticGroups, TablePlacement
+from partreduce.strategies import IterationGap, NeighborAveraging, Payload, Phase, TablePlacement
 from partreduce.topo.graphs.named import ring_based
 from partreduce.topo.graphs.weights import METHODS
-from partreduce.topo.strategies import AllReduce, EdgeWeighting, GroupPhases
+from partreduce.topo.strategies import AllReduce, EdgeWeighting
 from partreduce.verify import checker
 from partreduce.verify.prove import prove
 
@@ -34,43 +35,33 @@ def wrong(worker, step, cluster):
 """
 
 
-def verify(*arguments):
-    command = [sys.executable, "-m", "partreduce", "verify", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
-
-
-def test_a_user_function_is_expanded_proved_and_exported(tmp_path):
+@pytest.fixture
+def functions(tmp_path):
     (tmp_path / "phases.py").write_text(FUNCTIONS)
-    out = tmp_path / "schedule.json"
-    done = verify(f"{tmp_path}/phases.py:pairs", "--cluster", "2x4", "--period", "3", "--export", str(out), "--json")
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    return f"{tmp_path}/phases.py:"
+
+
+def test_a_user_function_is_expanded_proved_and_exported(functions, tmp_path, capsys):
+    asked = ["verify", f"{functions}pairs", "--cluster", "2x4", "--period", "3"]
+    document = json.loads(ran(capsys, [*asked, "--export", str(out := tmp_path / "schedule.json"), "--json"]).out)
     assert {claim["claim"]: claim["status"] for claim in document["claims"]}["exact-consensus"] == "proved"
     assert load_schedule(out).period == 3
 
 
-def test_a_function_whose_members_disagree_is_refuted(tmp_path):
-    (tmp_path / "phases.py").write_text(FUNCTIONS)
-    done = verify(f"{tmp_path}/phases.py:wrong", "--cluster", "2x4", "--period", "1")
-    assert done.returncode == 1
-    assert "worker 0" in done.stdout
+def test_a_function_whose_members_disagree_is_refuted(functions, capsys):
+    assert "worker 0" in ran(capsys, ["verify", f"{functions}wrong", "--cluster", "2x4", "--period", "1"], 1).out
 
 
-def test_a_function_without_period_says_what_it_needs(tmp_path):
-    (tmp_path / "phases.py").write_text(FUNCTIONS)
-    done = verify(f"{tmp_path}/phases.py:pairs", "--cluster", "2x4")
-    assert done.returncode == 2
-    assert "--period" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_function_without_period_says_what_it_needs(functions, capsys):
+    (line,) = ran(capsys, ["verify", f"{functions}pairs", "--cluster", "2x4"], 2).err.splitlines()
+    assert "--period" in line
 
 
 def test_a_hand_written_file_is_written_again_in_the_form_that_the_checker_reads(tmp_path):
     phases = [[{"group": [3, 2], "relaxation": "2/4"}, {"group": [1, 0]}], [{"group": [0, 1, 2, 3]}]]
     strategy = {"kind": "static", "sync": "synchronous", "steps_per_round": [2] * 4, "phases": phases}
-    cluster = {"num_nodes": 2, "workers_per_node": 2}
-    raw = {"format": "partreduce.schedule", "version": 1, "name": "x", "cluster": cluster, "strategy": strategy}
     by_hand, again, certificate = (tmp_path / f"{name}.json" for name in ("by_hand", "again", "certificate"))
-    by_hand.write_text(json.dumps(raw))
+    by_hand.write_text(json.dumps(document(strategy)))
     assert main(["verify", str(by_hand), "--certificate", str(certificate), "--export", str(again)]) == 0
     assert load_schedule(again) != load_schedule(by_hand), "it carries its certificate"
     assert schedule_sha256(load_schedule(again)) == schedule_sha256(load_schedule(by_hand))
@@ -131,19 +122,17 @@ def test_what_a_proof_comes_to_says_nothing_where_nothing_is_drawn_together():
 PARTED = " never average with "
 
 
-def kept(gap):
-    return Schedule(
-        "kept", Cluster.regular(16, 1), NeighborAveraging(rounds=(METHODS["metropolis"](ring_based(16)),), sync=gap)
-    )
+def with_gap(**gap):
+    graph = METHODS["metropolis"](ring_based(16))
+    return Schedule("s", Cluster.regular(16, 1), NeighborAveraging(rounds=(graph,), sync=IterationGap(max_ig=4, **gap)))
 
 
 def backup():
-    return kept(IterationGap(max_ig=4, backup=1))
+    return with_gap(backup=1)
 
 
 def groups():
-    phases = GroupPhases((Phase.from_groups(5, [(0, 1), (2, 3, 4)]),))
-    return Schedule("apart", Cluster.regular(5, 1), StaticGroups(phases=phases))
+    return of_groups("apart", Cluster.regular(5, 1), [(0, 1), (2, 3, 4)])
 
 
 def graph():
@@ -166,7 +155,7 @@ def test_the_first_line_names_the_sets_that_can_part_and_the_exit_code_is_the_us
     for members in proof.can_part:
         assert "{" + ",".join(map(str, members)) + "}" in said[0]
     assert main(["verify", str(path), "--allow-no-consensus"]) == 0
-    assert capsys.readouterr().out.splitlines() == said, "it is said all the same"
+    assert capsys.readouterr().out.splitlines() == said, "the same lines"
 
 
 @pytest.mark.parametrize(("made", "sets"), [(groups, [[0, 1]]), (graph, [[0, 1], [2, 3]])])
@@ -196,7 +185,7 @@ def test_each_set_of_a_gap_can_do_without_the_other():
 def test_what_is_refuted_and_not_needed_is_not_called_nothing(tmp_path, capsys):
     """Under staleness the mean is not preserved, and all agree."""
     path = tmp_path / "s.json"
-    write_schedule(path, kept(IterationGap(max_ig=4, staleness=5, weights=EdgeWeighting.ITERATION)))
+    write_schedule(path, with_gap(staleness=5, weights=EdgeWeighting.ITERATION))
     said = " ".join(ran(capsys, ["verify", str(path)]).out.split())
     assert said.startswith("PROVED: the models are drawn together. If the program follows its protocol: no deadlock. ")
     assert "Refuted mean-preserved (a property, not needed): " in said

@@ -122,13 +122,13 @@ def weighed_once():
     module, known = import_module("partreduce.planner.plan"), {}
     weigh = module.weigh
 
-    def remembered(job, *arguments):
+    def weigh_once(job, *arguments):
         asked = replace(job, take=None)
         if asked not in known:
             known[asked] = weigh(job, *arguments)
         return known[asked]
 
-    with patch.object(module, "weigh", remembered):
+    with patch.object(module, "weigh", weigh_once):
         yield
     assert len([asked for asked in known if asked.optimizer is None]) == 1, "the others are what-if answers"
 

@@ -34,196 +34,97 @@ def model():
     "topology.conf": "SwitchName=leaf1 Nodes=a\nSwitchName=leaf2 Nodes=b\nSwitchName=top Switches=leaf1,leaf2\n",
 }
 
-QUICK = "--effort quick"
+TABLE = """
+# no or a wrong cluster
+design | write 4x4, 3,3,2 or a cluster file | design 4x4 --list | design 3,3,2 --list | design cluster.yaml --list
+design 4,4x --list | write NODESxWORKERS such as 4x4 | design 4x4 --list | design 3,3,2 --list
+design 1x1 --build allreduce | the smallest cluster has 2 workers | design 1x2 --build allreduce
+design anchor.yaml --list | write the value out | design once.yaml --list
+design twice.yaml --list | keep one of them | design once.yaml --list
+design both.json --list | keep nodes, or num_nodes and workers_per_node | design nodes.json --list |
+  design counts.json --list
+design 2x2 --set uplink=2GB/s | say --set switches=topology.conf, too |
+  design 2x2 --set uplink=2GB/s --set switches=topology.conf --effort quick
+design 2x2 --set nic=5 | a bandwidth needs one, such as 10GB/s or 25Gbit/s |
+  design 2x2 --set nic=10GB/s --effort quick | design 2x2 --set nic=25Gbit/s --effort quick
+# options that exclude one another
+design 4x4 --build allreduce --effort quick | leave one of them out | design 4x4 --build allreduce |
+  design 2x2 --effort quick
+design 4x4 --list --max group=4 | leave one of them out | design 4x4 --list | design 2x2 --max group=4 --effort quick
+design 2x2 --model function.py:model --model-bytes 5MB --effort quick | leave one of them out |
+  design 2x2 --model function.py:model --effort quick | design 2x2 --model-bytes 5MB --effort quick
+design 4x4 --effort wrong | write quick, thorough or a number such as 20 | design 2x2 --effort quick |
+  design 2x2 --effort 2
+design 4x4 --time-limit 0s | give the search some time, such as 30s | design 2x2 --time-limit 30s --effort quick
+design 2x2 --model-bytes 5 | a size needs one, such as 552MB or 2GiB | design 2x2 --model-bytes 552MB --effort quick |
+  design 2x2 --model-bytes 2GiB --effort quick
+# limits
+design 2x2 --model-bytes 5MB --max communication=1us --max period=4 --effort quick |
+  --max communication: expected at least |
+  design 2x2 --model-bytes 5MB --max communication=1s --max period=4 --effort quick
+design 2x2 --model-bytes 5MB --max queues=1B --sync iteration_gap --effort quick | raise it |
+  design 2x2 --model-bytes 5MB --max queues=400MB --sync iteration_gap --effort quick
+design 2x2 --tolerate-failures 3 --build allreduce | expected 1 to 2, got 3 of 4 workers |
+  design 2x2 --tolerate-failures 1 --build allreduce | design 2x2 --tolerate-failures 2 --build allreduce
+# the catalogue
+design 4x4 --build all-reduce | did you mean allreduce? | design 4x4 --build allreduce
+design 1x4 --build local-sgd(evry=2) | did you mean every? | design 1x4 --build local-sgd(every=2)
+design 1x2 --build ring | use allreduce for 2 | design 1x2 --build allreduce
+design 4x1 --build node-then-all | use allreduce(every=4) | design 4x1 --build allreduce(every=4)
+design 4x1 --build pairs-pairs-all | use allreduce(every=3) | design 4x1 --build allreduce(every=3)
+design 1x4 --build regions-diloco | use diloco(every=30) | design 1x4 --build diloco(every=30)
+design 4x1 --build regions-diloco(regions=4) | use diloco(every=30) | design 4x1 --build diloco(every=30)
+design 4x2 --build regions-diloco(regions=3) | give a divisor of the nodes, 2 or more |
+  design 4x2 --build regions-diloco(regions=2)
+design 4x1 --build hierarchy(levels=3x2) | such as 2x2 | design 4x1 --build hierarchy(levels=2x2)
+design 4x2 --build node-digits(radices=3x2) | such as 2,2 | design 4x2 --build node-digits(radices=2x2)
+design 1x4 --build node-digits | use allreduce | design 1x4 --build allreduce
+design 1x4 --build hop-figure-21 | use ring-based for other sizes | design 1x4 --build ring-based
+design 1x6 --build hypercube | the nearest are 4 or 8 | design 1x4 --build hypercube | design 1x8 --build hypercube
+design 1x6 --build de-bruijn(base=2) | use base=6 | design 1x6 --build de-bruijn(base=6)
+design 1x5 --build random-regular(degree=3) | use an even degree such as 4 |
+  design 1x5 --build random-regular(degree=4)
+design 1x6 --build hyper-cuboid(max_group=2) | use max_group=3, or base-k-plus-1 |
+  design 1x6 --build hyper-cuboid(max_group=3) | design 1x6 --build base-k-plus-1
+design 1x6 --build hyper-cuboid(factors=2x4) | use factors ≥ 2 such as 6 | design 1x6 --build hyper-cuboid(factors=6)
+design 1x7 --build torus(shape=2x3) | use ring | design 1x7 --build ring
+# files to read and to write
+design cluster.yaml --build allreduce -o cluster.yaml | name another one to write |
+  design cluster.yaml --build allreduce -o other.json
+design 2x2 --build allreduce -o made/x.json | make it first | mkdir made | design 2x2 --build allreduce -o made/x.json
+verify cluster.yaml | partreduce design cluster.yaml -o schedule.json makes a schedule |
+  design cluster.yaml -o schedule.json --effort quick | verify schedule.json
+verify empty.json | write it again | design 2x2 --build allreduce -o empty.json | verify empty.json
+verify s.json --max-bytes 10B | raise the limit if you trust the file | verify s.json --max-bytes 1MB
+verify s.json --cluster 2x2 | is for FILE.py:NAME; a schedule file says it itself | verify s.json |
+  verify function.py:group_of --cluster 2x2 --period 2
+verify function.py:group_of | needs --cluster and --period | verify function.py:group_of --cluster 2x2 --period 2
+import apart.edgelist -o x.json | add edges until everybody reaches everybody | import together.edgelist -o x.json
+import ring.edgelist --cluster 3x1 -o x.json | name a cluster of 4 | import ring.edgelist --cluster 4x1 -o x.json
+simulate s.json --cluster 4x4 | name a cluster of that shape, or design a schedule for this one |
+  simulate s.json --cluster 2x2 | design 4x4 --build allreduce -o s44.json | simulate s44.json --cluster 4x4
+simulate s.json s42.json | compare schedules of one shape, or simulate each alone | simulate s.json ring.json |
+  simulate s.json | simulate s42.json
+simulate s.json -o x.bmp | written as .png, .svg or .pdf | simulate s.json -o x.png | simulate s.json -o x.svg
+# runs
+run train.py | expected --workers N or --schedule FILE | run --workers 2 train.py | run --schedule two.json train.py
+run train.py --workers 2 | write it before the script | run --workers 2 train.py
+run --workers 2 cluster.yaml | a schedule goes before the script: --schedule cluster.yaml SCRIPT |
+  run --schedule two.json train.py
+run --workers 2 nothing.py | name a Python script | run --workers 2 train.py
+"""
 WAYS = [
-    # no or a wrong cluster
-    (
-        "design",
-        "write 4x4, 3,3,2 or a cluster file",
-        ["design 4x4 --list", "design 3,3,2 --list", "design cluster.yaml --list"],
-    ),
-    ("design 4,4x --list", "write NODESxWORKERS such as 4x4", ["design 4x4 --list", "design 3,3,2 --list"]),
-    ("design 1x1 --build allreduce", "the smallest cluster has 2 workers", ["design 1x2 --build allreduce"]),
-    ("design anchor.yaml --list", "write the value out", ["design once.yaml --list"]),
-    ("design twice.yaml --list", "keep one of them", ["design once.yaml --list"]),
-    (
-        "design both.json --list",
-        "keep nodes, or num_nodes and workers_per_node",
-        ["design nodes.json --list", "design counts.json --list"],
-    ),
-    (
-        "design 2x2 --set uplink=2GB/s",
-        "say --set switches=topology.conf, too",
-        [f"design 2x2 --set uplink=2GB/s --set switches=topology.conf {QUICK}"],
-    ),
-    (
-        "design 2x2 --set nic=5",
-        "a bandwidth needs one, such as 10GB/s or 25Gbit/s",
-        [f"design 2x2 --set nic=10GB/s {QUICK}", f"design 2x2 --set nic=25Gbit/s {QUICK}"],
-    ),
-    # options that exclude one another
-    (
-        f"design 4x4 --build allreduce {QUICK}",
-        "leave one of them out",
-        ["design 4x4 --build allreduce", f"design 2x2 {QUICK}"],
-    ),
-    (
-        "design 4x4 --list --max group=4",
-        "leave one of them out",
-        ["design 4x4 --list", f"design 2x2 --max group=4 {QUICK}"],
-    ),
-    (
-        "design 2x2 --model function.py:model --model-bytes 5MB --effort quick",
-        "leave one of them out",
-        ["design 2x2 --model function.py:model --effort quick", "design 2x2 --model-bytes 5MB --effort quick"],
-    ),
-    (
-        "design 4x4 --effort wrong",
-        "write quick, thorough or a number such as 20",
-        ["design 2x2 --effort quick", "design 2x2 --effort 2"],
-    ),
-    (
-        "design 4x4 --time-limit 0s",
-        "give the search some time, such as 30s",
-        ["design 2x2 --time-limit 30s --effort quick"],
-    ),
-    (
-        "design 2x2 --model-bytes 5",
-        "a size needs one, such as 552MB or 2GiB",
-        [f"design 2x2 --model-bytes 552MB {QUICK}", f"design 2x2 --model-bytes 2GiB {QUICK}"],
-    ),
-    # limits
-    (
-        f"design 2x2 --model-bytes 5MB --max communication=1us --max period=4 {QUICK}",
-        "--max communication: expected at least",
-        [f"design 2x2 --model-bytes 5MB --max communication=1s --max period=4 {QUICK}"],
-    ),
-    (
-        f"design 2x2 --model-bytes 5MB --max queues=1B --sync iteration_gap {QUICK}",
-        "raise it",
-        [f"design 2x2 --model-bytes 5MB --max queues=400MB --sync iteration_gap {QUICK}"],
-    ),
-    (
-        "design 2x2 --tolerate-failures 3 --build allreduce",
-        "expected 1 to 2, got 3 of 4 workers",
-        ["design 2x2 --tolerate-failures 1 --build allreduce", "design 2x2 --tolerate-failures 2 --build allreduce"],
-    ),
-    # the catalogue
-    ("design 4x4 --build all-reduce", "did you mean allreduce?", ["design 4x4 --build allreduce"]),
-    ("design 1x4 --build local-sgd(evry=2)", "did you mean every?", ["design 1x4 --build local-sgd(every=2)"]),
-    ("design 1x2 --build ring", "use allreduce for 2", ["design 1x2 --build allreduce"]),
-    ("design 4x1 --build node-then-all", "use allreduce(every=4)", ["design 4x1 --build allreduce(every=4)"]),
-    ("design 4x1 --build pairs-pairs-all", "use allreduce(every=3)", ["design 4x1 --build allreduce(every=3)"]),
-    ("design 1x4 --build regions-diloco", "use diloco(every=30)", ["design 1x4 --build diloco(every=30)"]),
-    ("design 4x1 --build regions-diloco(regions=4)", "use diloco(every=30)", ["design 4x1 --build diloco(every=30)"]),
-    (
-        "design 4x2 --build regions-diloco(regions=3)",
-        "give a divisor of the nodes, 2 or more",
-        ["design 4x2 --build regions-diloco(regions=2)"],
-    ),
-    ("design 4x1 --build hierarchy(levels=3x2)", "such as 2x2", ["design 4x1 --build hierarchy(levels=2x2)"]),
-    ("design 4x2 --build node-digits(radices=3x2)", "such as 2,2", ["design 4x2 --build node-digits(radices=2x2)"]),
-    ("design 1x4 --build node-digits", "use allreduce", ["design 1x4 --build allreduce"]),
-    ("design 1x4 --build hop-figure-21", "use ring-based for other sizes", ["design 1x4 --build ring-based"]),
-    (
-        "design 1x6 --build hypercube",
-        "the nearest are 4 or 8",
-        ["design 1x4 --build hypercube", "design 1x8 --build hypercube"],
-    ),
-    ("design 1x6 --build de-bruijn(base=2)", "use base=6", ["design 1x6 --build de-bruijn(base=6)"]),
-    (
-        "design 1x5 --build random-regular(degree=3)",
-        "use an even degree such as 4",
-        ["design 1x5 --build random-regular(degree=4)"],
-    ),
-    (
-        "design 1x6 --build hyper-cuboid(max_group=2)",
-        "use max_group=3, or base-k-plus-1",
-        ["design 1x6 --build hyper-cuboid(max_group=3)", "design 1x6 --build base-k-plus-1"],
-    ),
-    (
-        "design 1x6 --build hyper-cuboid(factors=2x4)",
-        "use factors ≥ 2 such as 6",
-        ["design 1x6 --build hyper-cuboid(factors=6)"],
-    ),
-    ("design 1x7 --build torus(shape=2x3)", "use ring", ["design 1x7 --build ring"]),
-    # files to read and to write
-    (
-        "design cluster.yaml --build allreduce -o cluster.yaml",
-        "name another one to write",
-        ["design cluster.yaml --build allreduce -o other.json"],
-    ),
-    (
-        "design 2x2 --build allreduce -o made/x.json",
-        "make it first",
-        ["mkdir made", "design 2x2 --build allreduce -o made/x.json"],
-    ),
-    (
-        "verify cluster.yaml",
-        "partreduce design cluster.yaml -o schedule.json makes a schedule",
-        [f"design cluster.yaml -o schedule.json {QUICK}", "verify schedule.json"],
-    ),
-    ("verify empty.json", "write it again", ["design 2x2 --build allreduce -o empty.json", "verify empty.json"]),
-    ("verify s.json --max-bytes 10B", "raise the limit if you trust the file", ["verify s.json --max-bytes 1MB"]),
-    (
-        "verify s.json --cluster 2x2",
-        "is for FILE.py:NAME; a schedule file says it itself",
-        ["verify s.json", "verify function.py:group_of --cluster 2x2 --period 2"],
-    ),
-    (
-        "verify function.py:group_of",
-        "needs --cluster and --period",
-        ["verify function.py:group_of --cluster 2x2 --period 2"],
-    ),
-    (
-        "import apart.edgelist -o x.json",
-        "add edges until everybody reaches everybody",
-        ["import together.edgelist -o x.json"],
-    ),
-    (
-        "import ring.edgelist --cluster 3x1 -o x.json",
-        "name a cluster of 4",
-        ["import ring.edgelist --cluster 4x1 -o x.json"],
-    ),
-    (
-        "simulate s.json --cluster 4x4",
-        "name a cluster of that shape, or design a schedule for this one",
-        [
-            "simulate s.json --cluster 2x2",
-            "design 4x4 --build allreduce -o s44.json",
-            "simulate s44.json --cluster 4x4",
-        ],
-    ),
-    (
-        "simulate s.json s42.json",
-        "compare schedules of one shape, or simulate each alone",
-        ["simulate s.json ring.json", "simulate s.json", "simulate s42.json"],
-    ),
-    (
-        "simulate s.json -o x.bmp",
-        "written as .png, .svg or .pdf",
-        ["simulate s.json -o x.png", "simulate s.json -o x.svg"],
-    ),
-    # runs
-    (
-        "run train.py",
-        "expected --workers N or --schedule FILE",
-        ["run --workers 2 train.py", "run --schedule two.json train.py"],
-    ),
-    ("run train.py --workers 2", "write it before the script", ["run --workers 2 train.py"]),
-    (
-        "run --workers 2 cluster.yaml",
-        "a schedule goes before the script: --schedule cluster.yaml SCRIPT",
-        ["run --schedule two.json train.py"],
-    ),
-    ("run --workers 2 nothing.py", "name a Python script", ["run --workers 2 train.py"]),
+    [part.strip() for part in way.split(" | ")]
+    for way in TABLE.replace("|\n ", "| ").strip().splitlines()
+    if not way.startswith("#")
 ]
+"""A wrong command, words of its message, and the commands that do what these words say."""
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def files(tmp_path_factory):
     """The files, and schedules of the command itself."""
-    folder = tmp_path_factory.mktemp("made")
+    folder = tmp_path_factory.mktemp("files")
     for name, text in FILES.items():
         (folder / name).write_text(text, encoding="utf-8")
     for name, cluster, using in (
@@ -237,16 +138,17 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def folder(made, tmp_path, monkeypatch):
-    """A folder of the test's own with all of them, in which commands run."""
-    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+def folder(files, tmp_path, monkeypatch):
+    """A fresh folder with all of them, in which commands run."""
+    shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     return tmp_path
 
 
-@pytest.mark.parametrize(("wrong", "says", "right"), WAYS, ids=[wrong for wrong, _, _ in WAYS])
-def test_doing_what_the_message_says_works(folder, capfd, wrong, says, right):
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way[0])
+def test_doing_what_the_message_says_works(folder, capfd, way):
+    wrong, says, *right = way
     capfd.readouterr()
     code, text = main(shlex.split(wrong)), capfd.readouterr().err
     assert code not in (0, 70)
@@ -268,4 +170,4 @@ def test_a_quorum_is_recommended_where_the_best_plain_alternative_has_none(capfd
 
 def test_there_are_enough_of_them():
     assert len(WAYS) >= 40
-    assert all(right for _, _, right in WAYS)
+    assert all(len(way) >= 3 for way in WAYS)

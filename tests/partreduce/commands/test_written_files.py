@@ -1,4 +1,4 @@
-"""Files are written by one helper, so that nobody ever reads half of one."""
+"""Files are written by one helper, so that no reader finds half of one."""
 
 import ast
 import os
@@ -16,7 +16,7 @@ from partreduce.topo.document.writer import write_file
 ROOT = Path(partreduce.__file__).parent.parent
 PACKAGES = sorted(path for path in (ROOT / "partreduce").iterdir() if path.name != "runtime")
 PLACES = [*PACKAGES, ROOT / "partreduce" / "runtime" / "profile"]
-"""The rest of the run-time writes sockets, pipes, keys and logs in ways of its own."""
+"""The rest of the run-time writes sockets, pipes, keys and logs in other ways."""
 ALLOWED = {
     "partreduce/topo/document/writer.py": "the helper itself",
     "partreduce/__main__.py": "a fresh file for a traceback, and the null device",

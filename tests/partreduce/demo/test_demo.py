@@ -108,6 +108,6 @@ def test_turns_begin_with_another_schedule_each_time_and_differ_in_seconds_alone
             ]
             for turn in (0, 1)
         ]
-        assert losses[0] == losses[1], "what is said of all turns holds of each"
+        assert losses[0] == losses[1], "what holds of all turns holds of each"
         assert result.seconds.shape == (2, 1)
         assert not np.array_equal(result.seconds[0], result.seconds[1])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.command_runs import ran
-from helpers.jobs import jobs
+from helpers.jobs import HARDWARE, jobs, with_links
 from helpers.refusals import refused
 from partreduce import Cluster, Data, Hardware, Limits, Link, Objective, load_schedule
 from partreduce.__main__ import main
@@ -35,8 +35,6 @@ from partreduce.strategies import AllReduceAlgorithm, Codec, CodecScope, Gradien
 from partreduce.topo.strategies.axes import SYNCHRONOUS
 from partreduce.types import CodecSeconds, Delay
 
-LINKS = {"inside": Link.of_bandwidth(10e9), "nic": Link.of_bandwidth(5e9)}
-HARDWARE = Hardware(**LINKS, model_bytes=552_000_000, compute=0.05)
 SLOW = replace(HARDWARE, slowdown=((1, 1.7), (4, 1.2)), node_nic=((0, Link.of_bandwidth(2e9)),))
 job = jobs("4x4", HARDWARE, effort=1.0, time_limit=3600.0)
 
@@ -59,18 +57,32 @@ def test_the_best_setting_is_the_best_of_all_of_them_measured_one_by_one(name, h
         assert least == pytest.approx(min(preference(option.costs, objective) for option in everything))
 
 
-def test_every_option_is_what_its_file_says():
-    asked = job("2x2", replace(SLOW, slowdown=((1, 2.0),)), data=Data.PER_NODE)
-    for option in competitors(asked):
-        again = measure(option.schedule, asked, algorithm=option.schedule.strategy.transport.algorithm)
-        assert option.algorithm is option.schedule.strategy.transport.algorithm
-        assert option.late is option.schedule.strategy.is_delayed
+THIN = Hardware(
+    inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(5e6, 1e-4), model_bytes=2_192_296, compute=0.16
+)  # the lab at 40 Mbit/s
+FAST = with_links(50e9, 50e9, model_bytes=100_000_000, compute=0.05)
+
+
+@pytest.mark.parametrize("asked", [
+    job("2x2", replace(SLOW, slowdown=((1, 2.0),)), data=Data.PER_NODE), job("2x2", THIN, codec=None),
+], ids=["slow workers", "codecs"])  # fmt: skip
+def test_every_option_is_what_its_file_says_and_may_run(asked):
+    options = competitors(asked)
+    assert {option.transport.codec for option in options} >= {Codec.NONE} | {Codec.INT8} & set(asked.codecs)
+    assert {option.delay for option in options} == set(Delay)
+    for option in options:
+        strategy = option.schedule.strategy
+        strategy.check(option.schedule.cluster)
+        again = measure(option.schedule, asked, algorithm=option.algorithm)
+        assert option.algorithm is strategy.transport.algorithm
+        assert option.late is strategy.is_delayed
         for one, other in ((option.costs, again.costs), (option, again)):
             for field in ("communication", "step_seconds", "steps_ratio"):
                 assert getattr(one, field) == pytest.approx(getattr(other, field), abs=1e-12), option.name
         assert option.costs.drift == pytest.approx(again.costs.drift, abs=1e-9)
         assert option.nic_bytes == pytest.approx(again.nic_bytes)
         assert option.waiting == pytest.approx(again.waiting, abs=1e-9)
+        assert (str(option.transport.codec) in option.name) is (option.transport.codec is not Codec.NONE)
 
 
 def test_restrictions_hold_for_every_candidate_and_baselines_stay():
@@ -122,28 +134,8 @@ def test_seconds_of_many_settings_are_those_of_each(hardware, name):
 # Gradients that come late, and codecs: what the planner makes of them, and when it says that they do not pay
 
 
-THIN = Hardware(
-    inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(5e6, 1e-4), model_bytes=2_192_296, compute=0.16
-)  # the lab at 40 Mbit/s
-FAST = Hardware(inside=Link.of_bandwidth(50e9), nic=Link.of_bandwidth(50e9), model_bytes=100_000_000, compute=0.05)
-
-
-def thin_job(hardware=THIN, cluster="4x4", **options):
-    return job(cluster, hardware, **options)
-
-
-def test_every_coded_option_is_what_its_file_says_and_may_run():
-    asked = thin_job(codec=None, cluster="2x2")
-    options = competitors(asked)
-    assert {option.transport.codec for option in options} >= {Codec.NONE, Codec.INT8}
-    assert {option.delay for option in options} == set(Delay)
-    for option in options:
-        option.schedule.strategy.check(option.schedule.cluster)
-        again = measure(option.schedule, asked, algorithm=option.algorithm)
-        for one, other in ((option.costs, again.costs), (option, again)):
-            for field in ("communication", "step_seconds", "steps_ratio"):
-                assert getattr(one, field) == pytest.approx(getattr(other, field), abs=1e-12), option.name
-        assert (str(option.transport.codec) in option.name) is (option.transport.codec is not Codec.NONE)
+def thin_job(hardware=THIN, **options):
+    return job("4x4", hardware, **options)
 
 
 @pytest.fixture(scope="module")
@@ -152,14 +144,18 @@ def plain():
 
 
 @pytest.fixture(scope="module")
-def coded():
+def with_codecs():
     return competitors(thin_job(codec=None))
 
 
-def test_nothing_is_rounded_unless_somebody_allows_it_nor_by_a_strategy_that_refuses(plain, coded):
+@pytest.fixture(scope="module")
+def on_fast_links():
+    return competitors(thin_job(FAST), until=0.0)
+
+
+def test_nothing_is_rounded_unless_the_job_allows_it_nor_by_a_strategy_that_cannot(plain, with_codecs):
     assert {option.transport.codec for option in plain} == {Codec.NONE}
-    options = coded
-    refusing = [o for o in options if o.schedule.strategy.codec_unsupported_reason(o.schedule.cluster)]
+    refusing = [o for o in with_codecs if o.schedule.strategy.codec_unsupported_reason(o.schedule.cluster)]
     assert refusing
     assert {option.transport.codec for option in refusing} == {Codec.NONE}
 
@@ -180,18 +176,12 @@ def test_of_all_ways_the_finest_is_taken_that_no_coarser_one_beats_by_enough(see
             if not late.suits(replace(schedule.strategy, steps_per_round=steps_per_round)):
                 continue
             known = {}
+            timed = with_timing(schedule, late.sync, steps_per_round)
             for algorithm, codec in product((AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL), asked.codecs):
-                for where in (
-                    CodecScope
-                    if algorithm is AllReduceAlgorithm.HIERARCHICAL and codec is not Codec.NONE
-                    else [CodecScope.ALL]
-                ):
+                has_stages = algorithm is AllReduceAlgorithm.HIERARCHICAL and codec is not Codec.NONE
+                for where in CodecScope if has_stages else [CodecScope.ALL]:
                     transport = Transport(algorithm=algorithm, codec=codec, where=where)
-                    option = measure(
-                        traveling(with_timing(schedule, late.sync, steps_per_round), transport),
-                        asked,
-                        algorithm=algorithm,
-                    )
+                    option = measure(traveling(timed, transport), asked, algorithm=algorithm)
                     merit = option.time if objective is Objective.BALANCED else option.communication
                     known[codec] = min(known.get(codec, math.inf), merit)
             setting = Setting(late, steps_per_round)
@@ -204,8 +194,8 @@ def test_of_all_ways_the_finest_is_taken_that_no_coarser_one_beats_by_enough(see
             assert all(known[codec] * part > best for codec in finer)
 
 
-def test_on_a_thin_wire_a_codec_is_recommended_and_all_reduce_may_have_it_too(plain, coded):
-    asked, options = thin_job(codec=None), coded
+def test_on_a_thin_wire_a_codec_is_recommended_and_all_reduce_may_have_it_too(plain, with_codecs):
+    asked, options = thin_job(codec=None), with_codecs
     chosen = recommend(options, asked)
     assert chosen.transport.codec is not Codec.NONE
     assert chosen.time < recommend(plain, thin_job()).time
@@ -236,7 +226,7 @@ def test_on_a_fast_wire_no_codec_is_recommended_and_the_answer_says_why():
     assert f"would cost {coding * 1e3:.4g} ms for coding and save {saved * 1e3:.4g} ms of wire per step" in said
 
 
-def test_where_nobody_allowed_a_codec_the_answer_says_what_it_would_gain_if_that_is_much():
+def test_where_no_codec_is_allowed_the_answer_says_what_it_would_gain_if_that_is_much(on_fast_links):
     thinner = replace(THIN, nic=Link.of_bandwidth(1e6, 1e-4))
     asked = thin_job(thinner)
     options = competitors(asked, until=0.0)
@@ -248,8 +238,8 @@ def test_where_nobody_allowed_a_codec_the_answer_says_what_it_would_gain_if_that
     best = min(option.time for option in competitors(allowed, until=0.0))
     assert 1.05 < factor <= chosen.time / best + 0.005, "what it says is there"
     quick = thin_job(FAST)
-    fast = competitors(quick, until=0.0)
-    assert not any("--codec" in sentence for sentence in late_and_small(recommend(fast, quick), fast, quick))
+    chosen = recommend(on_fast_links, quick)
+    assert not any("--codec" in sentence for sentence in late_and_small(chosen, on_fast_links, quick))
 
 
 def test_a_pipeline_hides_communication_at_a_price_and_beyond_its_limit_it_is_left_out():
@@ -277,9 +267,8 @@ def test_a_pipeline_hides_communication_at_a_price_and_beyond_its_limit_it_is_le
     refused(InputError, r"curvature: is 2.5; .* lies between 0 and 2", thin_job, even, curvature=2.5)
 
 
-def test_where_communication_is_little_the_answer_says_that_a_pipeline_does_not_pay():
-    asked = thin_job(FAST)
-    options = competitors(asked, until=0.0)
+def test_where_communication_is_little_the_answer_says_that_a_pipeline_does_not_pay(on_fast_links):
+    asked, options = thin_job(FAST), on_fast_links
     (said,) = (one for one in late_and_small(recommend(options, asked), options, asked) if "pipeline" in one)
     assert said.endswith("it does not pay")
     assert "would hide 3 ms of All-Reduce's 53 ms per step (6%)" in said
@@ -305,15 +294,14 @@ def test_only_pipelines_where_only_they_are_asked_for():
 
 def test_layers_are_sent_one_by_one_where_the_hardware_says_which_there_are(plain):
     layered = thin_job(replace(THIN, layers=4, nic=Link.of_bandwidth(25e6)), sync=Delay.SYNCHRONOUS)
-    gradient_buckets = {
+    found = {
         o.transport.gradient_buckets: o
         for o in competitors(layered, until=0.0)
         if o.is_plain and o.steps_per_round == 1 and o.transport != Transport()
     }
-    assert (
-        gradient_buckets[GradientBuckets.PER_LAYER].step_seconds < gradient_buckets[GradientBuckets.SINGLE].step_seconds
-    )
-    assert gradient_buckets[GradientBuckets.PER_LAYER].name.endswith("by layers")
+    by_layers = found[GradientBuckets.PER_LAYER]
+    assert by_layers.step_seconds < found[GradientBuckets.SINGLE].step_seconds
+    assert by_layers.name.endswith("by layers")
     assert {o.transport.gradient_buckets for o in plain} == {GradientBuckets.SINGLE}
 
 
@@ -352,8 +340,8 @@ def test_reasons_name_what_comes_late_and_the_usual_all_reduce():
     assert "what other schedules' steps are counted against" not in said
 
 
-def test_the_fastest_is_taken_where_it_is_asked_for(coded):
+def test_the_fastest_is_taken_where_it_is_asked_for(with_codecs):
     simple, fast = thin_job(codec=None), thin_job(codec=None, fastest=True)
-    least = min(option.time for option in coded)
-    assert recommend(coded, fast).time == pytest.approx(least)
-    assert recommend(coded, simple).time > least
+    least = min(option.time for option in with_codecs)
+    assert recommend(with_codecs, fast).time == pytest.approx(least)
+    assert recommend(with_codecs, simple).time > least

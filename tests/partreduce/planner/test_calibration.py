@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from helpers.jobs import jobs
+from helpers.jobs import jobs, with_links
 from helpers.refusals import refused
-from partreduce import Cluster, Data, Hardware, Link, PlanRequest, Schedule
+from partreduce import Cluster, Data, PlanRequest, Schedule
 from partreduce.errors import InputError
 from partreduce.planner.calibration import (
     calibrate,
@@ -47,7 +47,7 @@ def curve(schedule, seed, steps_ratio, rng, noise):
     return Curve(schedule, seed, 3, tuple(losses.tolist()))
 
 
-def simulated(a, late, *, c=0.0, averaging=0.0, later=0.0, data="shuffled", seeds=4, rng=0):
+def simulate_pilot(a, late, *, c=0.0, averaging=0.0, later=0.0, data="shuffled", seeds=4, rng=0):
     """A pilot of a job whose prices are known; every point of every curve is off by 3 %, every steps ratio by 1 %."""
     draw = np.random.default_rng(rng)
     compared = [reference(CLUSTER), *probes(CLUSTER, steps=60, data=data)]
@@ -65,13 +65,9 @@ def simulated(a, late, *, c=0.0, averaging=0.0, later=0.0, data="shuffled", seed
 @pytest.mark.parametrize("steps_ratio", [0.8, 1.0, 1.05, 1.5, 4.0])
 def test_a_stretched_curve_is_recognized(steps_ratio):
     rng, schedule = np.random.default_rng(1), reference(CLUSTER)
-    base = curve(schedule, 0, 1.0, rng, 0.0).losses
-    assert steps_ratio_between(curve(schedule, 0, steps_ratio, rng, 0.0).losses, base) == pytest.approx(
-        steps_ratio, rel=0.02
-    )
-    # Losses below 0 have no logarithm; a shift of both curves changes nothing else.
-    lowered = [loss - 1 for loss in curve(schedule, 0, steps_ratio, rng, 0.0).losses]
-    assert steps_ratio_between(lowered, [loss - 1 for loss in base]) == pytest.approx(steps_ratio, rel=0.02)
+    base, other = (np.array(curve(schedule, 0, ratio, rng, 0.0).losses) for ratio in (1.0, steps_ratio))
+    for lowered in (0, 1):  # losses below 0 have no logarithm; a shift of both curves changes nothing else
+        assert steps_ratio_between(other - lowered, base - lowered) == pytest.approx(steps_ratio, rel=0.02)
 
 
 def test_a_curve_lies_on_itself():
@@ -82,7 +78,7 @@ def test_a_curve_lies_on_itself():
 def test_intervals_cover_the_known_prices_as_often_as_they_say():
     """Forty pilots of one job: a 90 % interval misses 4 of them on average, and 8 or more once in 25 times."""
     a, late = 0.03, 0.08
-    pilots = [simulated(a, late, rng=rng).prices for rng in range(40)]
+    pilots = [simulate_pilot(a, late, rng=rng).prices for rng in range(40)]
     within = [
         sum(p.consensus_distance.low <= a <= p.consensus_distance.high for p in pilots),
         sum(p.late.low <= late <= p.late.high for p in pilots),
@@ -95,7 +91,7 @@ def test_intervals_cover_the_known_prices_as_often_as_they_say():
 
 def test_the_interval_of_a_price_of_nothing_begins_at_nothing():
     """It is one-sided then: 19 of 20 intervals begin at 0."""
-    pilots = [simulated(0.0, 0.0, rng=rng).prices for rng in range(10)]
+    pilots = [simulate_pilot(0.0, 0.0, rng=rng).prices for rng in range(10)]
     assert sum(p.consensus_distance.low == 0 for p in pilots) >= 8
     assert sum(p.late.low == 0 for p in pilots) >= 8
     assert all(0 <= p.consensus_distance.value <= p.consensus_distance.high < 0.01 for p in pilots)
@@ -103,7 +99,7 @@ def test_the_interval_of_a_price_of_nothing_begins_at_nothing():
 
 def test_what_it_costs_to_average_parameters_at_all_is_found_and_is_no_price_of_distance():
     """As under Adam, whose second moments are of single workers' gradients then."""
-    pilot = simulated(0.02, 0.0, averaging=0.6)
+    pilot = simulate_pilot(0.02, 0.0, averaging=0.6)
     prices = pilot.prices
     assert prices.averaging.value == pytest.approx(0.6, abs=0.1)
     assert prices.consensus_distance.value < 0.06
@@ -114,7 +110,7 @@ def test_what_it_costs_to_average_parameters_at_all_is_found_and_is_no_price_of_
 
 def test_delay_that_costs_in_long_rounds_only_is_not_priced_in_short_ones():
     """As under momentum: at one step a round it costs nothing."""
-    pilot = simulated(0.02, 0.0, later=0.1)
+    pilot = simulate_pilot(0.02, 0.0, later=0.1)
     model = steps_model(pilot)
     for schedule in probes(CLUSTER, steps=60, data="shuffled"):
         late = late_distance(schedule)
@@ -122,18 +118,21 @@ def test_delay_that_costs_in_long_rounds_only_is_not_priced_in_short_ones():
         assert model.steps_ratio(float(consensus_distance(schedule)), 0.0, late=late) == pytest.approx(true, rel=0.1)
 
 
+def probe(distance, late, *steps_ratios):
+    steps_ratios *= 1 if len(steps_ratios) > 1 else 2
+    metrics = {"consensus_distance": distance, "drift": 0.0, "late": late}
+    return Probe(schedule=str(distance), steps_ratios=steps_ratios, **metrics)
+
+
 def test_too_few_probes_leave_prices_out_instead_of_guessing_them():
-    rows = [
-        Probe(schedule=str(d), consensus_distance=d, drift=0.0, late=late, steps_ratios=(1 + 0.1 * d, 1 + 0.1 * d))
-        for d, late in ((1.0, 0.0), (2.0, 0.0), (3.0, 3.0))
-    ]
+    rows = [probe(d, late, 1 + 0.1 * d) for d, late in ((1.0, 0.0), (2.0, 0.0), (3.0, 3.0))]
     prices = fit_prices(rows, data="shuffled")
     assert prices.averaging is None
     assert prices.later is None
 
 
 def test_the_price_of_drift_is_found_where_data_differ():
-    pilot = simulated(0.02, 0.1, c=0.4, data="per-worker", seeds=6)
+    pilot = simulate_pilot(0.02, 0.1, c=0.4, data="per-worker", seeds=6)
     assert pilot.prices.drift.value == pytest.approx(0.4, rel=0.15)
     model = steps_model(pilot)
     unseen = ring_pairs(CLUSTER, 2, late=True)
@@ -166,7 +165,7 @@ def test_an_unstable_probe_removes_its_class_and_the_pilot_goes_on():
     assert math.isfinite(model.steps_ratio(1.0, 0.0, late=1.0)), "who asks for it gets it"
 
 
-def test_a_pilot_that_bears_no_delay_at_all_keeps_the_shipped_price_of_it():
+def test_a_pilot_that_allows_no_delay_at_all_keeps_the_shipped_price_of_it():
     pilot = diverging(lambda schedule: schedule.strategy.is_delayed)
     assert len(pilot.unstable) == 3
     assert pilot.prices.late == Price(FITTED.late, 0.0, max(task.late for task in FITTED.tasks))
@@ -182,26 +181,17 @@ def test_beyond_an_unstable_round_nothing_is_recommended():
 
 def test_what_no_price_explains_shows_in_the_error():
     """One probe costs half as much again as its metrics say: left out of the fit it is missed by a third."""
-    rows = [
-        Probe(
-            schedule=str(d), consensus_distance=d, drift=0.0, late=late, steps_ratios=(1 + 0.05 * d + 0.1 * late,) * 2
-        )
-        for d, late in ((1.0, False), (2.0, False), (4.0, False), (1.0, True), (3.0, True))
-    ]
+    known = ((1.0, False), (2.0, False), (4.0, False), (1.0, True), (3.0, True))
+    rows = [probe(d, late, 1 + 0.05 * d + 0.1 * late) for d, late in known]
     assert fit_prices(rows, data="shuffled").error < 1e-9
     odd = replace(rows[1], steps_ratios=(1.65, 1.65))
     assert fit_prices([rows[0], odd, *rows[2:]], data="shuffled").error == pytest.approx(1 / 3, abs=0.05)
 
 
-@pytest.mark.parametrize(("probe", "message"), [
-    ([(1.0, False), (2.0, False)], "do not tell the prices apart"),
-    ([(1.0, True), (1.0, True)], "do not tell the prices apart"),
-])  # fmt: skip
-def test_schedules_that_cannot_tell_prices_apart_are_refused(probe, message):
-    rows = [
-        Probe(schedule=f"{d}", consensus_distance=d, drift=0.0, late=late, steps_ratios=(1.1, 1.2)) for d, late in probe
-    ]
-    refused(InputError, message, fit_prices, rows, data="shuffled")
+@pytest.mark.parametrize("probes", [[(1.0, False), (2.0, False)], [(1.0, True), (1.0, True)]])
+def test_schedules_that_cannot_tell_prices_apart_are_refused(probes):
+    rows = [probe(d, late, 1.1, 1.2) for d, late in probes]
+    refused(InputError, "do not tell the prices apart", fit_prices, rows, data="shuffled")
 
 
 def test_a_job_that_does_not_learn_is_refused():
@@ -242,12 +232,9 @@ PRICED = Pilot(
     steps=60,
     seeds=(0, 1),
     prices=Prices(consensus_distance=Price(0.5, 0.4, 0.6), late=Price(2.0, 1.9, 2.1), drift=None, error=0.07),
-    probes=tuple(
-        Probe(schedule=name, consensus_distance=d, drift=0.0, late=late, steps_ratios=(1 + 0.5 * d + 2 * late,) * 2)
-        for name, d, late in (("a", 1.0, False), ("b", 2.0, True))
-    ),
+    probes=tuple(probe(d, late, 1 + 0.5 * d + 2 * late) for d, late in ((1.0, False), (2.0, True))),
 )
-HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(1e9), model_bytes=100_000_000, compute=0.05)
+HARDWARE = with_links(10e9, 1e9, model_bytes=100_000_000, compute=0.05)
 job = jobs("2x4", HARDWARE, effort=0.5, time_limit=3600.0)
 
 
@@ -318,7 +305,7 @@ def test_the_answer_says_what_a_pilot_cost_and_what_it_changed():
 
 
 SHAPE = Cluster.parse("2x4")
-SLOW = Hardware(inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(3e7), model_bytes=2_000_000, compute=0.05)
+SLOW = with_links(1e9, 3e7, model_bytes=2_000_000, compute=0.05)
 JOB = PlanRequest(cluster=replace(SHAPE, hardware=SLOW), effort=0.2, time_limit=3600.0)
 STEPS = 60
 
@@ -333,15 +320,22 @@ def train(schedules, steps_ratio):
     for schedule in schedules:
         for seed in range(2):
             ratio = steps_ratio(schedule) * (1 + 0.01 * seed * (not schedule.strategy.averages_gradients))
-            at = 3.0 * np.arange(21) / ratio
-            losses = [math.nan] * 21 if math.isinf(ratio) else (0.08 + 2.2 / (1 + (at / 14) ** 2)).tolist()
-            found.append(Curve(schedule, seed, 3, (2.28, *losses[1:])))
+            losses = loss_at(3.0 * np.arange(POINTS) / ratio) + (math.nan if math.isinf(ratio) else 0)
+            found.append(Curve(schedule, seed, 3, (2.28, *losses[1:].tolist())))
     return found
+
+
+COMPARED = [reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")]
+KNOWN = {trained_sha256(one) for one in COMPARED}
+
+
+def pilot_of(curves, steps=STEPS, **options):
+    return calibrate(curves, data="shuffled", steps=steps, **options)
 
 
 def run_off(steps_ratio):
     given, curves = RunOff(JOB, steps=STEPS), list[Curve]()
-    compared = [reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")]
+    compared = COMPARED
     while compared:
         curves += train(compared, steps_ratio)
         compared = given.next(curves)
@@ -359,10 +353,9 @@ def test_where_prices_hold_the_run_off_changes_nothing_and_its_winner_ran():
 
 def test_what_takes_more_steps_than_its_price_says_is_not_recommended_after_it_ran():
     """Probes are as cheap as their distances say; whatever else averages parameters takes eight times the steps."""
-    known = {trained_sha256(one) for one in [reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")]}
 
     def steps_ratio(schedule):
-        return by_distance(schedule) * (1 if trained_sha256(schedule) in known else 8)
+        return by_distance(schedule) * (1 if trained_sha256(schedule) in KNOWN else 8)
 
     given, _ = run_off(steps_ratio)
     first = given.plans[0].recommendation
@@ -372,8 +365,7 @@ def test_what_takes_more_steps_than_its_price_says_is_not_recommended_after_it_r
 
 
 def test_a_finalist_under_which_the_loss_is_lost_is_not_recommended():
-    known = {trained_sha256(one) for one in [reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")]}
-    given, curves = run_off(lambda schedule: 1.01 if trained_sha256(schedule) in known else math.inf)
+    given, curves = run_off(lambda schedule: 1.01 if trained_sha256(schedule) in KNOWN else math.inf)
     pilot = given.pilot(curves)
     assert {probe.sha256 for probe in pilot.unstable} <= given.finalists
     last = given.plans[-1].recommendation
@@ -382,8 +374,8 @@ def test_a_finalist_under_which_the_loss_is_lost_is_not_recommended():
 
 
 def test_only_what_could_be_faster_and_fits_into_a_run_is_a_finalist():
-    curves = train([reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")], by_distance)
-    job = replace(JOB, pilot=calibrate(curves, data="shuffled", steps=STEPS))
+    curves = train(COMPARED, by_distance)
+    job = replace(JOB, pilot=pilot_of(curves))
     planned = plan(job)
     chosen = planned.recommendation
     found = finalists(chosen, planned.options, job)
@@ -392,16 +384,14 @@ def test_only_what_could_be_faster_and_fits_into_a_run_is_a_finalist():
         assert one is chosen or one.step_seconds < chosen.time
         longest = one.schedule.worker_steps().max()
         assert one.schedule.strategy.averages_gradients or one.schedule.rounds_to_connect() * longest <= STEPS
-    brief = replace(job, pilot=calibrate(curves, data="shuffled", steps=2))
+    brief = replace(job, pilot=pilot_of(curves, steps=2))
     for one in finalists(chosen, planned.options, brief):
         assert one.schedule.rounds_to_connect() * one.schedule.worker_steps().max() <= 2
 
 
 def test_where_a_worker_is_slow_what_gives_it_fewer_steps_runs_too():
-    curves = train([reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")], by_distance)
     hardware = replace(SLOW, slowdown=((3, 4.0),))
-    pilot = calibrate(curves, data="shuffled", steps=STEPS)
-    job = replace(JOB, cluster=replace(SHAPE, hardware=hardware), pilot=pilot)
+    job = replace(JOB, cluster=replace(SHAPE, hardware=hardware), pilot=pilot_of(train(COMPARED, by_distance)))
     planned = plan(job)
     found = finalists(planned.recommendation, planned.options, job)
     assert not isinstance(planned.recommendation.steps_per_round, int), "else this shows nothing"
@@ -410,14 +400,12 @@ def test_where_a_worker_is_slow_what_gives_it_fewer_steps_runs_too():
 
 def test_runs_of_a_pipeline_are_its_own_price_and_nobody_elses():
     pipeline = Schedule("pipeline", SHAPE, AllReduce(sync=Pipeline()))
-    compared = [reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")]
 
     def steps_ratio(schedule):
         return 1.7 if schedule is pipeline else by_distance(schedule)
 
-    without = calibrate(train(compared, steps_ratio), data="shuffled", steps=STEPS)
-    curves = train([*compared, pipeline], steps_ratio)
-    pilot = calibrate(curves, data="shuffled", steps=STEPS, finalists={trained_sha256(pipeline)})
+    without = pilot_of(train(COMPARED, steps_ratio))
+    pilot = pilot_of(train([*COMPARED, pipeline], steps_ratio), finalists={trained_sha256(pipeline)})
     assert pilot.prices == without.prices
     job = replace(JOB, pilot=pilot)
     options = as_ran(plan(replace(job, pilot=without)).options, job)
@@ -426,9 +414,7 @@ def test_runs_of_a_pipeline_are_its_own_price_and_nobody_elses():
 
 
 def test_a_noisy_run_moves_a_prediction_less_than_a_sure_one():
-    compared = [reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")]
-    curves = train(compared, by_distance)
-    pilot = calibrate(curves, data="shuffled", steps=STEPS, finalists={trained_sha256(compared[1])})
+    pilot = pilot_of(train(COMPARED, by_distance), finalists={trained_sha256(COMPARED[1])})
     known = next(probe for probe in pilot.probes if probe.sha256)
     job = replace(JOB, pilot=pilot)
     option = next(one for one in plan(job).options if trained_sha256(one.schedule) == known.sha256)

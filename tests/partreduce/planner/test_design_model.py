@@ -25,7 +25,7 @@ SLOW = Hardware(inside=Link(1e-5, 1e-9), nic=Link(1e-4, 4e-8), model_bytes=1, co
 
 MODEL = """
 import torch
-from beside import ROWS
+from sizes import ROWS
 class Words(torch.nn.Module):
     def __init__(self, sparse=False):
         super().__init__()
@@ -82,7 +82,7 @@ def torn():
 @pytest.fixture
 def place(tmp_path):
     (tmp_path / "model.py").write_text(MODEL)
-    (tmp_path / "beside.py").write_text("ROWS = 20_000\n")
+    (tmp_path / "sizes.py").write_text("ROWS = 20_000\n")
     return f"{tmp_path / 'model.py'}:"
 
 

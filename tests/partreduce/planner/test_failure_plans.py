@@ -40,17 +40,31 @@ HARDWARE = Hardware(nic=Link(2e-5, 2e-10), inside=Link(5e-6, 1e-10), model_bytes
 NODES = StaticGroups(phases=RulePhases((3,), ((Block((0, 1)),), (Block((0, 1), (0,)),))))
 LEADERS = StaticGroups(phases=RulePhases((3,), ((Block((0, 1)),), (Block((0,), (0,)),))))
 """A node whose local rank 0 fails is cut off."""
+LISTED = StaticGroups(
+    phases=GroupPhases((Phase.from_groups(6, [[0, 1, 2], [3, 4, 5]]), Phase.from_groups(6, [[0, 3]])))
+)
+"""Without worker 0 the rest never meets, and there is no rule to apply again."""
+MILLION = build("node-then-all", Cluster.regular(250_000, 4)).strategy
+KEEP, ALL = SurvivorRule.KEEP_GROUPS, SurvivorRule.ALL_REDUCE
 
 
 def job(nodes, size, tolerate_failures, hardware=HARDWARE):
     return PlanRequest(cluster=Cluster.regular(nodes, size, hardware=hardware), tolerate_failures=tolerate_failures)
 
 
-def test_groups_that_still_serve_are_kept_and_all_is_proved():
-    asked = job(3, 2, 2)
-    found = survival(Schedule("nodes", asked.cluster, NODES), asked)
-    assert found.schedule.failure_plan == FailurePlan(SurvivorRule.KEEP_GROUPS, 2)
-    assert found.words == "after the failure of up to 2 workers or of one node survivors keep their groups"
+@pytest.mark.parametrize(("shape", "strategy", "failures", "rule", "words"), [
+    ((3, 2), NODES, 2, KEEP, "after the failure of up to 2 workers or of one node survivors keep their groups"),
+    ((3, 2), LEADERS, 1, ALL, "survivors average all together"),
+    ((2, 3), LISTED, 1, ALL, "survivors average all together"),
+    ((3, 2), AllReduce(), 2, ALL, "survivors continue with All-Reduce"),
+    ((250_000, 4), MILLION, 1, KEEP, "survivors keep their groups"),
+], ids=["nodes", "leaders", "listed", "allreduce", "million"])  # fmt: skip
+def test_groups_that_still_serve_are_kept_else_all_average_and_that_is_proved(shape, strategy, failures, rule, words):
+    asked = job(*shape, failures)
+    found = survival(Schedule("s", asked.cluster, strategy), asked)
+    assert found.schedule.failure_plan == FailurePlan(rule, failures)
+    assert found.words.endswith(words)
+    assert len(schedule_text(found.schedule)) < 2000
     assert prove(found.schedule).verdict is Status.PROVED
 
 
@@ -108,13 +122,6 @@ def test_survivors_of_codecs_and_outer_steps_have_a_round_of_all(options):
     assert prove(found).verdict is Status.PROVED
 
 
-def test_survivors_that_would_be_cut_off_average_all_together():
-    asked = job(3, 2, 1)
-    found = survival(Schedule("leaders", asked.cluster, LEADERS), asked).schedule
-    assert found.failure_plan == FailurePlan(SurvivorRule.ALL_REDUCE, 1)
-    assert prove(found).verdict is Status.PROVED
-
-
 def test_the_first_rule_is_taken_that_is_proved_and_takes_at_most_1_1_times_the_least():
     """Each worker is a node; the groups that are left without one connect the others, but the rule of three is faster.
 
@@ -137,30 +144,6 @@ def test_the_first_rule_is_taken_that_is_proved_and_takes_at_most_1_1_times_the_
     first = next(rule for rule in SurvivorRule if times[rule] <= FACTOR * min(times.values()))
     assert first is not SurvivorRule.KEEP_GROUPS, "else every plan would do"
     assert found.failure_plan == FailurePlan(first, 1)
-
-
-def test_listed_groups_have_no_rule_to_apply_again():
-    asked = job(2, 3, 1)
-    listed = StaticGroups(
-        phases=GroupPhases((Phase.from_groups(6, [[0, 1, 2], [3, 4, 5]]), Phase.from_groups(6, [[0, 3]])))
-    )
-    found = survival(Schedule("listed", asked.cluster, listed), asked).schedule
-    assert found.failure_plan == FailurePlan(SurvivorRule.ALL_REDUCE, 1), "without worker 0 the rest never meets"
-
-
-def test_a_rule_of_a_million_workers_has_a_small_file():
-    asked = job(250_000, 4, 1)
-    found = survival(build("node-then-all", asked.cluster), asked).schedule
-    assert found.failure_plan == FailurePlan(SurvivorRule.KEEP_GROUPS, 1)
-    assert len(schedule_text(found)) < 2000
-    assert prove(found).verdict is Status.PROVED
-
-
-def test_all_reduce_needs_no_groups():
-    asked = job(3, 2, 2)
-    found = survival(Schedule("all", asked.cluster, AllReduce()), asked)
-    assert found.schedule.failure_plan == FailurePlan(SurvivorRule.ALL_REDUCE, 2)
-    assert found.words.endswith("survivors continue with All-Reduce")
 
 
 def test_hardware_of_what_is_left_has_its_new_numbers():

@@ -8,7 +8,8 @@ from statistics import fmean
 
 import pytest
 
-from partreduce import Cluster, Data, Hardware, Link, Objective, PlanRequest, Schedule
+from helpers.jobs import HARDWARE, find_option, with_links
+from partreduce import Cluster, Data, Link, Objective, PlanRequest, Schedule
 from partreduce.planner.job import MOST_DRIFT
 from partreduce.planner.measuring import measure
 from partreduce.planner.options import competitors
@@ -37,7 +38,6 @@ from partreduce.topo.metrics.base import Kind as MetricKind
 from partreduce.topo.strategies.axes import SYNCHRONOUS
 from partreduce.types import Delay, Metric
 
-HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05)
 JOB = PlanRequest(cluster=replace(Cluster.parse("4x4"), hardware=HARDWARE), effort=1.0)
 
 
@@ -52,18 +52,14 @@ def bearing(options):
     return [replace(option, model=replace(option.model, lost=NEVER)) for option in options]
 
 
-def named(options, name):
-    return next(option for option in options if option.name == name)
-
-
 def test_the_interval_holds_both_predictions_errors(options):
-    figure_10, every_step = named(options, "prague-figure-10"), named(options, "allreduce")
+    figure_10, every_step = find_option(options, "prague-figure-10"), find_option(options, "allreduce")
     against = gain(figure_10, every_step, Data.SHUFFLED)
     assert against.ratio == pytest.approx(every_step.time / figure_10.time)
     error = figure_10.steps_ratio_error(Data.SHUFFLED)
     assert against.high / against.ratio == pytest.approx(1 + error), "gradients averaged in every step define 1"
     assert against.low * against.high == pytest.approx(against.ratio**2)
-    twice = gain(figure_10, named(options, "allreduce(every=8) hierarchical"), Data.SHUFFLED)
+    twice = gain(figure_10, find_option(options, "allreduce(every=8) hierarchical"), Data.SHUFFLED)
     assert math.log(twice.high / twice.ratio) == pytest.approx(math.sqrt(2) * math.log(1 + error))
     sampled = gain(replace(figure_10, step_error=0.1), every_step, Data.SHUFFLED)
     assert sampled.high > against.high
@@ -99,10 +95,10 @@ def test_the_least_time_wins_and_simplicity_decides_ties_of_two_per_cent_only(be
     assert plain is not None
     known = [option for option in synchronous(options) if option.is_plain]
 
-    def made(name, faster):
+    def make(name, faster):
         """As faster in every case as its steps are, and communicating more, so that neither is better in everything."""
         return replace(
-            named(options, name),
+            find_option(options, name),
             step_seconds=plain.step_seconds / faster,
             communication=plain.communication * faster,
             steps_ratio=plain.steps_ratio,
@@ -110,17 +106,17 @@ def test_the_least_time_wins_and_simplicity_decides_ties_of_two_per_cent_only(be
         )
 
     few, many = "pairs-pairs-all hierarchical", "pairs-pairs-all(pair_rounds=15) hierarchical"
-    assert least_time([*known, made(few, 1 + 0.9 * LEAST_ERROR)], JOB) is plain, (
+    assert least_time([*known, make(few, 1 + 0.9 * LEAST_ERROR)], JOB) is plain, (
         "another kind wins by more than its error"
     )
-    ahead = made(few, 1 + 1.1 * LEAST_ERROR)
+    ahead = make(few, 1 + 1.1 * LEAST_ERROR)
     assert least_time([*known, ahead], JOB) is ahead, "whatever both are wrong by: they are equally wrong"
     assert not gain(ahead, plain, JOB.data).is_certain
-    better = replace(made(few, 1 + 1.1 * TIE), communication=plain.communication / 2)
+    better = replace(make(few, 1 + 1.1 * TIE), communication=plain.communication / 2)
     assert least_time([*known, better], JOB) is better, "in everything, so at any price"
-    far = made(few, 1.5)
-    assert least_time([*known, far, made(many, 1.5 * (1 + 0.9 * TIE))], JOB) is far, "fewer phases are simpler"
-    further = made(many, 1.5 * (1 + 1.1 * TIE))
+    far = make(few, 1.5)
+    assert least_time([*known, far, make(many, 1.5 * (1 + 0.9 * TIE))], JOB) is far, "fewer phases are simpler"
+    further = make(many, 1.5 * (1 + 1.1 * TIE))
     assert least_time([*known, far, further], JOB) is further
 
 
@@ -152,8 +148,8 @@ def test_what_is_late_has_to_be_fastest_at_a_pessimistic_price_too(bearing):
 def test_what_a_calibrated_task_was_lost_under_has_to_win_at_five_times_its_steps(options):
     asked = replace(JOB, optimizer=Optimizer.MOMENTUM)
     priced = [replace(one, model=asked.steps_model) for one in synchronous(options)]
-    calm = named(priced, "allreduce(every=4) hierarchical")
-    rare = replace(named(priced, "allreduce(every=24) hierarchical"), steps_ratio=calm.steps_ratio)
+    calm = find_option(priced, "allreduce(every=4) hierarchical")
+    rare = replace(find_option(priced, "allreduce(every=24) hierarchical"), steps_ratio=calm.steps_ratio)
     assert rare.may_fail
     assert not calm.may_fail
 
@@ -198,17 +194,17 @@ def test_the_best_of_what_bore_every_task_is_weighed_beside_what_did_not():
 
 
 def test_what_is_coded_has_to_win_though_it_takes_longer_than_predicted(options):
-    plain = named(options, "node-then-all(node_rounds=15) hierarchical")
+    plain = find_option(options, "node-then-all(node_rounds=15) hierarchical")
     transport = replace(plain.transport, codec=Codec.INT8)
     schedule = replace(plain.schedule, strategy=replace(plain.schedule.strategy, transport=transport))
 
-    def coded(part):
+    def with_int8(part):
         return replace(plain, name="coded", schedule=schedule, step_seconds=part * plain.step_seconds)
 
-    assert least_time([plain, coded(0.91)], JOB) is plain
-    assert least_time([plain, won := coded(0.89)], JOB) is won
-    assert recommend([plain, coded(0.95)], replace(JOB, fastest=True)).name == "coded"
-    said = " ".join(reasons(plain, [plain, coded(0.95)], JOB))
+    assert least_time([plain, with_int8(0.91)], JOB) is plain
+    assert least_time([plain, won := with_int8(0.89)], JOB) is won
+    assert recommend([plain, with_int8(0.95)], replace(JOB, fastest=True)).name == "coded"
+    said = " ".join(reasons(plain, [plain, with_int8(0.95)], JOB))
     assert "as fast as it, but steps with int8 took longer in our lab than predicted" in said
     assert "it has to save more than 10%" in said
 
@@ -224,7 +220,7 @@ def test_delay_is_taken_at_its_predicted_price_where_it_is_asked_for(bearing):
 
 
 def test_a_pilot_says_what_delay_costs_at_the_most(options):
-    late = named(options, "allreduce late hierarchical")
+    late = find_option(options, "allreduce late hierarchical")
     tasks = (Prices(late=0.08), Prices(late=0.12))
     measured = replace(
         late, model=replace(late.model, late=0.10, later=0.0, tasks=tasks), late_distance=2.5, steps_ratio=1.13
@@ -241,12 +237,12 @@ def test_an_older_gradient_costs_more_where_it_costs_most(options):
 
 
 def test_less_regret_is_bought_with_no_more_than_a_part_of_the_least_time(options):
-    """What averages in each step would have the least regret on the dearest task, by far at the price of all others."""
+    """What averages in each step would have the least regret on the costliest task, at a high price on all others."""
     asked = replace(JOB, optimizer=Optimizer.SGD)
-    plain = named(options, "allreduce")
+    plain = find_option(options, "allreduce")
     spread = Metric(3.0, MetricKind.ESTIMATE)
     name = "allreduce(every=8) hierarchical"
-    rare = replace(named(options, name), step_seconds=0.5, consensus_distance=spread)
+    rare = replace(find_option(options, name), step_seconds=0.5, consensus_distance=spread)
     rare = replace(rare, steps_ratio=asked.steps_model.steps_ratio(3.0, 0.0), communication=0.01)
     for longer, chosen in ((1 + 0.9 * WORTH, "allreduce"), (1 + 1.1 * WORTH, name)):
         every = replace(plain, step_seconds=longer * rare.time, steps_ratio=1.0)
@@ -274,9 +270,7 @@ def test_on_trained_jobs_what_comes_late_never_cost_more_than_five_per_cent_of_t
 
 def test_sixteen_workers_on_thin_links_average_in_nodes_and_not_late():
     """4 nodes at 40 Mbit/s: All-Reduce every few steps, late, took 1.45 times as long to the loss as node-then-all."""
-    thin = Hardware(
-        inside=Link.of_bandwidth(1e9, 1e-4), nic=Link.of_bandwidth(5e6, 1e-4), model_bytes=2_192_296, compute=0.06
-    )
+    thin = with_links(1e9, 5e6, latency=1e-4, model_bytes=2_192_296, compute=0.06)
     for slowdown in ((), ((0, 5.0),)):
         place = replace(JOB.cluster, hardware=replace(thin, slowdown=slowdown))
         asked = replace(JOB, cluster=place, algorithm=AllReduceAlgorithm.HIERARCHICAL)
@@ -290,7 +284,7 @@ def test_sixteen_workers_on_thin_links_average_in_nodes_and_not_late():
 def test_the_recommendation_is_never_beaten_in_everything(options):
     plain = best_plain(options, JOB)
     equal = replace(plain, communication=plain.communication * (1 + 1e-12))
-    assert unbeaten([equal, plain]) == [equal, plain], "rounding beats nobody"
+    assert unbeaten([equal, plain]) == [equal, plain], "rounding beats no option"
     for objective in Objective:
         chosen = recommend(options, replace(JOB, objective=objective))
         rivals = options
@@ -307,7 +301,7 @@ def test_the_text_says_why_the_fastest_is_not_taken():
     near = replace(fastest, schedule=plain.schedule, step_seconds=1.01 * fastest.step_seconds, communication=0.0)
     said = " ".join(reasons(near, [*options, near], asked))
     assert f"{fastest.name} is predicted to be 1.01 times as fast as it, but within 2% it is chosen because" in said
-    other = named(options, "prague-figure-10")
+    other = find_option(options, "prague-figure-10")
     said = " ".join(reasons(other, options, asked))
     assert "as fast as the best plain alternative" in said
     assert f"{plain.name} is predicted to be {other.time / plain.time:.2f} times as fast as it" in said
@@ -318,7 +312,7 @@ def test_the_text_says_why_the_fastest_is_not_taken():
 
 def test_simple_is_all_reduce_then_few_phases_then_a_short_period(options):
     names = ["allreduce(every=4) hierarchical", "node-digits hierarchical", "pairs-pairs-all hierarchical"]
-    ordered = [simplicity(named(options, name)) for name in [*names, "prague-figure-10"]]
+    ordered = [simplicity(find_option(options, name)) for name in [*names, "prague-figure-10"]]
     assert ordered == sorted(ordered)
     assert ordered[0][0] == 0
 

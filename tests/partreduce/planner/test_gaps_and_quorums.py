@@ -1,4 +1,4 @@
-"""Gaps and quorums as options: which settings answer which slowdown, what they cost, which pays, and what is said."""
+"""Gaps and quorums as options: which settings answer which slowdown, what they cost, which pays, and in which words."""
 
 import itertools
 import json
@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from helpers.command_runs import ran
-from helpers.jobs import jobs
+from helpers.jobs import jobs, with_links
 from helpers.refusals import refused
-from partreduce import Cluster, Data, Hardware, Limits, Link, describe, load_schedule, predict, simulate
+from partreduce import Cluster, Data, Limits, describe, load_schedule, predict, simulate
 from partreduce.__main__ import main
 from partreduce.errors import InputError, UndecidedError
 from partreduce.planner.candidates import KINDS, Slowdown, all_reduce, quorum_settings
@@ -27,13 +27,13 @@ from partreduce.topo.metrics import consensus_distance
 from partreduce.topo.timing.quorum import sample_seconds
 from partreduce.types import Delay, RandomSlowdown
 
-HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=1_000_000, compute=0.05)
+HARDWARE = with_links(10e9, 5e9, model_bytes=1_000_000, compute=0.05)
 LONG_STEPS = RandomSlowdown(6.0)
 SAID = WORDS["iteration_gap"]
 job = jobs("2x4", HARDWARE, effort=20.0)
 
 
-def measured(asked, effort=1.5):
+def try_gaps(asked, effort=1.5):
     kind, pay = KINDS["iteration_gap"], payer(Clock(seconds=1e3, effort=effort), effort)
     candidates = kind.candidates(asked, pay) if kind.weighs(asked) else ()
     return try_all(candidates, asked, pay, in_any_case=bool(asked.gap))
@@ -41,12 +41,12 @@ def measured(asked, effort=1.5):
 
 @pytest.fixture(scope="module")
 def long_steps():
-    return measured(job(disturbance=LONG_STEPS))[0]
+    return try_gaps(job(disturbance=LONG_STEPS))[0]
 
 
 @pytest.fixture(scope="module")
 def slow_worker():
-    return measured(job(hardware=replace(HARDWARE, slowdown=((5, 4.0),))))[0]
+    return try_gaps(job(hardware=replace(HARDWARE, slowdown=((5, 4.0),))))[0]
 
 
 def test_settings_follow_from_the_slowdown():
@@ -129,9 +129,9 @@ def test_the_front_and_the_recommendation_keep_their_laws(long_steps):
 
 
 def test_queues_that_are_too_large_leave_the_smallest_to_be_named():
-    options, _ = measured(job(disturbance=LONG_STEPS, gap=True, max_queues=1.0))
+    options, _ = try_gaps(job(disturbance=LONG_STEPS, gap=True, max_queues=1.0))
     assert len(options) == 1
-    assert not measured(job(disturbance=LONG_STEPS, max_queues=1.0))[0]
+    assert not try_gaps(job(disturbance=LONG_STEPS, max_queues=1.0))[0]
 
 
 def test_the_answer_says_what_a_gap_answers_and_costs(long_steps, slow_worker):
@@ -152,19 +152,19 @@ def test_the_answer_says_what_a_gap_answers_and_costs(long_steps, slow_worker):
 
 
 def test_nothing_is_run_where_nothing_is_slow_and_nobody_asks():
-    assert measured(job()) == ([], [])
-    assert measured(job(disturbance=LONG_STEPS, gap=False)) == ([], [])
-    options, _ = measured(job(gap=True))
+    assert try_gaps(job()) == ([], [])
+    assert try_gaps(job(disturbance=LONG_STEPS, gap=False)) == ([], [])
+    options, _ = try_gaps(job(gap=True))
     assert {option.gap.words for option in options if option.gap} == {"standard"}
     assert "there is nothing that a gap could answer" in SAID.reasons(options[0], options, job(gap=True))[0]
 
 
 def test_the_effort_bounds_what_is_run_and_the_rest_is_named():
     asked = job(disturbance=LONG_STEPS)
-    some, rest = measured(asked, 0.3)
+    some, rest = try_gaps(asked, 0.3)
     assert some
     assert rest
-    assert [option.to_json() for option in some] == [option.to_json() for option in measured(asked, 0.3)[0]]
+    assert [option.to_json() for option in some] == [option.to_json() for option in try_gaps(asked, 0.3)[0]]
 
 
 def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys):
@@ -185,12 +185,12 @@ def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys):
     assert "max-queues" in ran(capsys, [*asked, "--effort", "0.5", "--max", "queues=1kB"], 3).err
 
 
-def test_a_job_without_the_wish_still_hears_of_gaps():
+def test_gaps_are_weighed_also_if_the_job_does_not_ask_for_them():
     asked = replace(job("2x3", disturbance=LONG_STEPS), effort=3.0)
-    planned = add_reasons(plan(asked), asked)
-    assert any(option.gap for option in planned.options)
-    assert any("gap" in sentence for sentence in planned.reasons)
-    assert all(math.isfinite(option.time) for option in planned.front)
+    found = add_reasons(plan(asked), asked)
+    assert any(option.gap for option in found.options)
+    assert any("gap" in sentence for sentence in found.reasons)
+    assert all(math.isfinite(option.time) for option in found.front)
 
 
 def test_what_cannot_be_asked_is_refused():
@@ -198,7 +198,7 @@ def test_what_cannot_be_asked_is_refused():
     refused(UndecidedError, "at most 256 workers, not 400", recommend, [], job("100x4", gap=True))
 
 
-# Quorums as options: which are proposed, what they are predicted to cost, which pays, and what is said and drawn
+# Quorums as options: which are proposed, what they are predicted to cost, which pays, in words and pictures
 
 
 ONE_SLOW = replace(HARDWARE, slowdown=((5, 5.0),), jitter=0.02)
@@ -206,26 +206,26 @@ quorum_job = jobs("2x4", HARDWARE, effort=20.0, quorum=True)
 
 
 @pytest.fixture(scope="module")
-def planned():
+def quorum_plan():
     asked = quorum_job(hardware=ONE_SLOW, effort=3.0)
     return add_reasons(plan(asked), asked)
 
 
-def test_all_but_the_slow_one_is_recommended_and_recommended(planned):
-    assert planned.recommendation.quorum.words == "7 of 8"
-    assert planned.proof.verdict == "follows from the rules"
-    assert planned.recommendation.schedule.strategy.sync == PartialAllReduce(
-        quorum=7, staleness=planned.recommendation.quorum.bound
+def test_a_quorum_of_all_but_the_slow_worker_is_recommended(quorum_plan):
+    assert quorum_plan.recommendation.quorum.words == "7 of 8"
+    assert quorum_plan.proof.verdict == "follows from the rules"
+    assert quorum_plan.recommendation.schedule.strategy.sync == PartialAllReduce(
+        quorum=7, staleness=quorum_plan.recommendation.quorum.bound
     )
-    options = {option.quorum.words: option for option in planned.options if option.quorum}
+    options = {option.quorum.words: option for option in quorum_plan.options if option.quorum}
     assert set(options) == {"solo", "majority", "4 of 8", "7 of 8"}
-    synchronous = min(o.time for o in planned.options if o.is_plain and o.steps_per_round == 1 and not o.late)
-    assert 3 < synchronous / planned.recommendation.time < 4.5, "gradients a second allow 4.5"
+    synchronous = min(o.time for o in quorum_plan.options if o.is_plain and o.steps_per_round == 1 and not o.late)
+    assert 3 < synchronous / quorum_plan.recommendation.time < 4.5, "gradients a second allow 4.5"
     # Steps are rounds: as many gradients, and the price of their delay.
     for option in options.values():
         facts = option.quorum
-        price = quorum_job().steps_model.delay * facts.delay if facts.delay <= 1 else None
-        if price is not None:
+        if facts.delay <= 1:
+            price = quorum_job().steps_model.delay * facts.delay
             assert option.steps_ratio == pytest.approx(8 / facts.gradients * (1 + price))
         assert option.time == pytest.approx(8 / facts.gradients_per_second * (option.steps_ratio * facts.gradients / 8))
         assert not option.is_plain
@@ -233,18 +233,13 @@ def test_all_but_the_slow_one_is_recommended_and_recommended(planned):
         assert json.dumps(option.to_json(), allow_nan=False)
         assert option.to_json()["sync"] == "partial"
         assert facts.memory_bytes == predict(option.schedule, ONE_SLOW, num_rounds=8).memory_bytes
-    timeline = simulate(
-        planned.recommendation.schedule,
-        ONE_SLOW,
-        compute=quorum_job(hardware=ONE_SLOW).compute_times(),
-        num_rounds=200,
-        seed=3,
-    )
-    assert planned.recommendation.step_seconds == pytest.approx(timeline.per_step(warm_up=50), rel=0.05)
-    line = next(sentence for sentence in planned.reasons if sentence.startswith("recommended"))
+    compute = quorum_job(hardware=ONE_SLOW).compute_times()
+    timeline = simulate(quorum_plan.recommendation.schedule, ONE_SLOW, compute=compute, num_rounds=200, seed=3)
+    assert quorum_plan.recommendation.step_seconds == pytest.approx(timeline.per_step(warm_up=50), rel=0.05)
+    line = next(sentence for sentence in quorum_plan.reasons if sentence.startswith("recommended"))
     assert "7 of 8 with a queue of" in line
     assert "Worker 5 always takes 5 times as long" in line
-    assert any("brings 0.2" in caution for caution in planned.cautions)
+    assert any("brings 0.2" in caution for caution in quorum_plan.cautions)
 
 
 def test_equal_workers_need_no_quorum():
@@ -280,13 +275,12 @@ def test_the_price_of_delay_is_a_pipelines_in_proportion():
     assert price_of(0.5, sharp) == float("inf"), "a whole step late diverges there"
 
 
-def test_a_quorum_is_no_pipeline_and_is_asked_for_alone(planned):
+def test_a_quorum_is_no_pipeline_and_is_asked_for_alone(quorum_plan):
     assert Delay.of(AllReduce(sync=PartialAllReduce(quorum="solo"))) is None
     assert Delay.of(AllReduce(sync=Pipeline())) is Delay.PIPELINE
-    assert all(option.quorum for option in allowed_options(planned.options, quorum_job(hardware=ONE_SLOW)))
-    assert not any(
-        option.quorum for option in allowed_options(planned.options, quorum_job(hardware=ONE_SLOW, quorum=False))
-    )
+    assert all(option.quorum for option in allowed_options(quorum_plan.options, quorum_job(hardware=ONE_SLOW)))
+    without = quorum_job(hardware=ONE_SLOW, quorum=False)
+    assert not any(option.quorum for option in allowed_options(quorum_plan.options, without))
     refused(InputError, "a quorum is asked for, and something else", quorum_job, gap=True)
 
 

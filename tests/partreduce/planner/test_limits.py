@@ -13,10 +13,10 @@ import pytest
 
 from benchmarks.planner.random_checks import all_schedules, run
 from benchmarks.planner.random_clusters import draw_job
-from helpers.jobs import jobs
+from helpers.jobs import HARDWARE, jobs, with_links
 from helpers.refusals import refused
 from helpers.synthesis import synthesize
-from partreduce import Cluster, Data, Hardware, Limits, Link, Objective, Schedule, describe
+from partreduce import Cluster, Data, Limits, Objective, Schedule, describe
 from partreduce.__main__ import main
 from partreduce.errors import InfeasibleError, InputError, UndecidedError
 from partreduce.planner.job import EFFORTS
@@ -34,7 +34,6 @@ from partreduce.topo.timing.quorum import sample_seconds
 from partreduce.topo.units import parse_number
 from partreduce.types import Delay, RandomDelay, RotatingDelay
 
-HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05)
 job = jobs(None, HARDWARE)
 
 
@@ -63,12 +62,8 @@ def test_the_same_effort_answers_the_same_in_another_process_and_on_a_much_slowe
     assert next(looks) > 20
     document = json.loads(loaded.stdout)
     assert document["answer"]["capped"] is False
-    assert document.pop("assumed") == {
-        "--set nic": "5GB/s",
-        "--set inside": "10GB/s",
-        "--set compute": "50ms",
-        "--optimizer": "adam",
-    }
+    links = {"--set nic": "5GB/s", "--set inside": "10GB/s"}
+    assert document.pop("assumed") == links | {"--set compute": "50ms", "--optimizer": "adam"}
     assert json.dumps(document) == json.dumps(quiet.to_json())
 
 
@@ -199,7 +194,7 @@ def test_an_effort_is_positive_and_finite(effort):
 
 
 def test_what_was_not_found_is_named_among_what_may_come_late_as_was_asked():
-    """Synchronous All-Reduce, which nobody asked for, was named as what was found."""
+    """Synchronous All-Reduce, which was not asked for, was named as what was found."""
     asked = {"effort": 0.1, "time_limit": 3600.0}
     with pytest.raises(UndecidedError, match=r"the least found is 0\.75 .* \(allreduce late"):
         plan(job("2x2", sync=Delay.LATE, max_consensus_distance=0.01, **asked))
@@ -247,9 +242,7 @@ def test_brute_force_knows_the_golden_consensus_distances():
 # The quick answer: what it weighs without a search, and what a thorough one says about it
 
 
-QUICK_HARDWARE = Hardware(
-    inside=Link.of_bandwidth(1e10), nic=Link.of_bandwidth(25e6), model_bytes=500_000_000, compute=0.05
-)
+QUICK_HARDWARE = with_links(1e10, 25e6, model_bytes=500_000_000, compute=0.05)
 quick_job = jobs(None, QUICK_HARDWARE)
 
 

@@ -25,7 +25,7 @@ job = jobs("4x2", THIN, optimizer=Optimizer.ADAM, effort=3.0, time_limit=3600.0,
 
 
 @pytest.fixture(scope="module")
-def planned():
+def outer_plan():
     """With one of them taken by its name, which changes no option."""
     (taken, *_) = KINDS["outer"].candidates(job(), lambda _: True)
     asked = job(take=taken.name)
@@ -33,8 +33,8 @@ def planned():
 
 
 @pytest.fixture
-def outer(planned):
-    return [option for option in planned.options if option.facts and option.facts.kind == "outer"]
+def outer(outer_plan):
+    return [option for option in outer_plan.options if option.facts and option.facts.kind == "outer"]
 
 
 def test_every_outer_step_has_the_seconds_of_the_event_graph_and_a_measured_price(outer):
@@ -63,7 +63,7 @@ def test_prices_are_those_of_the_results():
                 assert found[words, f"{kind}/{optimizer}", one.share] == pytest.approx(ratio, abs=1e-3)
 
 
-def test_a_task_on_which_a_setting_was_not_measured_counts_as_the_dearest_that_was():
+def test_a_task_on_which_a_setting_was_not_measured_counts_as_the_costliest_that_was():
     for optimizer, listed in OUTER_SETTINGS.items():
         for one in listed:
             counted = dict(zip(TASKS[optimizer], one.by_task(optimizer), strict=True))
@@ -72,9 +72,9 @@ def test_a_task_on_which_a_setting_was_not_measured_counts_as_the_dearest_that_w
             assert min(one.ratios.values()) <= one.ratio <= max(one.ratios.values())
 
 
-def sure(planned, outer):
+def sure(outer_plan, outer):
     """What waits for its averages and runs by no protocol, and the soonest simple one of that."""
-    options = [one for one in planned.options if one not in outer and not (one.late or one.facts)]
+    options = [one for one in outer_plan.options if one not in outer and not (one.late or one.facts)]
     return options, simplest(contenders(options, job()), job())
 
 
@@ -86,8 +86,8 @@ def at(option, ratios):
 
 
 @pytest.mark.parametrize(("beyond", "is_taken"), [(1.01, True), (0.99, False)])
-def test_an_outer_step_has_to_win_by_more_than_its_own_error(planned, outer, beyond, is_taken):
-    others, best = sure(planned, outer)
+def test_an_outer_step_has_to_win_by_more_than_its_own_error(outer_plan, outer, beyond, is_taken):
+    others, best = sure(outer_plan, outer)
     error = 1 + outer[0].steps_ratio_error(Data.SHUFFLED)
     just = at(outer[0], [best.time / outer[0].step_seconds / (beyond * error)] * len(TASKS[Optimizer.ADAM]))
     chosen = recommend([*others, just], job())
@@ -100,22 +100,22 @@ def test_an_outer_step_has_to_win_by_more_than_its_own_error(planned, outer, bey
         assert f"by more than the {error - 1:.0%} that its prediction errs by, and wins by {wins:.0%}" in said
 
 
-@pytest.mark.parametrize(("dearest", "is_taken"), [(1.01, True), (0.99, False)])
-def test_an_outer_step_has_to_win_on_every_task_whatever_it_gains_on_the_others(planned, outer, dearest, is_taken):
-    others, best = sure(planned, outer)
+@pytest.mark.parametrize(("costliest", "is_taken"), [(1.01, True), (0.99, False)])
+def test_an_outer_step_has_to_win_on_every_task_whatever_it_gains_on_the_others(outer_plan, outer, costliest, is_taken):
+    others, best = sure(outer_plan, outer)
     (there,) = times_by_case([best], job())
     for task in range(len(there)):
-        taken = [time / (dearest if task == one else 8.0) for one, time in enumerate(there)]
+        taken = [time / (costliest if task == one else 8.0) for one, time in enumerate(there)]
         once = at(outer[0], [time / outer[0].step_seconds for time in taken])
         assert best.time / once.time > 1 + once.steps_ratio_error(Data.SHUFFLED), "the error alone would let it win"
         assert recommend([*others, once], job()) is (once if is_taken else recommend(others, job()))
         if not is_taken:
             said = " ".join(reasons(best, [*others, once], job()))
-            assert f"on the task that suits it least it would take {1 / dearest:.2f} times as long" in said
+            assert f"on the task that suits it least it would take {1 / costliest:.2f} times as long" in said
 
 
-def test_what_lies_beyond_the_measured_is_recommended_where_there_is_nothing_else_only(planned, outer):
-    others, _ = sure(planned, outer)
+def test_what_lies_beyond_the_measured_is_recommended_where_there_is_nothing_else_only(outer_plan, outer):
+    others, _ = sure(outer_plan, outer)
     cheap = at(outer[0], [0.01] * len(TASKS[Optimizer.ADAM]))
     assert recommend([*others, cheap], job()) is cheap
     beyond = replace(cheap, extrapolated=True)
@@ -163,11 +163,11 @@ def test_they_are_weighed_under_every_optimizer_and_say_which_learning_rate_they
         assert option.to_json()["outer"]["learning_rate"] == option.facts.rate
 
 
-def test_what_is_recommended_is_proved_and_said(planned, outer):
-    assert planned.recommendation in outer
-    assert planned.proof.verdict == "proved"
-    assert any("the step that sends most sends" in sentence for sentence in planned.reasons)
-    assert any("tune the outer learning rate" in sentence for sentence in planned.cautions)
+def test_what_is_recommended_is_proved_and_said(outer_plan, outer):
+    assert outer_plan.recommendation in outer
+    assert outer_plan.proof.verdict == "proved"
+    assert any("the step that sends most sends" in sentence for sentence in outer_plan.reasons)
+    assert any("tune the outer learning rate" in sentence for sentence in outer_plan.cautions)
 
 
 @pytest.mark.parametrize(("changes", "why"), [

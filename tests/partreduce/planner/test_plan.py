@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.jobs import jobs
+from helpers.jobs import HARDWARE, find_option, jobs
 from helpers.refusals import refused
 from partreduce import Data, Hardware, Link, Objective
 from partreduce.errors import InputError, UndecidedError
@@ -22,14 +22,7 @@ from partreduce.schedulers import registry
 from partreduce.strategies import AllReduceAlgorithm
 from partreduce.types import Delay
 
-WORKED_EXAMPLE = Hardware(
-    inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05
-)
-job = jobs("4x4", WORKED_EXAMPLE, effort=1.0, time_limit=3600.0)
-
-
-def named(options, name):
-    return next(option for option in options if option.name == name)
+job = jobs("4x4", HARDWARE, effort=1.0, time_limit=3600.0)
 
 
 @pytest.fixture(scope="module")
@@ -43,24 +36,24 @@ def within_budget():
 
 
 def test_catalogue_costs_are_the_reference_metrics(catalogue):
-    figure_10 = named(catalogue, "prague-figure-10")
+    figure_10 = find_option(catalogue, "prague-figure-10")
     assert math.isclose(figure_10.communication, 0.1104)
     assert math.isclose(float(figure_10.consensus_distance), 8 / 7)
-    assert math.isclose(named(catalogue, "allreduce hierarchical").communication, 0.1656)
-    assert math.isclose(named(catalogue, "allreduce").communication, 0.207)
+    assert math.isclose(find_option(catalogue, "allreduce hierarchical").communication, 0.1656)
+    assert math.isclose(find_option(catalogue, "allreduce").communication, 0.207)
     rings = competitors(job(algorithm=AllReduceAlgorithm.RING), until=0.0)
-    assert math.isclose(named(rings, "allreduce(every=4)").communication, 0.05175)
+    assert math.isclose(find_option(rings, "allreduce(every=4)").communication, 0.05175)
 
 
 def test_all_reduce_in_every_step_is_compared_with_itself_only_as_it_is_usually_run(catalogue):
-    chosen, usual = named(catalogue, "allreduce hierarchical"), named(catalogue, "allreduce")
+    chosen, usual = find_option(catalogue, "allreduce hierarchical"), find_option(catalogue, "allreduce")
     (said,) = (one for one in reasons(chosen, catalogue, job()) if one.startswith("All-Reduce in every step"))
     assert said.startswith(f"All-Reduce in every step as it is usually run would take {usual.time / chosen.time:.2f} ")
     assert not any("in every step" in one for one in reasons(usual, [usual], job()) if "would take" in one)
 
 
 def test_averages_as_rare_as_those_that_lost_a_measured_network_say_what_they_presume(catalogue):
-    momentum, rare = job(optimizer=Optimizer.MOMENTUM), named(catalogue, "allreduce(every=12) hierarchical")
+    momentum, rare = job(optimizer=Optimizer.MOMENTUM), find_option(catalogue, "allreduce(every=12) hierarchical")
     (said,) = (said for said in cautions(rare, momentum) if "it assumes that your learning rate" in said)
     assert float(rare.consensus_distance) > LOST[Optimizer.MOMENTUM][True].consensus_distance > BORNE
     assert "under momentum one of five test networks did not reach its loss" in said
@@ -141,15 +134,8 @@ def test_under_momentum_what_lies_beyond_the_measured_costs_more_than_in_proport
 
 
 def test_a_slow_worker_appears_as_waiting(catalogue):
-    slowed = Hardware(
-        inside=WORKED_EXAMPLE.inside,
-        nic=WORKED_EXAMPLE.nic,
-        model_bytes=WORKED_EXAMPLE.model_bytes,
-        compute=0.05,
-        slowdown=((6, 5.0),),
-    )
-    options = competitors(job(hardware=slowed), until=0.0)
-    allreduce = named(options, "allreduce")
+    options = competitors(job(hardware=replace(HARDWARE, slowdown=((6, 5.0),))), until=0.0)
+    allreduce = find_option(options, "allreduce")
     assert math.isclose(allreduce.step_seconds, 0.25 + 0.207, rel_tol=1e-6)
     assert math.isclose(allreduce.waiting, 0.2, rel_tol=1e-6)
     paced = next(one for one in options if one.name.startswith("paced node-then-all(node_rounds=7)"))
@@ -214,11 +200,8 @@ def test_catalogue_entries_keep_every_limit_that_the_search_keeps():
     assert {"prague-figure-10", "node-then-all"} <= {option.name for option in options}
     assert not {"allreduce", "node-then-all(node_rounds=5)"} & {option.name for option in options}
     without_gap = competitors(job(max_gap=0, sync=Delay.SYNCHRONOUS), until=0.0)
-    assert {option.name for option in without_gap} == {
-        "allreduce",
-        "allreduce hierarchical",
-        "node-digits hierarchical",
-    }
+    names = {"allreduce", "allreduce hierarchical", "node-digits hierarchical"}
+    assert {option.name for option in without_gap} == names
 
 
 def test_the_search_looks_for_little_consensus_distance_unless_communication_is_asked_for():
@@ -274,7 +257,7 @@ def test_delay_at_one_step_a_round_is_nearly_free_under_momentum_and_not_under_s
     late = {}
     for optimizer in Optimizer:
         options = competitors(job(optimizer=optimizer), until=0.0, names=("allreduce",))
-        late[optimizer] = named(options, "allreduce late hierarchical")
+        late[optimizer] = find_option(options, "allreduce late hierarchical")
     momentum, sgd = late[Optimizer.MOMENTUM], late[Optimizer.SGD]
     assert momentum.time_at_worst < 1.06 * momentum.step_seconds
     assert sgd.time_at_worst > 1.4 * sgd.step_seconds
@@ -294,7 +277,7 @@ def test_the_recommendation_is_least_wrong_whichever_task_the_job_is_like():
 
 def test_a_price_without_end_swallows_no_other_and_what_nobody_tried_costs_something_on_every_task():
     asked = job("2x4")
-    rare = named(competitors(asked, until=0.0), "allreduce(every=24) hierarchical")
+    rare = find_option(competitors(asked, until=0.0), "allreduce(every=24) hierarchical")
     endless = replace(asked.steps_model, a=1e17)
     spread = float(rare.consensus_distance)
     priced = replace(rare, model=endless, steps_ratio=endless.steps_ratio(spread, 0.0))

@@ -161,7 +161,7 @@ def test_a_synchronous_server_waits_for_its_slowest_worker_and_an_asynchronous_o
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 @pytest.mark.parametrize("sync", [None, DelayedAveraging()])
 def test_the_staleness_bounds_the_ages_that_are_measured(staleness, sync):
-    """An answer to push c comes when nobody is below c − s, and nobody is above c + s + 1 when push c + 1 comes."""
+    """An answer to push c comes when no worker is below c − s, and none is above c + s + 1 when push c + 1 comes."""
     rng = np.random.default_rng(staleness)
     for _ in range(2):
         times = ComputeTimes(trace=rng.uniform(0.01, 0.2, (1, 8)))

@@ -81,7 +81,7 @@ def test_tables_that_pay_together_only_are_found(seed):
     assert sorted(route.way for route in chosen.routes.tables) == [Placement.DENSE, Placement.DENSE, Placement.SHARDED]
 
 
-def taken(job, handling, routes):
+def seconds_by_parts(job, handling, routes):
     """Seconds of a step by these routes: averages, exchanges and visits, each by itself."""
     tables, schedule, hardware, size, applying = job
     touched, visits = {table.parameter: table.touched for table in tables}, 0.0
@@ -103,13 +103,13 @@ def test_what_is_said_to_be_taken_is_the_sum_of_its_parts(codecs):
         chosen = choose_routes(
             tables, schedule, hardware, dense_bytes=dense, applying=applying, handling=handling, codecs=codecs
         )
-        assert chosen.seconds == pytest.approx(taken(job, handling, chosen.routes), rel=1e-9)
+        assert chosen.seconds == pytest.approx(seconds_by_parts(job, handling, chosen.routes), rel=1e-9)
         place = int(rng.integers(3))
         costs, now = chosen.costs[tables[place].parameter], chosen.routes.tables[place].way
         for way in tables[place].allowed if len(codecs) == 1 else ():
             routes = list(chosen.routes.tables)
             routes[place] = tables[place].route(way)
-            more = taken(job, handling, replace(chosen.routes, tables=tuple(routes))) - chosen.seconds
+            more = seconds_by_parts(job, handling, replace(chosen.routes, tables=tuple(routes))) - chosen.seconds
             assert costs[way].seconds - costs[now].seconds == pytest.approx(more, abs=1e-9 * chosen.seconds)
 
 
@@ -198,10 +198,10 @@ def test_on_fast_links_handing_many_rows_on_costs_more_than_averaging_all():
 def test_rows_are_coded_only_where_that_is_allowed_and_pays():
     schedule, table = Schedule("s", CLUSTERS[0], AllReduce()), words(0.008, 0.02, 0.05)
 
-    def chosen(hardware, *codecs):
+    def choose(hardware, *codecs):
         return choose_routes([table], schedule, hardware, dense_bytes=10**6, codecs=codecs)
 
-    exact, coded = chosen(SLOW, Codec.NONE), chosen(SLOW, Codec.NONE, Codec.FLOAT16)
+    exact, coded = choose(SLOW, Codec.NONE), choose(SLOW, Codec.NONE, Codec.FLOAT16)
     assert exact.routes == choose_routes([table], schedule, SLOW, dense_bytes=10**6).routes
     assert coded.routes.tables[0].codec is Codec.FLOAT16
     assert coded.routes.tables[0].way is Placement.SHARDED
@@ -223,12 +223,12 @@ def test_rows_are_coded_only_where_that_is_allowed_and_pays():
     assert printed["local_aggregation"] is coded.routes.local_aggregation
     assert printed["reasons"] == list(coded.reasons)
     of_rows = [codec for codec in Codec if codec is not Codec.INT4]
-    assert chosen(SLOW, *of_rows).routes.tables[0].codec is Codec.INT8
+    assert choose(SLOW, *of_rows).routes.tables[0].codec is Codec.INT8
     fast = Hardware(inside=Link(1e-5, 1e-13), nic=Link(1e-4, 1e-13))
-    assert chosen(fast, *of_rows).routes.tables[0].codec is Codec.NONE
+    assert choose(fast, *of_rows).routes.tables[0].codec is Codec.NONE
     dense = choose_routes([words(1.0, 1.0, 1.0)], schedule, SLOW, dense_bytes=0, applying=0.0, codecs=tuple(of_rows))
     assert {route.codec for route in dense.routes.tables if route.way is Placement.DENSE} <= {Codec.NONE}
-    refused(InputError, "no codec is allowed", chosen, SLOW)
+    refused(InputError, "no codec is allowed", choose, SLOW)
 
 
 def test_reasons_name_the_table_what_is_touched_and_what_the_other_ways_take():

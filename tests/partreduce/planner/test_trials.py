@@ -8,8 +8,8 @@ from functools import cache
 
 import pytest
 
-from helpers.jobs import jobs
-from partreduce import Cluster, Hardware, Link, PlanRequest, simulate
+from helpers.jobs import jobs, with_links
+from partreduce import Hardware, Link, simulate
 from partreduce.errors import UndecidedError
 from partreduce.planner.candidates import KINDS
 from partreduce.planner.measuring import measure, payer
@@ -28,15 +28,13 @@ from partreduce.topo.metrics.base import Kind
 from partreduce.types import RandomSlowdown, RotatingDelay
 from partreduce.verify import prove
 
-JITTERED = Hardware(
-    inside=Link.of_bandwidth(1e9, 1e-4), nic=Link.of_bandwidth(25e6, 1e-4), model_bytes=2_192_296, compute=0.06,
-    slowdown=((1, 4.0),), jitter=0.8,
-)  # fmt: skip
+JITTERED = with_links(1e9, 25e6, latency=1e-4, model_bytes=2_192_296, compute=0.06, slowdown=((1, 4.0),), jitter=0.8)
 job = jobs("2x3", JITTERED, effort=3.0, time_limit=3600.0)
+steady_job = jobs(None, None, time_limit=3600.0)
 
 
 @pytest.fixture(scope="module")
-def planned():
+def whole_plan():
     return plan(job())
 
 
@@ -44,7 +42,7 @@ def kind_of(option):
     return option.facts.kind if option.facts else option.schedule.strategy.kind
 
 
-def test_every_kind_is_run_with_its_seconds_its_steps_and_its_claims(planned):
+def test_every_kind_is_run_with_its_seconds_its_steps_and_its_claims(whole_plan):
     pay = payer(Clock(seconds=3600.0, effort=50.0), 50.0)
     tried = [KINDS[word].candidates(job(), pay) for word in ("dynamic_groups", "pairwise", "server")]
     found = [option for each in tried for option in try_all(each, job(), pay, in_any_case=False).options]
@@ -61,59 +59,57 @@ def test_every_kind_is_run_with_its_seconds_its_steps_and_its_claims(planned):
             assert option.steps_ratio == 1.0
         else:
             assert option.steps_ratio > 1.0, "what does not average over all in every step pays for it"
-    shown = {kind_of(option) for option in planned.options}
-    (left_out,) = (said for said in planned.cautions if said.startswith("left out, because a longer run"))
+    shown = {kind_of(option) for option in whole_plan.options}
+    (left_out,) = (said for said in whole_plan.cautions if said.startswith("left out, because a longer run"))
     for word, kind in KINDS.items():
         assert not kind.weighs(job()) or word in shown or f"{word}: " in left_out
 
 
-def test_what_is_not_calibrated_decides_by_a_pessimistic_price(planned):
-    pairs = [option for option in planned.options if kind_of(option) == "pairwise"]
+def test_what_is_not_calibrated_decides_by_a_pessimistic_price(whole_plan):
+    pairs = [option for option in whole_plan.options if kind_of(option) == "pairwise"]
     for option in pairs:
         assert decisive_time(option, job()) >= (1 + PAIRS_AT_WORST) * option.step_seconds * (1 - 1e-12) or (
             option.steps_ratio > 1 + PAIRS_AT_WORST
         )
 
 
-def test_with_one_more_kind_allowed_the_recommendations_time_rises_by_no_more_than_less_regret_is_worth(planned):
-    kinds = sorted({kind_of(option) for option in planned.options})
+def test_with_one_more_kind_allowed_the_recommendations_time_rises_by_no_more_than_less_regret_is_worth(whole_plan):
+    kinds = sorted({kind_of(option) for option in whole_plan.options})
     for size in range(1, len(kinds)):
         for few in itertools.combinations(kinds, size):
-            fewer = [option for option in planned.options if kind_of(option) in few]
+            fewer = [option for option in whole_plan.options if kind_of(option) in few]
             if not allowed_options(fewer, job()):
                 continue
             before = decisive_time(recommend(fewer, job()), job())
             for more in set(kinds) - set(few):
-                wider = [option for option in planned.options if kind_of(option) in (*few, more)]
+                wider = [option for option in whole_plan.options if kind_of(option) in (*few, more)]
                 assert decisive_time(recommend(wider, job()), job()) <= before * (1 + WORTH), (few, more)
 
 
 def test_what_is_not_weighed_is_named_with_the_reason():
-    def said(asked):
+    def lines_of(asked):
         return [line for line in not_weighed(asked) if line.startswith("groups on request")]
 
-    (line,) = said(job("65x1"))
+    (line,) = lines_of(job("65x1"))
     assert line == "groups on request, pairs and servers are weighed for at most 64 workers, not 65"
-    (line,) = said(job(hardware=replace(JITTERED, slowdown=(), jitter=0.0)))
+    (line,) = lines_of(job(hardware=replace(JITTERED, slowdown=(), jitter=0.0)))
     assert line.startswith("groups on request, pairs and servers are not weighed: no worker is slow")
-    assert not said(job()), "they are"
-    assert not said(job(quorum=True)), "nothing but quorums was asked for"
+    assert not lines_of(job()), "they are"
+    assert not lines_of(job(quorum=True)), "nothing but quorums was asked for"
 
 
 def test_nodes_of_one_worker_and_a_slow_one_are_planned_for():
     """Rounds inside nodes need two workers on each, which ended the plan with the division's refusal."""
-    alone = Hardware(inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(1e8), model_bytes=1_000_000, compute=0.05)
-    cluster = replace(Cluster.parse("4x1"), hardware=replace(alone, slowdown=((1, 2.0),)))
-    planned = plan(PlanRequest(cluster=cluster, effort=1.0))
+    alone = with_links(1e9, 1e8, model_bytes=1_000_000, compute=0.05, slowdown=((1, 2.0),))
+    planned = plan(steady_job("4x1", alone, effort=1.0))
     assert any(option.name.startswith("generated: ") for option in planned.options)
     assert not any(GroupSplit.NODE_THEN_ALL in option.name for option in planned.options if option.facts)
 
 
 def test_unequal_steps_that_suit_the_workers_are_measured_before_rarer_averaging():
     """At a small effort All-Reduce's sampled rounds took all of it, and a worker twice as slow held up all."""
-    thin = Hardware(inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(4e8), model_bytes=2_000_000, compute=0.05)
-    cluster = replace(Cluster.parse("2x4"), hardware=replace(thin, slowdown=((4, 2.0),), jitter=0.1))
-    planned = plan(PlanRequest(cluster=cluster, effort=1.0, gap=False, quorum=False))
+    thin = with_links(1e9, 4e8, model_bytes=2_000_000, compute=0.05, slowdown=((4, 2.0),), jitter=0.1)
+    planned = plan(steady_job("2x4", thin, effort=1.0, gap=False, quorum=False))
     assert planned.recommendation.name.startswith("paced"), planned.recommendation.name
 
 
@@ -122,23 +118,15 @@ def test_at_a_small_effort_unequal_steps_of_groups_are_measured_too_where_step_t
     thin = Hardware(
         inside=Link.of_bandwidth(6e8, 1e-5), nic=Link.of_bandwidth(2.3e6, 1e-4), model_bytes=2_000_000, compute=0.05
     )
-    cluster = replace(Cluster.parse("3x3"), hardware=replace(thin, slowdown=((6, 4.0),), jitter=0.3))
-    asked = {"optimizer": Optimizer.SGD, "gap": False, "quorum": False, "effort": 3.0, "time_limit": 3600.0}
-    planned = plan(PlanRequest(cluster=cluster, **asked))
+    slowed = replace(thin, slowdown=((6, 4.0),), jitter=0.3)
+    planned = plan(steady_job("3x3", slowed, optimizer=Optimizer.SGD, gap=False, quorum=False, effort=3.0))
     assert planned.recommendation.name.startswith("paced node-then-all"), planned.recommendation.name
 
 
 # What is priced by a run in virtual time is an option only if its consensus distance is steady there
 
 
-THIN = Hardware(
-    inside=Link.of_bandwidth(442.9e6, 1e-4),
-    nic=Link.of_bandwidth(11.07e6, 1e-4),
-    model_bytes=2_730_747,
-    compute=0.03875,
-    jitter=0.1,
-)
-steady_job = jobs(None, None, time_limit=3600.0)
+THIN = with_links(442.9e6, 11.07e6, latency=1e-4, model_bytes=2_730_747, compute=0.03875, jitter=0.1)
 
 
 def distance_after(schedule, asked, num_rounds):
@@ -159,7 +147,7 @@ def gaps_at(bandwidth):
     return {option.name: option for option in tried.options}
 
 
-def checked(asked, options, effort=1e3):
+def settle(asked, options, effort=1e3):
     check = SteadyCheck(asked, Clock(seconds=1e4, effort=effort), effort)
     return check.settled(options), check
 
@@ -195,15 +183,14 @@ def test_workers_that_never_hear_of_other_nodes_are_not_recommended():
 
 def nearly(bandwidth):
     """A node of two workers sends 2 MB across in a step of 51.5 ms, which 38.8 MB/s would just do."""
-    nic = Link.of_bandwidth(bandwidth)
-    hardware = Hardware(inside=Link.of_bandwidth(1e9), nic=nic, model_bytes=1_000_000, compute=0.05, jitter=0.3)
+    hardware = with_links(1e9, bandwidth, model_bytes=1_000_000, compute=0.05, jitter=0.3)
     return steady_job("4x2", hardware, effort=20.0)
 
 
 @pytest.mark.parametrize(("bandwidth", "steady"), [(37e6, False), (40e6, True)])
 def test_links_just_too_thin_take_an_option_out_and_just_wide_enough_do_not(bandwidth, steady):
     asked, name = nearly(bandwidth), "clustered gap: backup 1, parallel"
-    kept, check = checked(asked, [gaps_at(bandwidth)[name]])
+    kept, check = settle(asked, [gaps_at(bandwidth)[name]])
     assert [option.name for option in kept] == [name] * steady
     assert (name in check.left_out) == (not steady)
     if steady:
@@ -222,7 +209,7 @@ def test_links_just_too_thin_take_an_option_out_and_just_wide_enough_do_not(band
 def test_what_there_is_no_time_to_run_for_longer_is_left_out_by_name():
     asked, name = nearly(40e6), "clustered gap: backup 1, parallel"
     option = gaps_at(40e6)[name]
-    kept, check = checked(asked, [option], effort=option.longer.work(240) / 2)
+    kept, check = settle(asked, [option], effort=option.longer.work(240) / 2)
     assert not kept
     assert check.left_out[name] == "there was no time for 240 rounds"
 
@@ -232,16 +219,16 @@ def test_an_option_that_is_taken_and_not_steady_is_refused_by_its_name():
     with pytest.raises(
         UndecidedError, match=r"--select 'clustered gap: backup 1, parallel': .*after 60, 120 and 240 rounds"
     ):
-        checked(asked, list(gaps_at(37e6).values()))
+        settle(asked, list(gaps_at(37e6).values()))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_jobs_recommend_what_is_proved_or_steady(seed):
     rng = random.Random(seed)
     disturbance = rng.choice([None, RandomSlowdown(4.0), RotatingDelay(0.0, 0.1)])
-    hardware = Hardware(
-        inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(rng.choice([5e6, 2e7, 4e7, 1e9])), model_bytes=1_000_000,
-        compute=0.05, jitter=rng.choice([0.1, 0.4]), slowdown=((1, 3.0),) if rng.random() < 0.4 else (),
+    hardware = with_links(
+        1e9, rng.choice([5e6, 2e7, 4e7, 1e9]), model_bytes=1_000_000, compute=0.05, jitter=rng.choice([0.1, 0.4]),
+        slowdown=((1, 3.0),) if rng.random() < 0.4 else (),
     )  # fmt: skip
     asked = steady_job(rng.choice(["2x3", "4x2", "8x1"]), hardware, effort=1.5, disturbance=disturbance)
     planned = plan(asked)
@@ -257,10 +244,7 @@ def test_random_jobs_recommend_what_is_proved_or_steady(seed):
 
 
 def test_what_wins_only_if_workers_are_as_slow_as_said_is_left_out():
-    fast = Hardware(
-        inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(1e9), model_bytes=1_000_000, compute=0.05,
-        slowdown=((5, 4.0),),
-    )  # fmt: skip
+    fast = with_links(1e9, 1e9, model_bytes=1_000_000, compute=0.05, slowdown=((5, 4.0),))
     asked = steady_job("2x4", fast, effort=20.0)
     tried = try_all(KINDS["iteration_gap"].candidates(asked, lambda _: True), asked, lambda _: True, in_any_case=False)
     chosen = next(option for option in tried.options if "skip" in option.name)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import partreduce
+from helpers.jobs import with_links
 from partreduce import PlanRequest, describe
 from partreduce.demo.report import draw_curves, draw_operations
 from partreduce.planner.plan import plan
@@ -53,7 +54,7 @@ def test_styles_differ_by_more_than_color():
     styles = [palette.style(index) for index in range(palette.NUM_STYLES)]
     assert len({(style.color, style.hatch) for style in styles}) == palette.NUM_STYLES
     first = styles[: len(palette.OKABE_ITO)]
-    assert len({style.marker for style in first}) == len(first), "dots are told apart without color"
+    assert len({style.marker for style in first}) == len(first), "dots differ without color"
     assert all(a.dash != b.dash for a, b in pairwise(first))
 
 
@@ -72,7 +73,7 @@ def test_a_group_has_one_style_in_the_terminal_in_pictures_and_in_reports():
     everybody = tuple(range(8))
     looks = [grid.styles[grid.index_of(everybody)] for grid in grids if grid.index_of(everybody) is not None]
     assert len(looks) == 2
-    assert len(set(looks)) == 1, "all workers together look alike in every schedule of a report"
+    assert len(set(looks)) == 1, "all workers together look the same in every schedule of a report"
     grid = grids[1]
     node = grid.styles[grid.index_of((0, 1, 2, 3))]
     (table,) = terminal_tables(grid, 200)
@@ -109,24 +110,25 @@ def test_one_outlier_does_not_squeeze_the_rest(values):
     assert not any("{" in text or "e+" in text for text in texts)
 
 
+HARDWARE = with_links(10e9, 5e9, model_bytes=100_000_000, compute=0.05)
+
+
+@pytest.fixture(scope="module")
 def pictures():
     schedule = partreduce.design("2x4", build="prague-figure-10")
     result = SimpleNamespace(
         name="run", steps=np.array([10, 20]), seconds=np.array([[1.0, 2.0]]), loss=np.array([2.0, 1.0]),
         reached=lambda target: (20, np.array([2.0])),
     )  # fmt: skip
-    hardware = partreduce.Hardware(
-        inside=partreduce.Link.of_bandwidth(10e9), nic=partreduce.Link.of_bandwidth(5e9), model_bytes=100_000_000
-    )
     return {
         "curves": draw_curves([result], 1.0),
         "schedule": draw_schedule(grid_of(schedule)),
-        "timeline": draw_timeline(partreduce.simulate(schedule, hardware, num_rounds=4), "t"),
+        "timeline": draw_timeline(partreduce.simulate(schedule, HARDWARE, num_rounds=4), "t"),
     }
 
 
-def test_every_axis_has_a_label_and_what_is_measured_has_a_unit():
-    for name, figure in pictures().items():
+def test_every_axis_has_a_label_and_what_is_measured_has_a_unit(pictures):
+    for name, figure in pictures.items():
         for axis in figure.axes:
             assert axis.get_xlabel() or not axis.axison, name
         words = " ".join(axis.get_xlabel() + axis.get_ylabel() for axis in figure.axes)
@@ -134,17 +136,16 @@ def test_every_axis_has_a_label_and_what_is_measured_has_a_unit():
             assert "ms)" in words or "(s)" in words
 
 
-def test_series_and_colors_have_a_legend():
-    made = pictures()
-    assert [text.get_text() for text in made["curves"].legends[0].get_texts()] == ["run", "target: loss 1"]
-    timeline = made["timeline"].legends[0].get_texts()
+def test_series_and_colors_have_a_legend(pictures):
+    assert [text.get_text() for text in pictures["curves"].legends[0].get_texts()] == ["run", "target: loss 1"]
+    timeline = pictures["timeline"].legends[0].get_texts()
     assert [text.get_text() for text in timeline] == ["compute", "group operation", "wait"]
     graph = draw_rounds(partreduce.design("4x2", build="ring"))
     assert [text.get_text() for text in graph.legends[0].get_texts()] == [f"node {node}" for node in range(4)]
 
 
-def test_no_text_leaves_its_picture():
-    for name, figure in pictures().items():
+def test_no_text_leaves_its_picture(pictures):
+    for name, figure in pictures.items():
         figure.canvas.draw()
         width, height = figure.bbox.width, figure.bbox.height
         for text in [text for axis in figure.axes for text in (axis.xaxis.label, axis.yaxis.label, axis.title)]:
@@ -155,11 +156,7 @@ def test_no_text_leaves_its_picture():
 
 
 def test_a_name_in_the_picture_of_the_front_covers_no_point_and_no_other_name():
-    hardware = partreduce.Hardware(
-        inside=partreduce.Link.of_bandwidth(10e9), nic=partreduce.Link.of_bandwidth(5e9), model_bytes=100_000_000,
-        compute=0.05,
-    )  # fmt: skip
-    job = PlanRequest(cluster=partreduce.Cluster.regular(2, 4, hardware=hardware), effort=0.1)
+    job = PlanRequest(cluster=partreduce.Cluster.regular(2, 4, hardware=HARDWARE), effort=0.1)
     planned = plan(job)
     figure = draw_front(planned, job.data)
     figure.canvas.draw()

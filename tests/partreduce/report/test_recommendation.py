@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from helpers.command_runs import ran
-from partreduce import Cluster, Data, Hardware, Limits, Link, PlanRequest, describe
+from helpers.jobs import with_links
+from partreduce import Cluster, Data, Limits, PlanRequest, describe
 from partreduce.__main__ import main
 from partreduce.planner.job import EFFORTS
 from partreduce.planner.measuring import measure, reprice
@@ -91,13 +92,11 @@ def test_all_and_explain_print_the_rest(capsys):
         assert option["name"] in said
 
 
-SLOW = Hardware(
-    inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(25e6), model_bytes=500_000_000, compute=0.05
-)  # fmt: skip
+SLOW = with_links(10e9, 25e6, model_bytes=500_000_000, compute=0.05)
 
 
 @pytest.fixture(scope="module")
-def weighed():
+def job_and_options():
     job = PlanRequest(cluster=Cluster.regular(4, 4, hardware=SLOW))
     return job, competitors(job, until=0.0)
 
@@ -120,8 +119,8 @@ def test_the_simple_baselines_are_known_by_what_they_do():
     assert family(replace(registry.build("allreduce", place), strategy=quorum)) == ""
 
 
-def test_the_strongest_simple_baseline_is_none_that_another_simple_one_beats(weighed):
-    job, options = weighed
+def test_the_strongest_simple_baseline_is_none_that_another_simple_one_beats(job_and_options):
+    job, options = job_and_options
     for chosen in (recommend(options, job), next(one for one in options if one.name == "prague-figure-10")):
         compared = compare(chosen, options, job)
         assert family(compared.simple.schedule)
@@ -135,8 +134,8 @@ def test_the_strongest_simple_baseline_is_none_that_another_simple_one_beats(wei
         assert compared.over_simple == gain(chosen, compared.simple, job.data)
 
 
-def test_a_recommendation_that_is_no_simple_schedule_has_its_range_over_the_best(weighed):
-    job, options = weighed
+def test_a_recommendation_that_is_no_simple_schedule_has_its_range_over_the_best(job_and_options):
+    job, options = job_and_options
     chosen = next(one for one in options if one.name == "prague-figure-10")
     taken = replace(job, take=chosen.name, effort=0.3)
     planned = plan(taken)
@@ -149,8 +148,8 @@ def test_a_recommendation_that_is_no_simple_schedule_has_its_range_over_the_best
     assert describe(chosen.schedule) in said
 
 
-def test_variants_are_the_answers_to_the_jobs_that_ask_for_them(weighed):
-    job, options = weighed
+def test_variants_are_the_answers_to_the_jobs_that_ask_for_them(job_and_options):
+    job, options = job_and_options
     chosen = recommend(options, job)
     found = {variant.optimizer: variant for variant in variants(chosen, job)}
     assert set(found) == {*Optimizer}
@@ -200,8 +199,8 @@ def test_a_limit_that_cannot_be_kept_is_said_in_two_lines_with_the_least_first(c
     assert "; raise it or --max period (proved: crossing bound of 24 rounds: " in said
 
 
-def test_the_third_reason_says_why_the_fastest_is_not_taken(weighed):
-    job, options = weighed
+def test_the_third_reason_says_why_the_fastest_is_not_taken(job_and_options):
+    job, options = job_and_options
     chosen = recommend(options, job)
     compared = compare(chosen, options, job)
     *_, third = three_reasons(compared, options, job)
@@ -231,8 +230,8 @@ def test_a_codec_that_would_pay_is_priced_and_none_is_said_where_one_is_allowed(
 
 
 @pytest.mark.parametrize("asked", [{"limits": Limits(max_group=4)}, {"sync": Delay.LATE}])
-def test_where_the_job_leaves_no_simple_schedule_the_best_without_its_limits_is_shown(weighed, asked):
-    free, options = weighed
+def test_where_the_job_leaves_no_simple_schedule_the_best_without_its_limits_is_shown(job_and_options, asked):
+    free, options = job_and_options
     job = replace(free, **asked)
     allowed = competitors(job, until=0.0)
     chosen = recommend(allowed, job)

@@ -14,7 +14,7 @@ from rich.console import Console
 import partreduce
 from helpers import children
 from helpers.warm import WARM
-from partreduce import __main__, load_schedule, write_schedule
+from partreduce import __main__, write_schedule
 from partreduce.__main__ import main
 from partreduce.commands import EXIT_CODES, HIDDEN, VERBS
 from partreduce.console import console, fresh_terminal
@@ -79,7 +79,7 @@ def others(tmp_path_factory):
 # Tables
 
 
-def drawn(made, width):
+def draw(made, width):
     console = Console(file=StringIO(), width=width, highlight=False, soft_wrap=True)
     console.print(made)
     return console.file.getvalue().splitlines()
@@ -91,7 +91,7 @@ def test_names_stay_whole_and_columns_leave_by_priority(width):
     names = [f"allreduce-every-{every}-steps" for every in (2, 4, 8)]
     for name in names:
         made.add(name, "51.75 ms", *["123.4 ms"] * 7)
-    lines = drawn(made, width)
+    lines = draw(made, width)
     assert all(len(line.rstrip()) <= width for line in lines)
     for name in names:
         assert sum(name in line and "51.75 ms" in line for line in lines) == 1
@@ -106,7 +106,7 @@ def test_a_table_that_cannot_fit_folds_and_cuts_nothing():
     made = table("", "name", "value")
     made.add("a-name-that-is-wider-than-the-terminal-1", "1")
     made.add("a-name-that-is-wider-than-the-terminal-2", "2")
-    lines = drawn(made, 20)
+    lines = draw(made, 20)
     text = "".join(line[:16].strip() for line in lines)
     assert "…" not in text
     assert "a-name-that-is-wider-than-the-terminal-1" in text
@@ -114,7 +114,7 @@ def test_a_table_that_cannot_fit_folds_and_cuts_nothing():
 
 
 @pytest.mark.parametrize("width", [80, 60])
-def test_every_row_of_a_comparison_is_told_apart(figure_10, others, width):
+def test_every_row_of_a_comparison_has_its_name(figure_10, others, width):
     lines = run("simulate", figure_10, *others, COLUMNS=str(width)).stdout.splitlines()
     for name in ("prague-figure-10", "allreduce-every-2-steps", "allreduce-every-4-steps"):
         assert sum(line.startswith(name + " ") for line in lines) == 1
@@ -282,24 +282,20 @@ def test_every_exit_code_stands_in_the_help_and_in_the_documentation():
         assert f"| {code} |" in text
 
 
-def completed(words, current):
+def complete(words, current):
     environment = {"_PARTREDUCE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(current)}
     return run(**environment).stdout.split()
 
 
 def test_a_shell_completes_verbs_catalogue_names_and_choices():
-    assert completed("partreduce me", 1) == ["measure"]
-    assert completed("partreduce design 4x4 --build prague", 4) == ["prague-figure-10", "prague-inter-intra"]
-    assert completed("partreduce design --list --build node-then", 4) == ["node-then-all"]
-    assert completed("partreduce simulate a.json --algorithm h", 4) == ["hierarchical"]
-    assert "per-worker" in completed("partreduce design 4x4 --data p", 4)
+    assert complete("partreduce me", 1) == ["measure"]
+    assert complete("partreduce design 4x4 --build prague", 4) == ["prague-figure-10", "prague-inter-intra"]
+    assert complete("partreduce design --list --build node-then", 4) == ["node-then-all"]
+    assert complete("partreduce simulate a.json --algorithm h", 4) == ["hierarchical"]
+    assert "per-worker" in complete("partreduce design 4x4 --data p", 4)
 
 
 @pytest.mark.parametrize("shell_name", ["bash", "zsh", "fish"])
 def test_completion_scripts_exist_for_the_common_shells(shell_name):
     script = run(_PARTREDUCE_COMPLETE=f"source_{shell_name}").stdout
     assert "_PARTREDUCE_COMPLETE=complete_" + shell_name in script
-
-
-def test_a_written_schedule_reads_back(figure_10):
-    assert load_schedule(figure_10).num_workers == 16

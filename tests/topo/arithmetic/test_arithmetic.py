@@ -11,14 +11,14 @@ from partreduce.topo.arithmetic.pareto import dominates, non_dominated
 from partreduce.topo.arithmetic.whole_numbers import fewest_factors
 
 
-def drawn(rng, rows, columns):
+def draw_rows(rng, rows, columns):
     return [
         [Fraction(int(rng.integers(-6, 7)), int(rng.choice([1, 2, 3, 4, 9]))) for _ in range(columns)]
         for _ in range(rows)
     ]
 
 
-def multiplied(left, right):
+def multiply(left, right):
     return [[sum((a * b for a, b in zip(row, column, strict=True)), Fraction(0)) for column in zip(*right, strict=True)]
             for row in left]  # fmt: skip
 
@@ -42,16 +42,16 @@ def ldl(rows):
 def test_exact_matrices_agree_with_fractions(size):
     rng = np.random.default_rng(size)
     for _ in range(10):
-        one, two = drawn(rng, size, size), drawn(rng, size, size)
+        one, two = draw_rows(rng, size, size), draw_rows(rng, size, size)
         a, b = ExactMatrix.of_rows(one), ExactMatrix.of_rows(two)
         assert a.rows() == one
-        assert (a @ b).rows() == multiplied(one, two)
+        assert (a @ b).rows() == multiply(one, two)
         assert (a + b).rows() == [[x + y for x, y in zip(p, q, strict=True)] for p, q in zip(one, two, strict=True)]
         assert (a - a).is_zero()
         assert (a @ b).reduced().rows() == (a @ b).rows()
         assert a.plus(Fraction(2, 7)).rows() == [[x + Fraction(2, 7) for x in row] for row in one]
         assert a.trace() == sum(one[i][i] for i in range(size))
-        assert gram(a).rows() == multiplied([list(c) for c in zip(*one, strict=True)], one)
+        assert gram(a).rows() == multiply([list(c) for c in zip(*one, strict=True)], one)
         assert np.array_equal(a.floats(), np.array([[float(x) for x in row] for row in one]))
 
 
@@ -61,8 +61,8 @@ def test_pivots_are_those_of_elimination_in_fractions(size):
     refused = 0
     for trial in range(60):
         # Low rank and zeros on the diagonal make zero pivots, with and without something below them.
-        rows = drawn(rng, size, max(1, size - trial % 3))
-        square = multiplied(rows, [list(c) for c in zip(*rows, strict=True)])
+        rows = draw_rows(rng, size, max(1, size - trial % 3))
+        square = multiply(rows, [list(c) for c in zip(*rows, strict=True)])
         shift = Fraction(int(rng.integers(-3, 4)), 2)
         for i in range(size):
             square[i][i] = square[i][i] - shift if trial % 2 else square[i][i] * (trial % 5 > 0)
@@ -79,7 +79,7 @@ def test_solutions_fulfil_the_equations_and_singular_ones_have_none(size):
     rng = np.random.default_rng(size)
     solved = 0
     for _ in range(20):
-        rows, right = drawn(rng, size, size), drawn(rng, 1, size)[0]
+        rows, right = draw_rows(rng, size, size), draw_rows(rng, 1, size)[0]
         answer = solve(ExactMatrix.of_rows(rows), right)
         singular = abs(np.linalg.det(np.array(rows, dtype=float))) < 1e-9
         assert (answer is None) == singular
@@ -94,7 +94,7 @@ def test_solutions_fulfil_the_equations_and_singular_ones_have_none(size):
 
 def test_averaging_rows_is_the_product_with_the_mixing_matrix():
     rng = np.random.default_rng(2)
-    rows, relaxation = drawn(rng, 5, 3), Fraction(3, 5)
+    rows, relaxation = draw_rows(rng, 5, 3), Fraction(3, 5)
     mixed = ExactMatrix.of_rows(rows).averaged([((0, 2, 4), relaxation, True), ((1, 3), Fraction(1), False)]).rows()
     mean = [sum(rows[i][c] for i in (0, 2, 4)) / 3 for c in range(3)]
     for i in range(5):
@@ -116,9 +116,9 @@ def test_long_denominators_are_reduced_on_the_way():
 @pytest.mark.parametrize("size", [1, 3])
 def test_steady_states_reproduce_themselves_in_floats_and_exactly(size):
     rng = np.random.default_rng(size)
-    rows = drawn(rng, size, size)
+    rows = draw_rows(rng, size, size)
     period = ExactMatrix.of_rows(rows).scaled(Fraction(1, 40))
-    noise = gram(ExactMatrix.of_rows(drawn(rng, size, size)))
+    noise = gram(ExactMatrix.of_rows(draw_rows(rng, size, size)))
     exact = exact_steady_state(period, noise)
     assert (period @ exact @ period.transposed + noise - exact).is_zero()
     stack = np.stack([period.floats(), np.zeros((size, size))])

@@ -1,22 +1,20 @@
 """Cluster and pilot files: round trips, units, strictness."""
 
-from __future__ import annotations
-
 import json
 import os
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.random_switches import switches_over
+from helpers.readings import with_change
 from helpers.refusals import refused
 from partreduce import Cluster, Hardware, Link, load_cluster
 from partreduce.errors import DocumentError, FileError, InputError
 from partreduce.files import load_pilot, write_cluster
 from partreduce.topo import units
-from partreduce.topo.document.cluster import cluster_of, dump_cluster
+from partreduce.topo.document.cluster import cluster_of
 from partreduce.topo.document.pilot import dump_pilot, pilot_of, write_pilot
 from partreduce.topo.document.schema import FOLDER
 from partreduce.topo.document.yaml_reader import parse_yaml
@@ -118,12 +116,6 @@ def equipped_clusters(draw):
         compute=st.one_of(st.none(), seconds),
     )
     return Cluster(cluster.num_nodes, cluster.workers_per_node, cluster.nodes, draw(st.one_of(st.none(), hardware)))
-
-
-@settings(max_examples=50)
-@given(equipped_clusters())
-def test_load_is_the_inverse_of_dump(cluster):
-    assert equal(cluster_of(dump_cluster(cluster)), cluster)
 
 
 @settings(max_examples=40)
@@ -349,38 +341,33 @@ def test_a_pilot_that_is_written_is_read_back(tmp_path, sorted_data):
     assert max(map(len, path.read_text().splitlines())) < 250
 
 
-def changed(*path, value):
-    document: Any = json.loads(json.dumps(dump_pilot(pilot())))
-    place = document
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = value
-    return document
+def edit(*path, value):
+    return with_change(dump_pilot(pilot()), path, value)
 
 
 @pytest.mark.parametrize(("document", "message"), [
     ([], "must be an object"),
     ({"format": "partreduce.pilot"}, "is missing"),
-    (changed("format", value="partreduce.cluster"), 'must be "partreduce.pilot"'),
-    (changed("version", value=2), "install a newer partreduce"),
-    (changed("version", value=True), "reads version 1"),
-    (changed("workers", value=4), 'unknown key "workers"; did you mean "num_workers"'),
-    (changed("num_workers", value=4.0), "num_workers: is 4.0; it must be an integer"),
-    (changed("num_workers", value=True), "num_workers: is true; it must be an integer"),
-    (changed("data", value="sorted"), "data: is"),
-    (changed("seeds", value=[0]), "seeds: is"),
-    (changed("probes", value=[]), "probes: is"),
-    (changed("prices", "late", value={"value": 1, "low": 0}), 'the key "high" is missing'),
-    (changed("prices", "late", value={"value": 3, "low": 0, "high": 1}), "prices.late: is 3"),
-    (changed("prices", "late", "low", value=-0.1), "prices.late.low: is -0.1; it must be >= 0"),
-    (changed("prices", "error", value="5%"), "prices.error: is"),
-    (changed("prices", "drift", value={"value": 1, "low": 0, "high": 2}), "the data are shuffled"),
-    (changed("data", value="per-node"), "prices.drift: is for data that differ"),
-    (changed("probes", 1, "late", value=True), r"probes\[1\].late: is true; it must be a number"),
-    (changed("probes", 0, "steps_ratios", value=[1.0, 2.0]), r"probes\[0\].steps_ratios: has 2 numbers for 3 seeds"),
-    (changed("probes", 0, "steps_ratios", value=[1.0, 0.0, 2.0]), "must be > 0"),
-    (changed("probes", 2, "sha256", value="A5" * 32), r"probes\[2\].sha256"),
-    (changed("probes", 0, "consensus_distance", value=float("inf")), "must be a finite number"),
+    (edit("format", value="partreduce.cluster"), 'must be "partreduce.pilot"'),
+    (edit("version", value=2), "install a newer partreduce"),
+    (edit("version", value=True), "reads version 1"),
+    (edit("workers", value=4), 'unknown key "workers"; did you mean "num_workers"'),
+    (edit("num_workers", value=4.0), "num_workers: is 4.0; it must be an integer"),
+    (edit("num_workers", value=True), "num_workers: is true; it must be an integer"),
+    (edit("data", value="sorted"), "data: is"),
+    (edit("seeds", value=[0]), "seeds: is"),
+    (edit("probes", value=[]), "probes: is"),
+    (edit("prices", "late", value={"value": 1, "low": 0}), 'the key "high" is missing'),
+    (edit("prices", "late", value={"value": 3, "low": 0, "high": 1}), "prices.late: is 3"),
+    (edit("prices", "late", "low", value=-0.1), "prices.late.low: is -0.1; it must be >= 0"),
+    (edit("prices", "error", value="5%"), "prices.error: is"),
+    (edit("prices", "drift", value={"value": 1, "low": 0, "high": 2}), "the data are shuffled"),
+    (edit("data", value="per-node"), "prices.drift: is for data that differ"),
+    (edit("probes", 1, "late", value=True), r"probes\[1\].late: is true; it must be a number"),
+    (edit("probes", 0, "steps_ratios", value=[1.0, 2.0]), r"probes\[0\].steps_ratios: has 2 numbers for 3 seeds"),
+    (edit("probes", 0, "steps_ratios", value=[1.0, 0.0, 2.0]), "must be > 0"),
+    (edit("probes", 2, "sha256", value="A5" * 32), r"probes\[2\].sha256"),
+    (edit("probes", 0, "consensus_distance", value=float("inf")), "must be a finite number"),
 ])  # fmt: skip
 def test_every_other_document_is_refused_in_one_line_with_its_place(document, message):
     refused(DocumentError, message, pilot_of, document)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.readings import with_change
 from partreduce import load_schedule
 from partreduce.errors import DocumentError, FileError, InputError, ScheduleError
 from partreduce.files import parse_schedule
@@ -46,14 +47,25 @@ UNEVEN = GROUPS | {
     "cluster": {"nodes": [[1], [2], [0, 3], [4]]},
     "strategy": {"kind": "static", "phases": [[{"group": [0, 3, 4]}], [{"group": [0, 1, 2]}]]},
 }
+PAIR = UNEVEN | {"cluster": {"nodes": [[1], [0]]}, "strategy": {"kind": "allreduce"}}
+LATE_LAYERS = {"kind": "allreduce", "sync": {"pipeline": {}}, "transport": {"gradient_buckets": "per_layer"}}
+SHARING = [{"group": [0, 1]}, {"group": [1, 2]}]
+SYNCS = (
+    'it must be "synchronous", {"delay": 1}, {"merge": {"steps": 2}}, {"pipeline": {}}, {"iteration_gap": {}} or '
+    '{"partial": {"quorum": "solo"}}'
+)
 GOOD = {"rule": RULE, "groups": GROUPS, "neighbor": NEIGHBOR}
 
 
-def text_of(document):
-    return json.dumps(document).encode()
+def text_of(raw):
+    return json.dumps(raw).encode()
 
 
-def refused(data, **limits):
+def edit(*change):
+    return text_of(with_change(*change))
+
+
+def error_of(data, **limits):
     """The error of a refused document, after checking what every refusal owes its reader."""
     with pytest.raises(DocumentError) as caught:
         parse_schedule(data, **limits)
@@ -66,20 +78,6 @@ def refused(data, **limits):
     return error
 
 
-def changed(base, path, *value):
-    """A copy of a good document with one value replaced, or removed when none is given."""
-    document = copy.deepcopy(base)
-    *parents, last = path
-    inner = document
-    for key in parents:
-        inner = inner[key]
-    if value:
-        inner[last] = value[0]
-    else:
-        del inner[last]
-    return text_of(document)
-
-
 @pytest.mark.parametrize("base", GOOD.values(), ids=GOOD)
 def test_good_documents_load(base):
     assert parse_schedule(text_of(base)).name == base["name"]
@@ -90,8 +88,8 @@ def test_a_document_is_text_or_bytes_and_a_wrong_type_is_one_line(tmp_path):
     for document in (text, text.encode(), bytearray(text.encode())):
         assert parse_schedule(document) == parse_schedule(text)
         assert parse_schedule(document).name == "Größe"
-    assert "is not UTF-8" in refused(text.replace("ö", "\ud800")).problem
-    assert "the limit is" in refused(text, max_bytes=len(text.encode()) - 1).problem
+    assert "is not UTF-8" in error_of(text.replace("ö", "\ud800")).problem
+    assert "the limit is" in error_of(text, max_bytes=len(text.encode()) - 1).problem
     for wrong in (RULE, tmp_path / "schedule.json", None):
         with pytest.raises(InputError, match=r"^parse_schedule: the document is a \w+; it must be str or bytes; load_"):
             parse_schedule(wrong)
@@ -102,7 +100,7 @@ def test_a_document_is_text_or_bytes_and_a_wrong_type_is_one_line(tmp_path):
 def test_truncated_at_every_byte(base, ensure_ascii):
     data = json.dumps(base, ensure_ascii=ensure_ascii).encode()
     for length in range(len(data)):
-        error = refused(data[:length])
+        error = error_of(data[:length])
         line, _, column = error.place.partition(":")
         assert line.isdigit()
         assert column.isdigit()
@@ -111,23 +109,23 @@ def test_truncated_at_every_byte(base, ensure_ascii):
 P0 = ("strategy", "phases", 0)
 BROKEN = [
     # (document, place, words that the message holds)
-    (changed(RULE, ["version"], 2), "version", "is 2; this partreduce reads version 1; install a newer"),
-    (changed(RULE, ["version"], 0), "version", "is 0"),
-    (changed(RULE, ["version"], True), "version", "is true"),
-    (changed(RULE, ["version"], 1.0), "version", "is 1.0"),
-    (changed(RULE, ["version"], "1"), "version", 'is "1"'),
-    (changed(RULE, ["version"]), "document", 'the key "version" is missing'),
-    (changed(RULE, ["format"], "partreduce.cluster"), "format", 'it must be "partreduce.schedule"'),
-    (changed(RULE, ["format"]), "document", 'the key "format" is missing'),
-    (changed(RULE, ["name"]), "document", 'the key "name" is missing'),
-    (changed(RULE, ["name"], ""), "name", "too short"),
-    (changed(RULE, ["name"], "a\nb"), "name", "printable"),
-    (changed(RULE, ["name"], "x" * 1001), "name", "at most 1000"),
-    (changed(RULE, ["nmae"], "x"), "document", 'has the unknown key "nmae"; did you mean "name"?'),
-    (changed(RULE, ["a\x1b[31m\n"], "x"), "document", "has the unknown key"),
-    (changed(RULE, ["certificate"], []), "certificate", "must be an object"),
+    (edit(RULE, ["version"], 2), "version", "is 2; this partreduce reads version 1; install a newer"),
+    (edit(RULE, ["version"], 0), "version", "is 0"),
+    (edit(RULE, ["version"], True), "version", "is true"),
+    (edit(RULE, ["version"], 1.0), "version", "is 1.0"),
+    (edit(RULE, ["version"], "1"), "version", 'is "1"'),
+    (edit(RULE, ["version"]), "document", 'the key "version" is missing'),
+    (edit(RULE, ["format"], "partreduce.cluster"), "format", 'it must be "partreduce.schedule"'),
+    (edit(RULE, ["format"]), "document", 'the key "format" is missing'),
+    (edit(RULE, ["name"]), "document", 'the key "name" is missing'),
+    (edit(RULE, ["name"], ""), "name", "too short"),
+    (edit(RULE, ["name"], "a\nb"), "name", "printable"),
+    (edit(RULE, ["name"], "x" * 1001), "name", "at most 1000"),
+    (edit(RULE, ["nmae"], "x"), "document", 'has the unknown key "nmae"; did you mean "name"?'),
+    (edit(RULE, ["a\x1b[31m\n"], "x"), "document", "has the unknown key"),
+    (edit(RULE, ["certificate"], []), "certificate", "must be an object"),
     *(
-        (changed(RULE, ["failure_plan"], plan), f"failure_plan{place}", words)
+        (edit(RULE, ["failure_plan"], plan), f"failure_plan{place}", words)
         for plan, place, words in (
             ([], "", "must be an object"),
             ({"rule": "keep_groups"}, "", 'the key "failures" is missing'),
@@ -139,164 +137,118 @@ BROKEN = [
             ({"rule": "keep_groups", "failures": 1, "lost": [0]}, "", 'has the unknown key "lost"'),
         )
     ),
-    (changed(RULE, ["failure_plans"], [{"lost": [0]}]), "document", 'has the unknown key "failure_plans"; did'),
-    (changed(NEIGHBOR, ["failure_plan"], KEEP), "strategy.kind", "failure plans are for static and"),
-    (
-        text_of(
-            RULE
-            | {"strategy": {"kind": "allreduce", "sync": {"pipeline": {}},
-                "transport": {"gradient_buckets": "per_layer"}}}
-            | {"failure_plan": {"rule": "all_reduce", "failures": 1}}
-        ),
-        "strategy.transport.gradient_buckets",
-        "no worker keeps late gradients that left by layers",
-    ),
-    (
-        text_of(RULE | {"strategy": {"kind": "allreduce"}, "failure_plan": KEEP}),
+    (edit(RULE, ["failure_plans"], [{"lost": [0]}]), "document", 'has the unknown key "failure_plans"; did'),
+    (edit(NEIGHBOR, ["failure_plan"], KEEP), "strategy.kind", "failure plans are for static and"),
+    (text_of(RULE | {"strategy": LATE_LAYERS, "failure_plan": KEEP | {"rule": "all_reduce"}}),
+        "strategy.transport.gradient_buckets", "no worker keeps late gradients that left by layers"),
+    (text_of(RULE | {"strategy": {"kind": "allreduce"}, "failure_plan": KEEP}),
+        "failure_plan.rule", "expected all_reduce for strategy allreduce, got keep_groups"),
+    (text_of(UNEVEN | {"failure_plan": KEEP | {"rule": "reapply_rule"}}),
+        "failure_plan.rule", "expected a schedule with node_radices for reapply_rule, got listed groups"),
+    (text_of(UNEVEN | {"strategy": {"kind": "static", "phases": [[], SHARING]}, "failure_plan": KEEP}),
         "failure_plan.rule",
-        "expected all_reduce for strategy allreduce, got keep_groups",
-    ),
-    (
-        text_of(UNEVEN | {"failure_plan": {"rule": "reapply_rule", "failures": 1}}),
-        "failure_plan.rule",
-        "expected a schedule with node_radices for reapply_rule, got listed groups",
-    ),
-    (
-        text_of(
-            UNEVEN
-            | {"strategy": {"kind": "static", "phases": [[], [{"group": [0, 1]}, {"group": [1, 2]}]]}}
-            | {"failure_plan": KEEP}
-        ),
-        "failure_plan.rule",
-        "expected groups that share no worker for keep_groups, got two that do in strategy.phases[1]",
-    ),
-    (
-        text_of(UNEVEN | {"failure_plan": {"rule": "keep_groups", "failures": 4}}),
-        "failure_plan.failures",
-        "expected 1 to 3 for 5 workers, got 4",
-    ),
-    (
-        text_of(
-            UNEVEN
-            | {"cluster": {"nodes": [[1], [0]]}, "strategy": {"kind": "allreduce"}}
-            | {"failure_plan": {"rule": "all_reduce", "failures": 1}}
-        ),
-        "failure_plan",
-        "expected a cluster of 3 workers or more, got 2",
-    ),
-    (changed(RULE, ["certificate"], None), "certificate", "must be an object"),
-    (changed(RULE, ["cluster"], "4x4"), "cluster", 'is "4x4"; it must be an object'),
-    (changed(RULE, ["cluster", "num_nodes"], 0), "cluster.num_nodes", "is 0; it must be >= 1"),
-    (changed(RULE, ["cluster", "num_nodes"], 2**40), "cluster.num_nodes", "must be <="),
-    (changed(RULE, ["cluster"], {"num_nodes": 2**31 - 1, "workers_per_node": 2}), "cluster", "at most 2147483647"),
-    (changed(RULE, ["cluster", "num_nodes"], 4.0), "cluster.num_nodes", "is 4.0; it must be an integer"),
-    (changed(RULE, ["cluster", "num_nodes"]), "cluster", 'the key "num_nodes" is missing'),
-    (changed(RULE, ["cluster", "num_node"], 4), "cluster", 'did you mean "num_nodes"'),
-    (changed(RULE, ["cluster", "nodes"], [[0, 1]]), "cluster", 'has both "nodes" and "num_nodes"; keep nodes, or'),
-    (changed(RULE, ["cluster"], {"num_nodes": 1, "workers_per_node": 1}), "cluster", "at least 2 workers"),
-    (changed(GROUPS, ["cluster", "nodes"], []), "cluster.nodes", "too short"),
-    (changed(GROUPS, ["cluster", "nodes", 1], []), "cluster.nodes[1]", "too short"),
-    (changed(GROUPS, ["cluster", "nodes", 1, 0], 2), "cluster.nodes[1]", "worker 2 is listed twice"),
-    (changed(GROUPS, ["cluster", "nodes", 1, 0], 9), "cluster.nodes[1]", "worker 9 is out of range"),
-    (changed(GROUPS, ["cluster", "nodes", 1, 0], True), "cluster.nodes[1][0]", "is true; it must be an integer"),
-    (changed(RULE, ["strategy"], []), "strategy", "must be an object"),
-    (changed(RULE, ["strategy", "kind"]), "strategy", 'the key "kind" is missing; known kinds: static'),
-    (changed(RULE, ["strategy", "kind"], "statik"), "strategy.kind", 'did you mean "static"?'),
-    (changed(RULE, ["strategy", "kind"], ["static"]), "strategy.kind", "must be one of"),
-    (changed(RULE, ["strategy", "phasen"], []), "strategy", 'unknown key "phasen"; did you mean "phases"?'),
-    (changed(RULE, ["strategy", "phases"]), "strategy", 'the key "phases" is missing'),
-    (changed(RULE, ["strategy", "phases"], []), "strategy.phases", "at least 1 phase"),
-    (changed(RULE, ["strategy", "phases"], [[]] * (2**18 + 1)), "strategy.phases", "too long; its length is at most"),
-    (changed(RULE, ["strategy", "phases"], {}), "strategy.phases", "must be a list"),
-    (changed(RULE, P0, 3), "strategy.phases[0]", "must be a list"),
-    (changed(RULE, P0, {}), "strategy.phases[0]", 'the key "phase" is missing'),
-    (changed(RULE, P0, {"phase": [], "repeat": 1}), "strategy.phases[0].repeat", "must be >= 2"),
-    (changed(RULE, P0, {"phase": [], "repeat": True}), "strategy.phases[0].repeat", "must be an integer"),
-    (changed(RULE, P0, {"phase": [], "repeat": 2**18}), "strategy.phases", "expected at most 262144"),
-    (changed(RULE, P0, {"phase": {}, "repeat": 2}), "strategy.phases[0].phase", "must be a list"),
-    (changed(RULE, P0, {"phase": [], "times": 2}), "strategy.phases[0]", 'unknown key "times"'),
-    (changed(RULE, [*P0, 1], 3), "strategy.phases[0][1]", "must be an object"),
-    (changed(RULE, [*P0, 1, "local"]), "strategy.phases[0][1]", 'the key "local" is missing'),
-    (changed(RULE, [*P0, 1, "local"], []), "strategy.phases[0][1].local", "at least 1 local rank"),
-    (changed(RULE, [*P0, 1, "local"], [2, 2]), "strategy.phases[0][1].local", "names a local rank twice"),
-    (changed(RULE, [*P0, 1, "local", 0], 4), "strategy.phases[0][1].local", "local rank 4 is out of range"),
-    (changed(RULE, [*P0, 1, "local", 0], -1), "strategy.phases[0][1].local[0]", "is -1; it must be >= 0"),
-    (changed(RULE, [*P0, 1, "local", 0], False), "strategy.phases[0][1].local[0]", "is false; it must be an integer"),
-    (changed(RULE, [*P0, 1, "local", 0], 2.0), "strategy.phases[0][1].local[0]", "is 2.0; it must be an integer"),
-    (changed(RULE, [*P0, 0, "across", 0], 2), "strategy.phases[0][0].across", "digit 2 is out of range"),
-    (changed(RULE, [*P0, 0, "relaxation"], 0.5), "strategy.phases[0][0].relaxation", "must be exact"),
-    (changed(RULE, [*P0, 0, "group"], [0, 1]), "strategy.phases[0][0]", 'unknown key "group"'),
-    (changed(RULE, ["strategy", "node_radices"], [2, 3]), "strategy", "their product is the number of nodes, 4"),
-    (changed(RULE, ["strategy", "node_radices"], [4, 1]), "strategy.node_radices[1]", "is 1; it must be >= 2"),
-    (changed(RULE, ["strategy", "node_radices"], [2] * 40), "strategy.node_radices", "at most 31"),
-    (changed(RULE, ["strategy", "node_radices"]), "strategy", 'the key "node_radices" is missing'),
-    (changed(RULE, ["cluster"], {"nodes": [[0, 1], [2]]}), "strategy", "rules need equally sized nodes"),
-    (changed(RULE, ["strategy", "prologue"], -1), "strategy.prologue", "is -1; it must be >= 0"),
-    (changed(RULE, ["strategy", "prologue"], True), "strategy.prologue", "is true; it must be an integer"),
-    (changed(RULE, ["strategy", "overlap"], True), "strategy", '"overlap" is called "sync" now'),
-    (
-        changed(RULE, ["strategy", "sync"], 1),
-        "strategy.sync",
-        (
-            'is 1; it must be "synchronous", {"delay": 1}, {"merge": {"steps": 2}}, {"pipeline": {}}, '
-            '{"iteration_gap": {}} or '
-            '{"partial": {"quorum": "solo"}}'
-        ),
-    ),
-    (changed(RULE, ["strategy", "sync"], {"delay": True}), "strategy.sync.delay", "is true; an averaging is late by 1"),
-    (changed(RULE, ["strategy", "sync"], {"delay": 2}), "strategy.sync.delay", "is 2; an averaging is late by 1 round"),
-    (
-        changed(RULE, ["strategy", "sync"], {"delay": 1, "iteration_gap": 2}),
-        "strategy.sync",
-        (
-            'it must be "synchronous", {"delay": 1}, {"merge": {"steps": 2}}, {"pipeline": {}}, {"iteration_gap": '
-            '{}} or '
-            '{"partial": {"quorum": "solo"}}'
-        ),
-    ),
-    (changed(RULE, ["strategy", "transport"], "ring"), "strategy.transport", 'is "ring"; it must be an object'),
-    (changed(RULE, ["strategy", "transport"], {"algoritm": "ring"}), "strategy.transport",
+        "expected groups that share no worker for keep_groups, got two that do in strategy.phases[1]"),
+    (text_of(UNEVEN | {"failure_plan": KEEP | {"failures": 4}}),
+        "failure_plan.failures", "expected 1 to 3 for 5 workers, got 4"),
+    (text_of(PAIR | {"failure_plan": KEEP | {"rule": "all_reduce"}}),
+        "failure_plan", "expected a cluster of 3 workers or more, got 2"),
+    (edit(RULE, ["certificate"], None), "certificate", "must be an object"),
+    (edit(RULE, ["cluster"], "4x4"), "cluster", 'is "4x4"; it must be an object'),
+    (edit(RULE, ["cluster", "num_nodes"], 0), "cluster.num_nodes", "is 0; it must be >= 1"),
+    (edit(RULE, ["cluster", "num_nodes"], 2**40), "cluster.num_nodes", "must be <="),
+    (edit(RULE, ["cluster"], {"num_nodes": 2**31 - 1, "workers_per_node": 2}), "cluster", "at most 2147483647"),
+    (edit(RULE, ["cluster", "num_nodes"], 4.0), "cluster.num_nodes", "is 4.0; it must be an integer"),
+    (edit(RULE, ["cluster", "num_nodes"]), "cluster", 'the key "num_nodes" is missing'),
+    (edit(RULE, ["cluster", "num_node"], 4), "cluster", 'did you mean "num_nodes"'),
+    (edit(RULE, ["cluster", "nodes"], [[0, 1]]), "cluster", 'has both "nodes" and "num_nodes"; keep nodes, or'),
+    (edit(RULE, ["cluster"], {"num_nodes": 1, "workers_per_node": 1}), "cluster", "at least 2 workers"),
+    (edit(GROUPS, ["cluster", "nodes"], []), "cluster.nodes", "too short"),
+    (edit(GROUPS, ["cluster", "nodes", 1], []), "cluster.nodes[1]", "too short"),
+    (edit(GROUPS, ["cluster", "nodes", 1, 0], 2), "cluster.nodes[1]", "worker 2 is listed twice"),
+    (edit(GROUPS, ["cluster", "nodes", 1, 0], 9), "cluster.nodes[1]", "worker 9 is out of range"),
+    (edit(GROUPS, ["cluster", "nodes", 1, 0], True), "cluster.nodes[1][0]", "is true; it must be an integer"),
+    (edit(RULE, ["strategy"], []), "strategy", "must be an object"),
+    (edit(RULE, ["strategy", "kind"]), "strategy", 'the key "kind" is missing; known kinds: static'),
+    (edit(RULE, ["strategy", "kind"], "statik"), "strategy.kind", 'did you mean "static"?'),
+    (edit(RULE, ["strategy", "kind"], ["static"]), "strategy.kind", "must be one of"),
+    (edit(RULE, ["strategy", "phasen"], []), "strategy", 'unknown key "phasen"; did you mean "phases"?'),
+    (edit(RULE, ["strategy", "phases"]), "strategy", 'the key "phases" is missing'),
+    (edit(RULE, ["strategy", "phases"], []), "strategy.phases", "at least 1 phase"),
+    (edit(RULE, ["strategy", "phases"], [[]] * (2**18 + 1)), "strategy.phases", "too long; its length is at most"),
+    (edit(RULE, ["strategy", "phases"], {}), "strategy.phases", "must be a list"),
+    (edit(RULE, P0, 3), "strategy.phases[0]", "must be a list"),
+    (edit(RULE, P0, {}), "strategy.phases[0]", 'the key "phase" is missing'),
+    (edit(RULE, P0, {"phase": [], "repeat": 1}), "strategy.phases[0].repeat", "must be >= 2"),
+    (edit(RULE, P0, {"phase": [], "repeat": True}), "strategy.phases[0].repeat", "must be an integer"),
+    (edit(RULE, P0, {"phase": [], "repeat": 2**18}), "strategy.phases", "expected at most 262144"),
+    (edit(RULE, P0, {"phase": {}, "repeat": 2}), "strategy.phases[0].phase", "must be a list"),
+    (edit(RULE, P0, {"phase": [], "times": 2}), "strategy.phases[0]", 'unknown key "times"'),
+    (edit(RULE, [*P0, 1], 3), "strategy.phases[0][1]", "must be an object"),
+    (edit(RULE, [*P0, 1, "local"]), "strategy.phases[0][1]", 'the key "local" is missing'),
+    (edit(RULE, [*P0, 1, "local"], []), "strategy.phases[0][1].local", "at least 1 local rank"),
+    (edit(RULE, [*P0, 1, "local"], [2, 2]), "strategy.phases[0][1].local", "names a local rank twice"),
+    (edit(RULE, [*P0, 1, "local", 0], 4), "strategy.phases[0][1].local", "local rank 4 is out of range"),
+    (edit(RULE, [*P0, 1, "local", 0], -1), "strategy.phases[0][1].local[0]", "is -1; it must be >= 0"),
+    (edit(RULE, [*P0, 1, "local", 0], False), "strategy.phases[0][1].local[0]", "is false; it must be an integer"),
+    (edit(RULE, [*P0, 1, "local", 0], 2.0), "strategy.phases[0][1].local[0]", "is 2.0; it must be an integer"),
+    (edit(RULE, [*P0, 0, "across", 0], 2), "strategy.phases[0][0].across", "digit 2 is out of range"),
+    (edit(RULE, [*P0, 0, "relaxation"], 0.5), "strategy.phases[0][0].relaxation", "must be exact"),
+    (edit(RULE, [*P0, 0, "group"], [0, 1]), "strategy.phases[0][0]", 'unknown key "group"'),
+    (edit(RULE, ["strategy", "node_radices"], [2, 3]), "strategy", "their product is the number of nodes, 4"),
+    (edit(RULE, ["strategy", "node_radices"], [4, 1]), "strategy.node_radices[1]", "is 1; it must be >= 2"),
+    (edit(RULE, ["strategy", "node_radices"], [2] * 40), "strategy.node_radices", "at most 31"),
+    (edit(RULE, ["strategy", "node_radices"]), "strategy", 'the key "node_radices" is missing'),
+    (edit(RULE, ["cluster"], {"nodes": [[0, 1], [2]]}), "strategy", "rules need equally sized nodes"),
+    (edit(RULE, ["strategy", "prologue"], -1), "strategy.prologue", "is -1; it must be >= 0"),
+    (edit(RULE, ["strategy", "prologue"], True), "strategy.prologue", "is true; it must be an integer"),
+    (edit(RULE, ["strategy", "overlap"], True), "strategy", '"overlap" is called "sync" now'),
+    (edit(RULE, ["strategy", "sync"], 1), "strategy.sync", f"is 1; {SYNCS}"),
+    (edit(RULE, ["strategy", "sync"], {"delay": True}), "strategy.sync.delay", "is true; an averaging is late by 1"),
+    (edit(RULE, ["strategy", "sync"], {"delay": 2}), "strategy.sync.delay", "is 2; an averaging is late by 1 round"),
+    (edit(RULE, ["strategy", "sync"], {"delay": 1, "iteration_gap": 2}), "strategy.sync", SYNCS),
+    (edit(RULE, ["strategy", "transport"], "ring"), "strategy.transport", 'is "ring"; it must be an object'),
+    (edit(RULE, ["strategy", "transport"], {"algoritm": "ring"}), "strategy.transport",
         'has the unknown key "algoritm"; did you mean "algorithm"?'),
-    (changed(RULE, ["strategy", "transport"], {"algorithm": "star"}), "strategy.transport.algorithm",
+    (edit(RULE, ["strategy", "transport"], {"algorithm": "star"}), "strategy.transport.algorithm",
         "it must be 'ring' or 'hierarchical'"),
-    (changed(RULE, ["strategy", "averaging"], "median"), "strategy.averaging", "'mean' or 'step-normalized'"),
-    (changed(RULE, ["strategy", "steps_per_round"], 0), "strategy.steps_per_round", "is 0; it must be >= 1"),
-    (changed(RULE, ["strategy", "steps_per_round"], "fast"), "strategy.steps_per_round", 'is "fast"; it must be'),
-    (changed(GROUPS, ["strategy", "steps_per_round"], [1, 2]), "strategy.steps_per_round", "has 2 entries"),
-    (changed(GROUPS, ["strategy", "steps_per_round", 1], 1.5), "strategy.steps_per_round[1]", "is 1.5; it must be"),
-    (changed(GROUPS, ["strategy", "steps_per_round", 1], True), "strategy.steps_per_round[1]", "is true"),
-    (changed(GROUPS, [*P0, 0, "group"], [3]), "strategy.phases[0][0].group", "a group has at least 2 workers"),
-    (changed(GROUPS, [*P0, 0, "group"], []), "strategy.phases[0][0].group", "a group has at least 2 workers"),
-    (changed(GROUPS, [*P0, 0, "group"], 3), "strategy.phases[0][0].group", "must be a list"),
-    (changed(GROUPS, [*P0, 0, "group"]), "strategy.phases[0][0]", 'the key "group" is missing'),
-    (changed(GROUPS, [*P0, 1, "group", 1], 4), "strategy.phases[0][1].group[1]",
+    (edit(RULE, ["strategy", "averaging"], "median"), "strategy.averaging", "'mean' or 'step-normalized'"),
+    (edit(RULE, ["strategy", "steps_per_round"], 0), "strategy.steps_per_round", "is 0; it must be >= 1"),
+    (edit(RULE, ["strategy", "steps_per_round"], "fast"), "strategy.steps_per_round", 'is "fast"; it must be'),
+    (edit(GROUPS, ["strategy", "steps_per_round"], [1, 2]), "strategy.steps_per_round", "has 2 entries"),
+    (edit(GROUPS, ["strategy", "steps_per_round", 1], 1.5), "strategy.steps_per_round[1]", "is 1.5; it must be"),
+    (edit(GROUPS, ["strategy", "steps_per_round", 1], True), "strategy.steps_per_round[1]", "is true"),
+    (edit(GROUPS, [*P0, 0, "group"], [3]), "strategy.phases[0][0].group", "a group has at least 2 workers"),
+    (edit(GROUPS, [*P0, 0, "group"], []), "strategy.phases[0][0].group", "a group has at least 2 workers"),
+    (edit(GROUPS, [*P0, 0, "group"], 3), "strategy.phases[0][0].group", "must be a list"),
+    (edit(GROUPS, [*P0, 0, "group"]), "strategy.phases[0][0]", 'the key "group" is missing'),
+    (edit(GROUPS, [*P0, 1, "group", 1], 4), "strategy.phases[0][1].group[1]",
         "rank 4 is out of range; ranks are 0..3"),
-    (changed(GROUPS, [*P0, 1, "group", 1], -1), "strategy.phases[0][1].group[1]", "rank -1 is out of range"),
-    (changed(GROUPS, [*P0, 1, "group", 1], True), "strategy.phases[0][1].group[1]", "is true; it must be an integer"),
-    (changed(GROUPS, [*P0, 1, "group", 1], 0.0), "strategy.phases[0][1].group[1]", "is 0.0; it must be an integer"),
-    (changed(GROUPS, [*P0, 1, "group", 1], "0"), "strategy.phases[0][1].group[1]", 'is "0"; it must be an integer'),
-    (changed(GROUPS, [*P0, 1, "group"], [0, 1, 0]), "strategy.phases[0][1].group", "worker 0 stands twice"),
-    (changed(GROUPS, [*P0, 1, "local"], [0]), "strategy.phases[0][1]", 'unknown key "local"'),
-    (changed(GROUPS, [*P0, 0, "relaxation"], 1.5), "strategy.phases[0][0].relaxation", "is 1.5; it must be exact"),
-    (changed(GROUPS, [*P0, 0, "relaxation"], "1.5"), "strategy.phases[0][0].relaxation", "a fraction string"),
-    (changed(GROUPS, [*P0, 0, "relaxation"], "1/0"), "strategy.phases[0][0].relaxation", "no zero below"),
-    (changed(GROUPS, [*P0, 0, "relaxation"], " 1/2"), "strategy.phases[0][0].relaxation", "no spaces"),
-    (changed(GROUPS, [*P0, 0, "relaxation"], "１/２"), "strategy.phases[0][0].relaxation", "a fraction string"),
-    (changed(GROUPS, [*P0, 0, "relaxation"], "1/2\n"), "strategy.phases[0][0].relaxation", "a fraction string"),
-    (changed(GROUPS, [*P0, 0, "relaxation"], "1/" + "9" * 65), "strategy.phases[0][0].relaxation", "at most 64 digits"),
-    (changed(GROUPS, [*P0, 0, "relaxation"], True), "strategy.phases[0][0].relaxation", "is true; it must be exact"),
-    (changed(GROUPS, [*P0, 0, "relaxation"], None), "strategy.phases[0][0].relaxation", "is null"),
-    (changed(GROUPS, [*P0, 0, "relaxation"], {"a": []}), "strategy.phases[0][0].relaxation", "must be exact"),
-    (changed(NEIGHBOR, ["strategy", "rounds"], []), "strategy.rounds", "at least 1 round"),
-    (changed(NEIGHBOR, ["strategy", "rounds", 0, "edges", 1], [1, 1]), "strategy.rounds[0].edges[1]", "is 1→1"),
-    (changed(NEIGHBOR, ["strategy", "rounds", 0, "edges", 1], [1, 3]), "strategy.rounds[0].edges[1]", "ranks are 0..2"),
-    (changed(NEIGHBOR, ["strategy", "rounds", 0, "edges", 2], [0, 1]), "strategy.rounds[0].edges[2]", "given twice"),
-    (changed(NEIGHBOR, ["strategy", "rounds", 0, "edges", 1], [1]), "strategy.rounds[0].edges[1]", "at least 2"),
-    (changed(NEIGHBOR, ["strategy", "rounds", 0, "edges", 1, 0], True), "strategy.rounds[0].edges[1][0]", "is true"),
-    (changed(NEIGHBOR, ["strategy", "rounds", 0, "weights"], ["1/2"]), "strategy.rounds[0].weights", "1 entries for 3"),
-    (changed(NEIGHBOR, ["strategy", "rounds", 0, "weights", 1], 0.5), "strategy.rounds[0].weights[1]", "must be exact"),
-    (changed(NEIGHBOR, ["strategy", "rounds", 0, "weights"], 0.5), "strategy.rounds[0].weights", "must be exact"),
-    (changed(NEIGHBOR, ["strategy", "prologue"], 1), "strategy", 'unknown key "prologue"'),
+    (edit(GROUPS, [*P0, 1, "group", 1], -1), "strategy.phases[0][1].group[1]", "rank -1 is out of range"),
+    (edit(GROUPS, [*P0, 1, "group", 1], True), "strategy.phases[0][1].group[1]", "is true; it must be an integer"),
+    (edit(GROUPS, [*P0, 1, "group", 1], 0.0), "strategy.phases[0][1].group[1]", "is 0.0; it must be an integer"),
+    (edit(GROUPS, [*P0, 1, "group", 1], "0"), "strategy.phases[0][1].group[1]", 'is "0"; it must be an integer'),
+    (edit(GROUPS, [*P0, 1, "group"], [0, 1, 0]), "strategy.phases[0][1].group", "worker 0 stands twice"),
+    (edit(GROUPS, [*P0, 1, "local"], [0]), "strategy.phases[0][1]", 'unknown key "local"'),
+    (edit(GROUPS, [*P0, 0, "relaxation"], 1.5), "strategy.phases[0][0].relaxation", "is 1.5; it must be exact"),
+    (edit(GROUPS, [*P0, 0, "relaxation"], "1.5"), "strategy.phases[0][0].relaxation", "a fraction string"),
+    (edit(GROUPS, [*P0, 0, "relaxation"], "1/0"), "strategy.phases[0][0].relaxation", "no zero below"),
+    (edit(GROUPS, [*P0, 0, "relaxation"], " 1/2"), "strategy.phases[0][0].relaxation", "no spaces"),
+    (edit(GROUPS, [*P0, 0, "relaxation"], "１/２"), "strategy.phases[0][0].relaxation", "a fraction string"),
+    (edit(GROUPS, [*P0, 0, "relaxation"], "1/2\n"), "strategy.phases[0][0].relaxation", "a fraction string"),
+    (edit(GROUPS, [*P0, 0, "relaxation"], "1/" + "9" * 65), "strategy.phases[0][0].relaxation", "at most 64 digits"),
+    (edit(GROUPS, [*P0, 0, "relaxation"], True), "strategy.phases[0][0].relaxation", "is true; it must be exact"),
+    (edit(GROUPS, [*P0, 0, "relaxation"], None), "strategy.phases[0][0].relaxation", "is null"),
+    (edit(GROUPS, [*P0, 0, "relaxation"], {"a": []}), "strategy.phases[0][0].relaxation", "must be exact"),
+    (edit(NEIGHBOR, ["strategy", "rounds"], []), "strategy.rounds", "at least 1 round"),
+    (edit(NEIGHBOR, ["strategy", "rounds", 0, "edges", 1], [1, 1]), "strategy.rounds[0].edges[1]", "is 1→1"),
+    (edit(NEIGHBOR, ["strategy", "rounds", 0, "edges", 1], [1, 3]), "strategy.rounds[0].edges[1]", "ranks are 0..2"),
+    (edit(NEIGHBOR, ["strategy", "rounds", 0, "edges", 2], [0, 1]), "strategy.rounds[0].edges[2]", "given twice"),
+    (edit(NEIGHBOR, ["strategy", "rounds", 0, "edges", 1], [1]), "strategy.rounds[0].edges[1]", "at least 2"),
+    (edit(NEIGHBOR, ["strategy", "rounds", 0, "edges", 1, 0], True), "strategy.rounds[0].edges[1][0]", "is true"),
+    (edit(NEIGHBOR, ["strategy", "rounds", 0, "weights"], ["1/2"]), "strategy.rounds[0].weights", "1 entries for 3"),
+    (edit(NEIGHBOR, ["strategy", "rounds", 0, "weights", 1], 0.5), "strategy.rounds[0].weights[1]", "must be exact"),
+    (edit(NEIGHBOR, ["strategy", "rounds", 0, "weights"], 0.5), "strategy.rounds[0].weights", "must be exact"),
+    (edit(NEIGHBOR, ["strategy", "prologue"], 1), "strategy", 'unknown key "prologue"'),
     # what JSON itself must not hold
     (b'{"a": {"b": [1, {"c": 1, "d": 2, "c": 3}]}}', "a.b[1]", 'has the key "c" twice'),
     (b'{"a": 1, "\\u0061": 1}', "document", 'has the key "a" twice'),
@@ -339,7 +291,7 @@ BROKEN = [
     ("data", "place", "words"), BROKEN, ids=lambda value: None if isinstance(value, bytes) else value
 )
 def test_broken_document(data, place, words):
-    error = refused(data)
+    error = error_of(data)
     assert error.place == place
     assert words in error.problem
 
@@ -349,9 +301,9 @@ def test_broken_document(data, place, words):
     [(b"NaN", "a value is NaN"), (b"1e999", "overflows"), (b'{"a":1,"a":1}', 'has the key "a" twice')],
 )
 def test_a_thousand_faults_are_named_and_more_are_counted(item, words):
-    error = refused(b"[" + item + b"," + b"1," * 10 + b",".join([item] * 999) + b"]")
+    error = error_of(b"[" + item + b"," + b"1," * 10 + b",".join([item] * 999) + b"]")
     assert error.place == "[0]"
-    error = refused(b"[" + b",".join([item] * 10**5) + b"]")
+    error = error_of(b"[" + b",".join([item] * 10**5) + b"]")
     assert error.place == "document"
     assert "more than 1000 faults" in error.problem
     assert words in error.problem
@@ -367,7 +319,7 @@ def test_integers_up_to_the_bound_are_kept_exactly():
 @pytest.mark.parametrize("bracket", [b"[", b'{"a":', b'[{"]":'])
 def test_deep_nesting(depth, bracket):
     data = bracket * depth
-    error = refused(data, max_bytes=2**25)
+    error = error_of(data, max_bytes=2**25)
     assert "nested deeper than 32" in error.problem
     count = bracket.count(b"[") + bracket.count(b"{")
     whole, rest = divmod(32, count)
@@ -387,16 +339,10 @@ def test_depth_counts_no_brackets_inside_strings():
         parse_json(b"[" + filler + b"," + b"[" * 32 + b"]" * 33)
 
 
-def test_exactly_the_depth_limit_loads():
-    assert parse_json(b"[" * 32 + b"]" * 32)
-    with pytest.raises(DocumentError, match="nested deeper"):
-        parse_json(b"[" * 33 + b"]" * 33)
-
-
 def test_size_limit(tmp_path):
     data = text_of(RULE)
     assert parse_schedule(data, max_bytes=len(data))
-    error = refused(data, max_bytes=len(data) - 1)
+    error = error_of(data, max_bytes=len(data) - 1)
     assert f"the limit is {len(data) - 1} bytes; raise the limit" in error.problem
     sparse = tmp_path / "huge.json"
     with sparse.open("wb") as file:
@@ -438,7 +384,7 @@ def test_unreadable_files_are_file_problems(tmp_path):
 
 def test_file_name_stands_before_the_place(tmp_path):
     path = tmp_path / "bad.json"
-    path.write_bytes(changed(RULE, ["version"], 2))
+    path.write_bytes(edit(RULE, ["version"], 2))
     with pytest.raises(DocumentError) as caught:
         load_schedule(path)
     assert str(caught.value).startswith(f"{path}: version: is 2;")
@@ -451,22 +397,18 @@ def test_file_name_stands_before_the_place(tmp_path):
 def test_errors_travel_between_processes():
     error = DocumentError("strategy.phases[0]", "is wrong", "a.json")
     copied = pickle.loads(pickle.dumps(error))
-    assert (str(copied), copied.place, copied.problem, copied.source) == (
-        "a.json: strategy.phases[0]: is wrong",
-        "strategy.phases[0]",
-        "is wrong",
-        "a.json",
-    )
+    assert str(copied) == "a.json: strategy.phases[0]: is wrong"
+    assert (copied.place, copied.problem, copied.source) == ("strategy.phases[0]", "is wrong", "a.json")
 
 
 def test_overlapping_and_unconnected_schedules_load_because_verify_refutes_them():
-    schedule = parse_schedule(changed(GROUPS, [*P0, 1, "group"], [0, 1]))
+    schedule = parse_schedule(edit(GROUPS, [*P0, 1, "group"], [0, 1]))
     assert [group.members for group in schedule.phase(0)] == [(0, 1), (1, 3)]
     with pytest.raises(ScheduleError, match="worker 1 stands in 2 groups"):
         schedule.phase(0).labels()
-    parse_schedule(changed(RULE, [*P0, 1, "local"], [0, 3]))
-    parse_schedule(changed(GROUPS, ["strategy", "phases"], [[{"group": [0, 1]}]]))
-    parse_schedule(changed(GROUPS, ["strategy", "phases"], [[]]))
+    parse_schedule(edit(RULE, [*P0, 1, "local"], [0, 3]))
+    parse_schedule(edit(GROUPS, ["strategy", "phases"], [[{"group": [0, 1]}]]))
+    parse_schedule(edit(GROUPS, ["strategy", "phases"], [[]]))
 
 
 @pytest.mark.parametrize("data", [
@@ -480,14 +422,14 @@ def test_overlapping_and_unconnected_schedules_load_because_verify_refutes_them(
     b'["' + b"\\ud800" * 10**5 + b'"]',
     b'{"' + b"\\\\" * 10**6 + b'": 1}',
     b"\\" * 10**6,
-    changed(GROUPS, [*P0], [{"group": [0]}] * 10**5),
-    changed(GROUPS, [*P0], [{"group": [0, 1], f"k{i}": 1} for i in range(10**4)]),
-    changed(RULE, [*P0], [{"local": [9], "across": [0]}] * 10**4),
-    changed(RULE, ["strategy"], {f"key{i}": i for i in range(10**4)} | {"kind": "static"}),
-    changed(RULE, ["strategy", "node_radices"], [2**50] * 10**5),
+    edit(GROUPS, [*P0], [{"group": [0]}] * 10**5),
+    edit(GROUPS, [*P0], [{"group": [0, 1], f"k{i}": 1} for i in range(10**4)]),
+    edit(RULE, [*P0], [{"local": [9], "across": [0]}] * 10**4),
+    edit(RULE, ["strategy"], {f"key{i}": i for i in range(10**4)} | {"kind": "static"}),
+    edit(RULE, ["strategy", "node_radices"], [2**50] * 10**5),
 ], ids=range(15))  # fmt: skip
 def test_hostile_documents_are_refused(data):
-    refused(data)
+    error_of(data)
 
 
 json_values = st.recursive(
@@ -534,7 +476,7 @@ def test_mutated_documents_load_or_are_refused_in_one_line(base, data):
     try:
         parse_schedule(text)
     except DocumentError:
-        refused(text)
+        error_of(text)
 
 
 @settings(max_examples=150)
@@ -550,4 +492,4 @@ def test_documents_with_damaged_bytes_load_or_are_refused_in_one_line(base, data
     try:
         parse_schedule(bytes(text))
     except DocumentError:
-        refused(bytes(text))
+        error_of(bytes(text))

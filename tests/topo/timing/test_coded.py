@@ -13,6 +13,7 @@ from partreduce import Cluster, Hardware, Link, Schedule, simulate
 from partreduce.errors import InputError, ScheduleError
 from partreduce.strategies import DrainPolicy, GradientBuckets, GroupPhases, Phase, Pipeline, StaticGroups, Transport
 from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm, Codec, CodecScope
+from partreduce.topo.strategies.axes import SYNCHRONOUS
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.coding import LAYERS, Coding, Travel
 from partreduce.topo.timing.cost import communication, group_seconds
@@ -21,12 +22,13 @@ from partreduce.topo.timing.stages import of_period, sample
 from partreduce.types import CodecSeconds, ComputeTimes, Switch
 
 HIERARCHICAL = {"algorithm": AllReduceAlgorithm.HIERARCHICAL}
+LAYERED = {"gradient_buckets": GradientBuckets.PER_LAYER}
 NONE = CodecSeconds()
 FREE = tuple((codec.value, NONE) for codec in (Codec.BFLOAT16, Codec.FLOAT16, Codec.INT8))
 
 
-def everyone(cluster, **transport):
-    return Schedule("a", cluster, AllReduce(transport=Transport(**transport)))
+def everyone(cluster, sync=SYNCHRONOUS, **transport):
+    return Schedule("a", cluster, AllReduce(sync=sync, transport=Transport(**transport)))
 
 
 def test_the_bytes_that_were_measured_on_16_workers():
@@ -152,28 +154,23 @@ def test_layers_pay_their_latencies_one_by_one():
     cluster, model = Cluster.regular(1, 4), 90
     hardware = Hardware(inside=Link(1.0, 1.0), model_bytes=model, layers=3)
     whole = communication(everyone(cluster), hardware)
-    layers = communication(everyone(cluster, gradient_buckets=GradientBuckets.PER_LAYER), hardware)
+    layers = communication(everyone(cluster, **LAYERED), hardware)
     assert whole.per_step == 6 + 1.5 * model
     assert layers.per_step == pytest.approx(3 * 6 + 1.5 * model)
     assert layers.nic_bytes_per_step == whole.nic_bytes_per_step == 0
-    assert len(Travel.of(Transport(gradient_buckets=GradientBuckets.PER_LAYER), Hardware()).shares) == LAYERS
-    assert Travel.of(Transport(gradient_buckets=GradientBuckets.PER_LAYER), Hardware(layers=(30, 10))).shares == (
-        0.75,
-        0.25,
-    )
-    late = Travel.of(
-        Transport(gradient_buckets=GradientBuckets.PER_LAYER), Hardware(layers=(0, 30, 0, 10), backward=0.5)
-    )
+    assert len(Travel.of(Transport(**LAYERED), Hardware()).shares) == LAYERS
+    assert Travel.of(Transport(**LAYERED), Hardware(layers=(30, 10))).shares == (0.75, 0.25)
+    late = Travel.of(Transport(**LAYERED), Hardware(layers=(0, 30, 0, 10), backward=0.5))
     assert (late.shares, late.ready) == ((0.75, 0.25), (0.75, 1.0))
     early = Hardware(inside=Link(0.0, 1.0), model_bytes=8, layers=(8, 0), backward=0.5)
-    (stage,) = of_period(everyone(Cluster.regular(1, 2), gradient_buckets=GradientBuckets.PER_LAYER), early)
+    (stage,) = of_period(everyone(Cluster.regular(1, 2), **LAYERED), early)
     assert stage.before(np.array([4.0, 100.0])).tolist() == [3.0 + 8.0, 100.0]
 
 
 def test_segments_leave_during_backward():
     """A step computes 12 s, the last 6 of them backward; two segments of 2 s and 6 s, ready at 9 s and at 12 s."""
     hardware = Hardware(inside=Link(0.0, 1.0), model_bytes=8, layers=(2, 6), backward=0.5)
-    schedule = everyone(Cluster.regular(1, 2), gradient_buckets=GradientBuckets.PER_LAYER)
+    schedule = everyone(Cluster.regular(1, 2), **LAYERED)
     (stage,) = of_period(schedule, hardware)
     assert stage.before(np.full(2, 12.0)).tolist() == [18.0, 18.0]
     timeline = simulate(schedule, hardware, compute=ComputeTimes(base=12.0), num_rounds=2)
@@ -191,8 +188,7 @@ def test_segments_leave_during_backward():
 def test_a_pipeline_takes_what_equation_4_says(width, seconds):
     hardware = Hardware(inside=Link(0.0, 1.0), model_bytes=int(seconds))
     for drain in DrainPolicy:
-        sync = Pipeline(width=width, drain=drain)
-        schedule = Schedule("a", Cluster.regular(1, 2), AllReduce(sync=sync))
+        schedule = everyone(Cluster.regular(1, 2), Pipeline(width=width, drain=drain))
         timeline = simulate(schedule, hardware, compute=ComputeTimes(base=7.0), num_rounds=20)
         whole = pipe_sgd_model.pipelined_seconds(7.0, seconds, 20, width=width)
         assert timeline.makespan == whole, "operations that have begun end, whether their gradients are dropped or not"
@@ -210,12 +206,9 @@ def test_the_ring_of_the_published_model_is_that_of_the_cost_model():
 
 def test_a_pipeline_waits_for_the_gradient_of_k_steps_ago():
     """Worker 1 computes 6 s, worker 0 2 s, an operation takes 1 s, K = 2: worked by hand."""
-    sync = Pipeline(warm_up=1)
-    schedule = Schedule("a", Cluster.regular(1, 2), AllReduce(sync=sync))
-    timeline = simulate(
-        schedule, Hardware(inside=Link(0.0, 1.0), model_bytes=1), compute=ComputeTimes(base=2.0, slowdown=((1, 3.0),)),
-        num_rounds=4,
-    )  # fmt: skip
+    schedule = everyone(Cluster.regular(1, 2), Pipeline(warm_up=1))
+    hardware, compute = Hardware(inside=Link(0.0, 1.0), model_bytes=1), ComputeTimes(base=2.0, slowdown=((1, 3.0),))
+    timeline = simulate(schedule, hardware, compute=compute, num_rounds=4)
     assert timeline.compute_start[:, 0].tolist() == [0, 7, 9, 14]
     assert timeline.compute_start[:, 1].tolist() == [0, 7, 13, 19]
     assert timeline.communicate_start[:, 0].tolist() == [6, 13, 19, 25]
@@ -232,18 +225,14 @@ def test_a_pipeline_waits_for_the_gradient_of_k_steps_ago():
 def test_a_pipeline_with_layers_takes_what_equation_6_says(latency):
     """4 workers, 5 layers; update 1 s, forward 3 s, backward 8 s of the step."""
     hardware = Hardware(inside=Link(latency, 0.25), model_bytes=40, layers=5, backward=8 / 12)
-    schedule = Schedule(
-        "a",
-        Cluster.regular(1, 4),
-        AllReduce(sync=Pipeline(), transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER)),
-    )
+    schedule = everyone(Cluster.regular(1, 4), Pipeline(), **LAYERED)
     compute = ComputeTimes(base=12.0)
     expected = pipe_sgd_model.pipelined_layers_seconds(
         12.0, 100, num_workers=4, num_bytes=40, num_layers=5, latency=latency, seconds_per_byte=0.25
     )
     assert expected == 100 * max(12.0, 2 * 3 * 5 * latency + 1.5 * 40 * 0.25)
     assert cycle_time(schedule, hardware, compute).per_step == pytest.approx(expected / 100)
-    whole = Schedule("a", schedule.cluster, AllReduce(sync=Pipeline()))
+    whole = everyone(schedule.cluster, Pipeline())
     ring = pipe_sgd_model.ring_seconds(4, 40, latency=latency, seconds_per_byte=0.25)
     assert cycle_time(whole, hardware, compute).per_step == pytest.approx(max(12.0, ring)), "equation 5"
 
@@ -251,11 +240,7 @@ def test_a_pipeline_with_layers_takes_what_equation_6_says(latency):
 def test_sampling_runs_pipelines_and_layers():
     for gradient_buckets in GradientBuckets:
         hardware = Hardware(inside=Link(0.5, 1.0), model_bytes=9, layers=3)
-        schedule = Schedule(
-            "a",
-            Cluster.regular(1, 4),
-            AllReduce(sync=Pipeline(warm_up=200), transport=Transport(gradient_buckets=gradient_buckets)),
-        )
+        schedule = everyone(Cluster.regular(1, 4), Pipeline(warm_up=200), gradient_buckets=gradient_buckets)
         compute = ComputeTimes(base=4.0, slowdown=((2, 3.0),))
         exact = cycle_time(schedule, hardware, compute).per_step
         found = sample(schedule, hardware, compute, num_rounds=400, num_samples=2)

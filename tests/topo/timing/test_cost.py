@@ -18,8 +18,8 @@ from partreduce.topo.timing.cost import communication, group_seconds, round_seco
 from partreduce.topo.timing.event_graph import cycle_time
 
 
-def static(*phases, cluster=CLUSTER, radices=(2, 2), steps_per_round=1):
-    return of_rule("s", cluster, radices, tuple(phases), steps_per_round=steps_per_round)
+def static(*phases, cluster=CLUSTER, radices=(2, 2)):
+    return of_rule("s", cluster, radices, phases)
 
 
 def test_worked_example_of_16_workers():
@@ -99,10 +99,6 @@ def test_what_links_inside_a_node_carry_bounds_the_rings():
     hardware = Hardware(nic=Link.of_bandwidth(5e9), inside=Link.of_bandwidth(10e9), model_bytes=552_000_000, num_nics=8)
     every = Schedule("a", Cluster.regular(8, 8), AllReduce())
     assert communication(every, hardware).per_step == pytest.approx(2 * 63 / 64 * 0.0552)
-
-
-def test_steps_per_round_divides_the_cost_of_a_round():
-    assert communication(static(*FIGURE_10, steps_per_round=4), HARDWARE).per_step == pytest.approx(0.1104 / 4)
 
 
 def test_a_million_workers_cost_no_expansion():

@@ -33,7 +33,7 @@ def in_step(seconds, setting, *, word=0.0, sum_seconds=0.0):
 
 
 def test_many_rounds_by_hand():
-    # Seven workers of 1 s and one of 5 s bring 7.2 gradients a second, whoever starts rounds up to 7 of them.
+    # Seven workers of 1 s and one of 5 s bring 7.2 gradients a second, for rounds that up to 7 of them start.
     seconds = np.array([[1.0] * 7 + [5.0]])
     for number in ("solo", 2, 4, 7):
         found, needed = balance(seconds, PartialAllReduce(quorum=number)), 1 if number == "solo" else number
@@ -80,7 +80,7 @@ def test_virtual_time_lies_between_free_workers_and_such_in_step(compute, sum_se
             assert rate == pytest.approx(free.gradients_per_second, rel=0.15), number
 
 
-# Fragments in turn, merged late, as seconds: by hand, in virtual time and by the event graph alike
+# Fragments in turn, merged late, as seconds: by hand, in virtual time and by the event graph
 
 
 LATENCY, INVERSE, SIZE = 0.01, 1e-9, 4 * 10**8
@@ -214,7 +214,7 @@ def table(**members):
     return TablePlacement(parameter="words.weight", rows=ROWS, columns=COLUMNS, **members)
 
 
-def counted(route, touched, cluster, *, aggregates):
+def nic_bytes_by_hand(route, touched, cluster, *, aggregates):
     """Bytes out of the busiest NIC, message by message between workers, for rows that are spread evenly."""
     n, node_of, hosts = cluster.num_workers, cluster.node_of(), route.hosts or range(cluster.num_workers)
     sizes, row = cluster.node_sizes(), {"none": ROW, "float16": ROW / 2, "int8": ROW / 4 + 4}[route.codec]
@@ -236,7 +236,7 @@ def test_bytes_of_a_sharded_table_are_those_counted_message_by_message(name, hos
     cluster, touched, route = CLUSTERS[name], RowAccess(0.01, 0.02, 0.05), table(hosts=hosts, codec=codec)
     found = exchange(route, touched, cluster, HARDWARE, local_aggregation=aggregates)
     many = aggregates and name != "16x1"
-    assert found.nic_bytes == pytest.approx(counted(route, touched, cluster, aggregates=many))
+    assert found.nic_bytes == pytest.approx(nic_bytes_by_hand(route, touched, cluster, aggregates=many))
 
 
 @pytest.mark.parametrize("way", [Placement.SHARDED, Placement.GATHER])
