@@ -151,9 +151,9 @@ class Cluster:
         return result
 
     def without(self, failed: Collection[int]) -> Cluster:
-        """The shape that is left when these workers are gone, the others renumbered in ascending order of rank.
+        """The cluster without the `failed` workers; the others are renumbered in ascending order of rank.
 
-        Nodes that lose all their workers are no more. O(num_workers).
+        Nodes that lose all their workers are removed. O(num_workers).
 
         Raises:
             InputError: no worker is left.

@@ -129,7 +129,7 @@ EVERYONE, IN_NODES, SOME_NODES = "all workers", "inside each node", "inside some
 
 
 class Level(NamedTuple):
-    """Groups of one sort: in which rounds of the period they average, and in how many different ways."""
+    """One kind of rounds in a period ("inside each node"): `rounds` lists them, `ways` counts different groupings."""
 
     what: str
     least: int
@@ -139,7 +139,7 @@ class Level(NamedTuple):
 
 
 def levels(schedule: Schedule) -> list[Level]:
-    """The sorts of rounds of one period, small groups first; rounds in which no worker averages are left out."""
+    """The kinds of rounds of one period of static groups, small groups first; rounds without averaging are left out."""
     strategy, cluster = schedule.strategy, schedule.cluster
     assert isinstance(strategy, StaticGroups), "only static groups have levels"
     rounds: dict[tuple[str, int, int], list[int]] = {}
@@ -257,7 +257,7 @@ def _in_turn(schedule: Schedule, levels: Sequence[Level]) -> str:
 
 
 def spacing(rounds: Collection[int], period: int) -> int:
-    """Rounds from each of these to the next, where that is always the same; else 0."""
+    """The constant distance between successive `rounds`, the period taken as a circle; 0 if it is not constant."""
     gap, rest = divmod(period, len(rounds))
     return 0 if rest or any((index + gap) % period not in rounds for index in rounds) else gap
 
@@ -302,7 +302,7 @@ def _gap(sync: IterationGap) -> Iterator[Part]:
 
 
 def graph_of(edges: Round) -> str:
-    """What a graph is called, with its article; else how many neighbors a worker has."""
+    """The name of a round's graph with its article, such as "a ring"; for other graphs the number of neighbors."""
     n, count = edges.num_workers, len(edges)
     if not count:
         return "no edges"

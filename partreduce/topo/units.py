@@ -1,4 +1,4 @@
-"""Quantities as people write them: `10GB/s`, `25Gbit/s`, `5us`, `552MB`, `5x`. Parsed exactly, refused clearly.
+"""Quantities with units as people write them: `10GB/s`, `25Gbit/s`, `5us`, `552MB`, `5x`; parsed exactly.
 
 Prefixes are decimal (`kB` = 1,000 bytes); the binary ones carry an i (`KiB` = 1,024 bytes). Units are case-sensitive,
 because `b` and `B` differ by a factor of eight.
@@ -115,7 +115,7 @@ def parse_factor(text: str) -> float:
 
 
 def parse_number(text: str) -> float | Fraction:
-    """A number >= 0: a fraction of whole numbers exactly (`8/7`), a decimal as the nearest float."""
+    """A number >= 0: exact for a fraction of whole numbers (`8/7`), the nearest float for a decimal."""
     match = re.fullmatch(r"([0-9]{1,18})/([0-9]{1,18})", text.strip())
     if match is None:
         return float(_parse(text, {"": Fraction(1)}, "a number", "0.5 or 8/7"))
@@ -125,7 +125,7 @@ def parse_number(text: str) -> float | Fraction:
 
 
 def parse_share(text: str) -> float:
-    """A share of a whole, such as `0.8%` or `0.008`."""
+    """A share of a whole, as a number from 0 to 1: `0.8%` or `0.008`."""
     units = {"": Fraction(1), "%": Fraction(1, 100)}
     share = float(_parse(text, units, "a share", "0.8% or 0.008"))
     if not share <= 1:
@@ -134,7 +134,7 @@ def parse_share(text: str) -> float:
 
 
 def format_quantity(value: float, units: dict[str, Fraction]) -> str | None:
-    """The shortest `number + unit` that means exactly `value`, or None when none of at most 6 digits does."""
+    """The shortest text `number + unit` that means exactly `value`; None if that needs more than 6 digits."""
     if value and not 1e-12 <= value <= 1e18:
         return None
     exact, best = Fraction(value), ""

@@ -63,7 +63,7 @@ ELEMENT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class RowAccess(CheckedFields):
-    """Shares of a table's rows that a step touches, as means over steps: α of a worker, of a node, of all together."""
+    """Shares of a table's rows that one worker, one node and all workers touch in a step, as means over steps."""
 
     place: ClassVar[str] = "touched share of "
     worker: Share
@@ -80,10 +80,9 @@ class RowAccess(CheckedFields):
 
     @classmethod
     def independent(cls, worker: float, cluster: Cluster) -> RowAccess:
-        """Where only a worker's share is known: as if everybody drew its rows by itself, all with equal chance.
+        """Estimate all shares from a worker's, as if workers drew rows uniformly and independently.
 
-        Words are not equally frequent: frequent ones are touched by all, so real workers share more, and touch less
-        together.
+        In real data frequent rows are touched by all workers, so workers share more rows, and touch fewer in all.
         """
         most = int(cluster.node_sizes().max())
         return cls(worker, 1 - (1 - worker) ** most, 1 - (1 - worker) ** cluster.num_workers)
@@ -91,7 +90,7 @@ class RowAccess(CheckedFields):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What tables cost in each step besides the strategy: seconds at lookups and behind backward, bytes of the NICs.
+    """The cost of table exchanges in each step: seconds at lookups and after backward, and bytes through NICs.
 
     `meetings` are latencies in seconds, by name, paid once for all tables. `nic_bytes` leave the busiest node.
     """
@@ -124,7 +123,7 @@ def exchange(
     element_bytes: int = ELEMENT_BYTES,
     beside_gathered: bool = False,
 ) -> Exchange:
-    """What one table takes in a step. `beside_gathered`: another one is gathered, so that all talk to all."""
+    """The cost of one table in a step; `beside_gathered`: another table is gathered, so all workers communicate."""
     if route.way is Placement.DENSE:
         return Exchange()
     exact = route.columns * element_bytes
@@ -173,7 +172,7 @@ def exchange(
 
 
 def exchanges(routes: Payload, touched: Mapping[str, RowAccess], cluster: Cluster, hardware: Hardware) -> Exchange:
-    """What a step of all tables of a schedule takes, one after the other."""
+    """The cost of a step of all tables of a schedule, exchanged one after the other."""
     total, gathers = Exchange(), any(route.way is Placement.GATHER for route in routes.apart)
     for route in routes.apart:
         if route.parameter not in touched:
@@ -193,12 +192,12 @@ def _apart(own: float, collected: float, owners: int, cluster: Cluster, latencie
 
 
 def aggregates_in(cluster: Cluster) -> bool:
-    """Whether there is anything to agree on before rows cross: several nodes, and several workers on one of them."""
+    """Whether rows can be aggregated inside nodes: there are several nodes, and one with several workers."""
     return cluster.num_nodes > 1 and int(cluster.node_sizes().max()) > 1
 
 
 def in_pairs(cluster: Cluster, *, gathers: bool) -> bool:
-    """Whether rows that were collected per node go from one worker of a node to one of another, place by place."""
+    """Whether aggregated rows are exchanged only between workers of equal local rank on different nodes."""
     return aggregates_in(cluster) and len(set(cluster.node_sizes().tolist())) == 1 and not gathers
 
 
@@ -236,15 +235,15 @@ def _parts_on_nodes(route: TablePlacement, cluster: Cluster) -> tuple[Floats, Wh
 
 @dataclass(frozen=True, slots=True)
 class TableRounds:
-    """Takes all workers from round to round, with the exchange of all tables in each step."""
+    """Progress of all workers round by round, with the exchange of all tables in each step."""
 
     rounds: Rounds
     exchange: Exchange
 
     def next(self, stage: Stage, steps: Floats) -> tuple[Moments, Floats]:
-        """One round, with seconds of computing of each of its steps, shape (steps_per_round, num_workers).
+        """Advance by one round, given the seconds of computing of its steps, shape (steps_per_round, num_workers).
 
-        Returns its moments, and the seconds that each worker waited for others' lookups and gradients.
+        Returns its moments, and the seconds that each worker waited for the lookups and gradients of others.
         """
         before = self.rounds.now
         self.rounds.now = np.full_like(before, before.max())
@@ -256,7 +255,7 @@ class TableRounds:
 
 
 def exchange_of(schedule: Schedule, hardware: Hardware, touched: Mapping[str, RowAccess] | None) -> Exchange | None:
-    """What the tables of a schedule take in each step; None where it has none that go their own way."""
+    """The cost of table exchanges in each step of a schedule; None if it has no separate tables."""
     check_names(schedule, touched)
     if not schedule.routes.apart:
         return None
@@ -266,7 +265,7 @@ def exchange_of(schedule: Schedule, hardware: Hardware, touched: Mapping[str, Ro
 
 
 def check_names(schedule: Schedule, touched: Mapping[str, RowAccess] | None) -> None:
-    """Refuse tables that the schedule does not have."""
+    """Raise InputError if `touched` names a table that the schedule does not have."""
     for name in touched or {}:
         if schedule.route_of(name) is None:
             known = ", ".join(repr(route.parameter) for route in schedule.routes.tables) or "none"
@@ -282,9 +281,9 @@ def steady_seconds(
     model_bytes: int | None = None,
     algorithm: Algorithm = None,
 ) -> float:
-    """Exact seconds of a step where every worker computes at a fixed speed. O(n · period).
+    """Exact seconds per step if every worker computes at a constant speed. O(n · period).
 
-    All workers begin a round together, so every period takes the same, a pipeline's as soon as it is full.
+    All workers begin a round together, so every period takes the same time, in a pipeline once it is full.
     """
     stages = of_period(schedule, hardware, model_bytes=model_bytes, algorithm=algorithm)
     sync, steps_per_round = schedule.strategy.sync, schedule.largest_steps_per_round
