@@ -118,20 +118,20 @@ class AsynchronousMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What every worker did in every round; all arrays have shape (rounds, num_workers), in seconds.
+    """The times of every worker in every round, in seconds; all arrays have shape (rounds, num_workers).
 
     A worker computes from `compute_start` to `compute_end` and communicates from `communicate_start` to
-    `communicate_end` (equal when it is in no group); what lies between is waiting. `finish` is the end of its round.
-    With `is_delayed` an operation runs during computing. `free_running` says that workers do not go from round to round
-    together (groups on request, pairs): row r then holds every worker's own round r.
+    `communicate_end` (equal if it is in no group); between them it waits. `finish` is the end of its round.
+    With `is_delayed` an operation runs during computing. With `free_running` workers have no common rounds
+    (groups at run time, pairs): row r then holds every worker's own round r.
 
     Round r ends with the operation of row `awaited[r]`: its own, unless a pipeline of gradients awaits an older one, or
-    none (-1) while it fills. `drained` (num_workers,) is when each worker is done with what its last rounds left under
-    way; with `finish[-1]` unless something is. `operating` holds the seconds that the links of an operation were busy,
-    where it was sent in pieces with pauses between them; elsewhere they were busy from its start to its end. `observed`
-    is there for kinds without fixed phases. `exchanging` and `waited` are there where tables go their own way: seconds
-    of a round, between `compute_start` and `compute_end`, in which a worker's rows were exchanged, and in which it
-    waited for others to come to that.
+    none (-1) while it fills. `drained` (num_workers,) is when the last operations of each worker have ended, which is
+    `finish[-1]` unless some are in flight. `operating` holds the seconds that the links of an operation were busy, if
+    it was sent in pieces with pauses; otherwise they were busy from its start to its end. `observed` is set for kinds
+    without fixed phases. `exchanging` and `waited` are set with separate tables: seconds of a round, between
+    `compute_start` and `compute_end`, in which a worker's rows were exchanged, and in which it waited for others to
+    start the exchange.
     """
 
     worker_steps: npt.NDArray[np.int64]

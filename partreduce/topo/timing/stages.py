@@ -1,4 +1,4 @@
-"""A schedule's rounds as max-plus stages, and workers from round to round, in one run or in many sampled ones.
+"""A schedule's rounds as max-plus stages, and the progress of workers through them, in one run or many samples.
 
 Write s[t] for when a worker begins to compute round t, c[t] for how long it does, e[t] for the end of its group's
 operation of that round, and let `max` be over the group.

@@ -1,10 +1,10 @@
-"""Tables that go their own way: what a step exchanges by how many rows it touches, and rounds with these exchanges.
+"""Embedding tables exchanged separately: the traffic of a step by the rows it touches, and rounds with it.
 
 A worker touches u rows, the workers of a node u_node together, all workers u_all (`RowAccess`, as shares of the table).
-A row has b bytes, and 4 for its number, by which it is asked for. n workers, N nodes, k on each. With a codec b is that
+A row has b bytes, and its number 4, by which it is requested. n workers, N nodes, k on each. With a codec b is that
 of the row's code, but for gradients inside nodes, which are added there as they are; and to code takes time.
 
-    way                       at a lookup                           end of backward                 rows out of a NIC
+    placement                 at a lookup                           end of backward                 rows out of a NIC
     dense                     –                                     part of the strategy's payload  –
     gather                    –                                     all_gather of u of each         (n−1)·u
     gather, aggregated        –                                     in the nodes; of u_node/k each  (n−1)·u_node/k
@@ -13,20 +13,20 @@ of the row's code, but for gradients inside nodes, which are added there as they
 
 Where nodes are equally large and aggregate, and no table is gathered, a worker exchanges rows with
 those of the same place on other nodes alone: N−1 messages instead of n−1 (`in_pairs`). Before each exchange all workers
-tell each other what they do and how much follows, which is a latency more, and so they do when a step is over. At a
+announce to each other what they do and how much follows, one more latency, also at the end of a step. At a
 lookup the numbers travel in that message where no worker asks another for more than `ROOM` of them; it has room then
-for a few more than were asked for, for which no bytes are charged. At the end of backward that is done once for all
+for a few more, for which no bytes are charged. At the end of backward that is done once for all
 tables, whose gradients then travel together; so tables share these latencies (`Exchange.meetings`). What the strategy
-sends for a dense table, `topo.timing.cost` says: its bytes are added to the model's. Long messages that go in rounds of
+sends for a dense table is in `topo.timing.cost`: its bytes are added to the model's. Long messages that go in rounds of
 pairs (docs/strategies/embeddings.md) are priced as all others, by their bytes and a latency for each.
 
-In every step all workers meet, at the lookup and behind the backward pass: it takes the longest computing of any, and
-the seconds of the exchanges before and behind it; faster workers wait. A round begins when the last worker begins it,
-since no worker has its rows before. What the strategy averages comes behind the last step of a round, or late, as
-`topo.timing.stages` says, where every worker computes as long as that.
+In every step all workers synchronize, at the lookup and after the backward pass: a step takes the longest computing of
+any worker, and the seconds of the exchanges before and after it; faster workers wait. A round begins when the last
+worker begins it, since no worker has its rows before. The strategy's averaging follows the last step of a round, or is
+late, as in `topo.timing.stages`, where every worker computes as long as that.
 
-Source of the ways: Kim et al., Parallax, 2018, sections 3 and 4.
-docs/strategies/embeddings.md has the bytes of each way.
+Source of the placements: Kim et al., Parallax, 2018, sections 3 and 4.
+docs/strategies/embeddings.md has the bytes of each placement.
 """
 
 from __future__ import annotations

@@ -173,8 +173,9 @@ class Setting:
     """A run of `num_workers`, of which the last `outside` join when they ask, each up to `knocks` times.
 
     At most `max_failures` may be missing at a time; else the run ends. `groups` is what an explored run averages in
-    each of its `rounds`, in order of ranks; None if a driver enters operations and reports their results, and members
-    exchange no messages. The authority may evict silent workers `leases` times, and be restarted `restarts` times.
+    each of its `rounds`, the last over all workers if possible; None if a driver enters operations and reports their
+    results, and members exchange no messages. The authority may evict silent workers `leases` times, and be restarted
+    `restarts` times.
     """
 
     num_workers: int
