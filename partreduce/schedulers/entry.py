@@ -14,7 +14,7 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.base import Strategy
 
 Value = int | float | str | tuple[int, ...] | None
-"""What a parameter may hold; None means that the entry chooses for the cluster."""
+"""A parameter's value; None means that the entry chooses for the cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

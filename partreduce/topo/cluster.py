@@ -173,7 +173,7 @@ class Cluster:
         return self.shape() == other.shape()
 
     def __str__(self) -> str:
-        """The shorthand that `parse` reads, where there is one."""
+        """The shorthand that `parse` reads, if there is one."""
         if self.workers_per_node is not None:
             return f"{self.num_nodes}x{self.workers_per_node}"
         return ",".join(str(len(node)) for node in self.nodes or ())

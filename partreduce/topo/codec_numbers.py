@@ -5,12 +5,12 @@ from __future__ import annotations
 SCALE_BYTES = 4
 """A block's scale is a float32."""
 LEVELS = {"int8": 127, "int4": 7}
-"""A codec of blocks has the whole numbers from minus this to this."""
+"""The largest absolute value of the integers of a block codec."""
 LEAST_PEAK_EXPONENT = -119
 """Blocks whose largest number is below two to this power become zeros."""
 NUMBER_BYTES = {"float16": 2, "bfloat16": 2, "int8": 1, "int4": 0.5}
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "int8": 2.0**127, "int4": 2.0**127}
-"""What a codec can write without doubt."""
+"""The largest absolute value that a codec can always encode."""
 
 
 def block_bytes(codec: str, count: int, block: int) -> int:

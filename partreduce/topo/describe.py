@@ -37,11 +37,11 @@ from partreduce.topo.strategies.server import Server
 from partreduce.topo.strategies.static import StaticGroups, partition_of
 
 LONGEST = 100
-"""Characters of a line at most."""
+"""The most characters of a line."""
 SHORT = 44
-"""Characters of the groups of a schedule that has other settings, too, at most."""
+"""The most characters for the groups of a schedule that has other settings, too."""
 PUBLISHED_RATE = 0.7
-"""DiLoCo's outer learning rate, which is not said."""
+"""DiLoCo's outer learning rate, which is left out of the line."""
 MOST_LEVELS = 3
 """Kinds of groups that are named one by one."""
 
@@ -343,7 +343,7 @@ GRAPHS: dict[str, Callable[[int], list[Graph]]] = {
     "a torus": _grids(named.torus, 3),
     "a grid": _grids(named.grid, 2),
 }
-"""Graphs with a name, and how they are built for so many workers."""
+"""Named graphs, and how they are built for a number of workers."""
 
 
 def _dynamic(schedule: Schedule, strategy: DynamicGroups) -> Iterator[Part]:
@@ -391,7 +391,7 @@ KINDS: dict[str, Callable[..., Iterator[Part]]] = {
     Pairwise.kind: _pairwise,
     Server.kind: _server,
 }
-"""By kind of strategy, the parts of the line that are its own."""
+"""The parts of the line that are specific to each kind of strategy."""
 
 
 def _delays(schedule: Schedule, strategy: Strategy) -> Iterator[Part]:
@@ -420,7 +420,7 @@ def _delays(schedule: Schedule, strategy: Strategy) -> Iterator[Part]:
 
 
 def _describe_codec(strategy: Strategy) -> Iterator[Part]:
-    """How sums are coded, and what goes its own way."""
+    """The codec of sums, and the tables that are exchanged separately."""
     transport, payload = strategy.transport, strategy.payload
     if transport.codec.rounds:
         yield f"{transport.codec}" + " between nodes" * (transport.where is CodecScope.ACROSS_NODES)

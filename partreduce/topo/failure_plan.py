@@ -114,9 +114,9 @@ class AfterFailure(Choice):
     CONTINUES = "continues"
     """Survivors continue in place."""
     RESTARTS = "restarts"
-    """All workers restart from their last checkpoint (`--max-restarts`); with `--tolerate-failures` it is refused."""
+    """All workers restart from their last checkpoint (`--max-restarts`); `--tolerate-failures` raises an error."""
     REFUSED = "refused"
-    """It is refused, in a line."""
+    """An error is raised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +128,9 @@ class Case:
     words: str
     """How survivors continue, or why they cannot."""
     place: str = ""
-    """Of what keeps a schedule from continuing, in its `strategy`; empty where it is the run that does."""
+    """Path in `strategy` of the feature that prevents continuing; empty if it is a feature of the run."""
     is_: str = ""
-    """What stands there."""
+    """The value at that path, as the predicate of the error message."""
     applies: Callable[[Strategy], bool] = lambda _: False
 
 
@@ -145,7 +145,7 @@ UNPLANNED = (
          "none is proved; leave failure_plan out, and survivors average all together",
          "payload.outer.outer_params", "is per_worker", lambda s: s.payload.outer.has_own_outer_params),
 )  # fmt: skip
-"""What survivors continue with, though not by a plan."""
+"""Features with which survivors continue, but without a plan."""
 CASES = (
     Case("allreduce of gradients", CONTINUES, "the step is done, or done again by the survivors; models stay equal"),
     Case("allreduce of parameters", CONTINUES, "the round is done, or done again by the survivors"),

@@ -37,7 +37,7 @@ Index = Annotated[int, Ge(0), Le(2**31 - 1)]
 """A rank, a local rank, a node or a digit; counted from 0."""
 
 Title = Annotated[str, MinLen(1), MaxLen(1000)]
-"""What a user calls something."""
+"""A name given by the user."""
 
 Rounds = Annotated[int, Ge(0), Le(2**53 - 1)]
 """A number of rounds, or a seed: as large as every JSON reader keeps exactly."""
@@ -78,10 +78,10 @@ class JsonObject:
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
     place: ClassVar[str] = ""
-    """Where a schedule has it, such as `transport.`; refusals name it."""
+    """Its path in a schedule, such as `transport.`, for error messages."""
 
     def __post_init__(self) -> None:
-        """Take words for the members that they name."""
+        """Convert words to the enumeration members that they name."""
         for name, choice in _choices(type(self)):  # type: ignore[arg-type]  # classes are hashable
             value = getattr(self, name)
             if not isinstance(value, choice):
@@ -110,7 +110,7 @@ class CheckedFields:
 
     __slots__ = ()
     place: ClassVar[str]
-    """What messages call it."""
+    """Its name in error messages."""
 
     def __post_init__(self) -> None:
         check_fields(self)

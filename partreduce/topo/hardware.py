@@ -182,7 +182,7 @@ class Hardware(CheckedFields):
 
 
 USUAL = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9))
-"""Links whose speed is not given; as `partreduce design` assumes them."""
+"""The speeds that `partreduce design` assumes for links without one."""
 
 
 def above(switches: Sequence[Switch], num_nodes: int) -> npt.NDArray[np.int64]:

@@ -28,7 +28,7 @@ class Group:
     relaxation: Fraction = ONE
 
     def __str__(self) -> str:
-        """As people write it: `{0,4,8}` or `{0,4} relaxation 4/3`."""
+        """Format as `{0,4,8}` or `{0,4} relaxation 4/3`."""
         body = "{" + ",".join(map(str, self.members)) + "}"
         return body if self.relaxation == 1 else f"{body} relaxation {self.relaxation}"
 

@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, MaxLen, MinLen
 from partreduce.topo.fields import Count, JsonObject, Rounds, Title
 
 CONFIDENCE = 0.9
-"""Of the intervals of all prices."""
+"""The confidence level of all price intervals."""
 
 Amount = Annotated[float, Ge(0)]
 
@@ -88,7 +88,7 @@ class Pilot(JsonObject):
     prices: Prices
     probes: Annotated[tuple[Probe, ...], MinLen(2), MaxLen(1000)]
     unstable: Annotated[tuple[Probe, ...], MaxLen(1000)] = ()
-    """Under which the loss did not fall or was no number in one of the runs; without steps ratios."""
+    """Probes whose loss did not fall or was not a number in one of the runs; without steps ratios."""
 
     @property
     def cost(self) -> int:

@@ -29,7 +29,7 @@ class Block:
     relaxation: Fraction = ONE
 
     def __str__(self) -> str:
-        """As people write it: `LW{0,3} across digits {0}`."""
+        """Format as `LW{0,3} across digits {0}`."""
         place = "inside each node" if not self.across else "across digits {" + ",".join(map(str, self.across)) + "}"
         text = "LW{" + ",".join(map(str, self.local)) + "} " + place
         return text if self.relaxation == 1 else f"{text} relaxation {self.relaxation}"

@@ -74,7 +74,7 @@ def after_failure_of_nodes(schedule: Schedule, count: int) -> Schedule:
 
 
 def _for_survivors(schedule: Schedule, failed: frozenset[int], rule: SurvivorRule) -> Schedule:
-    """The schedule of the survivors, whose groups this rule makes."""
+    """The schedule of the survivors, with groups by this rule."""
     cluster, strategy = schedule.cluster.without(failed), schedule.strategy
     steps_per_round = strategy.steps_per_round
     if not isinstance(steps_per_round, int):

@@ -97,7 +97,7 @@ class Pairing:
         raise AssertionError(f"not an event of the pairing: {event}")
 
     def _served(self, state: PairState, partner: int) -> Outcome[PairState]:
-        """The exchange is done: answer everybody who asked meanwhile."""
+        """The exchange is done: answer all workers that asked during it."""
         answers: tuple[Action, ...] = tuple(Send(asker, Answer()) for asker in state.askers)
         return PairState(), (Note(("averaged", partner)), *answers)
 

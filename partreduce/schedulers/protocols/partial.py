@@ -278,7 +278,7 @@ class Partial:
         return met, (note, *self._to_others(process, Here(version)), *actions)
 
     def _met(self, state: PartialState) -> Outcome[PartialState]:
-        """Once all models wait for it they are averaged."""
+        """Average the models once all workers wait for it."""
         if state.stage != MEETING or min(state.here) < state.version:
             return state, ()
         return replace(state, stage=COMPUTING, synchronized=state.version), (Note(("synchronized", state.version)),)
@@ -299,7 +299,7 @@ class Partial:
         return started, (*told, *actions)
 
     def _started(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """Activate the next round if that is this worker's to do."""
+        """Activate the next round if this worker is the one to start it."""
         open_ = state.entered
         if open_ < state.activated:
             return state, ()
@@ -376,7 +376,7 @@ class Partial:
         return replace(state, shares=replace_at(state.shares, source, kept))
 
     def _is_summed(self, state: PartialState) -> bool:
-        """Whether all workers have entered the round that runs."""
+        """Whether all workers have entered the running round."""
         return not self.collective or all(known and known[0].round == state.done for known in state.shares)
 
     def _finished(self, process: int, state: PartialState) -> Outcome[PartialState]:

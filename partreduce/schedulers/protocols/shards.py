@@ -206,7 +206,7 @@ class Shards:
         return after, (*_note_taken(state), *(Send(shard, request) for shard in self.shards))
 
     def _opened(self, state: ShardState, generation: int, round_: int) -> Outcome[ServerState]:
-        """The shard starts again; then it hears what came too early."""
+        """The shard restarts and then handles the requests that arrived too early."""
         if generation <= state.generation:
             return state, ()  # this word has come before
         n = self.num_workers

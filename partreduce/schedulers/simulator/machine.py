@@ -55,7 +55,7 @@ class Timing:
     """The durations of work and messages, 0 unless a subclass overrides a method; random numbers are the driver's."""
 
     sees_messages = True
-    """Whether `happened` is called for messages too; most of a large run's events are, so it is faster without."""
+    """Whether `happened` is also called for messages, which are most events of a large run."""
     keeps_order = False
     """Whether `way` itself lets no message overtake those that it must not; else the driver holds them back."""
     network: Network | None = None
@@ -153,7 +153,7 @@ class VirtualMachine:
                 left = None if left is None else left - 1
 
     def _next_at(self) -> float:
-        """When something happens next; infinity if nothing does."""
+        """The time of the next event; infinity if there is none."""
         due = self._queue[0][0] if self._queue else float("inf")
         return due if self._network is None else min(due, self._network.next_end())
 
@@ -204,7 +204,7 @@ class VirtualMachine:
         self._offer(process)
 
     def _come(self, process: int, event: Hashable, meeting: Meeting) -> None:
-        """A member has come to its meeting; the last one lets it begin."""
+        """A member arrives at its meeting, which begins with the last one."""
         present = self._present.setdefault(meeting.key, {})
         present[process] = event
         self._processes[process].waits_in = meeting.key

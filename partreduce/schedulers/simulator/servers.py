@@ -58,7 +58,7 @@ class ShardsTiming(Recorder):
             """Those in what each worker's round began with, in the newest answer to it, and behind its last push."""
 
     def _computes(self, state: Any, event: Hashable) -> int | None:  # noqa: ANN401 - a worker's
-        """The round whose computing an event ends, if it ends one."""
+        """The round whose computing an event ends; None if it ends none."""
         if isinstance(event, Push) and (state.round or not self._pushes_first):
             return int(state.round) - self._pushes_first
         return int(state.round) - 1 if isinstance(event, Take) and self._pushes_first else None

@@ -310,7 +310,7 @@ def _communication_and_distance(one: Candidate) -> tuple[float, float]:
 
 
 def _select_reported(problem: Problem, found: list[Candidate]) -> list[Candidate]:
-    """The best for what is asked, then the fronts of what a step takes, and of what it communicates, spread."""
+    """The best candidate, then the fronts of step time and of communication against consensus distance, spread."""
     both = (_step_and_distance, _communication_and_distance)
     fronts = (scatter(non_dominated(found, at, lambda one: (one.schedule.period,)), at) for at in both)
     listed = {id(one): one for turn in zip_longest(*fronts) for one in turn if one is not None}
@@ -319,7 +319,7 @@ def _select_reported(problem: Problem, found: list[Candidate]) -> list[Candidate
 
 
 def _name_apart(found: Iterable[Candidate]) -> list[Candidate]:
-    """The same, the second of a name with a 2 behind it, and so on."""
+    """The candidates with distinct names: the second of a name ends in 2, and so on."""
     names, result = Counter[str](), []
     for one in found:
         names[name := one.schedule.name] += 1

@@ -95,7 +95,7 @@ def error_at(error: InputError, root: str, drop: str = "") -> DocumentError:
 FORMAT = "partreduce.schedule"
 VERSION = 1
 ABSENT = FailurePlan(SurvivorRule.ALL_REDUCE, 1)
-"""Stands where a document has no plan; `model_fields_set` says so."""
+"""A placeholder for a document without a plan (not in `model_fields_set`)."""
 
 
 class ScheduleEnvelope(Model):

@@ -84,9 +84,9 @@ class DrainPolicy(Choice):
     """How a pipeline handles the gradients that are still in flight when it ends."""
 
     APPLY = "apply"
-    """Each is applied, one after the other."""
+    """They are applied one after the other."""
     DROP = "drop"
-    """They are thrown away, as in the published algorithm."""
+    """They are discarded, as in the published algorithm."""
 
 
 class GradientReduction(Choice):
@@ -138,7 +138,7 @@ WIDER = (
 
 SYNCHRONOUS = Synchronous()
 Sync = Synchronous | DelayedAveraging | DelayedMerge | Pipeline | IterationGap | PartialAllReduce
-"""How long a round waits, and how old what it gets may be."""
+"""When the average of a round applies, and how old it may be."""
 
 
 class AllReduceAlgorithm(Choice):
@@ -155,9 +155,9 @@ class Codec(Choice):
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
     INT8 = "int8"
-    """Whole numbers of -127..127 times a scale for each block of neighboring numbers."""
+    """Integers from -127 to 127 times a scale for each block of numbers."""
     INT4 = "int4"
-    """The same of -7..7, two in a byte."""
+    """Integers from -7 to 7 times a scale for each block, two in a byte."""
 
     @property
     def has_blocks(self) -> bool:
@@ -175,16 +175,16 @@ class CodecScope(Choice):
 
     ALL = "all"
     ACROSS_NODES = "across-nodes"
-    """Only what crosses from one node to another; inside a node numbers keep their precision."""
+    """Only parts sent between nodes; inside a node numbers keep their precision."""
 
 
 class GradientBuckets(Choice):
     """When a gradient is sent."""
 
     SINGLE = "single"
-    """In one piece, after backward."""
+    """In one piece, after the backward pass."""
     PER_LAYER = "per_layer"
-    """Layer by layer, while backward continues: hidden behind it, at the price of a latency for each layer."""
+    """Layer by layer during the backward pass, which hides it, at the cost of one latency for each layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

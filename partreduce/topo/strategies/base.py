@@ -52,11 +52,11 @@ class Strategy(JsonObject, ABC):
 
     kind: ClassVar[str]
     sync_types: ClassVar[tuple[type[Sync], ...]] = (Synchronous, DelayedAveraging)
-    """The values of the *sync* axis that this kind goes with."""
+    """The values of the *sync* axis that this kind supports."""
     algorithms: ClassVar[tuple[AllReduceAlgorithm, ...]] = (AllReduceAlgorithm.RING,)
-    """The forms of a sum that this kind goes with."""
+    """The all-reduce algorithms that this kind supports."""
     is_on_request: ClassVar[bool] = False
-    """Whether its workers have no common rounds, but ask for each averaging, by a protocol of the kind's own."""
+    """Whether workers have no common rounds and request each averaging by a protocol."""
     needs_generator: ClassVar[bool] = False
     """Whether a run needs the group generator's service."""
     averages_everyone: ClassVar[bool] = False

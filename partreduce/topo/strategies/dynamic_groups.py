@@ -18,7 +18,7 @@ class GroupSplit(Choice):
     """How the group generator forms groups from idle workers."""
 
     RANDOM = "random"
-    """A random group around the worker that asks; others wait in line for the members that they share."""
+    """A random group that includes the requesting worker; groups that share members run one after the other."""
     GLOBAL = "global"
     """All idle workers are divided into random groups at once, so that later requests find their group ready."""
     INTER_INTRA = "inter-intra"
@@ -31,11 +31,11 @@ class SlowWorkerPolicy(Choice):
     """How the group generator answers a request of a worker that lags behind."""
 
     PAPER = "paper"
-    """The published rule: the worker that asks starts a division, however late it is."""
+    """The published rule: the requesting worker starts a division, however late it is."""
     PAIR_LOCALLY = "pair_locally"
     """A worker that lags by the slow threshold or more gets one small group on its own node and starts no division."""
     DEFER = "defer"
-    """As straggler-local, but the small group is drawn when the lagging worker has computed: no worker waits for it."""
+    """As pair_locally, but the small group is drawn when the lagging worker has computed: no worker waits for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

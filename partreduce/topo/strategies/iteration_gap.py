@@ -33,11 +33,11 @@ class EdgeWeighting(Choice):
     """The weight of a received update in a worker's average."""
 
     GRAPH = "graph"
-    """What the round's edges say; the weight of an update that is not taken stays with the worker itself."""
+    """The weights of the round's edges; the weight of an unused update is added to the worker's own."""
     UNIFORM = "uniform"
-    """The same for each that is taken and for oneself (equation 1)."""
+    """Equal weights for each used update and the worker itself (equation 1)."""
     ITERATION = "iteration"
-    """An update of step i that is taken in step k counts i - (k - s) + 1 times, one's own s + 1 times (equation 2)."""
+    """An update of step i used in step k counts i - (k - s) + 1 times, the worker's own s + 1 times (equation 2)."""
 
 
 class UpdateOrder(Choice):
@@ -46,7 +46,7 @@ class UpdateOrder(Choice):
     ADAPT_THEN_COMBINE = "adapt_then_combine"
     """Its parameters after computing: x ← W (x + u) (Figure 2, left)."""
     DPSGD = "dpsgd"
-    """Those with which it entered the step, while it computes: x ← W x + u(x) (Figure 2, right)."""
+    """Its parameters on entering the step, while it computes: x ← W x + u(x) (Figure 2, right)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

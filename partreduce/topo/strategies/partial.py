@@ -20,14 +20,14 @@ class QuorumStart(Choice):
     SOLO = "solo"
     """The first worker to arrive."""
     MAJORITY = "majority"
-    """One worker, drawn for each round: half of the others have come by then, on average."""
+    """One worker, drawn for each round: on average half of the others have arrived before it."""
 
 
 class LateGradientPolicy(Choice):
     """To which round's quorum a gradient counts."""
 
     OPEN_ROUND = "open-round"
-    """The next that its worker's thread has not entered, so that late ones count as well; a call takes all results."""
+    """The next round that its worker's thread has not entered, so late gradients count; a call takes all results."""
     CALL = "call"
     """Call k for round k, as published; a call takes one result, so every worker calls once in each round."""
 
@@ -36,9 +36,9 @@ class MissedResultPolicy(Choice):
     """How a worker applies the results of rounds that it missed."""
 
     EACH = "each"
-    """Each is applied, in order: all workers apply the same sequence, and their parameters stay equal."""
+    """All are applied in order: workers apply the same sequence, and their parameters stay equal."""
     LATEST = "latest"
-    """The newest one replaces those before it, as published: parameters part, until they are synchronized."""
+    """Only the newest is applied, as published: parameters differ until they are synchronized."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

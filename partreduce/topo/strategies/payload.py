@@ -31,9 +31,9 @@ class OuterParams(Choice):
     """Which workers share outer parameters, from which an outer step starts."""
 
     SHARED = "shared"
-    """One that all have in common: rounds of all workers make outer steps, groups of fewer average as without them."""
+    """All workers share them: only rounds of all workers take outer steps, smaller groups average plainly."""
     PER_WORKER = "per_worker"
-    """Every worker's own, of its last round: every group makes outer steps of its mean (NoLoCo, arXiv 2506.10911)."""
+    """Each worker has its own, from its last round: every group takes outer steps (NoLoCo, arXiv 2506.10911)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ PLAIN = OuterStep()
 """The mean is the next model."""
 
 Fragments = Count | tuple[tuple[Title, ...], ...]
-"""Their number, the model then being cut between layers, or the patterns of each one's parameters."""
+"""A number of fragments, cut between layers, or the patterns of each fragment's parameters."""
 
 
 def number_of(fragments: Fragments) -> int:
@@ -219,7 +219,7 @@ class Placement(Choice):
     GATHER = "gather"
     """Every worker holds the table and gets all workers' touched rows with their gradients (Horovod's way)."""
     SHARDED = "sharded"
-    """A row lives on one worker, which hands it out and takes its gradients, as parameter servers do; by all-to-all."""
+    """One worker holds each row, sends it and receives its gradients, as a parameter server does, by all-to-all."""
 
 
 class Gradient(Choice):
@@ -260,7 +260,7 @@ class TablePlacement(JsonObject):
 
 
 ROW_CODECS = tuple(codec for codec in Codec if codec is not Codec.INT4)
-"""What a table's rows may travel in, the finest first."""
+"""The codecs for a table's rows, the most precise first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +285,7 @@ class Payload(JsonObject):
     fragments: Fragments = 1
 
     def __bool__(self) -> bool:
-        """Whether anything travels apart."""
+        """Whether any table is exchanged separately."""
         return bool(self.tables)
 
     @property
@@ -374,4 +374,4 @@ def _check_route(route: TablePlacement, where: str, num_workers: int) -> None:
 
 
 PLAIN_PAYLOAD = Payload()
-"""Everything goes by the strategy."""
+"""The strategy averages all parameters."""

@@ -12,13 +12,13 @@ class Waiting:
     __slots__ = ()
 
     word: ClassVar[str]
-    """How documents call it."""
+    """Its name in documents."""
     called: ClassVar[str] = "late averaging"
-    """How a refusal calls it."""
+    """Its name in error messages."""
     delays_gradients: ClassVar[bool] = False
-    """Whether what comes late is a gradient, so that parameters stay equal, rather than parameters."""
+    """Whether gradients rather than parameters are late, so that parameters stay equal."""
     protocol: ClassVar[str] = ""
-    """By which protocol workers agree as it comes; empty where rounds are fixed."""
+    """The protocol by which workers average at run time; empty if rounds are fixed."""
 
     @property
     def in_words(self) -> str:

@@ -37,10 +37,10 @@ from partreduce.topo.strategies.base import Strategy
 from partreduce.topo.strategies.payload import Move, moves
 
 Algorithm = AllReduceAlgorithm | None
-"""By which sums are made; the schedule's own where it is None."""
+"""An all-reduce algorithm; None is the schedule's own."""
 
 FREE = CodecSeconds()
-"""No time."""
+"""A codec that takes no time."""
 
 SECONDS = {
     Codec.FLOAT16: CodecSeconds(2e-10, 1e-10),

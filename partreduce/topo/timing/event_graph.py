@@ -286,7 +286,7 @@ def _improve(
 
 
 def _forward(stage: Stage, compute: Floats, states: list[_Ways], potential: _Potential, sync: Sync) -> list[_Ways]:
-    """One round (the equations stand in `topo.timing.stages`)."""
+    """Advance one round (equations in `topo.timing.stages`)."""
     now, *under_way = states
     before: float | Floats = 0.0
     for turn in stage.turns:

@@ -316,11 +316,11 @@ class Decisions(Setting):
         return state, ()
 
     def _stopped(self, state: Authority) -> Outcome[Authority]:
-        """Answer every vote, also later ones, that no worker continues."""
+        """Answer every vote, also later ones, with a view in which no worker continues."""
         return self._written(state, View(state.view.generation + 1, ())) if state.view.members else (state, ())
 
     def _opened(self, state: Authority) -> Outcome[Authority]:
-        """A vote is under way: ask those who have not voted, once."""
+        """During a vote, request it from workers that have not voted, once."""
         asked: tuple[Action, ...] = ()
         if not state.is_open:
             state = replace(state, is_open=True)
@@ -333,7 +333,7 @@ class Decisions(Setting):
         return tuple(w for w in state.view.members if w not in state.lost and w not in state.left)
 
     def _silent(self, state: Authority) -> Members:
-        """Whose votes are missing where a vote is under way."""
+        """The workers that have not voted during a vote."""
         return tuple(w for w in self._remaining(state) if state.votes[w] is None) if state.is_open else ()
 
     def _weighed(self, state: Authority) -> Outcome[Authority]:
