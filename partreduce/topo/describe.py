@@ -51,9 +51,9 @@ Part = str | tuple[str, ...]
 
 @check_arguments
 def describe(schedule: Schedule) -> str:
-    """Say what a schedule averages and when, in one line of at most 100 characters.
+    """Describe what a schedule averages and when, in one line of at most 100 characters.
 
-    The failure plan and how sums travel (but for a codec) are left out: they change no average.
+    The failure plan and the transport (except a codec) are left out: they change no average.
 
     Args:
         schedule: any Schedule.

@@ -90,17 +90,17 @@ def _shorten(text: str) -> str:
 
 
 def parse_bandwidth(text: str) -> float:
-    """Bytes per second, > 0: `10GB/s`, `25Gbit/s`, `800Mbps`, `1.5GiB/s`."""
+    """Read a bandwidth > 0 in bytes per second: `10GB/s`, `25Gbit/s`, `800Mbps`, `1.5GiB/s`."""
     return _parse_positive(text, BANDWIDTHS, "a bandwidth", "10GB/s or 25Gbit/s")
 
 
 def parse_time(text: str) -> float:
-    """Seconds, >= 0: `50ms`, `5us`, `1.5s`, `2min`."""
+    """Read a time >= 0 in seconds: `50ms`, `5us`, `1.5s`, `2min`."""
     return float(_parse(text, TIMES, "a time", "50ms or 5us"))
 
 
 def parse_size(text: str) -> int:
-    """A whole number of bytes, >= 0: `552MB`, `1.5GiB`."""
+    """Read a whole number of bytes >= 0: `552MB`, `1.5GiB`."""
     value = _parse(text, SIZES, "a size", "552MB or 2GiB")
     if value.denominator != 1:
         raise InputError(f"{_shorten(text)} is not a whole number of bytes")
@@ -110,12 +110,12 @@ def parse_size(text: str) -> int:
 
 
 def parse_factor(text: str) -> float:
-    """A factor > 0: `5x` or `1.25`."""
+    """Read a factor > 0: `5x` or `1.25`."""
     return _parse_positive(text, FACTORS, "a factor", "5x")
 
 
 def parse_number(text: str) -> float | Fraction:
-    """A number >= 0: exact for a fraction of whole numbers (`8/7`), the nearest float for a decimal."""
+    """Read a number >= 0: exact for a fraction of whole numbers (`8/7`), the nearest float for a decimal."""
     match = re.fullmatch(r"([0-9]{1,18})/([0-9]{1,18})", text.strip())
     if match is None:
         return float(_parse(text, {"": Fraction(1)}, "a number", "0.5 or 8/7"))
@@ -125,7 +125,7 @@ def parse_number(text: str) -> float | Fraction:
 
 
 def parse_share(text: str) -> float:
-    """A share of a whole, as a number from 0 to 1: `0.8%` or `0.008`."""
+    """Read a share of a whole, as a number from 0 to 1: `0.8%` or `0.008`."""
     units = {"": Fraction(1), "%": Fraction(1, 100)}
     share = float(_parse(text, units, "a share", "0.8% or 0.008"))
     if not share <= 1:

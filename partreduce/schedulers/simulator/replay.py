@@ -89,7 +89,7 @@ class Replay(SentValues):
         self.update[worker, COLUMNS:] = np.arange(len(self.step)) == worker
 
     def sends(self, worker: int, step: int, *, adds_own: bool) -> None:
-        """A worker sends its parameters, with its update in the serial order."""
+        """Record what a worker sends: its parameters, in the serial order with its update."""
         if adds_own:
             self.now[worker] += self.update[worker]
         self.keep(worker, step, self.now[worker])

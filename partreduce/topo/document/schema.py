@@ -100,7 +100,7 @@ def _plainly(value: object) -> object:
 
 
 def texts() -> dict[str, str]:
-    """The file name and the text of every schema."""
+    """The file name and the JSON text of every schema."""
     made = {
         "schedule.schema.json": schedule_schema(),
         "cluster.schema.json": cluster_schema(),

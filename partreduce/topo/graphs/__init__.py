@@ -28,7 +28,7 @@ class Graph(Arrays):
 
     @classmethod
     def directed(cls, num_workers: int, sources: npt.ArrayLike, targets: npt.ArrayLike) -> Graph:
-        """Edges source → target; self-loops and repetitions are dropped. O(edges log edges)."""
+        """Build from edges `sources[e]` → `targets[e]`; self-loops and repetitions are dropped. O(edges log edges)."""
         src = np.asarray(sources, dtype=np.int64).reshape(-1)
         dst = np.asarray(targets, dtype=np.int64).reshape(-1)
         wrong = (src < 0) | (src >= num_workers) | (dst < 0) | (dst >= num_workers)
@@ -40,7 +40,7 @@ class Graph(Arrays):
 
     @classmethod
     def undirected(cls, num_workers: int, ends: npt.ArrayLike, others: npt.ArrayLike) -> Graph:
-        """Edges between `ends[e]` and `others[e]`; self-loops and repetitions are dropped."""
+        """Build from edges between `ends[e]` and `others[e]`; self-loops and repetitions are dropped."""
         a = np.asarray(ends, dtype=np.int64).reshape(-1)
         b = np.asarray(others, dtype=np.int64).reshape(-1)
         return cls.directed(num_workers, np.concatenate([a, b]), np.concatenate([b, a]))
@@ -59,7 +59,7 @@ class Graph(Arrays):
         return np.bincount(self.targets, minlength=self.num_workers)
 
     def adjacency(self) -> npt.NDArray[np.float64]:
-        """Dense 0/1 matrix, entry (target, source), shape (num_workers, num_workers)."""
+        """The dense 0/1 adjacency matrix, [target, source] = 1 for an edge, shape (num_workers, num_workers)."""
         matrix = np.zeros((self.num_workers, self.num_workers))
         matrix[self.targets, self.sources] = 1.0
         return matrix
@@ -90,7 +90,7 @@ class Graph(Arrays):
             )
 
     def require_undirected(self, purpose: str) -> None:
-        """Raise ScheduleError if the graph is directed; `purpose` names what needs both directions."""
+        """Raise ScheduleError, which says that `purpose` need an undirected graph, if this one is directed."""
         if self.is_undirected:
             return
         n = np.int64(self.num_workers)
