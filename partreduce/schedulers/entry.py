@@ -1,4 +1,4 @@
-"""Define how a rule family or a construction is registered: `Entry` and `Parameter`."""
+"""`Entry` and `Parameter`: the registration of a rule family or construction in the catalogue."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.base import Strategy
 
 Value = int | float | str | tuple[int, ...] | None
-"""What a parameter may hold; None means that the entry chooses for the cluster."""
+"""A parameter's value; None means that the entry chooses for the cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One parameter of an entry. Values may come as text, as from a command line; `parse` makes them typed.
+    """One parameter of an entry; `parse` turns text, as from a command line, into a typed value.
 
-    `kind` is `int`, `float`, `text` (one of `choices`) or `ints` (a list such as `2,2`). A default of None stands for
-    "chosen for the cluster" and `help` says how.
+    `kind` is `int`, `float`, `text` (one of `choices`) or `ints` (a list such as `2,2`). A default of None means that
+    the value is chosen for the cluster as `help` describes.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Entry:
     metrics: str = ""
 
     def resolve(self, given: Mapping[str, object]) -> dict[str, Value]:
-        """Defaults completed and overridden by typed values."""
+        """All parameters with typed values: those of `given`, and defaults for the others."""
         known = {parameter.name: parameter for parameter in self.parameters}
         values = {name: parameter.default for name, parameter in known.items()}
         for raw, value in given.items():
@@ -112,7 +112,7 @@ class Entry:
         return values
 
     def why_not(self, cluster: Cluster, **parameters: object) -> str | None:
-        """Why the cluster has no such schedule, in one sentence with the nearest possible thing; None if it has one."""
+        """Why the family does not exist for the cluster, in one sentence with the nearest possible value; else None."""
         values = self.resolve(parameters)
         if cluster.num_workers < 2:
             return "there is 1 worker and no other to average with; the smallest cluster has 2 workers"
@@ -125,14 +125,14 @@ class Entry:
         return Schedule(self.label(**values), cluster, self.make(cluster, **values))
 
     def label(self, **values: Value) -> str:
-        """The schedule's name: the entry's, with every parameter that is not at its default."""
+        """The schedule's name: the entry's, with every parameter that differs from its default."""
         defaults = {parameter.name: parameter.default for parameter in self.parameters}
         shown = [f"{key}={_written(value)}" for key, value in values.items() if value != defaults[key]]
         return f"{self.name}({', '.join(shown)})" if shown else self.name
 
 
 def hint(word: str, known: Iterable[str]) -> str:
-    """`; did you mean …?` when something known is close, else nothing."""
+    """The text `; did you mean …?` with the known word nearest to `word`; empty if none is near."""
     close = get_close_matches(word, list(known), n=2, cutoff=0.55)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 

@@ -1,4 +1,4 @@
-"""Types of what users pass to public functions and values, checked at the door by the annotations that stand there."""
+"""Type checks of arguments and fields of the public API, read from the annotations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WAYS_OUT = {
 
 
 def check_arguments(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Decorate a public function: an argument of a wrong type raises an InputError that names the argument."""
+    """Decorate a public function so that an argument of a wrong type raises an InputError that names the argument."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -46,14 +46,14 @@ def check_arguments(function: Callable[Parameters, Result]) -> Callable[Paramete
 
 
 def check_fields(value: object) -> None:
-    """Check the types of a dataclass's fields; for `__post_init__`."""
+    """Check the fields of a dataclass against their annotations; to call in `__post_init__`. Raises InputError."""
     kind: Any = type(value)
     for name, hint in _field_hints(kind):
         check_type(f"{kind.__name__}: {name}", getattr(value, name), hint)
 
 
 def check_type(place: str, value: object, hint: object) -> None:
-    """Check that a value is what an annotation says."""
+    """Raise InputError, which names the parameter `place`, if `value` does not fit the annotation `hint`."""
     if _fits(value, hint):
         return
     shown = " ".join(repr(value).split())

@@ -1,4 +1,4 @@
-"""The base of all closed models, their shared field types, and one-line refusals made from pydantic's errors."""
+"""The base of all closed pydantic models, their shared field types, and one-line errors made from pydantic's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,11 @@ _FRACTION = re.compile(rf"(-?(?:0|{_DIGITS}))(?:/({_DIGITS}))?")
 
 
 def parse_fraction(value: object) -> Fraction:
-    """The exact number that a document gives; the message of a ValueError completes "<place>: "."""
+    """Read an exact number from a document: an integer or a string such as "1/3".
+
+    Raises:
+        ValueError: any other value; the message continues "<place>: ".
+    """
     if type(value) is int:
         return Fraction(value)
     if not isinstance(value, str):
@@ -50,7 +54,7 @@ def parse_fraction(value: object) -> Fraction:
 
 
 def dump_fraction(value: Fraction) -> int | str:
-    """An integer where it is one and short enough to stay exact everywhere, a fraction string otherwise."""
+    """A fraction as documents hold it: an integer if possible (below 2**53 in size), else a string such as "1/3"."""
     if value.denominator == 1 and abs(value.numerator) < 2**53:
         return value.numerator
     if max(abs(value.numerator), value.denominator) >= 10**MAX_DIGITS:
@@ -59,12 +63,12 @@ def dump_fraction(value: Fraction) -> int | str:
 
 
 def custom_error(problem: str) -> PydanticCustomError:
-    """What a validator raises so that the document is refused with this sentence."""
+    """The error to raise in a pydantic validator, so that `problem` becomes the message of the DocumentError."""
     return PydanticCustomError("refused", "{problem}", {"problem": problem})
 
 
 class Model(BaseModel):
-    """A closed object: no coercion, no unknown keys."""
+    """A pydantic model of a JSON object without type coercion and without unknown keys."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -75,7 +79,7 @@ class Model(BaseModel):
 
 
 def known_members(data: object, known: Iterable[str]) -> object:
-    """What was given for a closed object, if it has no unknown member."""
+    """Return `data` unchanged; a dictionary with a key outside `known` raises a pydantic error instead."""
     for key in data if isinstance(data, dict) else ():
         if key not in known:
             raise PydanticCustomError("unknown_key", "{problem}", {"problem": unknown(key, known)})
@@ -83,7 +87,7 @@ def known_members(data: object, known: Iterable[str]) -> object:
 
 
 def unknown(key: str, known: Iterable[str], word: str = "key") -> str:
-    """The sentence that refuses an unknown word, and says what it is called now or names the nearest known ones."""
+    """The error text for an unknown key or value, with its new name, the nearest known name, or all known names."""
     known = list(known)
     if sentence := renamed_key(key, known) if word == "key" else renamed_value(word, key):
         return sentence
@@ -131,14 +135,14 @@ Value = TypeVar("Value")
 
 
 def validate(model: type[Checked], value: object, place: str) -> Checked:
-    """Check a parsed value against a model."""
+    """Check a parsed JSON value against a model and return the model; a DocumentError names the `place` of a fault."""
     with translate_errors(value, place):
         return model.model_validate(value)
 
 
 @contextmanager
 def translate_errors(value: object, place: str) -> Iterator[None]:
-    """Turn pydantic's refusal of `value`, which stands at `place`, into ours."""
+    """Context manager: turn pydantic's ValidationError on `value`, found at `place`, into a DocumentError."""
     try:
         yield
     except ValidationError as error:
@@ -147,32 +151,32 @@ def translate_errors(value: object, place: str) -> Iterator[None]:
 
 @lru_cache
 def adapter(value: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - a class of values
-    """What reads and writes the values of a class; made once, for pydantic takes milliseconds over it."""
+    """The cached pydantic adapter that reads and writes values of a class; building one takes milliseconds."""
     return TypeAdapter(value)
 
 
 def read_value(kind: type[Value], raw: object, place: str) -> Value:
-    """A value that documents hold as an object of its fields."""
+    """Build a value of class `kind` from the JSON object of its fields; a DocumentError names the faulty place."""
     with translate_errors(raw, place):
         value: Value = adapter(kind).validate_python(as_tuples(raw))  # type: ignore[arg-type]  # classes are hashable
     return value
 
 
 def dump_fields(value: object) -> Any:  # noqa: ANN401 - JSON
-    """The object of a value's fields, without those that equal their default."""
+    """The JSON object of a value's fields, without fields that equal their default."""
     kind: Any = type(value)
     return adapter(kind).dump_python(value, mode="json", exclude_defaults=True)
 
 
 def as_tuples(value: object) -> object:
-    """Values hold tuples where documents hold lists."""
+    """A JSON value with every list turned into a tuple, at every depth: frozen values hold tuples."""
     if isinstance(value, dict):
         return {key: as_tuples(item) for key, item in value.items()}
     return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
 def part_of(raw: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """The members of an object that one model describes."""
+    """The part of an object with these keys, as far as they are present."""
     return {key: raw[key] for key in keys if key in raw}
 
 

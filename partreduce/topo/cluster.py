@@ -68,12 +68,12 @@ class Cluster:
 
     @classmethod
     def regular(cls, num_nodes: int, workers_per_node: int, *, hardware: Hardware | None = None) -> Cluster:
-        """`num_nodes` nodes of `workers_per_node` workers each."""
+        """A cluster of `num_nodes` nodes with `workers_per_node` workers each."""
         return cls(num_nodes, workers_per_node, None, hardware)
 
     @classmethod
     def irregular(cls, nodes: Sequence[Sequence[int]], *, hardware: Hardware | None = None) -> Cluster:
-        """One list of ranks per node; becomes regular when the lists are equally long and contiguous."""
+        """A cluster from one list of ranks per node; regular if the lists are equally long and contiguous."""
         listed = tuple(tuple(int(worker) for worker in node) for node in nodes)
         sizes = {len(node) for node in listed}
         flat = [worker for node in listed for worker in node]
@@ -113,7 +113,7 @@ class Cluster:
 
     @property
     def num_workers(self) -> int:
-        """n, the number of workers."""
+        """The number of workers, n."""
         if self.workers_per_node is not None:
             return self.num_nodes * self.workers_per_node
         return sum(len(node) for node in self.nodes or ())
@@ -151,9 +151,9 @@ class Cluster:
         return result
 
     def without(self, failed: Collection[int]) -> Cluster:
-        """The shape that is left when these workers are gone, the others renumbered in ascending order of rank.
+        """The cluster without the `failed` workers; the others are renumbered in ascending order of rank.
 
-        Nodes that lose all their workers are no more. O(num_workers).
+        Nodes that lose all their workers are removed. O(num_workers).
 
         Raises:
             InputError: no worker is left.
@@ -173,7 +173,7 @@ class Cluster:
         return self.shape() == other.shape()
 
     def __str__(self) -> str:
-        """The shorthand that `parse` reads, where there is one."""
+        """The shorthand that `parse` reads, if there is one."""
         if self.workers_per_node is not None:
             return f"{self.num_nodes}x{self.workers_per_node}"
         return ",".join(str(len(node)) for node in self.nodes or ())

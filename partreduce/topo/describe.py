@@ -37,11 +37,11 @@ from partreduce.topo.strategies.server import Server
 from partreduce.topo.strategies.static import StaticGroups, partition_of
 
 LONGEST = 100
-"""Characters of a line at most."""
+"""The most characters of a line."""
 SHORT = 44
-"""Characters of the groups of a schedule that has other settings, too, at most."""
+"""The most characters for the groups of a schedule that has other settings, too."""
 PUBLISHED_RATE = 0.7
-"""DiLoCo's outer learning rate, which is not said."""
+"""DiLoCo's outer learning rate, which is left out of the line."""
 MOST_LEVELS = 3
 """Kinds of groups that are named one by one."""
 
@@ -51,9 +51,9 @@ Part = str | tuple[str, ...]
 
 @check_arguments
 def describe(schedule: Schedule) -> str:
-    """Say what a schedule averages and when, in one line of at most 100 characters.
+    """Describe what a schedule averages and when, in one line of at most 100 characters.
 
-    The failure plan and how sums travel (but for a codec) are left out: they change no average.
+    The failure plan and the transport (except a codec) are left out: they change no average.
 
     Args:
         schedule: any Schedule.
@@ -129,7 +129,7 @@ EVERYONE, IN_NODES, SOME_NODES = "all workers", "inside each node", "inside some
 
 
 class Level(NamedTuple):
-    """Groups of one sort: in which rounds of the period they average, and in how many different ways."""
+    """One kind of rounds in a period ("inside each node"): `rounds` lists them, `ways` counts different groupings."""
 
     what: str
     least: int
@@ -139,7 +139,7 @@ class Level(NamedTuple):
 
 
 def levels(schedule: Schedule) -> list[Level]:
-    """The sorts of rounds of one period, small groups first; rounds in which no worker averages are left out."""
+    """The kinds of rounds of one period of static groups, small groups first; rounds without averaging are left out."""
     strategy, cluster = schedule.strategy, schedule.cluster
     assert isinstance(strategy, StaticGroups), "only static groups have levels"
     rounds: dict[tuple[str, int, int], list[int]] = {}
@@ -257,7 +257,7 @@ def _in_turn(schedule: Schedule, levels: Sequence[Level]) -> str:
 
 
 def spacing(rounds: Collection[int], period: int) -> int:
-    """Rounds from each of these to the next, where that is always the same; else 0."""
+    """The constant distance between successive `rounds`, the period taken as a circle; 0 if it is not constant."""
     gap, rest = divmod(period, len(rounds))
     return 0 if rest or any((index + gap) % period not in rounds for index in rounds) else gap
 
@@ -302,7 +302,7 @@ def _gap(sync: IterationGap) -> Iterator[Part]:
 
 
 def graph_of(edges: Round) -> str:
-    """What a graph is called, with its article; else how many neighbors a worker has."""
+    """The name of a round's graph with its article, such as "a ring"; for other graphs the number of neighbors."""
     n, count = edges.num_workers, len(edges)
     if not count:
         return "no edges"
@@ -343,7 +343,7 @@ GRAPHS: dict[str, Callable[[int], list[Graph]]] = {
     "a torus": _grids(named.torus, 3),
     "a grid": _grids(named.grid, 2),
 }
-"""Graphs with a name, and how they are built for so many workers."""
+"""Named graphs, and how they are built for a number of workers."""
 
 
 def _dynamic(schedule: Schedule, strategy: DynamicGroups) -> Iterator[Part]:
@@ -391,7 +391,7 @@ KINDS: dict[str, Callable[..., Iterator[Part]]] = {
     Pairwise.kind: _pairwise,
     Server.kind: _server,
 }
-"""By kind of strategy, the parts of the line that are its own."""
+"""The parts of the line that are specific to each kind of strategy."""
 
 
 def _delays(schedule: Schedule, strategy: Strategy) -> Iterator[Part]:
@@ -420,7 +420,7 @@ def _delays(schedule: Schedule, strategy: Strategy) -> Iterator[Part]:
 
 
 def _describe_codec(strategy: Strategy) -> Iterator[Part]:
-    """How sums are coded, and what goes its own way."""
+    """The codec of sums, and the tables that are exchanged separately."""
     transport, payload = strategy.transport, strategy.payload
     if transport.codec.rounds:
         yield f"{transport.codec}" + " between nodes" * (transport.where is CodecScope.ACROSS_NODES)

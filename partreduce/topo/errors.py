@@ -32,13 +32,13 @@ class PartreduceError(Exception):
 
 
 class InputError(PartreduceError, ValueError):
-    """Input that breaks a stated rule."""
+    """An argument, file or model breaks a documented rule."""
 
     exit_code: ClassVar[int] = 65
 
 
 class DocumentError(InputError):
-    """A document that is refused; `place` is a path such as `strategy.phases[2][0].group`, or `line:column`."""
+    """A document breaks its format; `place` is a path such as `strategy.phases[2][0].group`, or `line:column`."""
 
     def __init__(self, place: str, problem: str, source: str = "") -> None:
         """Keep the parts with the message, so that tools can point at them; `source` is the file's name."""
@@ -53,67 +53,67 @@ class DocumentError(InputError):
 
 
 class ScheduleError(InputError):
-    """A schedule, rule or cluster that cannot exist."""
+    """A schedule, rule or cluster is invalid."""
 
 
 class HandshakeError(InputError):
-    """Workers that disagree before the first step."""
+    """Workers differ in schedule, model, version or settings before the first step."""
 
 
 class RefutedError(PartreduceError):
-    """A claim that is false."""
+    """A claim about a schedule is false; the message holds a counterexample."""
 
     exit_code: ClassVar[int] = 1
 
 
 class UndecidedError(PartreduceError):
-    """A limit was reached before an answer was."""
+    """A limit of time or size was reached before a proof or a counterexample was found."""
 
     exit_code: ClassVar[int] = 3
 
 
 class InfeasibleError(PartreduceError):
-    """Proved: no answer within the limits exists in the class that the message names."""
+    """No solution within the limits exists in the class that the message names; this is proved."""
 
     exit_code: ClassVar[int] = 4
 
 
 class UnavailableError(PartreduceError):
-    """A worker, service or store that did not answer in time."""
+    """A worker, service or store did not answer in time."""
 
     exit_code: ClassVar[int] = 69
 
 
 class PeerFailedError(UnavailableError):
-    """A group operation that failed or timed out."""
+    """A collective of a group failed or timed out, usually because another worker failed."""
 
 
 class StoreLostError(UnavailableError):
-    """The store through which the workers of a run agree is gone: its host, and no worker, is to blame."""
+    """The store that coordinates the workers of a run is unreachable: its host failed, rather than a worker."""
 
     exit_code: ClassVar[int] = 75
 
 
 class FileError(PartreduceError, OSError):
-    """A file that cannot be read or written."""
+    """A file cannot be read or written."""
 
     exit_code: ClassVar[int] = 74
 
 
 class EvictedError(PartreduceError):
-    """This worker is no longer part of the job."""
+    """The other workers have removed this worker from the job."""
 
     exit_code: ClassVar[int] = 76
 
 
 class MissingDependencyError(PartreduceError):
-    """An optional dependency or a machine feature that is absent."""
+    """An optional dependency or a feature of the machine is absent."""
 
     exit_code: ClassVar[int] = 77
 
 
 def of_type(value: Argument, kind: type[Any] | tuple[type[Any], ...], place: str, way_out: str) -> Argument:
-    """An argument, if it is of the type that its place asks for."""
+    """Return `value` if it is an instance of `kind`; else raise InputError with `place` and `way_out`, the remedy."""
     if not isinstance(value, kind):
         name = type(value).__name__
         raise InputError(f"{place}: is {'an' if name[0].lower() in 'aeiou' else 'a'} {name}; {way_out}")

@@ -1,4 +1,4 @@
-"""Optional libraries: which extra brings each, asked for in one sentence wherever one is missing."""
+"""Optional libraries: which extra of partreduce installs each, and the error when one is missing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXTRAS = {
 
 
 def is_installed(module: str) -> bool:
-    """Whether a library can be found; it is not loaded."""
+    """Whether a module can be found; it is not imported."""
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
@@ -29,7 +29,7 @@ def is_installed(module: str) -> bool:
 
 
 def missing(modules: Iterable[str], purpose: str) -> MissingDependencyError:
-    """The refusal of something that needs libraries which are not installed, with the way to get them."""
+    """The error that `purpose` needs these modules, with the pip command that installs them."""
     names = [EXTRAS[module][0] for module in modules]
     extras = ",".join(dict.fromkeys(EXTRAS[module][1] for module in modules))
     words = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
@@ -37,13 +37,13 @@ def missing(modules: Iterable[str], purpose: str) -> MissingDependencyError:
 
 
 def require(*modules: str, purpose: str) -> None:
-    """Refuse to continue without optional libraries; they are not loaded."""
+    """Raise MissingDependencyError if one of these modules is not installed; none is imported."""
     if absent := [module for module in modules if not is_installed(module)]:
         raise missing(absent, purpose)
 
 
 def load(module: str, purpose: str) -> Any:  # noqa: ANN401 - a module
-    """Import an optional library, also a module inside it."""
+    """Import an optional library or a module inside it; MissingDependencyError says what `purpose` needs it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

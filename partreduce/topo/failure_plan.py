@@ -1,4 +1,4 @@
-"""The failure plan of a schedule: by which rule its survivors continue, and which schedules can have one."""
+"""The failure plan of a schedule: the rule by which survivors continue, and which schedules can have one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_FAILURES = 4
 
 
 class SurvivorRule(Choice):
-    """Which groups the survivors of a failure average in."""
+    """The rule that forms the survivors' groups after a failure."""
 
     KEEP_GROUPS = "keep_groups"
     """The schedule's own groups without the failed workers; a worker that is left alone in a group skips."""
@@ -34,10 +34,10 @@ class SurvivorRule(Choice):
 
 @dataclass(frozen=True, slots=True)
 class FailurePlan(JsonObject):
-    """What survivors run after any `failures` workers fail, or fewer, or all workers of any one node.
+    """The schedule of the survivors after up to `failures` workers fail, or all workers of one node.
 
-    Only the groups change: steps_per_round, averaging, prologue and how payload travels stay what they are. Survivors
-    are numbered 0 … m − 1 in ascending order of their ranks.
+    Only the groups change: steps_per_round, averaging, prologue and transport stay the same. Survivors are numbered
+    0 … m − 1 in ascending order of their ranks.
     """
 
     place: ClassVar[str] = "failure_plan."
@@ -60,13 +60,13 @@ class FailurePlan(JsonObject):
         return set(failed) == set(cluster.workers_of(node))
 
     def most_failures(self, cluster: Cluster) -> int:
-        """The most workers that may fail at once under this plan."""
+        """The largest number of workers that may fail at once under this plan."""
         sizes = cluster.node_sizes()
         return max(self.failures, int(sizes[sizes <= cluster.num_workers - 2].max(initial=0)))
 
 
 def check_failure_plan(plan: FailurePlan, cluster: Cluster, strategy: Strategy) -> None:
-    """Refuse a plan that cannot be built for some failure. Whether survivors reach consensus, `verify` says."""
+    """Raise ScheduleError if the plan is invalid for some failure; `verify` checks that survivors reach consensus."""
     check_planned(strategy)
     n = cluster.num_workers
     most = min(MAX_FAILURES, n - 2)
@@ -109,28 +109,28 @@ def _first_overlap(cluster: Cluster, strategy: Strategy) -> int | None:
 
 
 class AfterFailure(Choice):
-    """What becomes of a run when a worker fails."""
+    """How a run reacts when a worker fails."""
 
     CONTINUES = "continues"
     """Survivors continue in place."""
     RESTARTS = "restarts"
-    """All workers restart from their last checkpoint (`--max-restarts`); with `--tolerate-failures` it is refused."""
+    """All workers restart from their last checkpoint (`--max-restarts`); `--tolerate-failures` raises an error."""
     REFUSED = "refused"
-    """It is refused, in a line."""
+    """An error is raised."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A kind of strategy, or a feature of one or of a run, and what becomes of a run with it when a worker fails."""
+    """A kind of strategy, or a feature of a schedule or run, and how the run reacts when a worker fails."""
 
     name: str
     answer: AfterFailure
     words: str
     """How survivors continue, or why they cannot."""
     place: str = ""
-    """Of what keeps a schedule from continuing, in its `strategy`; empty where it is the run that does."""
+    """Path in `strategy` of the feature that prevents continuing; empty if it is a feature of the run."""
     is_: str = ""
-    """What stands there."""
+    """The value at that path, as the predicate of the error message."""
     applies: Callable[[Strategy], bool] = lambda _: False
 
 
@@ -145,7 +145,7 @@ UNPLANNED = (
          "none is proved; leave failure_plan out, and survivors average all together",
          "payload.outer.outer_params", "is per_worker", lambda s: s.payload.outer.has_own_outer_params),
 )  # fmt: skip
-"""What survivors continue with, though not by a plan."""
+"""Features with which survivors continue, but without a plan."""
 CASES = (
     Case("allreduce of gradients", CONTINUES, "the step is done, or done again by the survivors; models stay equal"),
     Case("allreduce of parameters", CONTINUES, "the round is done, or done again by the survivors"),
@@ -186,17 +186,17 @@ BY_NAME = {case.name: case for case in (*CASES, *UNPLANNED)}
 
 
 def table() -> Iterator[tuple[str, str, str]]:
-    """Its rows, as documents show them: kind or feature, answer, how or why."""
+    """The rows of the table of failures in the documentation: kind or feature, reaction, explanation."""
     yield from ((case.name, str(case.answer), case.words) for case in BY_NAME.values())
 
 
 def check_covered(strategy: Strategy) -> None:
-    """Refuse schedules whose survivors cannot continue."""
+    """Raise ScheduleError if survivors of this strategy cannot continue."""
     _check(strategy, CASES)
 
 
 def check_planned(strategy: Strategy) -> None:
-    """Refuse schedules that can have no failure plan."""
+    """Raise ScheduleError if this strategy cannot have a failure plan."""
     _check(strategy, (*CASES, *UNPLANNED))
 
 

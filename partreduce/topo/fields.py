@@ -1,7 +1,7 @@
-"""The ranges and the closed shapes that strategy values share: what a document may hold stands on the value itself.
+"""Field types and base classes of strategy values, which state what a document may hold.
 
-`topo.document` validates straight onto these values with pydantic. The hooks below import it only then, so that a
-value costs nothing to import.
+`topo.document` validates directly into these values with pydantic, which the hooks below import only when used, so that
+importing a value stays fast.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Index = Annotated[int, Ge(0), Le(2**31 - 1)]
 """A rank, a local rank, a node or a digit; counted from 0."""
 
 Title = Annotated[str, MinLen(1), MaxLen(1000)]
-"""What a user calls something."""
+"""A name given by the user."""
 
 Rounds = Annotated[int, Ge(0), Le(2**53 - 1)]
 """A number of rounds, or a seed: as large as every JSON reader keeps exactly."""
@@ -58,7 +58,7 @@ Exact = Annotated[Fraction, _Exactly()]
 
 
 class Choice(StrEnum):
-    """One word of a closed list; in documents the word itself."""
+    """An enumeration whose members are the words that documents hold."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -69,19 +69,19 @@ class Choice(StrEnum):
 
 
 class JsonObject:
-    """A dataclass whose fields are the members of a JSON object: nothing coerced, no unknown member.
+    """A dataclass that is a JSON object in documents, one field for each member, without coercion or unknown members.
 
-    In Python, too, the word itself may stand for a `Choice`, as in `Transport(codec="int8")`, and a number lies in the
-    range that its field's type states.
+    Its constructor also accepts words for `Choice` fields, as in `Transport(codec="int8")`, and checks the ranges that
+    the field types state; it raises ScheduleError.
     """
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
     place: ClassVar[str] = ""
-    """Where a schedule has it, such as `transport.`; refusals name it."""
+    """Its path in a schedule, such as `transport.`, for error messages."""
 
     def __post_init__(self) -> None:
-        """Take words for the members that they name."""
+        """Convert words to the enumeration members that they name."""
         for name, choice in _choices(type(self)):  # type: ignore[arg-type]  # classes are hashable
             value = getattr(self, name)
             if not isinstance(value, choice):
@@ -106,11 +106,11 @@ class JsonObject:
 
 
 class CheckedFields:
-    """A dataclass whose fields have the types and ranges that their annotations state; else it raises InputError."""
+    """A dataclass that checks the types and ranges of its fields at construction; raises InputError."""
 
     __slots__ = ()
     place: ClassVar[str]
-    """What messages call it."""
+    """Its name in error messages."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -118,7 +118,7 @@ class CheckedFields:
 
 
 class Arrays:
-    """A frozen dataclass (with eq=False) some of whose fields are arrays: equal where all fields are."""
+    """A frozen dataclass (with eq=False) with array fields, compared field by field."""
 
     __slots__ = ()
 
@@ -138,7 +138,7 @@ def _are_equal(one: Any, other: Any) -> bool:  # noqa: ANN401 - values of one fi
 
 
 class Bulk:
-    """A value of flat arrays: documents hold it in its own form, which `topo.document` reads array by array."""
+    """A value of flat arrays that `topo.document` reads array by array, from its own format."""
 
     __slots__ = ()
 
@@ -152,7 +152,7 @@ class Bulk:
 
 
 def check_ranges(value: object, error: type[InputError], place: str = "") -> None:
-    """Refuse a number of a dataclass outside the range that its field's type states, as documents do."""
+    """Raise `error` if a number in a dataclass is outside the range that its field's type states."""
     for name, least, most in _ranges(type(value)):  # type: ignore[arg-type]  # classes are hashable
         for number in _numbers(getattr(value, name)):
             if not least <= number <= most:
@@ -171,7 +171,7 @@ def _numbers(value: object) -> Iterator[float]:
 
 
 def take_numbers(value: JsonObject, *names: str) -> None:
-    """Make exact numbers of fields that may be given as Python writes them: 0.7 is 7/10."""
+    """Convert the named fields in place to exact fractions of their decimal text: 0.7 becomes 7/10."""
     for name in names:
         given = getattr(value, name)
         try:

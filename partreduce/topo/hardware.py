@@ -1,4 +1,4 @@
-"""Hardware: what a cluster's links, switches and workers can do. All times in seconds, all sizes in bytes."""
+"""Hardware of a cluster: links, switches and speeds of workers, in seconds and bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Share = Annotated[float, Ge(0), Le(1)]
 
 @dataclass(frozen=True, slots=True)
 class Link(CheckedFields):
-    """A link class of the α–β model: a message of b bytes takes latency + b * seconds_per_byte."""
+    """A link class of the α–β model: a message of b bytes takes latency + b · seconds_per_byte seconds."""
 
     place: ClassVar[str] = "link."
     latency: Seconds = 0.0
@@ -38,7 +38,7 @@ class Link(CheckedFields):
 
     @classmethod
     def of_bandwidth(cls, bytes_per_second: float, latency: float = 0.0) -> Link:
-        """A link of the given bandwidth (> 0) and latency."""
+        """A link with this bandwidth (bytes per second, > 0) and latency (seconds)."""
         of_type(bytes_per_second, (int, float), "link: bandwidth", "give bytes per second, such as 10e9")
         if not bytes_per_second > 0:
             raise InputError(f"link: bandwidth is {bytes_per_second} bytes/s; it must be > 0")
@@ -47,7 +47,7 @@ class Link(CheckedFields):
 
 @dataclass(frozen=True, slots=True)
 class CodecSeconds(JsonObject):
-    """Seconds in which one worker encodes, and decodes, a byte of float32."""
+    """Seconds that one worker needs to encode, and to decode, one byte of float32."""
 
     place: ClassVar[str] = "codec."
 
@@ -57,10 +57,10 @@ class CodecSeconds(JsonObject):
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A switch: the nodes below it, directly or through other switches, ascending, and its link upwards.
+    """A switch: the nodes below it, directly or through other switches, ascending, and its uplink.
 
-    The link has the same numbers in both directions and works in both at once. One without numbers costs nothing, which
-    is how a switch of unknown bandwidth is stated.
+    The uplink is full duplex, with the same numbers in both directions. An uplink without numbers costs nothing; it
+    stands for a switch of unknown bandwidth.
     """
 
     nodes: tuple[int, ...]
@@ -78,7 +78,10 @@ class Switch:
 
 
 def nesting_problem(switches: Sequence[Switch]) -> tuple[int, str] | None:
-    """The first switch that neither nests with the others nor is disjoint from them, and why. O(sum of sizes)."""
+    """The index of the first switch that is neither nested in nor disjoint from the others, with the reason; else None.
+
+    O(sum of sizes).
+    """
     largest: dict[int, int] = {}
     for index in smallest_first(switches):
         members = set(switches[index].nodes)
@@ -99,7 +102,7 @@ def nesting_problem(switches: Sequence[Switch]) -> tuple[int, str] | None:
 
 
 def smallest_first(switches: Sequence[Switch]) -> list[int]:
-    """The places of the switches, those with the fewest nodes first: of nested ones the inner before the outer."""
+    """The indices of the switches by number of nodes, ascending, so that inner switches come before outer ones."""
     return sorted(range(len(switches)), key=lambda index: (len(switches[index].nodes), index))
 
 
@@ -154,15 +157,15 @@ class Hardware(CheckedFields):
         return dict(self.node_inside).get(node, self.inside)
 
     def shared_switches(self, num_nodes: int) -> tuple[Switch, ...]:
-        """The switches that can make anything slower: with an uplink that costs something and a node outside."""
+        """The switches that can slow a job down: those with a costly uplink and a node of the job outside."""
         return tuple(s for s in self.switches if s.uplink != Link() and len(s.nodes) < num_nodes)
 
     def is_free_of_bytes(self) -> bool:
-        """Whether no link takes time for bytes, so that the model's size does not matter."""
+        """Whether no link takes time for bytes, so that the model's size does not affect any time."""
         return self == self.without_bandwidths()
 
     def without_bandwidths(self) -> Hardware:
-        """The same hardware with links that move bytes in no time; latencies stay."""
+        """The same hardware with zero seconds per byte on all links; latencies stay."""
 
         def quick(links: tuple[tuple[int, Link], ...]) -> tuple[tuple[int, Link], ...]:
             return tuple((node, Link(link.latency)) for node, link in links)
@@ -179,13 +182,13 @@ class Hardware(CheckedFields):
 
 
 USUAL = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9))
-"""Links whose speed is not given; as `partreduce design` assumes them."""
+"""The speeds that `partreduce design` assumes for links without one."""
 
 
 def above(switches: Sequence[Switch], num_nodes: int) -> npt.NDArray[np.int64]:
-    """The switches over every node, shape (levels, num_nodes): an index into `switches`, −1 where there is none.
+    """The switches above every node, shape (levels, num_nodes): an index into `switches`, −1 where there is none.
 
-    A switch lies in one row only, one row higher than the highest switch below it. The switches nest.
+    A switch is in one row only, one row above the highest switch below it. The switches must nest.
     """
     largest: dict[int, int] = {}
     level: dict[int, int] = {}
@@ -201,11 +204,11 @@ def above(switches: Sequence[Switch], num_nodes: int) -> npt.NDArray[np.int64]:
 
 @lru_cache(maxsize=64)
 def regular_levels(switches: tuple[Switch, ...], num_nodes: int) -> tuple[int, ...] | None:
-    """(…, racks in a pod, nodes in a rack) when the switches form a regular tree, else None.
+    """The number of children on every level of a regular switch tree, top first; None if the tree is not regular.
 
-    Regular means: on every level all switches hold equally many nodes with consecutive numbers, none is left out, and
-    all uplinks of the level are equal. Then all nodes are equal, and the numbers are node radices of which the product
-    of the first few counts the switches of a level. Without switches the answer is `(num_nodes,)`.
+    For example (pods, racks in a pod, nodes in a rack); `(num_nodes,)` without switches. Regular means: on every level
+    all switches hold equally many nodes with consecutive numbers, no node is left out, and all uplinks are equal. The
+    numbers are node radices; the product of the first few is the number of switches of a level.
     """
     counts = [1]
     for row in above(switches, num_nodes)[::-1]:

@@ -1,4 +1,4 @@
-"""What the rounds of a schedule make of what workers hold, x ← W x: on several spaces and in three arithmetics.
+"""The mixing matrices W of a schedule's rounds, x ← W x, on several spaces: in floats, in fractions, as operators.
 
 Column j of W says where worker j's parameters go, row i what worker i's become. Group means with factors `relaxation`
 are symmetric with unit row and column sums; a round of weighted averaging has unit row sums, and unit column sums only
@@ -41,10 +41,10 @@ MAX_EXACT_WORKERS = 2_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operators:
-    """The rounds of one period on a space of g places and C classes, the first applied first.
+    """The mixing matrices of one period on a space of g places and C classes (module docstring), in order.
 
-    `rounds` are groups of places, or graphs. `survives`, of every round (groups, C), says on which classes a group's
-    mean is not zero; None where all are workers and all survive. `counts` (g,) says how many workers a place is.
+    `rounds` are groups of places, or graphs. `survives`, an array (groups, C) per round, is True where a group's mean
+    is not zero; None if places are workers and all means survive. `counts` (g,) is the number of workers of each place.
     """
 
     rounds: tuple[MixingStep, ...]
@@ -60,9 +60,9 @@ class Operators:
     def of_rule(
         cls, rule: RuleView, classes: Sequence[Collection[int]], places: Sequence[Sequence[int]] | None = None
     ) -> Operators:
-        """A rule on characters that are not trivial on just these digits; a place is a local rank, or several of them.
+        """The rounds of a rule on characters that vary along exactly the digits of each class.
 
-        Local ranks of one place stand in the same blocks. O(phases · blocks · classes).
+        A place is a local rank, or several local ranks that are in the same blocks. O(phases · blocks · classes).
         """
         home = np.arange(rule.workers_per_node, dtype=np.int32)
         if places is not None:
@@ -77,14 +77,14 @@ class Operators:
         return self.rounds[0].num_workers
 
     def apply(self, index: int, values: Floats) -> Floats:
-        """What round `index` makes of values (g, ...), of (g, C, ...) where there are classes. O(values), or edges."""
+        """W of round `index` times values of shape (g, ...), or (g, C, ...) with classes. O(values), or O(edges)."""
         step = self.rounds[index]
         if isinstance(step, Round):
             return np.asarray(mixing_sparse(step) @ values)
         return step.averaged(values, None if self.survives is None else self.survives[index], self.counts)
 
     def matrices(self) -> Floats:
-        """Every round on every class, (T, C, g, g), where a place has length 1: of groups they are symmetric."""
+        """The matrices of all rounds on all classes, (T, C, g, g), in an orthonormal basis: symmetric for groups."""
         size, num_classes = self.size, 1 if self.survives is None else self.survives[0].shape[1]
         roots = np.ones(size) if self.counts is None else np.sqrt(self.counts)
         units: Floats = np.broadcast_to(np.diag(1 / roots)[:, None], (size, num_classes, size))
@@ -100,7 +100,7 @@ class Operators:
         return result
 
     def exact(self, index: int, which: int = 0, onto: ExactMatrix | None = None) -> ExactMatrix:
-        """W of round `index` on class `which`, times `onto` if that is given. O(entries of `onto`), times edges."""
+        """W of round `index` on class `which`, times `onto` if given. O(entries of `onto`), or times edges."""
         step = self.rounds[index]
         onto = ExactMatrix.identity(self.size) if onto is None else onto
         if isinstance(step, Round):
@@ -110,7 +110,7 @@ class Operators:
         return onto.averaged(((g.members, g.relaxation, lives) for g, lives in zip(step, alive, strict=True)), counts)
 
     def exact_period(self, which: int = 0, periods: int = 1) -> ExactMatrix:
-        """W_T … W_1 on class `which`, of several periods if asked; a product that is zero stays zero."""
+        """The exact product W_T … W_1 on class `which`, to the power `periods`."""
         product = ExactMatrix.identity(self.size)
         for t in range(len(self.rounds) * periods):
             if product.is_zero():
@@ -119,7 +119,10 @@ class Operators:
         return product
 
     def support(self) -> Flags:
-        """Whether worker i holds a share of worker j's start after a period, [i, j]; of graphs, no weight negative."""
+        """The Boolean matrix whether worker j's start influences worker i after a period, [i, j].
+
+        Graphs must not have negative weights.
+        """
         result = np.eye(self.size, dtype=np.bool_)
         for step in self.rounds:
             assert isinstance(step, Round), "asked of graphs"
@@ -131,7 +134,7 @@ class Operators:
         return result
 
     def period_operator(self, start: int = 0) -> LinearOperator:
-        """P = W_T … W_1 on workers, of the period that begins at round `start`; factors are never multiplied out."""
+        """The period product W_T … W_1 on workers from round `start`, as an operator that applies round by round."""
         from scipy.sparse.linalg import LinearOperator
 
         order = [(start + t) % len(self.rounds) for t in range(len(self.rounds))]
@@ -172,7 +175,7 @@ def _of_blocks(
 
 
 def mixing_matrix(step: MixingStep) -> Floats:
-    """The dense mixing matrix W, shape (n, n), of up to 20,000 workers. O(n²)."""
+    """The dense mixing matrix W of a phase or round, shape (n, n), for up to 20,000 workers. O(n²)."""
     _check_size(step.num_workers, MAX_DENSE_WORKERS, "use Operators.period_operator")
     if isinstance(step, Phase):
         return step.apply(np.eye(step.num_workers))
@@ -190,15 +193,18 @@ def mixing_sparse(graph: Round) -> csr_array:
 
 
 def exact_product(steps: Sequence[MixingStep]) -> ExactMatrix:
-    """W_T … W_1 of phases or rounds, the first applied first, of up to 2,000 workers. O(T · n · entries)."""
+    """The exact product W_T … W_1 of phases or rounds, the first applied first, for up to 2,000 workers.
+
+    O(T · n · entries).
+    """
     _check_size(steps[0].num_workers, MAX_EXACT_WORKERS, "rules have exact_consensus_distance, whatever their size")
     return Operators(tuple(steps)).exact_period()
 
 
 def period_product(schedule: Schedule, start: int = 0) -> Floats:
-    """W_{s+T−1} … W_{s+1} W_s, dense, (n, n), for the period that starts at phase `start`. O(T · entries · n).
+    """The dense period product W_{s+T−1} … W_{s+1} W_s, (n, n), from phase `start`, for up to 20,000 workers.
 
-    Of up to 20,000 workers, and for a strategy that has fixed phases.
+    The strategy must have fixed phases or rounds. O(T · entries · n).
     """
     operators = Operators(schedule.steps())
     _check_size(schedule.num_workers, MAX_DENSE_WORKERS, "use Operators.period_operator")
@@ -209,7 +215,7 @@ def period_product(schedule: Schedule, start: int = 0) -> Floats:
 
 
 def relaxations(schedule: Schedule) -> set[Fraction]:
-    """The factors of all groups of a period, none of weighted graphs."""
+    """The distinct relaxation factors of all groups of a period; empty for weighted graphs."""
     if (rule := schedule.rule()) is not None:
         return {block.relaxation for phase in rule.phases for block in phase if block.makes_groups}
     phases = schedule.phased.steps(schedule.cluster) if schedule.is_phased else ()
@@ -217,12 +223,12 @@ def relaxations(schedule: Schedule) -> set[Fraction]:
 
 
 def may_lengthen(schedule: Schedule) -> bool:
-    """Whether a group has a factor outside 0..2, so that its mean may lengthen a difference."""
+    """Whether a group has a relaxation outside 0..2, so that averaging may enlarge differences between workers."""
     return any(not 0 <= factor <= 2 for factor in relaxations(schedule))
 
 
 def is_doubly_stochastic(step: MixingStep) -> bool:
-    """Whether rows *and* columns sum to 1, exactly. Entries may be negative (relaxation above |G|/(|G|−1))."""
+    """Whether rows *and* columns of W sum to 1 exactly. Entries may be negative (relaxation above |G|/(|G|−1))."""
     if isinstance(step, Phase):
         step.labels()
         return True

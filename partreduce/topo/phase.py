@@ -1,4 +1,4 @@
-"""Group and Phase: who averages with whom in one round."""
+"""Group and Phase: which workers average together in one round."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Group:
     relaxation: Fraction = ONE
 
     def __str__(self) -> str:
-        """As people write it: `{0,4,8}` or `{0,4} relaxation 4/3`."""
+        """Format as `{0,4,8}` or `{0,4} relaxation 4/3`."""
         body = "{" + ",".join(map(str, self.members)) + "}"
         return body if self.relaxation == 1 else f"{body} relaxation {self.relaxation}"
 
@@ -38,8 +38,8 @@ class Phase(Arrays):
     """The groups of one round, held as flat arrays so that a million workers fit.
 
     `members[offsets[g]:offsets[g+1]]` are the ranks of group g, ascending; groups are ordered by their first member.
-    `relaxation` holds one factor per group, or None when all are 1. A Phase may hold *overlapping* groups: that is what
-    `verify` refutes; everything that needs disjoint groups (`labels`, `apply`) raises ScheduleError for them.
+    `relaxation` holds one factor per group, or None when all are 1. A Phase may hold *overlapping* groups, which
+    `verify` refutes; `labels` and `apply` need disjoint groups and raise ScheduleError for overlapping ones.
     """
 
     num_workers: int
@@ -88,9 +88,9 @@ class Phase(Arrays):
 
     @classmethod
     def from_labels(cls, labels: npt.ArrayLike, relaxation: dict[int, Fraction] | None = None) -> Phase:
-        """Build from one label per worker; equal labels average together, negative labels and single ones skip.
+        """Build from one label per worker: workers with equal labels average together.
 
-        `relaxation` maps a label to its factor. O(n log n).
+        Workers with a negative or a unique label skip the round. `relaxation` maps a label to its factor. O(n log n).
         """
         array = np.asarray(labels, dtype=np.int64)
         count = len(array)
@@ -138,15 +138,15 @@ class Phase(Arrays):
         return result
 
     def apply(self, values: Floats) -> Floats:
-        """Averaged copy: a row of `values` (num_workers, ...) becomes x + relaxation·(mean − x). O(size)."""
+        """A copy of `values` (num_workers, ...) after averaging: row x becomes x + relaxation·(mean − x). O(size)."""
         self.labels()
         return self.averaged(values)
 
     def averaged(self, values: Floats, survives: Flags | None = None, counts: Whole | None = None) -> Floats:
-        """`apply` of groups known to be disjoint, on any space of `topo.mixing`.
+        """`apply` without the check for overlaps, on any space of `topo.mixing`.
 
-        There a row counts as often as `counts` says in the means, and in column c of values (num_workers, C, ...) those
-        means are zero that do not survive, `survives` (len(self), C).
+        `counts` (num_workers,) weighs the rows in the means. `survives` (len(self), C) is False where the mean of a
+        group counts as zero in column c of values (num_workers, C, ...).
         """
         result = np.array(values, dtype=np.float64)
         if not len(self):

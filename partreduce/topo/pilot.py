@@ -1,4 +1,4 @@
-"""Pilot: what a few dozen steps of the user's own job said about the price of averaging less, or late."""
+"""Pilot: prices of averaging less often or later, measured in short runs of the user's own job."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from annotated_types import Ge, Gt, MaxLen, MinLen
 from partreduce.topo.fields import Count, JsonObject, Rounds, Title
 
 CONFIDENCE = 0.9
-"""Of the intervals of all prices."""
+"""The confidence level of all price intervals."""
 
 Amount = Annotated[float, Ge(0)]
 
 
 @dataclass(frozen=True, slots=True)
 class Price(JsonObject):
-    """How many times All-Reduce's steps one unit of something costs more, with its 90 % confidence interval."""
+    """How much one unit of a metric adds to the steps ratio to All-Reduce, with its 90 % confidence interval."""
 
     value: Amount
     low: Amount
@@ -28,10 +28,10 @@ class Price(JsonObject):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe(JsonObject):
-    """One schedule of a pilot: its metrics, and its steps over All-Reduce's as measured, once per seed.
+    """One schedule run in a pilot: its metrics, and its steps divided by All-Reduce's, measured once per seed.
 
-    `late` is its late distance (`topo.metrics.late_distance`), 0 synchronously. `sha256` is there for what ran because
-    it may be recommended: of the schedule without its name and however its sums travel.
+    `late` is its late distance (`topo.metrics.late_distance`), 0 if synchronous. `sha256` identifies candidates of a
+    recommendation: the hash of the schedule without its name and transport.
     """
 
     schedule: Title
@@ -47,22 +47,22 @@ class Probe(JsonObject):
 
     @property
     def standard_error(self) -> float:
-        """Of the steps ratio, over the seeds."""
+        """The standard error of the steps ratio over the seeds."""
         return stdev(self.steps_ratios) / sqrt(len(self.steps_ratios))
 
     @property
     def is_pipeline(self) -> bool:
-        """Whether all workers had the same parameters, so that what it cost is the delay of gradients."""
+        """Whether the probe ran a pipeline, in which all workers have equal parameters and only delay costs steps."""
         return self.consensus_distance == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices(JsonObject):
-    """steps ratio = 1 + averaging + consensus_distance·(metric) + drift·(metric)^p + late·L + later·L·max(0, L − 1).
+    """The model steps ratio = 1 + averaging + consensus_distance·C + drift·D^p + late·L + later·L·max(0, L − 1).
 
-    L is the late distance. `drift` is None for shuffled data; `averaging`, what it costs that parameters are averaged
-    at all, and `later` where there were too few probes to tell them from the others.
-    `error` is the largest relative error of a predicted steps ratio on a schedule that was left out of the fit.
+    C, D and L are the schedule's consensus distance, drift and late distance. `averaging` is the constant cost of
+    averaging parameters. `drift` is None for shuffled data; `averaging` and `later` are None where there were too few
+    probes. `error` is the largest relative error of a predicted steps ratio in leave-one-out validation.
     """
 
     consensus_distance: Price
@@ -75,9 +75,10 @@ class Prices(JsonObject):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pilot(JsonObject):
-    """A pilot with what it measured and the prices that explain it.
+    """The measurements of a pilot and the prices fitted to them.
 
-    `data` is how the samples were spread: `shuffled`, `per-worker` or `per-node`; `steps` is the length of every run.
+    `data` is how samples are spread over workers: `shuffled`, `per-worker` or `per-node`; `steps` is the length of a
+    run.
     """
 
     num_workers: Count
@@ -87,11 +88,11 @@ class Pilot(JsonObject):
     prices: Prices
     probes: Annotated[tuple[Probe, ...], MinLen(2), MaxLen(1000)]
     unstable: Annotated[tuple[Probe, ...], MaxLen(1000)] = ()
-    """Under which the loss did not fall or was no number in one of the runs; without steps ratios."""
+    """Probes whose loss did not fall or was not a number in one of the runs; without steps ratios."""
 
     @property
     def cost(self) -> int:
-        """Steps that it took of every worker, All-Reduce's among them."""
+        """Steps that every worker took in the whole pilot, those of All-Reduce included."""
         return self.steps * len(self.seeds) * (1 + len(self.probes) + len(self.unstable))
 
     @property

@@ -1,4 +1,4 @@
-"""Keys and words of older files, and what they are called now: the loader answers an old one with its new name."""
+"""Keys and values of older files that were renamed, for error messages with the new name."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ VALUES = {
 
 
 def renamed_key(key: object, known: Container[str]) -> str:
-    """The sentence that says what an old key is called now; empty where the object has no such key."""
+    """The sentence with the new name of an old key; empty if it was not renamed, or its new name is not in `known`."""
     new = KEYS.get(key, "") if isinstance(key, str) else ""
     return _sentence(key, new) if new in known else ""
 
 
 def renamed_value(key: str, value: object) -> str:
-    """The sentence that says what an old word under a key is called now; empty for any other value."""
+    """The sentence with the new name of an old value of `key`; empty for any other value."""
     new = VALUES.get(key, {}).get(value, "") if isinstance(value, str) else ""
     return _sentence(value, new) if new else ""
 

@@ -1,4 +1,4 @@
-"""Round: one weighted graph, the other thing besides a phase of groups that a step can average over."""
+"""Round: weighted averaging over one graph, the alternative to a phase of groups."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from partreduce.topo.phase import Phase
 class Round(Bulk, Arrays):
     """One round of weighted averaging: x_target ← Σ weight · x_source + (1 − Σ weight) · x_target.
 
-    Edge e carries `weights[weight_of[e]]` from worker `sources[e]` to worker `targets[e]`; a worker's weight on itself
-    is what is left, so rows always sum to 1 (columns are for `verify` to check). Edges are sorted by target, then
-    source; distinct weights are kept once, as exact fractions.
+    Edge e has `weights[weight_of[e]]` from worker `sources[e]` to worker `targets[e]`; the rest is a worker's weight on
+    itself, so rows always sum to 1 (`verify` checks columns). Edges are sorted by target, then source; distinct weights
+    are kept once, as exact fractions.
     """
 
     num_workers: int
@@ -32,7 +32,7 @@ class Round(Bulk, Arrays):
 
     @classmethod
     def from_edges(cls, num_workers: int, edges: Iterable[tuple[int, int, Fraction]]) -> Round:
-        """Build from (source, target, weight) triples in any order; it raises as `from_arrays` does."""
+        """Build from (source, target, weight) triples in any order; raises as `from_arrays` does."""
         listed = list(edges)
         sources, targets = [source for source, _, _ in listed], [target for _, target, _ in listed]
         weights = [Fraction(weight) for _, _, weight in listed]
@@ -78,14 +78,14 @@ class Round(Bulk, Arrays):
         return len(self.sources)
 
     def edges(self) -> Iterator[tuple[int, int, Fraction]]:
-        """(source, target, weight) in canonical order."""
+        """Iterate over (source, target, weight), sorted by target, then source."""
         for source, target, index in zip(
             self.sources.tolist(), self.targets.tolist(), self.weight_of.tolist(), strict=True
         ):
             yield source, target, self.weights[index]
 
     def surplus(self) -> dict[int, Fraction]:
-        """By how much more a worker gives than it takes, but for 0: columns sum to 1 iff there is none."""
+        """Outgoing minus incoming weights of each worker, where not 0; empty iff the columns of W sum to 1."""
         result: dict[int, Fraction] = defaultdict(Fraction)
         for source, target, weight in self.edges():
             result[source] += weight
@@ -93,19 +93,19 @@ class Round(Bulk, Arrays):
         return {worker: given for worker, given in result.items() if given}
 
     def taken(self) -> dict[int, Fraction]:
-        """What the workers with an edge to them take from others: 1 less their weight on themselves."""
+        """The sum of incoming weights of each worker that has any: 1 minus its weight on itself."""
         result: dict[int, Fraction] = defaultdict(Fraction)
         for _, target, weight in self.edges():
             result[target] += weight
         return result
 
     def own_weight(self) -> Fraction:
-        """The smallest weight of a worker on itself."""
+        """The smallest weight of any worker on itself."""
         return 1 - max(self.taken().values(), default=Fraction(0))
 
     @property
     def keeps_something(self) -> bool:
-        """Whether no weight is negative, and every worker keeps a positive one on itself."""
+        """Whether no weight is negative and every worker's weight on itself is positive."""
         return min(self.weights, default=Fraction(0)) >= 0 and self.own_weight() > 0
 
     def edge_weights(self) -> npt.NDArray[np.float64]:

@@ -22,21 +22,21 @@ from partreduce.topo.phase import ONE, Group, Phase
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Local ranks `local` averaging over the node digits `across`; () is inside each node."""
+    """Local ranks `local` average over the node digits `across`; () averages inside each node."""
 
     local: tuple[int, ...]
     across: tuple[int, ...] = ()
     relaxation: Fraction = ONE
 
     def __str__(self) -> str:
-        """As people write it: `LW{0,3} across digits {0}`."""
+        """Format as `LW{0,3} across digits {0}`."""
         place = "inside each node" if not self.across else "across digits {" + ",".join(map(str, self.across)) + "}"
         text = "LW{" + ",".join(map(str, self.local)) + "} " + place
         return text if self.relaxation == 1 else f"{text} relaxation {self.relaxation}"
 
     @property
     def makes_groups(self) -> bool:
-        """Whether it forms groups of two or more workers: one local rank inside each node averages with no worker."""
+        """Whether the block's groups have at least two workers; a single local rank inside each node has no partner."""
         return len(self.local) > 1 or bool(self.across)
 
 
@@ -44,23 +44,23 @@ RulePhase = tuple[Block, ...]
 
 
 def strides_of(radices: Sequence[int]) -> tuple[int, ...]:
-    """The weight of each digit: node = Σ digit_d · stride_d."""
+    """The stride of each digit, shape of `radices`: node = Σ digit_d · stride_d."""
     return tuple(prod(radices[d + 1 :]) for d in range(len(radices)))
 
 
 def digit_of(node: int, stride: int, radix: int) -> int:
-    """One mixed-radix digit of a node's index."""
+    """One mixed-radix digit of a node's index, 0 … radix − 1."""
     return (node // stride) % radix
 
 
 def representative(node: int, radices: Sequence[int], across: Sequence[int]) -> int:
-    """The node of the same group whose digits in `across` are all 0: two nodes share a group iff theirs are equal."""
+    """The node with digits 0 in `across` and the others of `node`: two nodes share a group iff theirs are equal."""
     strides = strides_of(radices)
     return node - sum(digit_of(node, strides[d], radices[d]) * strides[d] for d in across)
 
 
 def representatives(nodes: Whole, radices: Sequence[int], across: Sequence[int]) -> Whole:
-    """`representative` of each of some nodes. Vectorized."""
+    """`representative` of every entry of an array of nodes. Vectorized."""
     strides, result = strides_of(radices), nodes.copy()
     for d in across:
         result -= (nodes // strides[d]) % radices[d] * strides[d]
@@ -77,10 +77,7 @@ def nodes_of_group(node: int, radices: Sequence[int], across: Sequence[int]) -> 
 
 
 def group_of(worker: int, phase: RulePhase, workers_per_node: int, radices: Sequence[int]) -> Group | None:
-    """The group of one worker in a rule phase, or None if it skips. O(size of the group), whatever the cluster.
-
-    This is the function that every worker evaluates at run time.
-    """
+    """The group of one worker in a rule phase, None if it skips; for the run time. O(size of the group)."""
     node, local = worker // workers_per_node, worker % workers_per_node
     for block in phase:
         if local in block.local:
@@ -95,7 +92,7 @@ def group_of(worker: int, phase: RulePhase, workers_per_node: int, radices: Sequ
 
 @dataclass(frozen=True, slots=True)
 class RuleView:
-    """A rule as metrics, proofs, costs and searches look at it: digits of the nodes, blocks, local ranks of a node."""
+    """A rule with all that its groups depend on: radices of the node digits, phases of blocks, workers per node."""
 
     radices: tuple[int, ...]
     phases: tuple[RulePhase, ...]
@@ -111,7 +108,7 @@ class RuleView:
 
     @property
     def canonical(self) -> RuleView:
-        """Blocks, local ranks and digits ascending: the same for every file of one hash."""
+        """The same rule with blocks, local ranks and digits in ascending order."""
         phases = (
             sorted(
                 (Block(tuple(sorted(b.local)), tuple(sorted(b.across)), b.relaxation) for b in phase),
@@ -122,11 +119,11 @@ class RuleView:
         return RuleView(self.radices, tuple(map(tuple, phases)), self.workers_per_node)
 
     def span(self, block: Block) -> int:
-        """The number of nodes of one of the block's groups."""
+        """The number of nodes in each group of the block."""
         return prod(self.radices[digit] for digit in block.across)
 
     def shared_rank(self) -> int | None:
-        """The first phase in which two blocks share a local rank, None if there is none."""
+        """The index of the first phase in which two blocks share a local rank, None if there is none."""
         for index, phase in enumerate(self.phases):
             ranks = [rank for block in phase for rank in block.local]
             if len(set(ranks)) != len(ranks):
@@ -156,7 +153,7 @@ class RuleView:
 
 
 def check_rule(phases: Sequence[RulePhase], cluster: Cluster, radices: Sequence[int]) -> None:
-    """Refuse rules that do not fit the cluster; blocks that share a local rank are left to `verify`."""
+    """Raise ScheduleError if the rule does not fit the cluster; blocks may share a local rank (`verify` refutes it)."""
     if not cluster.is_regular:
         raise ScheduleError(f"rules need equally sized nodes; the cluster is {cluster}; use explicit groups")
     if any(radix < 2 for radix in radices) or prod(radices) != cluster.num_nodes:
@@ -182,13 +179,16 @@ def _check_indices(place: str, values: Sequence[int], bound: int, word: str) -> 
 
 
 def every_class(num_digits: int) -> Iterator[tuple[int, ...]]:
-    """All sets of digits, by size and then in order; the empty set first."""
+    """All sets of digits 0 … num_digits − 1, by size, then in lexicographic order, the empty set first."""
     for size in range(num_digits + 1):
         yield from combinations(range(num_digits), size)
 
 
 def distinct_classes(rule: RuleView) -> list[tuple[int, ...]]:
-    """The first class of every pattern of blocks that vanish: other classes have the same matrices. O(2^k)."""
+    """One class of node digits for each different set of blocks that average to zero on it. O(2^k) for k digits.
+
+    Classes with the same set have the same matrices, so others need not be checked.
+    """
     seen: dict[tuple[bool, ...], tuple[int, ...]] = {}
     for digits in every_class(rule.num_digits):
         pattern = (not digits, *(bool(set(digits) & set(b.across)) for phase in rule.phases for b in phase))

@@ -1,4 +1,4 @@
-"""Schedule: cluster shape + strategy (+ certificate). What a schedule file holds, as a frozen value."""
+"""Schedule: cluster shape, strategy, failure plan and certificate; the content of a schedule file as a frozen value."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ from partreduce.topo.strategies.payload import PLAIN, Payload, Placement, TableP
 class Schedule:
     """Who averages with whom, and when: the value that is designed, proved, exported and executed.
 
-    It asks its strategy, passing on the cluster, and refuses in one place what a kind cannot do.
-    `failure_plan` says what survivors run when workers fail (`topo.survivors.after_failure`).
+    `failure_plan` defines the schedule of the survivors when workers fail (`topo.survivors.after_failure`).
 
     Raises:
-        ScheduleError: at construction, when the strategy does not fit the cluster. Overlapping groups are *not*
-            refused here: `verify` refutes them with a witness. Later, by what asks for rounds, phases or groups of a
-            strategy that has none fixed, or for the groups of a rule phase whose blocks overlap.
+        ScheduleError: at construction, when the strategy does not fit the cluster; later, when rounds, phases or groups
+            are asked of a strategy without fixed ones, or groups of a rule phase with overlapping blocks. Overlapping
+            groups can be constructed: `verify` refutes them with a witness.
     """
 
     name: str
@@ -55,17 +54,17 @@ class Schedule:
 
     @property
     def is_mixing(self) -> bool:
-        """Whether its rounds are fixed, so that it has mixing matrices and metrics."""
+        """Whether all rounds are fixed in advance, so that mixing matrices and metrics exist."""
         return not self.undecided
 
     @property
     def is_phased(self) -> bool:
-        """Whether its rounds are phases of groups."""
+        """Whether all rounds are phases of groups fixed in advance."""
         return isinstance(self.strategy, HasGroups)
 
     @property
     def undecided(self) -> str:
-        """What of its rounds is not fixed, so that it has no metrics, as a clause; empty where all is."""
+        """The reason why rounds are not fixed in advance and have no metrics, as a clause; empty if they are fixed."""
         if not isinstance(self.strategy, HasMixingMatrix):
             return "it has no fixed phases, hence no mixing matrix"
         if self.strategy.payload.outer.has_own_outer_params:
@@ -76,7 +75,7 @@ class Schedule:
 
     @property
     def mixing(self) -> HasMixingMatrix:
-        """The strategy as one whose rounds are fixed."""
+        """The strategy, typed as one with fixed rounds; raises ScheduleError for others."""
         if not isinstance(self.strategy, HasMixingMatrix):
             raise ScheduleError(f"strategy {self.strategy.kind!r}: {self.undecided}")
         if self.undecided:
@@ -87,41 +86,44 @@ class Schedule:
 
     @property
     def phased(self) -> HasGroups:
-        """The strategy as one that averages in groups fixed beforehand."""
+        """The strategy, typed as one with fixed groups; raises ScheduleError for others."""
         if not isinstance(self.strategy, HasGroups):
             raise ScheduleError(f"strategy {self.strategy.kind!r}: has no groups")
         return self.strategy
 
     @property
     def period(self) -> int:
-        """The number of phases or rounds, after which they repeat."""
+        """The number of phases or rounds in one period."""
         return self.mixing.period
 
     @property
     def prologue(self) -> int:
-        """First rounds that average over all workers before the period starts."""
+        """The number of rounds at the start that average over all workers, before the first period."""
         return self.strategy.prologue if isinstance(self.strategy, HasMixingMatrix) else 0
 
     def steps(self) -> tuple[MixingStep, ...]:
-        """What one period averages: its phases, or the rounds of a weighted graph."""
+        """The phases of groups, or rounds over a graph, of one period."""
         return self.mixing.steps(self.cluster)
 
     def phase(self, index: int) -> Phase:
-        """The explicit groups of phase `index` (taken modulo the period). O(num_workers) once, then cached."""
+        """The explicit groups of phase `index` modulo the period. O(num_workers) once, then cached."""
         phased = self.phased
         return phased.phase(index % phased.period, self.cluster)
 
     def group_of(self, worker: int, round_: int) -> Group | None:
-        """The group of one worker in one round (prologue included), None if it skips. Rules: O(size of the group)."""
+        """The group of one worker in round `round_`, counted from the run's start; None if it skips.
+
+        O(size of the group) for rules.
+        """
         phased = self.phased
         if round_ < phased.prologue:
             return Group(tuple(range(self.num_workers)))
         return phased.group_of(worker, (round_ - phased.prologue) % phased.period, self.cluster)
 
     def rounds_to_connect(self) -> int:
-        """After how many rounds from the first every worker has averaged with all others, if only by way of others.
+        """The number of rounds after which every worker has averaged with all others, directly or through others.
 
-        One period, prologue included, where that never comes. O(rounds · num_workers).
+        One period plus the prologue if that never happens. O(rounds · num_workers).
         """
         phased = self.phased
         last = 1 if phased.prologue else phased.period
@@ -134,11 +136,11 @@ class Schedule:
         return last
 
     def rule(self, *, by_node: bool = False) -> RuleView | None:
-        """The rule behind the schedule; None for explicit groups, graphs and groups on request (`HasGroups.rule`)."""
+        """The rule of the schedule; None for explicit groups, graphs and groups formed at run time."""
         return self.strategy.rule(self.cluster, by_node=by_node) if isinstance(self.strategy, HasGroups) else None
 
     def worker_steps(self) -> npt.NDArray[np.int64]:
-        """Steps per round of every worker, shape (num_workers,), to read; one number for all takes no memory."""
+        """Steps per round of every worker, shape (num_workers,), read-only."""
         steps_per_round = self.strategy.steps_per_round
         if isinstance(steps_per_round, int):
             return np.broadcast_to(np.int64(steps_per_round), self.num_workers)
@@ -146,12 +148,12 @@ class Schedule:
 
     @property
     def largest_steps_per_round(self) -> int:
-        """The most steps that a worker takes in a round."""
+        """The largest steps per round of any worker."""
         return max(self.strategy.step_counts)
 
     @property
     def has_one_steps_per_round(self) -> bool:
-        """Whether all workers take as many steps in a round."""
+        """Whether all workers have the same steps per round."""
         return len(self.strategy.step_counts) == 1
 
     def steps_per_round_of(self, worker: int) -> int:
@@ -160,9 +162,9 @@ class Schedule:
         return steps_per_round if isinstance(steps_per_round, int) else steps_per_round[worker]
 
     def stepping_at(self, step: int) -> npt.NDArray[np.int64]:
-        """Who takes a step when those with the largest steps_per_round take this one: 1 or 0, shape (num_workers,).
+        """Which workers take a step at step `step` of those with the most steps per round: 1 or 0, (num_workers,).
 
-        A smaller steps_per_round is spread evenly over a round, as it is where all rounds take equally long.
+        The steps of a worker with fewer are spread evenly over the round.
         """
         worker_steps = self.worker_steps()
         longest = int(worker_steps.max())
@@ -170,27 +172,27 @@ class Schedule:
         return (at + 1) * worker_steps // longest - at * worker_steps // longest
 
     def num_distinct_phases(self) -> int:
-        """Distinct partitions in a period: the communicator splits that a run needs; empty phases cost none."""
+        """Distinct non-empty phases in a period, which is the number of communicator splits that a run needs."""
         return self.mixing.num_distinct_phases(self.cluster)
 
     @property
     def routes(self) -> Payload:
-        """Which tables travel apart from the strategy's own averaging."""
+        """The payload: which embedding tables are exchanged separately, and how other parameters are averaged."""
         return self.strategy.payload
 
     def route_of(self, parameter: str) -> TablePlacement | None:
-        """The route of a parameter; None where the strategy averages it as all others."""
+        """The placement of an embedding table by its parameter's name; None if the strategy averages the parameter."""
         return self.routes.table(parameter)
 
     def owner_of(self, parameter: str, row: int) -> int | None:
-        """The worker on which a row of a sharded table lies; None where every worker has it."""
+        """The rank that holds row `row` of a sharded table; None for parameters that every worker holds."""
         route = self.route_of(parameter)
         is_sharded = route is not None and route.way is Placement.SHARDED
         return self.routes.owner(route, row, self.num_workers) if route is not None and is_sharded else None
 
     @property
     def meetings(self) -> Schedule:
-        """Who meets whom and when: itself, or plain means in the place of outer steps from own outer parameters."""
+        """The schedule reduced to who averages with whom: separate outer parameters become plain means, others stay."""
         if not self.strategy.payload.outer.has_own_outer_params:
             return self
         payload = replace(self.strategy.payload, outer=PLAIN)

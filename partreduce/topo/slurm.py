@@ -1,4 +1,4 @@
-"""What SLURM knows of the switches above nodes: addresses of running jobs, and the file topology.conf (tree plugin)."""
+"""Switches above nodes as SLURM describes them: topology addresses of jobs, and topology.conf (tree plugin)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from partreduce.topo.hardware import Switch
 
 
 def switches_of(addresses: Sequence[str]) -> tuple[Switch, ...]:
-    """The switches in SLURM's addresses of the nodes 0, 1, …, the lowest first, without bandwidths.
+    """The switches in SLURM's topology addresses of nodes 0, 1, …, lowest first, without bandwidths.
 
     An address is two lines: `s0.s4.node7` (SLURM_TOPOLOGY_ADDR, the highest switch first) and `switch.switch.node`
-    (SLURM_TOPOLOGY_ADDR_PATTERN). Left out are switches over all nodes, whose uplinks the job does not use, and of
-    switches over the same nodes all but the lowest.
+    (SLURM_TOPOLOGY_ADDR_PATTERN). Switches above all nodes are left out, since the job does not use their uplinks; of
+    switches above the same nodes only the lowest is kept.
     """
     below: dict[tuple[str, ...], list[int]] = {}
     for node, address in enumerate(addresses):
@@ -34,8 +34,8 @@ def switches_of(addresses: Sequence[str]) -> tuple[Switch, ...]:
 def read_switches(path: Path, num_nodes: int, listed: str = "") -> tuple[Switch, ...]:
     """The switches of a topology.conf above the nodes 0, 1, … of a job, without bandwidths.
 
-    Lines are such as `SwitchName=s0 Nodes=n[0-3]` and `SwitchName=top Switches=s[0-1]`; other settings are left. The
-    job's nodes are `listed` in order, such as `n[0-3]`; all of the file in its order by default.
+    Lines such as `SwitchName=s0 Nodes=n[0-3]` and `SwitchName=top Switches=s[0-1]` are read, other settings ignored.
+    `listed` has the job's nodes in order, such as `n[0-3]`; by default they are all nodes of the file in its order.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -75,7 +75,7 @@ def _address(node: str, above: dict[str, str], path: Path) -> str:
 
 
 def expand_hosts(hosts: str) -> Iterator[str]:
-    """SLURM's `n[0-2,5],gpu1` → n0, n1, n2, n5, gpu1; leading zeros are kept."""
+    """Expand SLURM's host list: `n[0-2,5],gpu1` → n0, n1, n2, n5, gpu1; leading zeros are kept."""
     for name in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", hosts):
         pieces = re.split(r"\[([^\]]*)\]", name)
         choices = [[piece] if index % 2 == 0 else list(_numbers(piece)) for index, piece in enumerate(pieces)]

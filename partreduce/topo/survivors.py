@@ -1,4 +1,4 @@
-"""What survivors run when workers fail: the rule that the schedule plans, or All-Reduce over all who are left."""
+"""The schedule of the survivors when workers fail: by the file's failure plan, or All-Reduce."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGro
 
 
 def after_failure(schedule: Schedule, failed: Collection[int]) -> Schedule:
-    """What the survivors of a failure run, numbered 0 … m − 1 in ascending order of their ranks in `schedule`.
+    """The schedule of the survivors, numbered 0 … m − 1 in ascending order of their ranks in `schedule`.
 
-    The rule of the file's plan says what, where the plan covers the failure; otherwise All-Reduce over the survivors.
-    Every worker that holds the file finds the same. After a further failure, ask again with the first schedule and all
-    ranks that have failed by then.
+    It follows the failure plan if that covers the failure, and otherwise is All-Reduce. It depends on the file only, so
+    all workers compute the same. After a further failure, pass the first schedule and all ranks that have failed so
+    far.
+
+    Raises:
+        ScheduleError: survivors of this strategy cannot continue, a rank is out of range, or fewer than two are left.
     """
     check_covered(schedule.strategy)
     gone = frozenset(failed)
@@ -39,7 +42,7 @@ def after_failure(schedule: Schedule, failed: Collection[int]) -> Schedule:
 
 
 def planned_failures(schedule: Schedule, plan: FailurePlan) -> Iterator[tuple[int, ...]]:
-    """Every failure that a plan covers: of up to so many workers, smaller ones first; then those of larger nodes."""
+    """Every failure that the plan covers, as sorted ranks: sets of up to `plan.failures` workers, then larger nodes."""
     n, cluster = schedule.num_workers, schedule.cluster
     for count in range(1, plan.failures + 1):
         yield from combinations(range(n), count)
@@ -49,7 +52,11 @@ def planned_failures(schedule: Schedule, plan: FailurePlan) -> Iterator[tuple[in
 
 
 def after_failure_of_nodes(schedule: Schedule, count: int) -> Schedule:
-    """What the file plans for the failure of so many whole nodes, whichever they are."""
+    """The schedule of the survivors after `count` whole nodes fail, if it is the same whichever nodes they are.
+
+    Raises:
+        ScheduleError: the plan does not cover such a failure, or nodes are unequal.
+    """
     cluster, plan = schedule.cluster, schedule.failure_plan
     if plan is None:
         raise ScheduleError("it plans for no failure (design --tolerate-failures)")
@@ -67,7 +74,7 @@ def after_failure_of_nodes(schedule: Schedule, count: int) -> Schedule:
 
 
 def _for_survivors(schedule: Schedule, failed: frozenset[int], rule: SurvivorRule) -> Schedule:
-    """The schedule of the survivors, whose groups this rule makes."""
+    """The schedule of the survivors, with groups by this rule."""
     cluster, strategy = schedule.cluster.without(failed), schedule.strategy
     steps_per_round = strategy.steps_per_round
     if not isinstance(steps_per_round, int):
@@ -124,10 +131,10 @@ def _reapplied_phases(schedule: Schedule, failed: frozenset[int]) -> RulePhases 
 
 
 def reapply_rule(schedule: Schedule, num_nodes: int) -> RulePhases:
-    """The schedule's rule on so many nodes.
+    """The schedule's rule on another number of nodes.
 
-    Each prime factor of the number of nodes, largest first, goes to the digit that is the furthest below its old
-    radix, the first of several; digits of radix 1 are left out. On the old number of nodes nothing changes.
+    Each prime factor of the number of nodes, largest first, is assigned to the digit that is furthest below its old
+    radix (the first of several); digits of radix 1 are removed. The old number of nodes gives the old rule.
     """
     phases = schedule.strategy.phases if isinstance(schedule.strategy, StaticGroups) else None
     if not isinstance(phases, RulePhases):

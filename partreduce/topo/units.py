@@ -1,4 +1,4 @@
-"""Quantities as people write them: `10GB/s`, `25Gbit/s`, `5us`, `552MB`, `5x`. Parsed exactly, refused clearly.
+"""Quantities with units as people write them: `10GB/s`, `25Gbit/s`, `5us`, `552MB`, `5x`; parsed exactly.
 
 Prefixes are decimal (`kB` = 1,000 bytes); the binary ones carry an i (`KiB` = 1,024 bytes). Units are case-sensitive,
 because `b` and `B` differ by a factor of eight.
@@ -90,17 +90,17 @@ def _shorten(text: str) -> str:
 
 
 def parse_bandwidth(text: str) -> float:
-    """Bytes per second, > 0: `10GB/s`, `25Gbit/s`, `800Mbps`, `1.5GiB/s`."""
+    """Read a bandwidth > 0 in bytes per second: `10GB/s`, `25Gbit/s`, `800Mbps`, `1.5GiB/s`."""
     return _parse_positive(text, BANDWIDTHS, "a bandwidth", "10GB/s or 25Gbit/s")
 
 
 def parse_time(text: str) -> float:
-    """Seconds, >= 0: `50ms`, `5us`, `1.5s`, `2min`."""
+    """Read a time >= 0 in seconds: `50ms`, `5us`, `1.5s`, `2min`."""
     return float(_parse(text, TIMES, "a time", "50ms or 5us"))
 
 
 def parse_size(text: str) -> int:
-    """A whole number of bytes, >= 0: `552MB`, `1.5GiB`."""
+    """Read a whole number of bytes >= 0: `552MB`, `1.5GiB`."""
     value = _parse(text, SIZES, "a size", "552MB or 2GiB")
     if value.denominator != 1:
         raise InputError(f"{_shorten(text)} is not a whole number of bytes")
@@ -110,12 +110,12 @@ def parse_size(text: str) -> int:
 
 
 def parse_factor(text: str) -> float:
-    """A factor > 0: `5x` or `1.25`."""
+    """Read a factor > 0: `5x` or `1.25`."""
     return _parse_positive(text, FACTORS, "a factor", "5x")
 
 
 def parse_number(text: str) -> float | Fraction:
-    """A number >= 0: a fraction of whole numbers exactly (`8/7`), a decimal as the nearest float."""
+    """Read a number >= 0: exact for a fraction of whole numbers (`8/7`), the nearest float for a decimal."""
     match = re.fullmatch(r"([0-9]{1,18})/([0-9]{1,18})", text.strip())
     if match is None:
         return float(_parse(text, {"": Fraction(1)}, "a number", "0.5 or 8/7"))
@@ -125,7 +125,7 @@ def parse_number(text: str) -> float | Fraction:
 
 
 def parse_share(text: str) -> float:
-    """A share of a whole, such as `0.8%` or `0.008`."""
+    """Read a share of a whole, as a number from 0 to 1: `0.8%` or `0.008`."""
     units = {"": Fraction(1), "%": Fraction(1, 100)}
     share = float(_parse(text, units, "a share", "0.8% or 0.008"))
     if not share <= 1:
@@ -134,7 +134,7 @@ def parse_share(text: str) -> float:
 
 
 def format_quantity(value: float, units: dict[str, Fraction]) -> str | None:
-    """The shortest `number + unit` that means exactly `value`, or None when none of at most 6 digits does."""
+    """The shortest text `number + unit` that means exactly `value`; None if that needs more than 6 digits."""
     if value and not 1e-12 <= value <= 1e18:
         return None
     exact, best = Fraction(value), ""

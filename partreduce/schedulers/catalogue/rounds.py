@@ -1,4 +1,4 @@
-"""Another graph or other groups in each round."""
+"""List schedules whose graph or groups change from round to round."""
 
 from __future__ import annotations
 

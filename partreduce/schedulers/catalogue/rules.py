@@ -1,4 +1,4 @@
-"""List rules: phases for any number of nodes, one page long for a million workers. All-reduce is one of them."""
+"""List rules, All-Reduce among them: phases for any number of nodes, in files of one page for a million workers."""
 
 from __future__ import annotations
 

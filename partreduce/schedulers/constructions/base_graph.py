@@ -34,14 +34,14 @@ def base_k_plus_1(cluster: Cluster, k: int) -> StaticGroups | NeighborAveraging:
 
 
 def base_unsupported_reason(cluster: Cluster, k: int) -> str | None:
-    """A worker has at most n − 1 partners."""
+    """Why Base-(k+1) does not exist for this cluster: k exceeds n − 1; None if it exists."""
     count = cluster.num_workers
     return None if k < count else f"k {k} partners need more than {k} workers; the largest k here is {count - 1}"
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Plain means inside `labels` (equal ones average, −1 is in none) and weighted undirected edges."""
+    """One round: plain means of workers with equal `labels` (−1: none) and weighted averages over undirected edges."""
 
     labels: Ints
     ends: Ints
@@ -51,7 +51,7 @@ class Exchange:
 
 
 def simple_base(num_workers: int, k: int) -> list[Exchange]:
-    """Simple Base-(k+1): p₁ + [a₁ > 1] rounds for n = a₁(k+1)^{p₁}, else p₁ more and one more. O(n) a round."""
+    """The rounds of Simple Base-(k+1): p₁ + [a₁ > 1] for n = a₁(k+1)^{p₁}, else 2p₁ + [a₁ > 1] + 1. O(n) a round."""
     parts = _parts(num_workers, k)
     (first_size, first_count), *rest = parts
     power = ceil_log(first_size // first_count, k + 1)
@@ -63,7 +63,10 @@ def simple_base(num_workers: int, k: int) -> list[Exchange]:
 
 
 def base(num_workers: int, k: int) -> list[Exchange]:
-    """Base-(k+1): Simple Base-(k+1) on n without its small primes, then a hyper-cuboid; simple alone if not longer."""
+    """The rounds of Base-(k+1): Simple Base on n without its small primes, then a hyper-cuboid.
+
+    Those of Simple Base on n if they are not more.
+    """
     smooth = 1
     for prime in prime_factors(num_workers):
         smooth *= prime if prime <= k + 1 else 1
@@ -84,7 +87,7 @@ def base(num_workers: int, k: int) -> list[Exchange]:
 
 
 def as_phase(exchange: Exchange) -> Phase | None:
-    """The round as groups, pairs relaxed by twice their weight; None if an edge is part of a larger star."""
+    """The round as groups, pairs relaxed by twice their weight; None if a worker has several weighted edges."""
     ends = np.concatenate([exchange.ends, exchange.others])
     if len(np.unique(ends)) != len(ends):
         return None
@@ -98,7 +101,7 @@ def as_phase(exchange: Exchange) -> Phase | None:
 
 
 def as_round(exchange: Exchange) -> Round:
-    """The round as weighted edges."""
+    """The round as weighted edges of a graph."""
     phase = Phase.from_labels(exchange.labels)
     weights = list(exchange.weights)
     sources, targets = [exchange.ends, exchange.others], [exchange.others, exchange.ends]

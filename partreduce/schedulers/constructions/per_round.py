@@ -1,4 +1,4 @@
-"""Build schedules with other partners in each round: one-peer exponential, Moshpit's grid, random groups, NoLoCo.
+"""Build schedules whose partners change every round: one-peer exponential, Moshpit's grid, random groups, NoLoCo.
 
 Sources: Ying et al., Exponential graph is provably efficient, NeurIPS 2021; Ryabinin et al., Moshpit SGD, NeurIPS 2021
 (Prague draws random groups as well, ASPLOS 2020, but on request); Kolehmainen et al., NoLoCo, 2025 (arXiv 2506.10911),
@@ -30,33 +30,33 @@ HALF = Fraction(1, 2)
 
 
 def shift(num_workers: int, hop: int) -> Round:
-    """Everybody sends to the worker `hop` further on: x_{i+hop} ← (x_{i+hop} + x_i)/2. O(n)."""
+    """One round in which each worker averages with the one `hop` ranks before: x_{i+hop} ← (x_{i+hop} + x_i)/2."""
     i = np.arange(num_workers, dtype=np.int64)
     return Round.from_arrays(num_workers, i, (i + hop) % num_workers, [HALF], np.zeros(num_workers, np.int32))
 
 
 def one_peer_exponential(cluster: Cluster) -> NeighborAveraging:
-    """Rounds (I + S^{2^k})/2 for k < ⌈log₂ n⌉."""
+    """One-peer exponential graph: rounds (I + S^{2^k})/2 for k < ⌈log₂ n⌉, S the cyclic shift of ranks."""
     count = cluster.num_workers
     return NeighborAveraging(rounds=tuple(shift(count, 2**k) for k in range(ceil_log(count))))
 
 
 def moshpit_grid(cluster: Cluster, side: int | None) -> StaticGroups:
-    """Worker i has the base-`side` digits of i as coordinates; phase l averages those that differ in digit l only."""
+    """Moshpit's grid: in phase l, workers whose base-`side` ranks differ only in digit l average together."""
     count = cluster.num_workers
     chosen = max(2, isqrt(count - 1) + 1) if side is None else side  # the least whose square holds everybody
     return StaticGroups(phases=GroupPhases(grid_phases(count, (chosen,) * ceil_log(count, chosen))))
 
 
 def moshpit_grid_unsupported_reason(cluster: Cluster, side: int | None) -> str | None:
-    """A side fits into the cluster."""
+    """Why no grid of this side fits the cluster; None if one does."""
     if side is not None and side > cluster.num_workers:
         return f"side {side} is more than the {cluster.num_workers} workers there are; use side={cluster.num_workers}"
     return None
 
 
 def random_partitions(cluster: Cluster, group: int | None, phases: int, seed: int) -> StaticGroups:
-    """`phases` independent draws; all are drawn again until the period connects everybody."""
+    """Random groups of `group` workers in each of `phases` phases, drawn again until a period connects all workers."""
     count = cluster.num_workers
     size = _group_size(count, group)
     rng = np.random.default_rng(seed)
@@ -68,7 +68,7 @@ def random_partitions(cluster: Cluster, group: int | None, phases: int, seed: in
 
 
 def random_phase(num_workers: int, group: int, rng: np.random.Generator) -> Phase:
-    """Groups of `group` workers in random order; what is left over forms a smaller group, a single one skips."""
+    """A random partition into groups of `group` workers; the rest forms a smaller group, a single worker skips."""
     labels = np.empty(num_workers, dtype=np.int64)
     labels[rng.permutation(num_workers)] = np.arange(num_workers) // group
     return Phase.from_labels(labels)
@@ -79,7 +79,7 @@ def _group_size(num_workers: int, group: int | None) -> int:
 
 
 def random_partitions_unsupported_reason(cluster: Cluster, group: int | None, phases: int, seed: int) -> str | None:
-    """Groups fit into the cluster, and the phases can connect it."""
+    """Why there is no such schedule: groups do not fit, or phases cannot connect the workers; None if there is one."""
     del seed
     count = cluster.num_workers
     if group is not None and group > count:
@@ -92,7 +92,7 @@ def random_partitions_unsupported_reason(cluster: Cluster, group: int | None, ph
 
 
 def noloco(cluster: Cluster, *, every: int, lr: float, momentum: float, phases: int, seed: int) -> StaticGroups:
-    """Every `every` steps each worker makes an outer step with a partner; of an odd number one rests in each round."""
+    """NoLoCo: every `every` steps each worker takes an outer step with a random partner; with odd n one skips."""
     outer = OuterStep(lr=Fraction(str(lr)), momentum=Fraction(str(momentum)), outer_params=OuterParams.PER_WORKER)
     return replace(random_partitions(cluster, 2, phases, seed), steps_per_round=every, payload=Payload(outer=outer))
 
@@ -100,7 +100,7 @@ def noloco(cluster: Cluster, *, every: int, lr: float, momentum: float, phases: 
 def noloco_unsupported_reason(
     cluster: Cluster, *, every: int, lr: float, momentum: float, phases: int, seed: int
 ) -> str | None:
-    """Why these settings are refused; None if pairs connect all workers and differences die out."""
+    """Why these settings are invalid; None if pairs connect all workers and their differences decay."""
     if reason := random_partitions_unsupported_reason(cluster, 2, phases, seed):
         return reason
     drawn = noloco(cluster, every=every, lr=lr, momentum=momentum, phases=phases, seed=seed)

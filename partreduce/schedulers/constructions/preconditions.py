@@ -1,6 +1,6 @@
-"""Check conditions on a cluster that several catalogue entries share, and find the nearest cluster that meets them.
+"""Conditions on a cluster that several catalogue entries share, with the nearest cluster that meets them.
 
-Each is an `Entry.unsupported_reason` behind its own arguments: it returns one sentence; None where the family exists.
+Each is an `Entry.unsupported_reason` after its own arguments: it returns one sentence; None if the family exists.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ MAX_BASE = 64
 
 
 def at_least(least: int, otherwise: str, cluster: Cluster, **_: object) -> str | None:
-    """N ≥ `least`; `otherwise` is the sentence."""
+    """The sentence `otherwise` if n < `least`, else None."""
     return None if cluster.num_workers >= least else otherwise
 
 
 def multiple_of(step: int, cluster: Cluster, *, least: int, called: str, **_: object) -> str | None:
-    """N divisible by `step`, at least `least`; `called` says so in words."""
+    """A sentence unless n is a multiple of `step` and at least `least`; `called` is that condition in words."""
     count = cluster.num_workers
     if count >= least and count % step == 0:
         return None
@@ -27,7 +27,7 @@ def multiple_of(step: int, cluster: Cluster, *, least: int, called: str, **_: ob
 
 
 def power_of_two(instead: str, cluster: Cluster, **_: object) -> str | None:
-    """N = 2^d; `instead` names what fits other n."""
+    """A sentence unless n is a power of two; `instead` names a family for other n."""
     count = cluster.num_workers
     if count & (count - 1) == 0:
         return None
@@ -36,14 +36,14 @@ def power_of_two(instead: str, cluster: Cluster, **_: object) -> str | None:
 
 
 def shared_nodes(what_averages: str, cluster: Cluster, **_: object) -> str | None:
-    """The largest node has 2 or more workers."""
+    """A sentence unless some node has 2 or more workers; `what_averages` is its subject."""
     if len(local_ranks(cluster)) >= 2:
         return None
     return f"every node has 1 worker and {what_averages} inside nodes; use allreduce or hyper-cuboid"
 
 
 def rectangle(least: int, cluster: Cluster, shape: tuple[int, ...] | None, **_: object) -> str | None:
-    """N is a product of two sides ≥ `least`, and the entry's parameter `shape`, if given, is such a product."""
+    """A sentence unless n is a product of two sides ≥ `least`, those of `shape` if given."""
     count = cluster.num_workers
     best = sides(count, least)
     if shape is None and best is None:
@@ -62,7 +62,7 @@ def sides(number: int, least: int) -> tuple[int, int] | None:
 
 
 def power_of_base(cluster: Cluster, base: int | None) -> str | None:
-    """N is a power of the base; without one, of some number that is not too large."""
+    """A sentence unless n is a power of `base` or, without one, of some base that is not too large."""
     count = cluster.num_workers
     if base is not None and not exponent(count, base):
         return f"{count} is not a power of {base}; use base={smallest_base(count)}"
@@ -72,11 +72,11 @@ def power_of_base(cluster: Cluster, base: int | None) -> str | None:
 
 
 def exponent(number: int, base: int) -> int | None:
-    """L with base^L = number, if there is one."""
+    """The L with base^L = number; None if there is none."""
     length = ceil_log(number, base)
     return length if base**length == number else None
 
 
 def smallest_base(number: int) -> int:
-    """The smallest base of which the number is a power; the number itself at worst."""
+    """The smallest base of which the number is a power, possibly the number itself."""
     return next(d for d in divisors(number) if d > 1 and exponent(number, d))

@@ -1,4 +1,4 @@
-"""Import schedules from other tools' files and from networkx graphs; they are verified like any others."""
+"""Import schedules from other tools' files and from networkx graphs; `verify` treats them as any others."""
 
 from partreduce.schedulers.imports.graphs import from_networkx as from_networkx
 from partreduce.schedulers.imports.load import formats as formats

@@ -73,7 +73,7 @@ Row = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What both programs do: every `spacing` steps the next of P fragments is sent, and merged `delay` steps later."""
+    """DiLoCo settings of another tool: every `spacing` steps one of P fragments is sent, merged `delay` steps later."""
 
     program: str
     asked: int
@@ -89,11 +89,11 @@ class Settings:
 
     @property
     def period(self) -> int:
-        """The steps from one sending of a fragment to the next."""
+        """Steps between two sendings of the same fragment."""
         return self.num_fragments * self.spacing
 
     def findings(self) -> list[Row]:
-        """Each claim that users rely on, proved or refuted."""
+        """The claims about these settings, each with its status (proved or refuted) and reason."""
         steps = f"each fragment is sent every {self.num_fragments} · {self.spacing} = {self.period} steps"
         if self.period == self.asked:
             period = "once a period", "proved", steps
@@ -108,7 +108,7 @@ class Settings:
         return [period, order, merged, *([self.coverage] if self.coverage else [])]
 
     def rows(self) -> list[Row]:
-        """What the settings do, and what is found, for a table."""
+        """The settings and their meaning, followed by the findings, as rows of a table."""
         dropped = "what a worker learns while a fragment is on its way is dropped"
         own = "of the local model" if self.alpha else dropped
         rows = [
@@ -121,7 +121,7 @@ class Settings:
         return [*rows, *self.findings()]
 
     def schedule(self, source: str, cluster: Cluster | None) -> Schedule:
-        """The same as a schedule: in every H steps a turn of each fragment, with an outer step."""
+        """The settings as a schedule: in every period one outer step of each fragment."""
         for claim, status, why in self.findings():
             if status == "refuted":
                 raise RefutedError(f"{source}: {claim} is refuted: {why}")
@@ -136,19 +136,19 @@ class Settings:
 
 
 def read_maxtext(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
-    """MaxText's YAML, of which only what DiLoCo has is read; what it leaves out is as in base.yml."""
+    """Read the DiLoCo settings in MaxText's YAML; missing ones have the defaults of its base.yml."""
     return _import(_maxtext(_Members(_parse(data, source), MAXTEXT, source)), source, cluster)
 
 
 def read_torchft(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
-    """The arguments of torchft's `DiLoCo` as an object, with those of the outer SGD under `outer_optimizer`."""
+    """Read the arguments of torchft's `DiLoCo` from a JSON object, those of the outer SGD under `outer_optimizer`."""
     members = _Members(_parse(data, source), TORCHFT, source)
     members.check_unknown()
     return _import(_torchft(members), source, cluster)
 
 
 def read_torchtitan(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
-    """Of torchtitan's TOML the table `[fault_tolerance]`, whose `semi_sync_method` is `diloco` or `local_sgd`."""
+    """Read the table `[fault_tolerance]` of torchtitan's TOML, with `semi_sync_method` `diloco` or `local_sgd`."""
     try:
         table = tomllib.loads(data.decode()).get("fault_tolerance", {})
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -269,10 +269,10 @@ def _coverage(members: _Members, sizes: list[list[int]] | None) -> Row:
 
 
 def torchft_buckets(sizes: Sequence[int], capacity: int) -> list[int]:
-    """How many further tensors each of torchft's buckets takes whole, in order: those left over are in no sum.
+    """How many whole tensors each of torchft's buckets takes, in order; tensors that remain are in no sum.
 
-    As many buckets are made as all numbers would fill; a tensor that does not fit into the rest of one waits for the
-    next, which does not add one.
+    There are as many buckets as all elements would fill; a tensor that does not fit into the rest of a bucket goes to
+    the next, but no bucket is added for it.
     """
     left, total, taken = list(sizes), sum(sizes), []
     while total > 0:

@@ -1,4 +1,4 @@
-"""Recover exact weights from decimal ones: the fraction of a number, and weights balanced up to the last digit.
+"""Recover exact weights from decimal numbers, and balance weights that are off by rounding.
 
 Every changed weight is noted (`notes`), once for all weights of a kind.
 """
@@ -24,7 +24,7 @@ SINGLE_DENOMINATOR = 1000
 
 @dataclass(slots=True)
 class Notes:
-    """What an import made of weights that it did not take as they stand."""
+    """The corrections that an import made to weights."""
 
     singles: int = 0
     example: str = ""
@@ -35,7 +35,7 @@ class Notes:
     """What settings do: their name, their value, what it means."""
 
     def lines(self) -> list[str]:
-        """One sentence for each thing that was done."""
+        """One sentence for each kind of correction."""
         found = []
         if self.singles:
             several = f"{self.singles} weights are 32-bit numbers and were"
@@ -55,7 +55,7 @@ _NOTES: ContextVar[Notes | None] = ContextVar("_NOTES", default=None)
 
 @contextmanager
 def notes() -> Iterator[Notes]:
-    """Gather what is noted while the block runs."""
+    """Context manager: collect the corrections that imports make inside the block."""
     gathered = Notes()
     token = _NOTES.set(gathered)
     try:
@@ -65,16 +65,16 @@ def notes() -> Iterator[Notes]:
 
 
 def current_notes() -> Notes:
-    """The notes of the enclosing block; where there is none, some that nothing reads."""
+    """The notes of the enclosing `notes()` block; outside of one, notes that are discarded."""
     return _NOTES.get() or Notes()
 
 
 def exact(value: object, place: str) -> Fraction:
-    """The fraction that a decimal number stands for: 0.333333333 is 1/3.
+    """The fraction that a decimal number was rounded from: 0.333333333 is 1/3.
 
-    A fraction with a denominator up to 10⁴ is taken when it lies within 1e-8. A number that is one of 32 bits (or its
-    shortest decimal) is the fraction with a denominator up to 1,000 that rounds to it, if there is one: 0.6666667 is
-    2/3. Any other is a fraction within 1e-12.
+    A fraction with a denominator up to 10⁴ within 1e-8 is preferred. A 32-bit number (or its shortest decimal) becomes
+    the fraction with a denominator up to 1,000 that rounds to it, if there is one: 0.6666667 is 2/3. Any other becomes
+    a fraction within 1e-12.
     """
     try:
         number = float(value)  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ def _rounded_to_single(number: float) -> Fraction | None:
 
 
 def check_own_weights(num_workers: int, weight_of: Mapping[tuple[int, int], Fraction]) -> None:
-    """Refuse a given own weight that is not what the others leave."""
+    """Raise ScheduleError if a self-weight is not 1 minus the weights of the worker's other in-edges."""
     heard = [Fraction(0)] * num_workers
     for (source, target), weight in weight_of.items():
         if source != target:
@@ -131,9 +131,9 @@ def check_own_weights(num_workers: int, weight_of: Mapping[tuple[int, int], Frac
 def balance_weights(
     num_workers: int, sources: Sequence[int], targets: Sequence[int], weights: Sequence[Fraction]
 ) -> list[Fraction]:
-    """The weights, corrected along spanning trees so that every worker sends exactly as much weight as it hears.
+    """Correct weights along spanning trees so that every worker's outgoing weights sum to its incoming ones.
 
-    Done only if every worker's imbalance is below 1e-7: larger ones are real, and are left for `verify` to refute.
+    Only imbalances below 1e-7 are corrected, which come from rounding; `verify` refutes larger ones.
     """
     import networkx as nx
 

@@ -1,6 +1,6 @@
 """Read graphs: edge lists, networkx graphs, and the formats that networkx writes, node-link JSON and GraphML.
 
-In an edge list `#` starts a comment, and what networkx writes by itself is read too: `0 1 {}` and `0 1 {'weight':
+In an edge list `#` starts a comment; lines as networkx writes them are accepted, too: `0 1 {}` and `0 1 {'weight':
 0.25}`. Elsewhere the edge attribute `weight` holds mixing weights, if all edges have it.
 """
 
@@ -39,7 +39,7 @@ _ATTRIBUTES = re.compile(r"\{(?:[^{}]*['\"]weight['\"]\s*:\s*([^,{}\s]+))?[^{}]*
 
 @dataclass(frozen=True, slots=True)
 class ImportedGraph:
-    """A graph as read, and the weight of each edge in the graph's order if the file gives any."""
+    """A graph from a file, with the weight of each edge in the graph's order, or None if the file has no weights."""
 
     graph: Graph
     weights: tuple[Fraction, ...] | None = None
@@ -53,10 +53,10 @@ def from_table(
     *,
     directed: bool,
 ) -> ImportedGraph:
-    """A graph file as read: all nodes, edges from sender to receiver, weights as written or None, and each one's line.
+    """Build from all nodes, edges (sender, receiver), their weights or None, and their line numbers in the file.
 
-    Nodes 0..n−1 (also as text) keep their numbers; other names are numbered in their own order. Without lines a weight
-    that all edges have may be a placeholder that stands for none: some tools always write a weight.
+    Nodes 0..n−1 (also as text) keep their numbers; other names are numbered in sorted order. Without `lines`, equal
+    weights of all edges may be ignored as a placeholder: some tools always write a weight.
     """
 
     def place(e: int) -> str:
@@ -81,7 +81,7 @@ def from_table(
 def from_edges(
     num_workers: int, edges: Iterable[tuple[int, int]], weights: Sequence[Fraction] | None, *, directed: bool
 ) -> ImportedGraph:
-    """Edges between ranks as listed in a file; an undirected edge may stand once or twice."""
+    """Build from edges between ranks; an undirected edge may be listed in one or both directions."""
     if not 2 <= num_workers <= MAX_WORKERS:
         raise ScheduleError(f"graph: has {num_workers} workers; graphs of 2 to {MAX_WORKERS} workers are read")
     pairs = np.array(list(edges), dtype=np.int64).reshape(-1, 2)
@@ -100,13 +100,13 @@ def from_edges(
 
 
 def round_of(imported: ImportedGraph, method: str) -> Round:
-    """The graph as a round: with its own weights if it has any, else weighed by `method`."""
+    """The graph as a round: with its own weights if it has any, else with mixing weights by `method`."""
     imported.graph.require_connected()
     return weigh(imported.graph, method) if imported.weights is None else weighted_round(imported)
 
 
 def weighted_round(imported: ImportedGraph) -> Round:
-    """The graph with its own weights, connected or not, without edges of weight 0, balanced as by `balance_weights`."""
+    """The graph with its own weights as a round, without edges of weight 0, balanced by `balance_weights`."""
     graph, weights = imported.graph, imported.weights
     if weights is None:
         raise ScheduleError("rows of 0 and 1 do not sum to 1; a stack holds mixing weights")
@@ -128,7 +128,7 @@ def schedule(name: str, rounds: Sequence[Round], cluster: Cluster | None) -> Sch
 
 
 def lines_of(data: bytes, source: str) -> Iterator[tuple[int, list[str]]]:
-    """(line number, words) of every line that says something."""
+    """Yield (line number, words) of every line that is not empty or a comment."""
     for number, line in enumerate(decode(data, source=source).splitlines(), start=1):
         plain = _ATTRIBUTES.sub(lambda match: match[1] or "", line.split("#", 1)[0])
         words = plain.replace(",", " ").split()
@@ -137,9 +137,9 @@ def lines_of(data: bytes, source: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def read_edge_list(data: bytes, source: str, *, directed: bool = False) -> ImportedGraph:
-    """Lines `a b` or `a b weight`, undirected unless `directed`, between ranks 0..the largest one named.
+    """Read lines `a b` or `a b weight`, undirected unless `directed`, between ranks 0 … the largest one named.
 
-    A rank says where a worker runs, so a name that is none is refused; 01 is 1.
+    A rank determines a worker's node, so names that are not numbers raise DocumentError; 01 is rank 1.
     """
     edges: list[tuple[int, int]] = []
     weights: list[str | None] = []
@@ -171,12 +171,12 @@ def from_networkx(
     cluster: Cluster | None = None,
     weights: str = "metropolis",
 ) -> Schedule:
-    """A schedule from a networkx graph. A DiGraph's edge u→v with weight w means: v takes the share w from u.
+    """Build a schedule from a networkx graph. A DiGraph's edge u→v with weight w adds w · x_u to v's average.
 
-    Without weights (or with all of them 1) the graph is weighed by `weights`.
+    Without weights (or with all of them 1) mixing weights are computed by the method `weights`.
 
     Raises:
-        ScheduleError: the graph is disconnected, its weights are no shares, or it does not fit the cluster.
+        ScheduleError: the graph is disconnected, its weights are invalid, or it does not fit the cluster.
     """
     return schedule(name, [round_of(_of_graph(graph), weights)], cluster)
 
@@ -189,7 +189,7 @@ def _of_graph(graph: nx.Graph[Any] | nx.DiGraph[Any]) -> ImportedGraph:
 
 
 def read_node_link(data: bytes, source: str) -> ImportedGraph:
-    """`{"directed": …, "nodes": [{"id": …}], "links" or "edges": [{"source", "target", "weight"?}]}` as in D3."""
+    """Read D3's node-link JSON: `{"nodes": [{"id"}], "links" or "edges": [{"source", "target", "weight"?}]}`."""
     document = parse_json(data, source=source)
     if not isinstance(document, dict) or not isinstance(document.get("nodes"), list):
         raise DocumentError("document", f"has no list `nodes`; {NODE_LINK}", source)

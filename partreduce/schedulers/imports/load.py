@@ -34,7 +34,7 @@ _BY_SUFFIX = {".graphml": "graphml", ".xml": "graphml", ".npy": "npy", ".toml": 
 
 
 def formats() -> list[str]:
-    """The names that `import_schedule` takes as `format`."""
+    """The valid values of `format` in `import_schedule`."""
     return [*_GRAPHS, *_SCHEDULES, "partreduce"]
 
 
@@ -49,27 +49,27 @@ def import_schedule(
     rows: list[tuple[str, str, str]] | None = None,
     **options: object,
 ) -> Schedule:
-    """Read a schedule from another tool's file. Whether it reaches consensus is for `verify` to find.
+    """Read a schedule from another tool's file. Use `verify` to check that it reaches consensus.
 
     Args:
         path: the file; `-` is standard input.
-        format: one of `formats()`; recognized by suffix and content when absent.
-        cluster: where the workers run; without it every worker has its own node.
-        weights: how a graph without weights is weighed.
-        notes: gets a sentence for each change, such as a repaired rounding error.
-        rows: what the settings of DiLoCo do is appended, as (name, value, meaning), and (claim, status, why); before
-            a refusal, too.
+        format: one of `formats()`; by default recognized by suffix and content.
+        cluster: where the workers run; by default every worker has its own node.
+        weights: the method that computes mixing weights of a graph without weights.
+        notes: a list to which a sentence is added for each change, such as a corrected rounding error.
+        rows: a list to which DiLoCo settings are added as (name, value, meaning), and findings as (claim, status,
+            reason), also before an error is raised.
         **options: of the format: `directed` (edge-list).
 
     Returns:
-        The Schedule; for a graph or matrices of kind `neighbor`, for DiLoCo settings of kind `allreduce`.
+        The Schedule: of kind `neighbor` for a graph or matrices, `allreduce` for DiLoCo settings.
 
     Raises:
         FileError: the file cannot be read.
-        DocumentError: the file is not what its format says.
+        DocumentError: the file does not have the format.
         ScheduleError: an unknown format or option, or a graph that cannot be a topology.
-        RefutedError: settings of DiLoCo that do not do what they say.
-        MissingDependencyError: settings of DiLoCo that a schedule file cannot hold.
+        RefutedError: DiLoCo settings that do not have their documented effect.
+        MissingDependencyError: DiLoCo settings that a schedule file cannot express.
     """
     with gathering() as gathered:
         try:

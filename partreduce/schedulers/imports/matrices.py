@@ -1,6 +1,6 @@
-"""Read square matrices over workers from NumPy's files, and stacks of them, one per round, also from JSON.
+"""Read matrices over workers, or stacks of them with one per round, from NumPy's files or JSON.
 
-Rows that sum to 1 are mixing weights, 0/1 entries are edges. In a stack any program can write its schedule.
+Rows that sum to 1 are mixing weights, 0/1 entries are edges.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ MAX_ROUNDS = 10_000
 
 
 def read_npy(data: bytes, source: str) -> ImportedGraph:
-    """A NumPy file with one matrix."""
+    """Read a NumPy file with one square matrix."""
     return of_matrix(load_npy(data, source), source)
 
 
 def load_npy(data: bytes, source: str) -> npt.NDArray[np.generic]:
-    """The array of a NumPy file, without Python objects."""
+    """The array of a NumPy file; arrays of Python objects raise DocumentError."""
     try:
         array: npt.NDArray[np.generic] = np.load(BytesIO(data), allow_pickle=False)
     except (ValueError, EOFError, OSError, SyntaxError) as error:
@@ -36,7 +36,7 @@ def load_npy(data: bytes, source: str) -> npt.NDArray[np.generic]:
 
 
 def of_matrix(matrix: npt.NDArray[np.generic], source: str) -> ImportedGraph:
-    """Entry [i, j] is what worker i takes from worker j when rows sum to 1, else whether there is an edge."""
+    """The graph of a matrix: if rows sum to 1, entry [i, j] is worker j's weight in i's average, else an edge j → i."""
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] == 0:
         shape = "x".join(map(str, matrix.shape)) or "empty"
         raise DocumentError("document", f"is {shape}; a matrix over workers is square", source)
@@ -61,9 +61,9 @@ def of_matrix(matrix: npt.NDArray[np.generic], source: str) -> ImportedGraph:
 
 
 def read_matrix_stack(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
-    """One mixing matrix a round, as they stand: an array of shape (rounds, n, n), or JSON with it under `w_list`.
+    """Read one mixing matrix per round: an array of shape (rounds, n, n), or JSON with the array under `w_list`.
 
-    Entry [t, i, j] is what worker i takes from worker j in round t. A round need not connect all.
+    Entry [t, i, j] is the weight of worker j in i's average of round t. A round need not connect all workers.
     """
     if data.startswith(b"\x93NUMPY"):
         stack = load_npy(data, source)

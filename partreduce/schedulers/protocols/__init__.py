@@ -1,1 +1,1 @@
-"""Define protocols as pure state machines, driven by verify, by virtual time and by the runtime."""
+"""Protocols as pure state machines, driven by the explorer, by virtual time and by the runtime."""

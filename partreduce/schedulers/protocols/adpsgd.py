@@ -1,8 +1,8 @@
-"""Define AD-PSGD's pairing (Lian et al., ICML 2018): a worker averages with one neighbor at a time, at any time.
+"""AD-PSGD's pairing (Lian et al., ICML 2018): a worker averages with one neighbor at a time, asynchronously.
 
 An *active* worker picks a passive neighbor, asks it, and waits for the answer; a *passive* worker answers at once.
-When the graph is bipartite the two sides play these parts and no worker who is asked is ever waiting. Without such a
-split workers do both, and may wait for one another in a circle (Prague, Figure 2a).
+When the graph is bipartite the two sides have these roles and a worker that is asked is never waiting. Otherwise
+workers have both roles, and may wait for one another in a circle (Prague, Figure 2a).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from partreduce.topo.strategies.pairwise import Pairwise
 
 
 class Role(StrEnum):
-    """The part a worker plays."""
+    """The role of a worker: active, passive, or both."""
 
     ACTIVE = "active"
     PASSIVE = "passive"
@@ -33,16 +33,16 @@ class Choose:
 
 
 class Ask(Signal):
-    """Message: my parameters; average them with yours and answer."""
+    """Message with the sender's parameters: a request to average and answer."""
 
 
 class Answer(Signal):
-    """Message: the average that we both have now."""
+    """Message with the average of both workers' parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairState:
-    """One worker: whom it waits for (−1: no worker) and who waits for it, in order of arrival."""
+    """The state of one worker: the worker it waits for (−1: none), and the workers that wait for it, in order."""
 
     waits_for: int = -1
     askers: tuple[int, ...] = ()
@@ -50,10 +50,10 @@ class PairState:
 
 @dataclass(frozen=True)
 class Pairing:
-    """All workers over an undirected graph, with a role each; a `Machine` that the explorer can rename.
+    """The protocol of all workers over an undirected graph, with a role each; a `Machine` that the explorer can rename.
 
-    Two workers that ask each other at the same time have both sent their parameters, so each takes the other's question
-    as the answer. A worker that waits keeps other questions until it has its answer: the averaging is atomic.
+    Two workers that ask each other at the same time have both sent their parameters, so each treats the other's request
+    as the answer. A worker that waits queues other requests until it has its answer: the averaging is atomic.
     """
 
     graph: Digraph
@@ -77,7 +77,7 @@ class Pairing:
         return PairState(), ()
 
     def ready(self, process: int, state: PairState) -> Sequence[Choose]:
-        """An active worker that waits for no worker may pick any neighbor that answers."""
+        """The neighbors that an active worker may pick: all that answer, unless it waits for an answer already."""
         if state.waits_for >= 0 or self.roles[process] == Role.PASSIVE:
             return ()
         return tuple(Choose(v) for v in self.graph.targets[process] if self.roles[v] != Role.ACTIVE)
@@ -97,13 +97,13 @@ class Pairing:
         raise AssertionError(f"not an event of the pairing: {event}")
 
     def _served(self, state: PairState, partner: int) -> Outcome[PairState]:
-        """The exchange is done: answer everybody who asked meanwhile."""
+        """The exchange is done: answer all workers that asked during it."""
         answers: tuple[Action, ...] = tuple(Send(asker, Answer()) for asker in state.askers)
         return PairState(), (Note(("averaged", partner)), *answers)
 
 
 def two_sides(graph: Digraph, active: frozenset[int]) -> Pairing:
-    """The pairing in which the workers of one side ask and all others answer."""
+    """The pairing in which the `active` workers ask and all others answer."""
     return Pairing(graph, tuple(Role.ACTIVE if v in active else Role.PASSIVE for v in range(graph.num_workers)))
 
 

@@ -1,16 +1,16 @@
-"""Define a protocol: a pure state machine that three drivers share.
+"""The interface of a protocol: a pure state machine that three drivers share.
 
-A machine says how each of its processes (workers, services) reacts to events; it holds no clock, socket, thread or
+A machine defines how each of its processes (workers, services) reacts to events; it holds no clock, socket, thread or
 tensor. The explorer (`benchmarks/explore/`) runs it through every interleaving, a virtual-time engine runs it for
 thousands of workers, and the runtime runs the same object between real processes. The explored code is the code that
 runs.
 
-A driver keeps one state per process and does three things, in any order that it likes:
+A driver keeps one state per process and does three things, in any order:
 
-* it calls `ready(process, state)` and lets one of the events that come back happen (work that has ended, a choice that
-  is free): the driver decides *when*, the machine decides *whether*;
-* it hands a message that has arrived to `step(process, state, Received(source, message))`;
-* it carries out the actions that `start` and `step` return: `Send` puts a message on its way, `Note` tells the world.
+* it calls `ready(process, state)` and executes one of the returned events (work that has ended, a free choice): the
+  driver decides *when*, the machine decides *whether*;
+* it delivers a message that has arrived to `step(process, state, Received(source, message))`;
+* it executes the actions that `start` and `step` return: `Send` sends a message, `Note` informs the driver.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Action: put `message` on its way to process `to`."""
+    """Action: send `message` to process `to`."""
 
     to: int
     message: Hashable
@@ -33,7 +33,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Action: something the outside wants to know (a step entered, a group granted); drivers may act on it."""
+    """Action: report something to the driver (a step entered, a group granted), which may act on it."""
 
     what: Hashable
 
@@ -48,11 +48,11 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """A message or event without content; it equals all others of its own class."""
+    """A message or event without content; all instances of a class are equal."""
 
 
 class Crashed(Signal):
-    """Message that a failure detector sends in the name of a process that has stopped for ever, or seems to have."""
+    """Message from a failure detector: the process that it names as sender has stopped, or seems to have."""
 
 
 Action = Send | Note
@@ -62,9 +62,8 @@ Outcome = tuple[State, tuple[Action, ...]]
 class Machine(Protocol[State]):
     """A protocol: pure functions over hashable states of `num_processes` processes.
 
-    `step` is total on the events that `ready` offers and on every message that a process may be sent; for the same
-    arguments it always returns an equal result. `channels` lists the (source, destination) pairs that may carry
-    messages.
+    `step` accepts every event that `ready` returns and every message that the process may receive; equal arguments give
+    equal results. `channels` lists the (source, destination) pairs that may carry messages.
     """
 
     @property
@@ -76,23 +75,23 @@ class Machine(Protocol[State]):
         """Every (source, destination) pair that may carry messages."""
 
     def start(self, process: int) -> Outcome[State]:
-        """The first state of a process and its first actions."""
+        """The initial state of a process and its first actions."""
 
     def ready(self, process: int, state: State) -> Sequence[Hashable]:
-        """The events that a process may raise by itself in this state."""
+        """The events that a process may execute by itself in this state."""
 
     def step(self, process: int, state: State, event: Any) -> Outcome[State]:  # noqa: ANN401 - machines own their events
-        """What an event (a ready one, or `Received`) does."""
+        """The next state and actions of a process after an event (one of `ready`, or `Received`)."""
 
 
 @runtime_checkable
 class Finishing(Protocol):
-    """A machine whose processes may come to a proper end; a halt in which all have ended is no deadlock."""
+    """A machine whose processes can finish; a state without events in which all have finished is not a deadlock."""
 
     def finished(self, process: int, state: Any) -> bool:  # noqa: ANN401 - as in Machine
-        """Whether the process may rest here for ever."""
+        """Whether the process has finished and may stay in this state."""
 
 
 def replace_at(values: tuple[Value, ...], place: int, value: Value) -> tuple[Value, ...]:
-    """The same values but for one place, as states that are never changed themselves need it."""
+    """A copy of the tuple with `value` at index `place`."""
     return (*values[:place], value, *values[place + 1 :])

@@ -1,4 +1,4 @@
-"""Define a directed graph as the frozen value that protocols over a fixed graph are built on."""
+"""A directed graph as the frozen value that protocols over a fixed graph use."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Define Hop's worker (Luo et al., ASPLOS 2019) under all its settings: when it may send, reduce and continue.
+"""Hop's worker (Luo et al., ASPLOS 2019) under all its settings: when it may send, reduce and continue.
 
 A worker is *in* step k from the instant it enters k; it enters step 0 at the start. In step k it sends its update k to
-its out-neighbors, waits for the updates that its setting asks for, reduces, and enters k+1 if the token queues let it,
-or skips to a later step. What the rules do not depend on is left to the driver: the numbers in an update, how long work
-takes, and whether a worker computes before it sends (serial order) or between sending and reducing (parallel order).
+its out-neighbors, waits for the updates that its setting requires, reduces, and enters k+1 if the token queues let it,
+or skips to a later step. The rest is left to the driver: the numbers in an update, compute times, and whether a worker
+computes before it sends (serial order) or between sending and reducing (parallel order).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Message against an edge: the receiver of updates moved on by `count` steps."""
+    """Message against an edge: the receiver of updates has advanced by `count` steps."""
 
     count: int
 
 
 class Ack(Signal):
-    """Message against an edge (NOTIFY-ACK): your update is reduced, the next may come."""
+    """Message against an edge (NOTIFY-ACK): the update is reduced, and the next one may be sent."""
 
 
 class SendUpdate(Signal):
@@ -43,12 +43,12 @@ class SendUpdate(Signal):
 
 
 class Reduce(Signal):
-    """Event: the worker averages the updates that its step asks for."""
+    """Event: the worker averages the updates that its step requires."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Event: the worker moves on by `by` steps (more than 1 is a skip, before which it renews its parameters)."""
+    """Event: the worker advances by `by` steps; more than 1 is a skip, before which it renews its parameters."""
 
     by: int = 1
 
@@ -63,12 +63,12 @@ ENTER: tuple[HopEvent, ...] = (Advance(),)
 
 @dataclass(frozen=True, slots=True)
 class HopState:
-    """One worker. Queues stand in the order of `Digraph.sources` and `Digraph.targets`.
+    """The state of one worker. Queues are in the order of `Digraph.sources` and `Digraph.targets`.
 
     `updates[q]` has bit b set when the update of step (step − staleness + b) from source q is in the queue, so the
-    queues move with the step. `tokens[q]` counts the tokens in hand from target q. `acked[q]` says whether target q
-    has acknowledged the update before this step's. `fresh[q]` says whether an update of source q has come since the
-    last reduce; kept only under staleness in fine steps, where that decides what is averaged.
+    queues move with the step. `tokens[q]` counts the tokens held from target q. `acked[q]` is whether target q
+    has acknowledged the update before this step's. `fresh[q]` is whether an update of source q has arrived since the
+    last reduce; only under staleness in fine steps, where it decides which updates are averaged.
     """
 
     step: int
@@ -86,14 +86,14 @@ class Hop:
     With `fine` a step has three events (send, reduce, enter), as it has in a run; without it they are one, which
     reaches the same gaps in fewer states. NOTIFY-ACK is always fine: its bound depends on the order of the three.
 
-    Its notes say what a driver has to carry out: `("reduced", k, used)`, where used holds (source, step of the update)
-    for everything that step k averages besides the worker's own, ascending by source; `("renewed", k, used)`, the same
-    before a skip to step k+1; `("entered", k)`.
+    A driver executes the notes: `("reduced", k, used)`, where used holds (source, step of the update) for all updates
+    that step k averages with the worker's own, ascending by source; `("renewed", k, used)`, the same before a skip to
+    step k+1; `("entered", k)`.
 
-    A skip obeys three rules. It never passes an out-neighbor: tokens say where these are at least, and a worker that
-    holds t of them is t - max_ig behind. It waits for what the usual way into that step would have waited for, so no
-    gap grows beyond its bound. And no worker ever waits for an update of a step that was skipped: all who would have
-    needed it have left that step.
+    A skip obeys three rules. It never passes an out-neighbor: tokens show how far these are at least, and a worker that
+    holds t of them is t - max_ig behind. It waits for the same updates as the usual way into that step, so no gap grows
+    beyond its bound. And no worker ever waits for an update of a skipped step: all that would have needed it have left
+    that step.
     """
 
     graph: Digraph
@@ -244,12 +244,12 @@ class Hop:
 
 
 def hop_of(graph: Round, setting: IterationGap) -> Hop:
-    """The workers of a run over the edges of a round, in the events of a run."""
+    """The protocol of a run over the edges of a round, with three events per step."""
     return Hop(Digraph.from_edges_of(graph), setting, fine=True)
 
 
 def check_setting(graph: Digraph, setting: IterationGap) -> None:
-    """Refuse a setting that does not fit the graph, or whose parts do not fit each other."""
+    """Raise ScheduleError for a setting that does not fit the graph, or that contradicts itself."""
     setting.check()
     setting.check_neighbors([len(sources) for sources in graph.sources])
 
@@ -257,14 +257,14 @@ def check_setting(graph: Digraph, setting: IterationGap) -> None:
 def weights_of(
     gap: IterationGap, edge_weights: Mapping[int, Fraction], step: int, own_step: int, used: Sequence[tuple[int, int]]
 ) -> tuple[Fraction, list[Fraction]]:
-    """The weight of a worker's own parameters, and of each update that it takes; together they are 1, exactly.
-
-    By the graph, the weight of an update that is not taken stays with the worker. By iteration, an update of step i
-    counts i − (k − s) + 1 times in step k, one's own too; before a skip, when k is the step before the one that is
-    skipped to and one's own parameters are older than s steps, they still count once. O(in-neighbors).
+    """The weight of a worker's own parameters, and of each update that it uses; they sum to 1, exactly.
 
     `edge_weights` are those of each in-neighbor in the graph; `step` is k, or the last skipped one, `own_step` that of
-    one's own parameters, and `used` holds (source, step of its update), ascending.
+    the worker's own parameters, and `used` holds (source, step of its update), ascending. O(in-neighbors).
+
+    By the graph, the weight of an unused update stays with the worker. By iteration, an update of step i counts
+    i − (k − s) + 1 times in step k, the worker's own too; before a skip, when k is the step before the one that is
+    skipped to and the own parameters are older than s steps, they still count once.
     """
     if gap.weights is EdgeWeighting.GRAPH:
         taken = [edge_weights[source] for source, _ in used]

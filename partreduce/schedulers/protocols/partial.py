@@ -1,12 +1,12 @@
-"""Define partial collectives without tensors: which worker starts a round, its sum, and the use of its results.
+"""Partial collectives without tensors: which worker starts a round, its sum, and the use of its results.
 
 A round is a sum of gradients over all workers (partial all-reduce). It starts when some workers have arrived, and
 includes all of them.
 
 A worker has two sides. Its *training* computes a gradient; it *calls*, which hands the gradient over, and takes
-results. Its *thread* takes part in the rounds, strictly 0, 1, 2, …: it enters a round once that may start, with what
-has been handed over by then, and is done with it when all workers have entered. What a worker computes during a round
-waits in its buffer for the next one.
+results. Its *thread* takes part in the rounds, strictly 0, 1, 2, …: it enters a round once that may start, with the
+gradients handed over by then, and is done with it when all workers have entered. Gradients computed during a round
+wait in the worker's buffer for the next one.
 
 Source: Li et al., Taming unbalanced training workloads in deep learning with partial collective operations, PPoPP 2020,
 section 4; beyond it results wait in a queue of limited length instead of being overwritten, a quorum may be any number,
@@ -38,32 +38,32 @@ class Activate:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Message (quorum of a number): the sender counts for round `round`."""
+    """Message (quorum of a number): the sender has arrived for round `round`."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """Message (`synchronize_every`): the sender's model waits to be averaged at the beginning of round `round`."""
+    """Message (`synchronize_every`): the sender waits to average models at the beginning of round `round`."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Message: the sender has no more data; `round` is the last one that it has come for (−1: for none)."""
+    """Message: the sender has no more data; `round` is the last one that it has arrived for (−1: none)."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a worker brings to the sum of a round: the numbers of its gradients.
+    """A worker's contribution to the sum of a round: the numbers of its gradients.
 
-    A driver with a collective starts that when shares are to be sent, and hands in what it says of the others. Only who
-    looks on asks for the rest: `oldest` is how many rounds the oldest gradient had taken when its computing began (−1:
-    there is none), `ended` whether the worker has ended.
+    A driver with a collective starts it when shares are to be sent, and passes in the others' shares. Two fields are
+    for observers: `oldest` is how many rounds the worker had taken when it began to compute its oldest gradient (−1:
+    none), `ended` whether the worker has ended.
     """
 
     round: int
@@ -73,19 +73,19 @@ class Share:
 
 
 class Call(Signal):
-    """Event: a gradient is computed and handed over."""
+    """Event: a gradient is computed and handed over to the thread."""
 
 
 class End(Signal):
-    """Event: the worker has no more data; from now on it only takes results."""
+    """Event: the worker has no more data and from now on only takes results."""
 
 
 class Begin(Signal):
-    """Event: the thread enters its next round with what is in the send buffer. Grace is only when this happens."""
+    """Event: the thread enters its next round with the send buffer. Grace only affects when this happens."""
 
 
 class Finish(Signal):
-    """Event: the sum of the round is there."""
+    """Event: the sum of the round is complete."""
 
 
 class Take(Signal):
@@ -94,7 +94,7 @@ class Take(Signal):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The sum of a round: how many gradients of each worker are in it."""
+    """The sum of a round: the number of gradients of each worker in it."""
 
     round: int
     counts: tuple[int, ...]
@@ -102,16 +102,16 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class PartialState:
-    """One worker. Its gradients have numbers, by which it can be told where each of them is.
+    """The state of one worker. Its gradients are numbered.
 
-    Training: `calls` made, `version` rounds taken, `stage`, whether it is `resting` for ever; `buffer` holds what no
-    round has, `oldest` is the version with which the oldest of it was begun (−1: none). Thread: rounds `entered`,
-    rounds `done`, `results` that wait for the training, `shares[w]` of worker w in rounds that are not done, `counted`
-    own calls in the rounds done.
+    Training: `calls` made, `version` rounds taken, `stage`, whether it is `resting` for good; `buffer` holds the
+    gradients that are in no round, `oldest` is the version with which the oldest of them was begun (−1: none). Thread:
+    rounds `entered`, rounds `done`, `results` that wait for the training, `shares[w]` of worker w in rounds that are
+    not done, `counted` own calls in the rounds done.
 
-    It knows 1 + the last round for which worker w has come (`arrived[w]`), the last round that w needs (`lasts[w]`),
-    and how many rounds may start (`activated`). `synchronized` is the round up to which models are, `here[w]` the one
-    for which worker w waits.
+    It knows 1 + the last round for which worker w has arrived (`arrived[w]`), the last round that w needs (`lasts[w]`),
+    and how many rounds may start (`activated`). `synchronized` is the round up to which models are averaged, `here[w]`
+    the one for which worker w waits.
     """
 
     calls: int = 0
@@ -137,7 +137,7 @@ class PartialState:
 
     @property
     def last(self) -> int | None:
-        """The last round of all; None while some worker continues, as far as this one knows."""
+        """The last round of all workers; None while some worker continues, as far as this one knows."""
         return None if GOES_ON in self.lasts else max(self.lasts)
 
 
@@ -145,17 +145,17 @@ class PartialState:
 class Partial:
     """All workers of a job under one setting; a `Machine`.
 
-    Its notes say what a driver has to carry out: `("begun", round, calls)` takes along what is in the buffer, which is
-    empty then; `("finished", round, counts)` has the sum; `("taken", rounds, version)` applies these results,
-    ascending, or their sum, and is then so many rounds far; `("synchronized", round)` takes the mean of the models.
+    A driver executes the notes: `("begun", round, calls)` empties the buffer into the round; `("finished", round,
+    counts)` has the sum; `("taken", rounds, version)` applies these results, ascending, or their sum, and the worker
+    has then taken `version` rounds; `("synchronized", round)` averages the models.
 
-    How it ends: a worker without data tells everybody so, and the last round that it has come for. Those workers count
-    that have come or continue; where none continues, a round starts if it, or a later one, is the last of some worker.
-    So no round runs that no worker needs, and the last one of all is the maximum of what the workers have told.
+    End of a run: a worker without data sends to all the last round that it has arrived for. A worker counts as arrived
+    if it has or still continues; when none continues, a round starts if it, or a later one, is the last of some worker.
+    So no round runs that no worker needs, and the last of all is the maximum of the rounds sent.
 
-    `calls` is how many calls each worker makes before it ends, None where a driver decides when; `initiators` under
-    `majority` the workers that start rounds, in turn, None where they are drawn. With `collective` threads meet by
-    `Share` messages; without it a thread may be done at any time after it has entered, for drivers that let them meet.
+    `calls` is how many calls each worker makes before it ends, None if a driver decides; `initiators` under `majority`
+    the workers that start rounds, in turn, None if they are drawn. With `collective` threads exchange `Share` messages;
+    without it a thread may be done at any time after it has entered, for drivers with a collective.
     """
 
     setting: PartialAllReduce
@@ -173,7 +173,7 @@ class Partial:
 
     @property
     def channels(self) -> Sequence[tuple[int, int]]:
-        """Every worker sends to every other, at least when it ends."""
+        """All pairs of workers: every worker sends to every other, at least when it ends."""
         return tuple(permutations(range(self.num_workers), 2))
 
     def start(self, process: int) -> Outcome[PartialState]:  # noqa: ARG002 - all start in the same state
@@ -278,7 +278,7 @@ class Partial:
         return met, (note, *self._to_others(process, Here(version)), *actions)
 
     def _met(self, state: PartialState) -> Outcome[PartialState]:
-        """Once all models wait for it they are averaged."""
+        """Average the models once all workers wait for it."""
         if state.stage != MEETING or min(state.here) < state.version:
             return state, ()
         return replace(state, stage=COMPUTING, synchronized=state.version), (Note(("synchronized", state.version)),)
@@ -299,7 +299,7 @@ class Partial:
         return started, (*told, *actions)
 
     def _started(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """Activate the next round if that is this worker's to do."""
+        """Activate the next round if this worker is the one to start it."""
         open_ = state.entered
         if open_ < state.activated:
             return state, ()
@@ -338,7 +338,7 @@ class Partial:
         return int.from_bytes(shake_256(words.encode()).digest(8)) % self.num_workers
 
     def awaited(self, process: int, state: PartialState) -> tuple[int, ...]:
-        """Workers whose arrival may start the open round, as far as known; else all others, maybe in an earlier one."""
+        """The workers whose arrival may start the open round, as far as known; else all others."""
         going_on = _going_on(state)
         if self.setting.quorum is QuorumStart.MAJORITY and going_on:
             return (self._initiator(state.entered, going_on),)
@@ -376,7 +376,7 @@ class Partial:
         return replace(state, shares=replace_at(state.shares, source, kept))
 
     def _is_summed(self, state: PartialState) -> bool:
-        """Whether all workers have entered the round that runs."""
+        """Whether all workers have entered the running round."""
         return not self.collective or all(known and known[0].round == state.done for known in state.shares)
 
     def _finished(self, process: int, state: PartialState) -> Outcome[PartialState]:

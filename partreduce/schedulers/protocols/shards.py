@@ -1,9 +1,9 @@
-"""Define an asynchronous parameter server without tensors: pushes to shards of the model, and their answers.
+"""An asynchronous parameter server without tensors: pushes to shards of the model, and their answers.
 
 Worker w is process w, the shard at `hosts[k]` process n + k. After each round a worker pushes its progress to all
 shards and takes the model that they answer with: at once, or with `is_delayed` when its next round is over. A shard
-adds what comes, and keeps its answer back while the worker is more than `staleness` rounds ahead of the slowest. A
-worker may also ask for the newest model without a push, and all together may start again from other parameters: a new
+adds what arrives, and delays its answer while the worker is more than `staleness` rounds ahead of the slowest. A
+worker may also request the newest model without a push, and all together may restart from other parameters: a new
 *generation*, which a shard enters when the worker on its host opens it.
 
 Sources: Ho et al., More effective distributed ML via a stale synchronous parallel parameter server, NIPS 2013 (the
@@ -25,17 +25,17 @@ CLOSED, COMPUTING, WAITING = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Event: progress counts from the parameters that the worker has in this round; its own shard begins with them."""
+    """Event: a generation begins with the worker's parameters of this round, which initialize its own shard."""
 
     round: int
 
 
 class Push(Signal):
-    """Event: a round is over, and its progress goes to all shards."""
+    """Event: a round is over, and its progress is sent to all shards."""
 
 
 class Pull(Signal):
-    """Event: the worker asks for the newest model, without progress."""
+    """Event: the worker requests the newest model, without progress."""
 
 
 class Take(Signal):
@@ -43,12 +43,12 @@ class Take(Signal):
 
 
 class Drain(Signal):
-    """Event: answers are dropped and the generation is over, once the driver has seen all come to it after a round."""
+    """Event: answers are dropped and the generation ends, once the driver has seen all workers end a round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Message to a worker's own shard: a generation begins in a round, with what the worker has."""
+    """Message to a worker's own shard: a generation begins in a round, with the worker's parameters."""
 
     generation: int
     round: int
@@ -56,7 +56,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Message: what a round brought. `number` counts a worker's requests."""
+    """Message: the progress of a round. `number` counts a worker's requests."""
 
     generation: int
     number: int
@@ -64,7 +64,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Message: send me the newest model."""
+    """Message: a request for the newest model."""
 
     generation: int
     number: int
@@ -72,16 +72,16 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Message: the shard as it is now, in answer to a request."""
+    """Message: the present state of the shard, in answer to a request."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """A worker: `round` is the next whose progress it sends, `missing` the shards that owe it an answer.
+    """The state of a worker: `round` is the next whose progress it sends, `missing` the shards that have not answered.
 
-    `under_way` says that the answer to its last request is not taken or dropped yet.
+    `under_way` is whether the answer to its last request is not yet taken or dropped.
     """
 
     stage: int = CLOSED
@@ -94,7 +94,7 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """A shard: of each worker the round that its progress has come to, and its last request.
+    """The state of a shard: for each worker the round of its last progress, and its last request.
 
     `waiting` has for each worker the request that is not answered yet (0: none), `early` the requests of a generation
     that has not begun here.
@@ -109,7 +109,7 @@ class ShardState:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What workers do if no driver decides it: how many rounds, and the rounds before which they pull or drain."""
+    """The actions of workers if no driver decides: number of rounds, and the rounds before which they pull or drain."""
 
     rounds: int
     pulls: tuple[int, ...] = ()
@@ -121,7 +121,7 @@ ServerState = WorkerState | ShardState
 
 @dataclass(frozen=True)
 class Shards:
-    """All workers and shards; a `Machine`. Without a `plan` a worker may do all that the protocol allows."""
+    """The protocol of all workers and shards; a `Machine`. Without `plan` workers may do all that it allows."""
 
     num_workers: int
     hosts: tuple[int, ...]
@@ -131,7 +131,7 @@ class Shards:
 
     @property
     def num_processes(self) -> int:
-        """The workers, then the shards."""
+        """The number of workers and shards; workers have the first numbers."""
         return self.num_workers + len(self.hosts)
 
     @property
@@ -147,7 +147,7 @@ class Shards:
         return (WorkerState() if process < self.num_workers else ShardState()), ()
 
     def ready(self, process: int, state: ServerState) -> Sequence[Hashable]:  # noqa: ARG002 - the state says it all
-        """What a worker may do; a shard only answers."""
+        """The events that a worker may execute; none for a shard, which only answers."""
         if isinstance(state, ShardState):
             return ()
         if state.stage == CLOSED:
@@ -206,7 +206,7 @@ class Shards:
         return after, (*_note_taken(state), *(Send(shard, request) for shard in self.shards))
 
     def _opened(self, state: ShardState, generation: int, round_: int) -> Outcome[ServerState]:
-        """The shard starts again; then it hears what came too early."""
+        """The shard restarts and then handles the requests that arrived too early."""
         if generation <= state.generation:
             return state, ()  # this word has come before
         n = self.num_workers
@@ -258,6 +258,6 @@ def _note_taken(state: WorkerState) -> tuple[Action, ...]:
 
 
 def shards_of(strategy: Server, num_workers: int, plan: Plan | None = None) -> Shards:
-    """The machine of a schedule; a synchronous server answers as one without staleness, when a round is complete."""
+    """The protocol of a schedule; a synchronous server has no staleness and answers when a round is complete."""
     staleness = 0 if strategy.synchronous else strategy.staleness
     return Shards(num_workers, strategy.hosts, staleness, strategy.is_delayed, plan)

@@ -1,4 +1,4 @@
-"""Make strategies of rules for any cluster, also where its nodes are not equally large."""
+"""Build strategies from rules for any cluster, including one with unequal nodes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def local_ranks(cluster: Cluster) -> tuple[int, ...]:
 
 
 def static(cluster: Cluster, rule: RulePhases) -> StaticGroups:
-    """The rule on a cluster: in rule form for equal nodes, in explicit groups otherwise.
+    """The rule on a cluster as a strategy: in rule form for equal nodes, in explicit groups otherwise.
 
-    Blocks that would hold one worker only are left out, so that every group has at least two. On an irregular cluster
-    a block holds those of its local ranks that exist.
+    Blocks with a single worker are left out, so that every group has at least two. On an irregular cluster a block has
+    those of its local ranks that exist.
     """
 
     def keep_groups(phase: RulePhase) -> RulePhase:

@@ -1,6 +1,6 @@
 """Average workers or whole nodes on a mixed-radix grid along one axis per phase, exact after the last axis.
 
-Hyper-cuboid, its pairs (one-peer hypercube) and the same over whole nodes (node digits).
+These are the hyper-cuboid, its case of pairs (one-peer hypercube) and grids of whole nodes (node digits).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def grid_phases(num_workers: int, factors: tuple[int, ...]) -> tuple[Phase, ...]
 
 
 def hyper_cuboid(cluster: Cluster, max_group: int | None, factors: tuple[int, ...] | None) -> StaticGroups:
-    """Rule form when the axes can be chosen to respect the nodes without costing a phase, explicit groups otherwise."""
+    """The hyper-cuboid schedule: rule form if axes can follow the nodes without another phase, else explicit groups."""
     count = cluster.num_workers
     if factors is None:
         limit = default_group(cluster) if max_group is None else max_group
@@ -71,7 +71,7 @@ def hyper_cuboid(cluster: Cluster, max_group: int | None, factors: tuple[int, ..
 
 
 def default_group(cluster: Cluster) -> int:
-    """The largest node, or what the prime factors of the number of workers force."""
+    """The default largest group: the largest node, or more if the prime factors of n require it."""
     return max(
         int(cluster.node_sizes().max()) if not cluster.is_regular else cluster.workers_per_node or 1,
         largest_prime_factor(cluster.num_workers),
@@ -82,7 +82,7 @@ def default_group(cluster: Cluster) -> int:
 def hyper_cuboid_unsupported_reason(
     cluster: Cluster, max_group: int | None, factors: tuple[int, ...] | None
 ) -> str | None:
-    """Plain means of at most g workers are exact only if every prime factor of n is at most g."""
+    """Why there is no such hyper-cuboid: a prime factor of n exceeds the largest group; None if there is one."""
     count = cluster.num_workers
     prime = largest_prime_factor(count)
     if factors is not None:
@@ -103,7 +103,7 @@ def hyper_cuboid_unsupported_reason(
 
 
 def one_peer_hypercube(cluster: Cluster) -> StaticGroups:
-    """Phase k pairs i with i xor 2^k; as a rule when nodes are equal."""
+    """One-peer hypercube: phase k pairs rank i with i xor 2^k; in rule form if nodes are equal."""
     if cluster.workers_per_node is not None and cluster.workers_per_node <= MAX_RULE_NODE:
         across, inside = ceil_log(cluster.num_nodes), ceil_log(cluster.workers_per_node)
         rule = grid_rule((2,) * across, (2,) * inside)
@@ -114,14 +114,14 @@ def one_peer_hypercube(cluster: Cluster) -> StaticGroups:
 
 
 def node_digits(cluster: Cluster, radices: tuple[int, ...] | None) -> StaticGroups:
-    """Phase d averages all workers of the nodes that agree on every digit but d."""
+    """Grid of nodes: phase d averages all workers of the nodes that agree on every digit except d."""
     chosen = prime_factors(cluster.num_nodes) if radices is None else radices
     ranks = local_ranks(cluster)
     return static(cluster, RulePhases(chosen, tuple((Block(ranks, (d,)),) for d in range(len(chosen)))))
 
 
 def node_digits_unsupported_reason(cluster: Cluster, radices: tuple[int, ...] | None) -> str | None:
-    """Radices have to multiply to the number of nodes."""
+    """Why the radices do not fit: their product must be the number of nodes; None if it is."""
     if cluster.num_nodes < 2:
         return "there is 1 node; use allreduce"
     if radices is not None and (any(radix < 2 for radix in radices) or prod(radices) != cluster.num_nodes):

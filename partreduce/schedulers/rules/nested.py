@@ -29,7 +29,7 @@ def node_then_all(cluster: Cluster, node_rounds: int) -> StaticGroups:
 
 
 def lone_workers_unsupported_reason(so: str, cluster: Cluster, **rounds: int) -> str | None:
-    """It needs workers that share a node, whose rounds before one of all it names; `so` says what is without them."""
+    """Why rounds inside nodes are useless here: every node has one worker; None otherwise. `so` ends the sentence."""
     if len(local_ranks(cluster)) < 2:
         return f"every node has 1 worker, so {so}; use allreduce(every={sum(rounds.values()) + 1})"
     return None
@@ -53,9 +53,9 @@ def _pairs(size: int, shift: int) -> tuple[Block, ...]:
 
 
 def hierarchy(cluster: Cluster, levels: tuple[int, ...] | None, rounds: int) -> StaticGroups:
-    """Each level runs `rounds` times before the next larger one runs once.
+    """Nested averages: each level has `rounds` rounds before one round of the next larger level.
 
-    Level 0 is the node, level 1 the nodes that share all digits but the last, and so on up to all nodes.
+    Level 0 is the node, level 1 the nodes that share all digits except the last, and so on up to all nodes.
     """
     radices = default_levels(cluster) if levels is None else levels
     cycle: tuple[RulePhase, ...] = ()
@@ -66,7 +66,7 @@ def hierarchy(cluster: Cluster, levels: tuple[int, ...] | None, rounds: int) -> 
 
 
 def default_levels(cluster: Cluster) -> tuple[int, ...]:
-    """The levels of the cluster's switches if regular, else racks × nodes, as square as the number of nodes allows."""
+    """The levels of the cluster's switches if regular, else racks × nodes, as square as possible."""
     num_nodes = cluster.num_nodes
     if cluster.hardware is not None and cluster.hardware.switches:
         known = regular_levels(cluster.hardware.shared_switches(num_nodes), num_nodes)
@@ -82,7 +82,7 @@ def _firsts(cluster: Cluster, radices: tuple[int, ...]) -> range:
 
 
 def hierarchy_unsupported_reason(cluster: Cluster, levels: tuple[int, ...] | None, rounds: int) -> str | None:
-    """Levels have to multiply to the number of nodes, and the period has to stay a sensible length."""
+    """Why there is no such hierarchy: levels do not multiply to the number of nodes, or the period is too long."""
     chosen = default_levels(cluster) if levels is None else levels
     if any(radix < 2 for radix in chosen) or prod(chosen) != cluster.num_nodes:
         nearest = "x".join(map(str, default_levels(cluster)))
@@ -99,7 +99,7 @@ def hierarchy_unsupported_reason(cluster: Cluster, levels: tuple[int, ...] | Non
 
 
 def figure_10_rule(num_nodes: int, workers_per_node: int) -> RulePhases:
-    """Figure 10 for `num_nodes` nodes of `workers_per_node` workers.
+    """Prague's Figure 10 for `num_nodes` nodes of `workers_per_node` workers; LW is the local rank.
 
     As published, for 4 workers on a node and an even number of nodes: phase 0 averages LW0 of all nodes and LW2+LW3
     inside each node (LW1 skips); phases 1 and 3 average every node; phase 2 averages LW0+LW3 inside each node and LW1
@@ -107,14 +107,14 @@ def figure_10_rule(num_nodes: int, workers_per_node: int) -> RulePhases:
 
     The generalization keeps the four roles:
     * LW0 is the head (across all nodes in phase 0), LW1 the bridge (across opposite nodes in phase 2);
-    * the crew is everyone else: inside each node in phase 0; in phase 2 it joins the head without its first worker,
+    * the crew are all others: inside each node in phase 0; in phase 2 it joins the head without its first worker,
       which skips. With 3 workers on a node the crew is one worker, which skips phase 0 and joins the head in phase 2;
       with 2 there is no crew and the head skips phase 2.
-    * An odd number of nodes has no opposite nodes. The bridge then averages over the p nodes that stand equally far
-      from one another on the ring, p the smallest prime factor of the number of nodes (p = 2 is "opposite").
+    * An odd number of nodes has no opposite nodes. The bridge then averages over the p nodes at equal distances
+      on the ring, p the smallest prime factor of the number of nodes (p = 2 is "opposite").
 
-    Different local ranks play different roles in each phase, so no two groups meet, and phases 0 and 1 alone connect
-    everyone, for every size.
+    Different local ranks have different roles in each phase, so groups are disjoint, and phases 0 and 1 alone connect
+    all workers, for every size.
     """
     prime = smallest_prime_factor(num_nodes)
     radices = tuple(radix for radix in (prime, num_nodes // prime) if radix > 1)
@@ -131,12 +131,12 @@ def figure_10_rule(num_nodes: int, workers_per_node: int) -> RulePhases:
 
 
 def figure_10(cluster: Cluster) -> StaticGroups:
-    """Figure 10 on a cluster; explicit groups when the nodes are uneven."""
+    """Prague's Figure 10 on a cluster; explicit groups if nodes are unequal."""
     return static(cluster, figure_10_rule(cluster.num_nodes, len(local_ranks(cluster))))
 
 
 def inter_intra(cluster: Cluster) -> StaticGroups:
-    """Inter phase: LW0 of all nodes, the others inside their node. Intra phase: everyone inside their node."""
+    """Prague's inter-intra schedule: heads (local rank 0) across nodes and others inside nodes; then whole nodes."""
     ranks = local_ranks(cluster)
     radices = all_digits(cluster.num_nodes)
     inter = (Block((0,), tuple(range(len(radices)))), Block(ranks[1:]))
@@ -144,7 +144,7 @@ def inter_intra(cluster: Cluster) -> StaticGroups:
 
 
 def rotating_heads(cluster: Cluster) -> StaticGroups:
-    """For each local rank: it meets its like on all nodes while the rest average inside; then every node averages."""
+    """Inter-intra with rotating heads: each local rank in turn averages across nodes; then whole nodes average."""
     ranks = local_ranks(cluster)
     radices = all_digits(cluster.num_nodes)
     digits = tuple(range(len(radices)))
@@ -155,7 +155,7 @@ def rotating_heads(cluster: Cluster) -> StaticGroups:
 
 
 def rotating_heads_unsupported_reason(cluster: Cluster) -> str | None:
-    """It needs workers that share a node, and not so many that the period explodes."""
+    """Why there is no such schedule: no node has two workers, or the period is too long; None if there is one."""
     size = len(local_ranks(cluster))
     if size < 2:
         return "every node has 1 worker, so there is no head to rotate; use allreduce"

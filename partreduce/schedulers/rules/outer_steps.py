@@ -1,4 +1,4 @@
-"""Build outer steps: workers or regions train alone, and sometimes an outer optimizer applies their mean change.
+"""Build schedules with outer steps: workers or regions train alone, and at intervals take an outer step together.
 
 Sources: Douillard et al., DiLoCo: distributed low-communication training of language models, 2023 (arXiv 2311.08105),
 and Streaming DiLoCo with overlapping communication, 2025 (arXiv 2501.18512).
@@ -24,14 +24,14 @@ from partreduce.topo.strategies.static import RulePhases, StaticGroups
 def diloco(
     cluster: Cluster, *, every: int, fragments: int, late: int, alpha: float, lr: float, momentum: float
 ) -> AllReduce:
-    """Every `every` steps an outer step of each of `fragments` parts of the model, merged `late` steps late."""
+    """(Streaming) DiLoCo: every `every` steps an outer step of each of `fragments` parts, merged `late` steps late."""
     del cluster
     sync = DelayedMerge(steps=late, alpha=Fraction(str(alpha))) if late or alpha else SYNCHRONOUS
     return AllReduce(steps_per_round=every, sync=sync, payload=Payload(outer=_outer(lr, momentum), fragments=fragments))
 
 
 def diloco_unsupported_reason(cluster: Cluster, **parameters: float) -> str | None:
-    """What a schedule with these numbers refuses."""
+    """Why these parameters are invalid; None if they are valid."""
     try:
         diloco(cluster, **parameters).check(cluster)  # type: ignore[arg-type]
     except ScheduleError as error:
@@ -40,7 +40,7 @@ def diloco_unsupported_reason(cluster: Cluster, **parameters: float) -> str | No
 
 
 def regions_diloco(cluster: Cluster, regions: int | None, every: int, lr: float, momentum: float) -> StaticGroups:
-    """All of a region average in each step, and in every `every`-th all workers take an outer step."""
+    """DiLoCo between regions: workers of a region average in each step; every `every` steps all take an outer step."""
     ranks, radices = local_ranks(cluster), _radices(cluster, regions)
     own, everyone = (Block(ranks, tuple(range(first, len(radices)))) for first in (1, 0))
     found = static(cluster, RulePhases(radices, ((own,),) * (every - 1) + ((everyone,),)))
@@ -50,7 +50,7 @@ def regions_diloco(cluster: Cluster, regions: int | None, every: int, lr: float,
 def regions_diloco_unsupported_reason(
     cluster: Cluster, regions: int | None, every: int, lr: float, momentum: float
 ) -> str | None:
-    """It needs two or more regions of the same number of nodes, and workers to average with in each."""
+    """Why there is no such schedule: it needs two or more equal regions with several workers each; else None."""
     del lr, momentum
     if regions is not None and (regions < 2 or cluster.num_nodes % regions):
         return f"{cluster.num_nodes} nodes are not {regions} regions of as many; give a divisor of the nodes, 2 or more"

@@ -1,9 +1,9 @@
-"""Run what workers ask for in virtual time: groups of the group generator, and AD-PSGD's pairs.
+"""Run protocols without fixed rounds in virtual time: groups of the group generator, and AD-PSGD's pairs.
 
-A worker's request for a group and its answer take no time, since the real request leaves a round ahead. A group begins
+A worker's request for a group and its answer take no time, since the real request is sent a round ahead. A group begins
 when its last member has computed and is out of older groups. A passive worker of a pair only computes: it answers
 during its computing and never waits; a question and its answer carry the model. Sums and models share the links with
-all others that are under way (`network`).
+all concurrent ones (`network`).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ COST_UNIT = 1e-6
 
 
 class GroupTiming(Recorder):
-    """How long the rounds and the groups of a `GroupSystem` take.
+    """The durations of the rounds and groups of a `GroupSystem`.
 
-    `group` says how long the operation of some members takes, or what it puts on `network`. `on_round` is called, in
-    order of time, with every worker that has ended a round and with the number and the members of its group; there are
-    none in a round without a group. Groups that are still owed to a worker after its last round belong to no round.
+    `group` gives the seconds of a group's operation, or its load on `network`. `on_round` is called in order of time
+    for every worker that ends a round, with the number and the members of its group, which are empty in a round without
+    a group. Groups that a worker joins after its last round belong to no round.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class GroupTiming(Recorder):
         self._late: dict[int, Step] = {}
 
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float:  # noqa: ANN401, ARG002
-        """A round's computing; nothing where it was computed before the worker asked, or where no round is left."""
+        """The seconds of a round's computing; 0 if it was computed before the request, or no round is left."""
         return 0.0 if state.ask.computed or state.ask.last else self.seconds[state.rounds][process]
 
     def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002
-        """Entering a group is one operation of all its members."""
+        """The operation of a group, which all its members enter; None for other events."""
         if not isinstance(event, Enter):
             return None
         return Meeting(state.seq, state.members, self.group(state.members))
 
     def happened(self, step: Step) -> None:
-        """A round is over when its group is, or when the next begins without one."""
+        """Record the end of a round: when its group ends, or when the next round begins without a group."""
         if isinstance(step.event, Computed):
             self._late[step.process] = step
         if not isinstance(step.event, Enter | NextRound) or step.before.ask.last:
@@ -79,13 +79,13 @@ class GroupTiming(Recorder):
 def group_machine(
     setting: GeneratorSetting, timing: GroupTiming, *, rounds: int, costs: tuple[int, ...] = (), seed: int = 0
 ) -> VirtualMachine:
-    """The system with draws from the setting's seed, each worker doing so many rounds, under a timing."""
+    """The workers and the generator in virtual time: `rounds` rounds per worker, draws from the setting's seed."""
     system = GroupSystem(setting, rounds=rounds, collective=False, ways=None, costs=costs)
     return VirtualMachine(system, timing, seed=seed)
 
 
 def run_groups(case: Case) -> Timeline:
-    """Every worker's rounds under the group generator. O(num_rounds · n) requests of O(n) each, and groups at once."""
+    """Run the group generator in virtual time. O(num_rounds · n) requests of O(n) each, plus concurrent groups."""
     strategy, cluster = case.schedule.strategy, case.schedule.cluster
     assert isinstance(strategy, DynamicGroups), "the registry chose this function"
     count, size, seconds = cluster.num_workers, case.size(), case.seconds()
@@ -117,10 +117,10 @@ def run_groups(case: Case) -> Timeline:
 
 
 class PairTiming(Recorder):
-    """How long the rounds of the active workers of a `Pairing` take; models travel on `network`, or in no time.
+    """The durations of the rounds of a `Pairing`'s active workers; models are sent on `network`, or take no time.
 
     With `is_delayed` the next round computes while the exchange runs, instead of after it. `on_exchange` is called with
-    who asked, who answered, and when the answer was there.
+    the asking worker, the answering worker and the time at which the answer arrives.
     """
 
     def __init__(
@@ -141,22 +141,22 @@ class PairTiming(Recorder):
         return self.seconds[round_][process] if round_ < len(self.seconds) else None
 
     def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
-        """Questions and answers both carry the model."""
+        """The seconds of a message; questions and answers both carry the model."""
         if self.network is None:
             return 0.0
         self.network.send(source, to, self._num_bytes, (source, to, message))
         return None
 
     def resumes(self, process: int, message: Hashable) -> bool:  # noqa: ARG002
-        """Without overlap a worker computes on when it has the mean."""
+        """Whether the message starts a worker's next computing: an answer does, unless averaging is delayed."""
         return not self.is_delayed and isinstance(message, Answer)
 
     def picked(self, offered: Sequence[Hashable], *, pending: bool, rng: np.random.Generator) -> Sequence[Hashable]:
-        """One neighbor, drawn at random, for each round."""
+        """One of the neighbors that are offered, drawn at random for each round."""
         return () if pending else (offered[int(rng.integers(len(offered)))],)
 
     def happened(self, step: Step) -> None:
-        """A worker picks its neighbor at the end of its computing; the exchange is over when the answer comes."""
+        """Record the choice of a neighbor at the end of computing, and the exchange when the answer arrives."""
         worker, is_answer = step.process, isinstance(step.event, Received) and isinstance(step.event.message, Answer)
         if isinstance(step.event, Choose):
             self.begun[self.done[worker], worker] = step.work_start
@@ -173,7 +173,7 @@ class PairTiming(Recorder):
 
 
 def run_pairs(case: Case) -> Timeline:
-    """Every worker's rounds under AD-PSGD's pairing. O(num_rounds · n · neighbors), and messages on the links."""
+    """Run AD-PSGD's pairing in virtual time. O(num_rounds · n · neighbors), plus messages on the links."""
     strategy, cluster = case.schedule.strategy, case.schedule.cluster
     assert isinstance(strategy, Pairwise), "the registry chose this function"
     count, seconds = cluster.num_workers, case.seconds()

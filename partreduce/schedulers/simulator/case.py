@@ -18,11 +18,11 @@ from partreduce.topo.timing.tables import Exchange
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A schedule, what it runs on, and for how long.
+    """The inputs of a run: a schedule, the hardware and compute times, and the number of rounds.
 
     `seed` is that of jitter, of disturbances and of draws of partners, `model_bytes` the model's size unless the
-    hardware states it, and `algorithm` how groups average. `exchange` is what tables that go their own way take in each
-    step, None where there are none. `listeners` get what workers do where they have no common rounds.
+    hardware has one, and `algorithm` the all-reduce algorithm. `exchange` is the cost of separate tables in each step,
+    None without them. `listeners` receive the actions of workers in kinds without common rounds.
     """
 
     schedule: Schedule
@@ -43,12 +43,12 @@ class Case:
         return size_or_one(self.hardware, self.model_bytes)
 
     def seconds(self) -> npt.NDArray[np.float64]:
-        """What every worker computes in every round, shape (num_rounds, num_workers). The same for a seed."""
+        """Seconds that every worker computes in every round, shape (num_rounds, num_workers); fixed by the seed."""
         worker_steps, rng = self.worker_steps(), np.random.default_rng(self.seed)
         return np.array([seconds[0] for seconds in self.compute.rounds(worker_steps, self.num_rounds, rng)])
 
     def seconds_of_steps(self) -> npt.NDArray[np.float64]:
-        """As `seconds`, of each of k steps that all workers take in a round, shape (num_rounds, k, num_workers)."""
+        """As `seconds`, for each of the k steps of a round (equal for all workers), (num_rounds, k, num_workers)."""
         rng, count, steps = np.random.default_rng(self.seed), self.schedule.num_workers, int(self.worker_steps().max())
         listed = [self.compute.step_seconds(count, step, rng)[0] for step in range(self.num_rounds * steps)]
         return np.array(listed).reshape(self.num_rounds, steps, count)

@@ -32,23 +32,23 @@ from partreduce.topo.timing.cost import round_seconds
 
 
 class Listener(Protocol):
-    """Told of what workers do, in the order in which they do it. Every worker is in step 0 when a run begins."""
+    """Callbacks for the actions of workers, called in order of time. Every worker is in step 0 when a run begins."""
 
     def sends(self, worker: int, step: int, *, adds_own: bool) -> None:
-        """A worker sends its update of a step, which holds the step's own progress or not."""
+        """A worker sends its update of a step; `adds_own` is whether it contains the step's own progress."""
 
     def averages(self, worker: int, step: int, used: Sequence[tuple[int, int]], *, adds_own: bool) -> None:
-        """A worker averages updates (source, step) with its own parameters; of a later step before it skips to that."""
+        """A worker averages updates (source, step) with its own parameters, in a step or before it skips."""
 
     def enters(self, worker: int, step: int) -> None:
         """A worker has entered a step."""
 
 
 class GapTiming(Recorder):
-    """How long the steps of a `Hop` take, whose updates of `num_bytes` and tokens travel on `links`.
+    """The durations of the steps of a `Hop`, whose updates of `num_bytes` and tokens are sent on `links`.
 
-    It also records when each step was `reduced`, and in `order` the number of the instant at which it was left. `fill`
-    (num_workers,) is the most updates that a queue held. Listeners hear of every update, reduce and step.
+    It also records when each step was `reduced`, and in `order` the rank of the instant at which it was left. `fill`
+    (num_workers,) is the largest number of updates that a queue held. Listeners get every update, reduce and step.
     """
 
     sees_messages = False
@@ -76,7 +76,7 @@ class GapTiming(Recorder):
         self._entries = 0
 
     def work(self, process: int, state: HopState, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
-        """A step's computing: before the worker sends, or while it waits."""
+        """The seconds of a step's computing: before the worker sends (serial order), or while it waits (parallel)."""
         if isinstance(event, SendUpdate):
             if state.step >= len(self.seconds):
                 return None
@@ -88,7 +88,7 @@ class GapTiming(Recorder):
         return seconds if sent == entered else max(0.0, entered + seconds - sent)
 
     def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float:  # noqa: ARG002
-        """An update carries the model; tokens and acknowledgements are small."""
+        """The seconds of a message: an update carries the model; tokens and acknowledgements take the latency."""
         if isinstance(message, Update):
             return self._links.seconds(source, to, self._num_bytes, self.now)
         return self._links.latency(source, to)
@@ -134,7 +134,7 @@ class GapTiming(Recorder):
         return GapRecord(self.finish, self.order, *edges, self.skipped, self.fill, *waits)
 
     def check_ended(self, machine: VirtualMachine) -> None:
-        """Refuse a run that stands still before its end."""
+        """Raise an error if the run stopped before all workers reached its end."""
         steps = [state.step for state in machine.states]
         worker = min(range(len(steps)), key=steps.__getitem__)
         if steps[worker] < len(self.seconds):
@@ -151,7 +151,7 @@ class GapTiming(Recorder):
 
 
 def run_gaps(case: Case) -> Timeline:
-    """Every worker's steps under the gap that its schedule keeps. O(num_rounds · edges · log edges)."""
+    """Run Hop in virtual time under the schedule's iteration gap. O(num_rounds · edges · log edges)."""
     setting, graph, cluster = case.schedule.strategy.sync, case.schedule.strategy.graphs[0], case.schedule.cluster
     assert isinstance(setting, IterationGap), "the registry chose this function"
     worker_steps, size, seconds = case.worker_steps(), case.size(), case.seconds()

@@ -1,7 +1,7 @@
-"""Run protocols in virtual time: the machines of `schedulers.protocols`, with an event queue instead of a clock.
+"""Run protocols in virtual time: the machines of `schedulers.protocols` with an event queue instead of a clock.
 
 The same objects run between real processes and under the exhaustive explorer; here the driver decides only *when*
-things happen, and a `Timing` gives the durations.
+events happen, and a `Timing` gives the durations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from partreduce.topo.timing.loads import Loads
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """An operation that begins when the last of `members` has come; it takes seconds, or is put on the `network`."""
+    """An operation that begins when the last of `members` has arrived; it takes seconds, or is put on the `network`."""
 
     key: Hashable
     members: tuple[int, ...]
@@ -34,11 +34,11 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One event of a process, as it has happened.
+    """One executed event of a process, with its times in seconds.
 
-    The work before it was done from `work_start` to `work_end`; the event itself began at `start`, where everybody that
-    it needs had come, and was over at `end`. All four are equal for a message. `before` is the state in which it found
-    the process, `actions` what came of it.
+    The work before it lasted from `work_start` to `work_end`; the event itself began at `start`, when all required
+    members had arrived, and was over at `end`. All four are equal for a message. `before` is the state of the process
+    before the event, `actions` are the resulting actions.
     """
 
     process: int
@@ -52,21 +52,21 @@ class Step:
 
 
 class Timing:
-    """How long things take: no time, unless a subclass overrides it, drawing from the driver's random numbers alone."""
+    """The durations of work and messages, 0 unless a subclass overrides a method; random numbers are the driver's."""
 
     sees_messages = True
-    """Whether `happened` is called for messages too; most of a large run's events are, so it is faster without."""
+    """Whether `happened` is also called for messages, which are most events of a large run."""
     keeps_order = False
     """Whether `way` itself lets no message overtake those that it must not; else the driver holds them back."""
     network: Network | None = None
     """The links that share messages of which `way` says None, having put them there, and meetings with loads."""
 
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
-        """Seconds that the work before an event takes; None if the process has no work left and rests."""
+        """Seconds of the work before an event; None if the process has no work left and stops."""
         return 0.0
 
     def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
-        """Seconds that a message is on its way; None if `network` has it and says when it is there."""
+        """Seconds until a message arrives; None if it is on `network`, which determines its arrival."""
         return 0.0
 
     def resumes(self, process: int, message: Hashable) -> bool:  # noqa: ARG002
@@ -74,11 +74,11 @@ class Timing:
         return False
 
     def picked(self, offered: Sequence[Hashable], *, pending: bool, rng: np.random.Generator) -> Sequence[Hashable]:  # noqa: ARG002
-        """Those of the newly offered events that the process works for; `pending` says that it already has others."""
+        """The newly offered events that the process will execute; `pending` is whether it already has others."""
         return offered
 
     def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002
-        """The operation that an event is a process's part of; None for an event of one process alone."""
+        """The operation of several processes to which an event belongs; None for an event of one process."""
         return None
 
     def happened(self, step: Step) -> None:
@@ -117,14 +117,13 @@ class _Process:
 
 
 class VirtualMachine:
-    """Runs a machine in virtual time.
+    """Runs a machine in virtual time; deterministic for a seed, which is used for ties and by the timing.
 
     The work before an event begins when the process last acted by itself; messages do not interrupt it, unless the
     timing says that one `resumes` it. The event happens when the work is done and the process offers it; if it is part
-    of a meeting, when all members have come and the meeting's seconds have passed. Of several events that fall due
-    together one is drawn; members leave a meeting in its order. Messages of one channel arrive in the order in which
-    they were sent, unless the timing takes care of that. Deterministic for a seed, that of ties and of what the timing
-    draws.
+    of a meeting, when all members have arrived and the meeting's seconds have passed. Of several events that are due at
+    the same time one is drawn; members leave a meeting in its order. Messages of one channel arrive in the order in
+    which they were sent, unless the timing orders them.
     """
 
     def __init__(self, machine: Machine[Any], timing: Timing, *, seed: int = 0) -> None:
@@ -146,7 +145,7 @@ class VirtualMachine:
         return [process.state for process in self._processes]
 
     def run(self, *, until: float = float("inf"), max_events: int | None = None) -> None:
-        """Let up to `max_events` happen until `until`. O(log queue) each."""
+        """Execute events up to time `until` (seconds), at most `max_events`. O(log queue) each."""
         left = max_events
         while left != 0 and (at := self._next_at()) < float("inf") and at <= until:
             if self._network is None or self._is_due(at, self._network):
@@ -154,7 +153,7 @@ class VirtualMachine:
                 left = None if left is None else left - 1
 
     def _next_at(self) -> float:
-        """When something happens next; infinity if nothing does."""
+        """The time of the next event; infinity if there is none."""
         due = self._queue[0][0] if self._queue else float("inf")
         return due if self._network is None else min(due, self._network.next_end())
 
@@ -205,7 +204,7 @@ class VirtualMachine:
         self._offer(process)
 
     def _come(self, process: int, event: Hashable, meeting: Meeting) -> None:
-        """A member has come to its meeting; the last one lets it begin."""
+        """A member arrives at its meeting, which begins with the last one."""
         present = self._present.setdefault(meeting.key, {})
         present[process] = event
         self._processes[process].waits_in = meeting.key
@@ -286,8 +285,8 @@ def _time(seconds: float) -> float:
 class Recorder(Timing):
     """A timing that records rounds, in arrays of shape (num_rounds, num_workers), in seconds.
 
-    A worker computes for `seconds` in each round, of the same shape, and then rests. It began to compute its round at
-    `begun` and had `computed` it; from `start` to `end` it communicated, and its round was over at `finish`.
+    A worker computes for `seconds` in each round, of the same shape, and then stops. It began to compute its round at
+    `begun` and ended at `computed`; from `start` to `end` it communicated, and its round was over at `finish`.
     """
 
     def __init__(self, seconds: npt.NDArray[np.float64]) -> None:
@@ -305,7 +304,7 @@ class Recorder(Timing):
         gaps: GapRecord | None = None,
         quorum: QuorumRecord | None = None,
     ) -> Timeline:
-        """What is recorded once the machine has run; `nic_bytes` (num_nodes,) left each node meanwhile."""
+        """The timeline of a run that has ended; `nic_bytes` (num_nodes,) is the number of bytes that left each node."""
         assert not np.isnan(self.finish).any(), "the protocol never halts before the end"
         largest, mean = (None, None) if ages is None else (ages.largest, ages.mean)
         if quorum is not None:

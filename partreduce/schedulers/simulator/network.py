@@ -1,9 +1,9 @@
-"""Model messages and group sums in virtual time: transfers on the same link at the same time share it evenly.
+"""Messages and group sums in virtual time: transfers on the same link at the same time share it evenly.
 
 Groups of a phase share links by closed equations (`topo.timing.loads`). If each message and each group has its own
 start time, shares change whenever one begins or ends, as with TCP streams: its rate is the smallest even share along
-its path (without redistributing unused shares, so slightly slower than max-min fairness). A NIC, and an uplink, works
-in both directions at once; a message uses one of a node's NICs.
+its path (without redistributing unused shares, so slightly slower than max-min fairness). NICs and uplinks are full
+duplex; a message uses one of a node's NICs.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ CLOSE = 1e-12
 
 
 class Way(NamedTuple):
-    """The places on a way from worker to worker (numbers of them), and its latency."""
+    """A path from worker to worker: the indices of its links (NICs, uplinks, buses), and its latency in seconds."""
 
     places: tuple[int, ...]
     latency: float
 
 
 class Ways:
-    """What is on the way from each worker to each other one, found when it is first asked for."""
+    """The paths between workers, computed when first used."""
 
     def __init__(self, cluster: Cluster, hardware: Hardware) -> None:
         self.node_of = cluster.node_of().tolist()
@@ -70,7 +70,7 @@ class Ways:
         return self.place(("out", node), float(self._nic[1][node]), self._num_nics)
 
     def place(self, place: Place, inverse: float, lanes: int = 1) -> int:
-        """The number of a place, which takes `inverse` seconds for a byte on each of its lanes."""
+        """The index of a link, which takes `inverse` seconds per byte on each of its lanes; added if it is new."""
         number = self._numbers.get(place)
         if number is None:
             number = self._numbers[place] = len(self.inverse)
@@ -94,11 +94,11 @@ class _Flow(NamedTuple):
 
 
 class Network:
-    """What is on the links of a cluster. `nic_bytes` (num_nodes,) counts what left each node.
+    """The transfers on a cluster's links. `nic_bytes` (num_nodes,) counts the bytes that left each node.
 
-    A message passes its places with all its bytes. The operation of a group passes a NIC of each of its nodes, several
-    at once where it has a lane for each, and the uplinks and buses on its way; alone it takes what `Loads` says. What
-    is on a place has an even share of it for each lane.
+    A message passes each link of its path with all its bytes. The operation of a group passes a NIC of each of its
+    nodes, several in parallel if it has a lane for each, and the uplinks and buses on its path; alone it takes the time
+    that `Loads` gives. Transfers on a link share it evenly, per lane.
     """
 
     def __init__(self, cluster: Cluster, hardware: Hardware) -> None:
@@ -110,7 +110,7 @@ class Network:
         self._kept_seconds: npt.NDArray[np.float64] | None = None
 
     def send(self, source: int, to: int, num_bytes: float, key: Any) -> None:  # noqa: ANN401 - what the sender gets back
-        """Let a message go now, to be told of by its key."""
+        """Start sending a message now; `go_to` returns `key` when it has arrived."""
         way, node_of = self._ways.between(source, to), self._ways.node_of
         here = node_of[source]
         if here != node_of[to]:
@@ -119,7 +119,7 @@ class Network:
         self._put(_Flow(key, way.latency, 0.0, list(way.places), ones, ones), num_bytes)
 
     def sum(self, loads: Loads, key: Any) -> None:  # noqa: ANN401 - as above
-        """Let the operation of one group begin now, to be told of by its key."""
+        """Start the operation of one group now; `go_to` returns `key` when it has ended."""
         np.add.at(self.nic_bytes, loads.node, loads.bytes_)
         latency, lanes = float(loads.latency[0]), np.minimum(loads.lanes, loads.num_nics)
         places = [self._ways.nic_of(node) for node in loads.node.tolist()]
@@ -134,11 +134,11 @@ class Network:
         self._put(_Flow(key, latency, float(loads.inside[0]), places, amounts, busy), 1.0)
 
     def next_end(self) -> float:
-        """When the next of them leaves the links, if nothing is sent before; infinity if there is none. O(flows)."""
+        """The time at which the next transfer ends if none is started before; infinity if there is none. O(flows)."""
         return self._now + float((self._left * self._seconds_per_unit()).min(initial=float("inf")))
 
     def go_to(self, now: float) -> list[tuple[float, Any]]:
-        """Let time pass, no further than `next_end`: when those are there that have left the links, and their keys."""
+        """Advance time to `now`, at most `next_end`; returns (arrival time, key) of each transfer that has ended."""
         per_unit, passed = self._seconds_per_unit(), now - self._now
         is_through = self._left * per_unit <= passed + CLOSE * now
         self._left = np.maximum(self._left - passed / np.where(per_unit > 0, per_unit, 1.0), 0.0)
@@ -177,13 +177,12 @@ class _Line(NamedTuple):
 
 
 class InTurn:
-    """The links of a cluster on which messages queue. `nic_bytes` (num_nodes,) counts what left each node.
+    """The links of a cluster on which messages queue. `nic_bytes` (num_nodes,) counts the bytes that left each node.
 
-    Where `Network` shares a link among all messages that are on it, which takes O(messages) for each, a message here
-    waits at every place (NIC, uplink, bus) for what was sent through it before, and is there when the last of them is
-    done with it. That is how `topo.timing.cost.round_seconds` counts a round of a weighted graph, and if all workers
-    send at once the last message of a NIC is there when that says; messages that are sent at different times wait only
-    for those before them. O(places on the way) for a message. Messages have to be sent in the order of time.
+    Where `Network` shares a link among all concurrent messages, which takes O(messages) for each, a message here waits
+    at every link (NIC, uplink, bus) for all sent through it before, and arrives when the last link is done with it.
+    `topo.timing.cost.round_seconds` counts a round of a weighted graph in the same way, and both agree on the last
+    message if all workers send at once. Messages have to be sent in order of time. O(links on the path) for a message.
     """
 
     def __init__(self, cluster: Cluster, hardware: Hardware) -> None:
@@ -194,7 +193,7 @@ class InTurn:
         """When each place is done with what was sent through it."""
 
     def seconds(self, source: int, to: int, num_bytes: float, now: float) -> float:
-        """Send a message now: seconds until it is there."""
+        """Send a message now and return the seconds until it arrives."""
         line = self._line(source, to)
         if line.nic_of is not None:
             self.nic_bytes[line.nic_of] += num_bytes
@@ -206,7 +205,7 @@ class InTurn:
         return end - now + line.latency
 
     def latency(self, source: int, to: int) -> float:
-        """Seconds that a message without content takes; it overtakes what stands in line."""
+        """Seconds of a message without content, which does not queue."""
         return self._line(source, to).latency
 
     def _make_line(self, source: int, to: int) -> _Line:

@@ -28,23 +28,22 @@ from partreduce.topo.timing import loads
 
 
 class BeginWithout(Signal):
-    """Event: the thread enters its next round without its own call, for which it has waited long enough."""
+    """Event: the thread enters its next round without its own call, after waiting for the grace period."""
 
 
 class Mean(Signal):
-    """Event: the mean of all models is there."""
+    """Event: the mean of all models is complete."""
 
 
 class Waiting(Partial):
-    """A quorum's machine with names for what takes time other than computing and sums: grace, and the mean of models.
+    """The protocol of a quorum with separate events for grace and for the mean of models, which take time.
 
-    The protocol says what happens, never when: it lets a thread enter a round that is activated at any time, and models
-    be averaged as soon as all wait for it. Here a thread without its own call waits for one, unless its worker has
-    ended; with one that comes in time it enters at once.
+    The protocol lets a thread enter an activated round at any time, and models be averaged as soon as all wait for it.
+    Here a thread without its own call waits for one, unless its worker has ended; with one it enters at once.
     """
 
     def ready(self, process: int, state: PartialState) -> Sequence[Hashable]:
-        """As the protocol, with what waits by its own name."""
+        """As in the protocol, with the separate events."""
         found = list(super().ready(process, state))
         if self.setting.grace and not state.buffer and not state.resting:
             found = [BeginWithout() if event == Begin() else event for event in found]
@@ -53,7 +52,7 @@ class Waiting(Partial):
         return found
 
     def step(self, process: int, state: PartialState, event: object) -> Outcome[PartialState]:
-        """As the protocol; the mean of models is the meeting by which it otherwise sends word."""
+        """As in the protocol; the mean of models is a meeting instead of messages."""
         if isinstance(event, Mean):
             actions: tuple[Action, ...] = ()
             for other in range(self.num_processes):
@@ -66,14 +65,14 @@ class Waiting(Partial):
 
 
 class QuorumTiming(Recorder):
-    """How long the calls and the rounds of a quorum take.
+    """The durations of the calls and rounds of a quorum.
 
     Each worker computes for `seconds` (num_rounds, num_workers) for each of its calls; a message from source to
     destination takes `way`, a sum of gradients or models `sum_seconds`; a thread waits up to `grace` for its own call.
-    Records of shape (num_rounds, num_workers): when the computing whose call took a round's result had begun
-    (`begun`) and ended (`computed`), when it was taken, and averaged where models are (`finish`), and how many calls a
-    worker had in the round (`gradients`). `summed` (2, num_rounds) is when each sum began and ended. `ages` says of
-    every call how many rounds lay between its weights and its round, which stands at the same place in `rounds`.
+    Records of shape (num_rounds, num_workers): when the computing whose call took a round's result had begun (`begun`)
+    and ended (`computed`), when the result was taken, and models averaged if they are (`finish`), and the number of
+    calls of a worker in the round (`gradients`). `summed` (2, num_rounds) is when each sum began and ended. `ages` has
+    for every call the number of rounds between its weights and its round, which is at the same index in `rounds`.
     """
 
     sees_messages = False
@@ -97,7 +96,7 @@ class QuorumTiming(Recorder):
         self._versions: list[list[int]] = [[] for _ in self._everybody]
 
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
-        """A call's computing, or a thread's waiting for one; everything else is done at once."""
+        """The seconds of a call's computing, or of a thread's wait for a call; 0 for other events."""
         if not isinstance(event, Call):
             return self._grace if isinstance(event, BeginWithout) else 0.0
         return self.seconds[state.calls][process] if state.version < len(self.seconds) else None
@@ -106,11 +105,11 @@ class QuorumTiming(Recorder):
         return self._way(source, to)
 
     def resumes(self, process: int, message: Hashable) -> bool:  # noqa: ARG002
-        """Grace begins with the word that a round starts; what is computed has begun by then, and continues."""
+        """Whether a message begins a thread's grace period: the notice that a round starts does."""
         return self._grace > 0
 
     def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002
-        """A sum, and the mean of all models, is one operation of all."""
+        """The operation of all workers: a sum of gradients, or the mean of all models; None for other events."""
         if isinstance(event, Finish):
             return Meeting(("sum", state.done), self._everybody, self._sum_seconds)
         if isinstance(event, Mean):
@@ -144,7 +143,7 @@ class QuorumTiming(Recorder):
 
 
 def run_quorum(case: Case) -> Timeline:
-    """Every worker's rounds under a quorum; a round is O(n²) messages, O(n) where one worker starts it."""
+    """Run partial all-reduce in virtual time; a round is O(n²) messages, O(n) if one worker starts it."""
     schedule, cluster = case.schedule, case.schedule.cluster
     setting = schedule.strategy.sync
     assert isinstance(setting, PartialAllReduce), "the registry names the protocol"

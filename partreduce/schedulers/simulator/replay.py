@@ -1,9 +1,9 @@
-"""Measure the effect of a gap's reduces on training, by applying them to vectors with a known result.
+"""Metrics of asynchronous runs: repeat the averages of a simulated run on noise and unit vectors.
 
-Where a gap lets workers do without updates, or takes old ones, no mixing matrix says beforehand what is averaged. A run
-in virtual time says it. So the same reduces are carried out here with stand-ins for gradients: fresh noise (consensus
-distance), and one unit vector for each worker, in each of its steps (drift, and how far the mean gets). Where every
-update is taken, this gives the metrics of the graph's matrix (`topo.metrics`) up to its sampling.
+If a gap lets workers miss updates, or use old ones, the mixing matrices are only known from a run in virtual time. The
+same averages are then applied to stand-ins for gradients: fresh noise (consensus distance), and one unit vector for
+each worker, in each of its steps (drift, and how far the mean gets). If every update is used, this gives the metrics of
+the graph's matrix (`topo.metrics`) up to sampling errors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WARM_UP = 1 / 3
 
 
 def squares_apart(off: npt.NDArray[np.float64], on_node: npt.NDArray[np.float64]) -> list[float]:
-    """Mean squares of rows less their mean: of noise, and by worker and by node of pushes whose own mean is 0.
+    """Mean squared distances of rows to their mean: of noise, and of zero-mean pushes by worker and by node.
 
     A row has numbers of noise, then one for each worker's push; `on_node` is (num_workers, num_nodes).
     """
@@ -42,13 +42,13 @@ def squares_apart(off: npt.NDArray[np.float64], on_node: npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """What a run did, after its warm-up.
+    """The metrics of a run, after its warm-up.
 
     `consensus_distance` and the drifts are those of the metrics, over the parameters with which workers enter one and
     the same step. `progress` is how far a step brings the mean if every gradient is 1, where synchronous rounds give 1:
-    less where what is averaged is old, more where newer updates are taken than one's own. `gradients` is the number of
-    workers whose gradients, averaged synchronously, would leave as much noise in the mean: below n where some count
-    more than others. `shares` (num_workers,) is how much of the progress is each worker's, and `computed` the part of
+    less if averaged values are old, more if newer updates are used than the worker's own. `gradients` is the number of
+    workers whose gradients, averaged synchronously, would leave as much noise in the mean: below n if some count
+    more than others. `shares` (num_workers,) is each worker's share of the progress, and `computed` the share of
     all steps in which gradients were computed, rather than skipped.
     """
 
@@ -62,10 +62,10 @@ class ReplayResult:
 
 
 class Replay(SentValues):
-    """A listener of `run_gaps` over a weighted graph under a gap's staleness and weights. O(degree · numbers) a reduce.
+    """A listener of `run_gaps` that applies its averages to vectors. O(degree · numbers) per reduce.
 
-    Every worker has `COLUMNS` numbers of noise and then n, in place i what worker i's gradients left: `now` and, of the
-    same shape (num_workers, numbers), `update`, what its own step adds.
+    Every worker has `COLUMNS` numbers of noise and then n, of which entry i is the contribution of worker i's
+    gradients: `now` and, of the same shape (num_workers, numbers), `update`, the progress of its own step.
     """
 
     def __init__(self, round_: Round, gap: IterationGap, *, seed: int = 0) -> None:
@@ -89,13 +89,13 @@ class Replay(SentValues):
         self.update[worker, COLUMNS:] = np.arange(len(self.step)) == worker
 
     def sends(self, worker: int, step: int, *, adds_own: bool) -> None:
-        """A worker sends its parameters, with its update in the serial order."""
+        """Record what a worker sends: its parameters, in the serial order with its update."""
         if adds_own:
             self.now[worker] += self.update[worker]
         self.keep(worker, step, self.now[worker])
 
     def averages(self, worker: int, step: int, used: Sequence[tuple[int, int]], *, adds_own: bool) -> None:
-        """A worker averages; in the parallel order it adds its update then, but not once more before a skip."""
+        """A worker averages; in the parallel order it then adds its update, but not again before a skip."""
         own, weights = weights_of(self.gap, self._weight[worker], step, self.step[worker], used)
         now = self.now[worker]
         now *= float(own)
@@ -105,7 +105,7 @@ class Replay(SentValues):
             now += self.update[worker]
 
     def replayed(self, node_of: npt.NDArray[np.int32], *, last: int | None = None) -> ReplayResult:
-        """What was found in the steps that all workers reached, up to `last`; `node_of` is (num_workers,)."""
+        """The metrics over the steps that all workers reached, up to `last`; `node_of` is (num_workers,)."""
         count, last = len(self.step), min(self.step) if last is None else last
         on_node = np.eye(int(node_of.max()) + 1)[node_of]  # (num_workers, num_nodes)
         steps = range(int(last * WARM_UP), last + 1)
@@ -132,10 +132,10 @@ class Replay(SentValues):
 
 
 class Meetings:
-    """Carries out the meetings of a run on noise, and on one unit vector for each worker. O(n · numbers) for each.
+    """Applies the averages of a run to noise, and to one unit vector for each worker. O(n · numbers) for each.
 
-    `apart` holds, after each meeting, how many rounds workers have ended on average and at most, and squared distances
-    to the mean: of noise, and of pushes whose mean is zero, by worker and by node.
+    `apart` holds, after each average, the mean and the largest number of rounds that workers have ended, and squared
+    distances to the mean: of noise, and of zero-mean pushes by worker and by node.
     """
 
     def __init__(self, cluster: Cluster, *, seed: int) -> None:
@@ -156,9 +156,9 @@ class Meetings:
         self.apart.append((float(done.mean()), float(done.max()), noise, by_worker, by_node))
 
     def mean(self, num_rounds: int, part: int = 1) -> tuple[float, float, float]:
-        """The squared distances in one `part` of a run of `num_rounds`, its first, without a warm-up; 0 of no meeting.
+        """The mean squared distances in the first 1/`part` of `num_rounds`, without a warm-up; 0 without averages.
 
-        The run is looked at as long as no worker has ended it: who has takes no steps any more, but still meets others.
+        Only the time until the first worker has ended the run counts, since that worker takes no more steps.
         """
         apart = np.array(self.apart).reshape(-1, 5)
         apart = apart[apart[:, 1] < num_rounds]

@@ -1,9 +1,9 @@
 """Run parameter servers in virtual time: the protocol object, with seconds for computing and for shards on links.
 
 A push and an answer carry a shard of the model. Concurrent transfers share the links (`network`), so all share the NIC
-of a single host; adding up takes no time. A synchronous server is one without staleness, whose answers come when a
-round is complete. With `is_delayed` it sums what a round began with, so the push leaves then; an asynchronous one
-pushes what the round before has brought.
+of a single host; adding up takes no time. A synchronous server is one without staleness, whose answers are sent when a
+round is complete. With `is_delayed` it sums the parameters of a round's start, so the push leaves then; an asynchronous
+one pushes the progress of the round before.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from partreduce.topo.timing.coding import Coding
 
 
 class ShardsTiming(Recorder):
-    """How long the rounds of `Shards` take, whose shards of `num_bytes` travel on `network`.
+    """The durations of the rounds of `Shards`, whose shards of `num_bytes` are sent on `network`.
 
-    With `pushes_first` a round's push leaves when it begins. `ages`, if any, gets how old what progress was computed
-    with is when it is added. A round communicates from its push to its last answer; with a delay, those that run during
-    its computing.
+    With `pushes_first` a round's push leaves when the round begins. `ages`, if given, records the age of the parameters
+    with which progress was computed when it is added. A round communicates from its push to its last answer; with a
+    delay, those that run during its computing.
     """
 
     network: Network
@@ -58,20 +58,20 @@ class ShardsTiming(Recorder):
             """Those in what each worker's round began with, in the newest answer to it, and behind its last push."""
 
     def _computes(self, state: Any, event: Hashable) -> int | None:  # noqa: ANN401 - a worker's
-        """The round whose computing an event ends, if it ends one."""
+        """The round whose computing an event ends; None if it ends none."""
         if isinstance(event, Push) and (state.round or not self._pushes_first):
             return int(state.round) - self._pushes_first
         return int(state.round) - 1 if isinstance(event, Take) and self._pushes_first else None
 
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
-        """A round's computing. A push that is late is the last thing that a worker does."""
+        """The seconds of a round's computing; None after a late push, the last event of a worker."""
         if self.pushes_late and isinstance(event, Take):
             return None
         round_ = self._computes(state, event)
         return 0.0 if round_ is None else self.seconds[round_][process]
 
     def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
-        """Shards go through the links; a worker's word to the shard on its own host takes no time."""
+        """None for shards, which are sent on the links; 0 seconds for a worker's message to its own shard."""
         if isinstance(message, Opened):
             return 0.0
         places = (*range(self.machine.num_workers), *self.machine.hosts)
@@ -117,7 +117,7 @@ class ShardsTiming(Recorder):
 
 
 def run_servers(case: Case) -> Timeline:
-    """Every worker's rounds under a server. O(num_rounds · n · hosts) messages of O(n + messages under way)."""
+    """Run a parameter server in virtual time. O(num_rounds · n · hosts) messages of O(n + concurrent messages)."""
     schedule, strategy, worker_steps = case.schedule, case.schedule.strategy, case.worker_steps()
     assert isinstance(strategy, Server), "the registry chose this function"
     size, seconds, count = case.size(), case.seconds(), schedule.num_workers

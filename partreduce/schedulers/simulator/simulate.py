@@ -53,26 +53,26 @@ def simulate(
 ) -> Timeline:
     """Run a schedule in virtual time. Deterministic for a seed.
 
-    O(num_rounds · n) for fixed phases. Other kinds run the protocol objects of the run-time: what `generated`,
-    `pairwise` and `server` send at the same time shares the links, and updates between neighbors stand in line on
-    them. Tables that go their own way are exchanged in each step, in which all workers meet.
+    O(num_rounds · n) for fixed phases. Other kinds run the protocol objects of the runtime: concurrent transfers of
+    `generated`, `pairwise` and `server` share the links, and updates between neighbors queue on them. Separate tables
+    are exchanged in each step, in which all workers synchronize.
 
     Args:
         schedule: static, allreduce or neighbor, whose prologue is run first; generated, pairwise or server.
         hardware: links and speeds; None for links that take no time.
         compute: step times; None for those of the hardware.
-        num_rounds: how many rounds every worker does.
+        num_rounds: the number of rounds of every worker.
         seed: of jitter, disturbances, and draws of partners.
-        model_bytes: the size of what the strategy averages, unless the hardware states it.
-        algorithm: how groups average; the schedule's own by default.
-        touched: how much of each table that goes its own way a step touches.
+        model_bytes: the size of the averaged parameters, unless the hardware has one.
+        algorithm: the all-reduce algorithm; the schedule's by default.
+        touched: for each separate table, the share of its rows that a step touches.
 
     Returns:
         A Timeline: for each round and worker the seconds, from 0, at which it computes, communicates and ends.
 
     Raises:
-        InputError: step times that do not fit the workers, no rounds, a timeline that would not fit memory, or a table
-            of which `touched` says nothing.
+        InputError: step times that do not fit the workers, no rounds, a timeline that does not fit into memory, or a
+            table that is missing in `touched`.
         MissingDependencyError: tables with strategy `server`.
         ScheduleError: groups overlap.
     """
@@ -99,7 +99,7 @@ def simulate(
 
 
 def run_rounds(case: Case) -> Timeline:
-    """The rounds of a schedule with fixed phases, its prologue first. O(num_rounds · n)."""
+    """Run a schedule with fixed phases or rounds, its prologue first. O(num_rounds · n)."""
     schedule, num_rounds = case.schedule, case.num_rounds
     stages = of_period(schedule, case.hardware, model_bytes=case.model_bytes, algorithm=case.algorithm)
     prologue, sync = [], schedule.strategy.sync

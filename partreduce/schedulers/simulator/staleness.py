@@ -1,4 +1,4 @@
-"""Measure the age of the values that a worker uses, during a run in virtual time."""
+"""The age of the parameters that workers use, measured during a run in virtual time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ MAX_WORKERS = 1024
 
 
 class Ages:
-    """The largest and the mean of many ages, in steps of a worker."""
+    """The largest and the mean of many measured ages, in steps of a worker."""
 
     def __init__(self, worker_steps: npt.NDArray[np.int64]) -> None:
         self.worker_steps = worker_steps
         self._largest, self._total, self._count = 0.0, 0.0, 0
 
     def add(self, rounds: npt.NDArray[np.int64], worker: int) -> None:
-        """By how many rounds of each worker (num_workers,) something is behind; the worker's own does not count."""
+        """Add ages in rounds of each worker (num_workers,), leaving out the worker's own."""
         steps = rounds * self.worker_steps
         steps[worker] = 0
         self._largest = max(self._largest, float(steps.max(initial=0)))
@@ -29,20 +29,20 @@ class Ages:
 
     @property
     def largest(self) -> float | None:
-        """None where nothing was measured."""
+        """The largest age in steps; None if none was added."""
         return self._largest if self._count else None
 
     @property
     def mean(self) -> float | None:
-        """Over all workers, all others and all rounds; None where nothing was measured."""
+        """The mean age in steps over all workers, all others and all rounds; None if none was added."""
         return self._total / self._count if self._count else None
 
 
 class IndirectAge:
-    """What every worker's parameters hold of every other one's rounds, passed on where workers average.
+    """How many rounds of every other worker are contained in each worker's parameters, directly or through others.
 
-    `known[w, v]` (num_workers, num_workers) is the number of rounds of v whose progress is in w's parameters. Beyond
-    `MAX_WORKERS` nothing is followed.
+    `known[w, v]` (num_workers, num_workers) is the number of rounds of v whose progress is in w's parameters. Above
+    `MAX_WORKERS` it is not tracked.
     """
 
     def __init__(self, worker_steps: npt.NDArray[np.int64]) -> None:
@@ -50,7 +50,7 @@ class IndirectAge:
         self.known = np.zeros((count, count) if count <= MAX_WORKERS else (0, 0), dtype=np.int64)
 
     def meet(self, members: Sequence[int], done: npt.NDArray[np.int64]) -> None:
-        """Workers average when everybody has done so many rounds (num_workers,): each knows then what any one knew."""
+        """Record that `members` average after `done` rounds of each worker (num_workers,)."""
         listed = list(members)
         if not len(self.known):
             return
@@ -61,7 +61,7 @@ class IndirectAge:
 
 
 class SentValues:
-    """What workers sent at each step, kept as long as a receiver may still average it; a part of a listener."""
+    """A listener that keeps the values sent at each step as long as a receiver may still average them."""
 
     def __init__(self, targets: Sequence[Sequence[int]], staleness: int) -> None:
         """Start at step 0; `targets` of each worker may average what is up to `staleness` steps old."""
@@ -73,7 +73,7 @@ class SentValues:
         self.step[worker] = step
 
     def keep(self, worker: int, step: int, values: npt.NDArray[Any]) -> None:
-        """Keep a copy of what a worker sends, and drop what is too old for all."""
+        """Keep a copy of the values that a worker sends, and drop those too old for all receivers."""
         sent = self.sent[worker]
         least = min((self.step[v] for v in self._targets[worker]), default=step) - self._staleness
         for old in [old for old in sent if old < least]:
@@ -82,10 +82,10 @@ class SentValues:
 
 
 class ForwardedAge(SentValues):
-    """As `IndirectAge`, where workers send what they have to others, who average it later.
+    """As `IndirectAge`, for workers that send updates to others, which average them later.
 
-    A worker's progress of a step counts as done when it is in its parameters: when it sends its update, if that holds
-    the step's progress, else when it has reduced.
+    A worker's progress of a step counts as done when it is in its parameters: when it sends its update, if that
+    contains the step's progress, else when it has reduced.
     """
 
     def __init__(self, worker_steps: npt.NDArray[np.int64], targets: Sequence[Sequence[int]], staleness: int) -> None:

@@ -1,4 +1,4 @@
-"""Hold the timeline of a run in virtual time, and its records of bytes, ages, gaps and a quorum's rounds."""
+"""The timeline of a run in virtual time, with records of bytes, ages, gaps and a quorum's rounds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class GapRecord:
-    """The steps of every worker, and what its queues held.
+    """The times at which workers left their steps, and the filling of their queues.
 
     `finish` (num_rounds, num_workers) is when each worker left each step, `order` of the same shape numbers these
-    instants: of two entries of the same time the one with the smaller number came first. A step that was skipped is
+    instants: of two entries of the same time the one with the smaller number was first. A step that was skipped is
     left together with the one before it. `sources` and `targets` (edges,) are the graph.
 
-    Of each worker (num_workers,): `skipped` steps, `fill` the most updates that one of its queues held, and the seconds
-    that it waited for updates or acknowledgements (`for_updates`), and then for tokens (`for_tokens`).
+    For each worker (num_workers,): `skipped` steps, `fill` the largest number of updates that one of its queues held,
+    and the seconds that it waited for updates or acknowledgements (`for_updates`), and then for tokens (`for_tokens`).
     """
 
     finish: npt.NDArray[np.float64]
@@ -30,7 +30,7 @@ class GapRecord:
     for_tokens: npt.NDArray[np.float64]
 
     def largest_over_edges(self) -> int:
-        """The most steps that one end of an edge was ever ahead of the other; exact. O(gap · num_rounds · edges)."""
+        """The largest gap in steps between the two ends of an edge; exact. O(gap · num_rounds · edges)."""
         one, other = self.order[:, self.sources], self.order[:, self.targets]
         ahead, behind = np.hstack([one, other]), np.hstack([other, one])  # (num_rounds, 2 · edges)
         # Row r is left for step r+1; who leaves it before another one has left row r-g+1 is g ahead or more.
@@ -40,7 +40,7 @@ class GapRecord:
         return len(self.order)
 
     def largest_over_pairs(self) -> int:
-        """The most steps that a worker was ever ahead of another one; exact. O(num_rounds · num_workers)."""
+        """The largest gap in steps between any two workers; exact. O(num_rounds · num_workers)."""
         first, last = self.order.min(axis=1), self.order.max(axis=1)  # (num_rounds,)
         # When the first leaves row r for step r+1, so many rows have been left by all.
         left_by_all = np.searchsorted(last, first, side="left")
@@ -51,12 +51,12 @@ class GapRecord:
         return np.stack(columns, axis=1)
 
     def instants(self, count: int = 200) -> npt.NDArray[np.float64]:
-        """Instants at even distances, up to when the first worker is at the end; it has no step to be ahead by then."""
+        """`count` equidistant instants in seconds, up to when the first worker reaches the end."""
         end = float(self.finish[-1].min())
         return (np.arange(count) + 0.5) / count * end
 
     def distribution(self, count: int = 200) -> npt.NDArray[np.float64]:
-        """The share of edges and instants at which the two ends are 0, 1, 2, … steps apart; sums to 1."""
+        """The share of edges and instants at which the gap between the two ends is 0, 1, 2, … steps; sums to 1."""
         steps = self.steps_at(self.instants(count))
         gaps = np.abs(steps[:, self.sources] - steps[:, self.targets])
         return np.asarray(np.bincount(gaps.ravel()) / gaps.size)
@@ -64,11 +64,11 @@ class GapRecord:
 
 @dataclass(frozen=True, slots=True)
 class QuorumRecord:
-    """The rounds of a run.
+    """The rounds of a run under a quorum.
 
     `summed` (2, num_rounds) is when each sum began and ended, `gradients` (num_rounds, num_workers) how many gradients
-    each worker had in it. `rounds` and `ages` (num_gradients,) say of every gradient its round, and how many rounds lay
-    between the weights that it was computed with and that one; in synchronous rounds these are 0.
+    each worker had in it. For every gradient, `rounds` (num_gradients,) is its round and `ages` the number of rounds
+    between the weights that it was computed with and its round; 0 in synchronous rounds.
     """
 
     summed: npt.NDArray[np.float64]
@@ -86,12 +86,12 @@ class QuorumRecord:
         return oldest
 
     def shares_of_ages(self, *, warm_up: int = 0) -> npt.NDArray[np.float64]:
-        """The share of gradients of age 0, 1, 2, … after so many rounds; sums to 1."""
+        """The share of gradients of age 0, 1, 2, … rounds, after `warm_up` rounds; sums to 1."""
         ages = self.ages[self.rounds >= warm_up]
         return np.asarray(np.bincount(ages) / len(ages))
 
     def rates(self, *, warm_up: int = 0) -> tuple[float, float]:
-        """Rounds, and gradients in them, a second after so many rounds; infinite where they take no time."""
+        """Rounds per second, and gradients per second, after `warm_up` rounds; infinite if they take no time."""
         begun = self.summed[1, warm_up - 1] if warm_up else 0.0
         passed = float(self.summed[1, -1] - begun)
         rounds, gradients = len(self.gradients) - warm_up, int(self.gradients[warm_up:].sum())
@@ -100,13 +100,13 @@ class QuorumRecord:
 
 @dataclass(frozen=True, slots=True)
 class AsynchronousMetrics:
-    """What a run without common rounds shows in addition to its times, since no formula says it beforehand.
+    """Metrics of a run without common rounds that no formula predicts.
 
-    `nic_bytes` (num_nodes,) left each node through its NICs. Ages are in steps of a worker, None where nothing was
-    measured: by how many steps of another worker what a worker averages is behind when it has averaged, or, at a
-    server, by how many the parameters with which a worker computed are behind those that its progress is added to.
-    Under a quorum they say of gradients how many rounds lay between their weights and their own round.
-    `gaps` is there where a gap is kept, `quorum` where one starts rounds.
+    `nic_bytes` (num_nodes,) left each node through its NICs. Ages are in steps of a worker, None if not measured: by
+    how many steps of another worker the parameters that a worker has averaged are behind that worker; at a server, by
+    how many the parameters with which a worker computed are behind those that its progress is added to; under a quorum,
+    the rounds between a gradient's weights and its own round. `gaps` is set under an iteration gap, `quorum` under a
+    quorum.
     """
 
     nic_bytes: npt.NDArray[np.float64]
@@ -118,20 +118,20 @@ class AsynchronousMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What every worker did in every round; all arrays have shape (rounds, num_workers), in seconds.
+    """The times of every worker in every round, in seconds; all arrays have shape (rounds, num_workers).
 
     A worker computes from `compute_start` to `compute_end` and communicates from `communicate_start` to
-    `communicate_end` (equal when it is in no group); what lies between is waiting. `finish` is the end of its round.
-    With `is_delayed` an operation runs during computing. `free_running` says that workers do not go from round to round
-    together (groups on request, pairs): row r then holds every worker's own round r.
+    `communicate_end` (equal if it is in no group); between them it waits. `finish` is the end of its round.
+    With `is_delayed` an operation runs during computing. With `free_running` workers have no common rounds
+    (groups at run time, pairs): row r then holds every worker's own round r.
 
     Round r ends with the operation of row `awaited[r]`: its own, unless a pipeline of gradients awaits an older one, or
-    none (-1) while it fills. `drained` (num_workers,) is when each worker is done with what its last rounds left under
-    way; with `finish[-1]` unless something is. `operating` holds the seconds that the links of an operation were busy,
-    where it was sent in pieces with pauses between them; elsewhere they were busy from its start to its end. `observed`
-    is there for kinds without fixed phases. `exchanging` and `waited` are there where tables go their own way: seconds
-    of a round, between `compute_start` and `compute_end`, in which a worker's rows were exchanged, and in which it
-    waited for others to come to that.
+    none (-1) while it fills. `drained` (num_workers,) is when the last operations of each worker have ended, which is
+    `finish[-1]` unless some are in flight. `operating` holds the seconds that the links of an operation were busy, if
+    it was sent in pieces with pauses; otherwise they were busy from its start to its end. `observed` is set for kinds
+    without fixed phases. `exchanging` and `waited` are set with separate tables: seconds of a round, between
+    `compute_start` and `compute_end`, in which a worker's rows were exchanged, and in which it waited for others to
+    start the exchange.
     """
 
     worker_steps: npt.NDArray[np.int64]
@@ -151,12 +151,12 @@ class Timeline:
 
     @property
     def runs_concurrently(self) -> bool:
-        """Whether operations run during computing, rather than between one round's and the next."""
+        """Whether operations run during computing, rather than between the computing of two rounds."""
         return self.is_delayed or self.operating is not None
 
     @property
     def outlasts_rounds(self) -> bool:
-        """Whether an operation may begin amid a round's computing, or end after its round."""
+        """Whether an operation may begin during a round's computing, or end after its round."""
         if self.operating is not None:
             return True
         return self.awaited is not None and bool((self.awaited != np.arange(self.num_rounds)).any())
@@ -167,18 +167,18 @@ class Timeline:
 
     @property
     def makespan(self) -> float:
-        """When the last worker had finished its last round, and applied what was still under way."""
+        """The time at which the last worker has finished its last round and applied all results in flight."""
         ended = self.finish[-1] if self.drained is None else self.drained
         return float(ended.max(initial=0.0))
 
     def round_seconds(self) -> npt.NDArray[np.float64]:
-        """Seconds that each round added to the slowest worker's clock, shape (rounds,)."""
+        """Seconds that each round adds to the time of the slowest worker, shape (rounds,)."""
         return np.asarray(np.diff(self.finish.max(axis=1), prepend=0.0))
 
     def per_step(self, *, warm_up: int = 0) -> float:
         """Mean seconds per step of the workers with most steps per round, after `warm_up` rounds.
 
-        Of workers that run freely it is the mean over the steps of all: n divided by the steps per second of all.
+        For workers without common rounds it is n divided by the steps per second of all workers.
         """
         if self.free_running:
             begun = self.finish[warm_up - 1] if warm_up else np.zeros(len(self.worker_steps))  # (num_workers,)
@@ -199,7 +199,7 @@ class Timeline:
         return np.zeros(len(self.worker_steps)) if rows is None else np.asarray(rows.sum(axis=0))
 
     def communicating(self) -> npt.NDArray[np.float64]:
-        """Seconds that each worker's group operations took (under overlap partly behind its computing), and tables."""
+        """Seconds of each worker's group operations and table exchanges, (num_workers,), also while it computed."""
         operating = self.communicate_end - self.communicate_start if self.operating is None else self.operating
         return self._sum(operating) + self._sum(self.exchanging)
 

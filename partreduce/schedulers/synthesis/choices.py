@@ -1,4 +1,4 @@
-"""List the groups of any workers, or the blocks of a rule, that make up a schedule, with their costs and meetings.
+"""The groups of any workers, or the blocks of a rule, that make up a schedule, with their costs.
 
 Both are blocks (local ranks L, digits D) of `topo.rule`. Explicit groups are those of one node that holds all workers
 and has no digits, so one model and one search serve both. Shapes: B blocks, S links that groups share (NICs, uplinks,
@@ -44,9 +44,9 @@ MAX_PLACES, MAX_RULE_PLACES, FEW_WORKERS = 64, 16, 8
 
 
 class Space(NamedTuple):
-    """The classes on which phases act: the multiplicity of each in the space of all n workers, over n, (C,).
+    """The classes on which phases act: the multiplicity of each divided by the number of workers, (C,).
 
-    `fresh` (C, G, G) is the noise of a round off the mean, `floor` that from inside its `instants`, which stays.
+    `fresh` (C, G, G) is the noise of a round off the mean; `floor` the constant part from inside its `instants`.
     """
 
     weight: Floats
@@ -57,7 +57,7 @@ class Space(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """Blocks to choose among; `radices` are () for explicit groups, `places` local ranks that are always in one group.
+    """The blocks to choose from; `radices` are () for explicit groups, `places` local ranks always in one group.
 
     If `is_complete`, they are all groups that the limits allow, and proofs hold for all schedules.
     """
@@ -71,21 +71,21 @@ class Choices:
 
     @cached_property
     def num_ranks(self) -> int:
-        """Local ranks of a node; all workers where groups are explicit."""
+        """Local ranks of a node; all workers if groups are explicit."""
         return sum(map(len, self.places))
 
     def size(self, block: Block) -> int:
-        """Workers of one group of a block."""
+        """Workers in one group of a block."""
         return len(block.local) * prod(self.radices[d] for d in block.across)
 
     @cached_property
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Workers of one group of each block, (B,)."""
+        """Workers in one group of each block, (B,)."""
         return np.array(list(map(self.size, self.blocks)), dtype=np.int64)
 
     @cached_property
     def joined(self) -> Floats:
-        """How many groups and lone workers fewer there are with each block, over all workers, (B,)."""
+        """By how much each block lowers the number of groups and lone workers, over all workers, (B,)."""
         members = np.array([len(block.local) for block in self.blocks]) * prod(self.radices)
         return np.asarray(members / self.sizes * (self.sizes - 1))
 
@@ -98,13 +98,13 @@ class Choices:
 
     @cached_property
     def within(self) -> list[list[int]]:
-        """The places of each block."""
+        """The indices of the places of each block."""
         home = {rank: place for place, ranks in enumerate(self.places) for rank in ranks}
         return [sorted({home[rank] for rank in block.local}) for block in self.blocks]
 
     @cached_property
     def meetings(self) -> list[tuple[float, tuple[int, ...]]]:
-        """Numbers of pairs of workers that meet where one of some blocks is chosen, and these blocks."""
+        """For each kind of pair of workers, the number of pairs and the blocks that average them together."""
         meeting: dict[tuple[int, int, tuple[int, ...]], list[int]] = {}
         for b, block in enumerate(self.blocks):
             for one, other in combinations_with_replacement(self.within[b], 2):
@@ -119,7 +119,7 @@ class Choices:
 
     @cached_property
     def seconds_and_loads(self) -> tuple[Floats, Floats]:
-        """Seconds of each block alone, (B,), and seconds of each shared link, (B, S), which add up over blocks."""
+        """Seconds of each block alone, (B,), and seconds on each shared link, (B, S), to be summed over blocks."""
         known: dict[object, tuple[float, dict[tuple[int, int], float]]] = {}
         rows, node_of = [], None if self.radices else self.problem.cluster.node_of()
         for block in self.blocks:
@@ -139,13 +139,13 @@ class Choices:
         return np.array([seconds for seconds, _ in rows]), np.unique(table, axis=1)
 
     def cost(self, phase: RulePhase) -> float:
-        """Seconds of one phase."""
+        """Seconds of communication of one phase."""
         return float(self._times(phase).max())
 
     def step_seconds(self, periods: Sequence[Period], worker_steps: Sequence[int]) -> Floats:
-        """Approximate seconds of a step of each period of one length, (N,), with computing and waiting.
+        """Approximate seconds per step of N periods of equal length, (N,), with computing and waiting.
 
-        A group begins when its last member arrives, so that rounds whose groups share no workers overlap. Of too many
+        A group begins when its last member arrives, so that rounds whose groups share no workers overlap; with too many
         workers all wait for all. It is the mean of a few periods of many schedules at once; `topo.timing.event_graph`
         has the exact cycle time of one.
         """
@@ -188,7 +188,7 @@ class Choices:
         return self._known[phase]
 
     def busy(self, phase: RulePhase) -> float:
-        """Seconds for which a worker communicates in the phase on average."""
+        """Mean seconds that a worker communicates in the phase."""
         return float(self._times(phase).diagonal().mean())
 
     def _loads(self, phase: RulePhase) -> loads.Loads:
@@ -202,12 +202,12 @@ class Choices:
         return Phase.from_groups(self.num_ranks, [block.local for block in phase])
 
     def everybody(self) -> RulePhase | None:
-        """The phase that averages over all workers; None where a limit forbids it."""
+        """The phase that averages over all workers; None if a limit forbids it."""
         full = np.flatnonzero(self.sizes == self.problem.cluster.num_workers)
         return (self.blocks[full[0]],) if len(full) else None
 
     def schedule(self, period: Period, worker_steps: Sequence[int]) -> Schedule:
-        """The schedule of a period, named by what it does, such as `node-every-2-all-every-6`."""
+        """The schedule of a period, with a descriptive name such as `node-every-2-all-every-6`."""
         rounds: dict[str, list[int]] = {}
         nodes = 1 if self.radices else self.problem.cluster.num_nodes
         for t, phase in ((t, phase) for t, phase in enumerate(period) if phase):
@@ -264,14 +264,14 @@ class Choices:
                 yield (*period, inside)
 
     def matrices(self, phases: Period) -> Floats:
-        """Every phase on every class with the mean projected out, (A, C, G, G)."""
+        """The matrices of all phases on every class with the mean projected out, (A, C, G, G) for A phases."""
         view = RuleView(self.radices, phases, self.num_ranks)
         matrices = Operators.of_rule(view, list(every_class(len(self.radices)))).matrices()
         matrices[:, 0] -= 1 / self.num_ranks
         return matrices
 
     def space(self, worker_steps: Sequence[int]) -> Space:
-        """Class c is the set of digits on which a character is non-trivial; worker i adds noise of pace_i steps."""
+        """The classes of the blocks' digits, with the noise of a round with these steps per worker."""
         classes, eye = list(every_class(len(self.radices))), np.eye(self.num_ranks)
         center = eye - 1 / self.num_ranks  # the mean lives in the class of the empty set alone
         weight = np.array([prod(self.radices[d] - 1 for d in c) for c in classes]) / self.problem.cluster.num_workers
@@ -288,7 +288,7 @@ def _split(row: Sequence[int], size: int) -> list[tuple[int, ...]]:
 
 
 def choices_of(problem: Problem) -> list[Choices]:
-    """Rules for even clusters; explicit groups where nodes differ, few workers are, or limits say which groups."""
+    """The sets of blocks to search: rules for even clusters; explicit groups for uneven or small ones, or by limits."""
     cluster, most = problem.cluster, MAX_EXPLICIT_WORKERS
     if not is_even(cluster) or not holds_rules(cluster):
         return [explicit_groups(problem)] if cluster.num_workers <= most else []
@@ -297,7 +297,7 @@ def choices_of(problem: Problem) -> list[Choices]:
 
 
 def rule_blocks(problem: Problem) -> Choices:
-    """The blocks of the cluster's rules within the limit on groups."""
+    """The blocks of the cluster's rules that keep the limit on groups."""
     size, radices = problem.cluster.workers_per_node, node_radices(problem.cluster)
     assert size is not None, "rules need a regular cluster"
     unit = next(d for d in divisors(size) if size // d <= MAX_RULE_PLACES)
@@ -313,7 +313,7 @@ def rule_blocks(problem: Problem) -> Choices:
 
 
 def explicit_groups(problem: Problem) -> Choices:
-    """Groups of any workers: all sizes, smallest first, as far as there is room; then parts that show the nodes."""
+    """Groups of any workers: all sizes, smallest first, as far as there is room; then groups that follow nodes."""
     cluster, n = problem.cluster, problem.cluster.num_workers
     most, unit = problem.limits.max_group or n, -(-n // MAX_PLACES)
     nodes: list[list[int]] = []  # the places of each node

@@ -1,8 +1,8 @@
-"""Clock: what a search may still spend, as seconds on the wall or as counted work.
+"""The budget of a search, in seconds on the wall or in counted work.
 
-Under load a second holds less work. Counted work is the same everywhere: every stage charges what its operations take
-on one quiet core (*nominal seconds*, from the sizes of its arrays, CP-SAT's own deterministic time), and stops where
-its share of the *effort* is used up. If seconds, then only a cap, decided nothing (`capped`), answers repeat.
+Under load a second holds less work. Counted work is the same everywhere: every stage charges the time of its operations
+on one quiet core (*nominal seconds*, from the sizes of its arrays, CP-SAT's deterministic time), and stops when
+its share of the *effort* is used up. If seconds are only a cap and decided nothing (`capped`), answers repeat.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MANY_SECONDS = 1e9  # stands for no time limit
 
 
 class Clock:
-    """Positions run from 0 to `limit`: in seconds, or in nominal seconds of an effort, each a share of `seconds`."""
+    """The clock of a search. Positions run from 0 to `limit`, in seconds or, with an effort, in nominal seconds."""
 
     def __init__(self, *, seconds: float, effort: float | None = None) -> None:
         """Start now; both are > 0 and finite, `seconds` on the wall, `effort` in nominal seconds."""
@@ -29,19 +29,19 @@ class Clock:
         return monotonic() - self._begun
 
     def position(self) -> float:
-        """How far the search is, between 0 and `limit` and a little beyond."""
+        """The present position of the search, from 0 to a little above `limit`."""
         return self.elapsed if self.effort is None else self._work
 
     def charge(self, nominal_seconds: float) -> None:
-        """Count work that has been done."""
+        """Add nominal seconds of finished work."""
         self._work += nominal_seconds
 
     def interrupt(self) -> None:
-        """End everything now; another run may differ."""
+        """Stop the search now; another run may give another answer."""
         self.capped = self.interrupted = True
 
     def passed(self, until: float) -> bool:
-        """Whether `until` is reached; `capped` remembers when seconds said so and the effort did not."""
+        """Whether `until` is reached; `capped` records if seconds and not the effort decided it."""
         if self.interrupted or (self.effort is not None and self._work >= until):
             return True
         if self.elapsed < until * self.seconds / self.limit:
@@ -59,15 +59,15 @@ class Clock:
         return False
 
     def left(self, until: float) -> float:
-        """Seconds on the wall until the position `until`, never below 0."""
+        """Seconds on the wall until the position `until`, at least 0."""
         return max(0.0, until * self.seconds / self.limit - self.elapsed)
 
     def work_left(self, until: float) -> float:
-        """Nominal seconds until the position `until`; infinite where only seconds count."""
+        """Nominal seconds until the position `until`; infinite if only seconds count."""
         return inf if self.effort is None else max(0.0, until - self._work)
 
     def stopped_by(self) -> str:
-        """Why the search ended: the effort, the time limit that capped it, or the time limit alone; a sentence."""
+        """Why the search ended, in words: the effort, the time limit that capped it, or the time limit alone."""
         if self.interrupted:
             return "it was interrupted"
         if self.effort is None:

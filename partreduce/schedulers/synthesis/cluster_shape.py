@@ -1,4 +1,4 @@
-"""Derive from the cluster's shape and speeds, before any search: evenness, radices, steps, the crossing bound."""
+"""Properties of a cluster that a search needs first: evenness, radices, steps per round, the crossing bound."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MAX_EXPLICIT_WORKERS = 512
 
 
 def holds_rules(cluster: Cluster) -> bool:
-    """Whether the matrices of a cluster's rules fit into memory; else no rules are searched."""
+    """Whether the matrices of a cluster's rules fit into memory; otherwise no rules are searched."""
     digits = min(MAX_DIGITS, len(prime_factors(cluster.num_nodes)))
     return (1 << digits) * (cluster.workers_per_node or 0) ** 2 <= MAX_RULE_ENTRIES
 
 
 def is_even(cluster: Cluster) -> bool:
-    """Whether all nodes are equal, so that a rule can treat them equally: switches above them form a regular tree."""
+    """Whether all nodes are equal, so that a rule can treat them equally; switches must form a regular tree."""
     hardware = cluster.hardware
     assert hardware is not None
     equal = has_equal_speeds(cluster) and not hardware.node_nic and not hardware.node_inside
@@ -37,7 +37,7 @@ def is_even(cluster: Cluster) -> bool:
 def node_radices(cluster: Cluster) -> tuple[int, ...]:
     """Radices for the rules of an even cluster: the prime factors of each level of switches, the highest level first.
 
-    So a block's digits say whether it crosses racks. At most MAX_DIGITS, one per level at least: factors are merged.
+    So a block's digits show whether it crosses racks. At most MAX_DIGITS, one per level at least: factors are merged.
     """
     parts = [sorted(prime_factors(level), reverse=True) for level in _levels(cluster) or (cluster.num_nodes,)]
     while sum(map(len, parts)) > MAX_DIGITS and max(map(len, parts)) > 1:
@@ -53,12 +53,12 @@ def _levels(cluster: Cluster) -> tuple[int, ...] | None:
 
 
 def has_equal_speeds(cluster: Cluster) -> bool:
-    """Whether no worker is slower than others, so that all can take as many steps per round."""
+    """Whether all workers are equally fast, so that they can take equally many steps per round."""
     return cluster.hardware is None or all(factor == 1 for _, factor in cluster.hardware.slowdown)
 
 
 def derived_worker_steps(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
-    """One step per round for all, and steps in proportion to speed: 1 for the slowest, at least 2 for the fastest."""
+    """Steps per round to search: 1 for all; in proportion to speed, 1 for the slowest and 2 or more for the fastest."""
     hardware = cluster.hardware
     assert hardware is not None
     same = (1,) * cluster.num_workers
@@ -74,15 +74,15 @@ def derived_worker_steps(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
 
 
 def largest_steps(cluster: Cluster) -> int:
-    """The most steps of a round that the search gives any worker; without a table of all where speeds are equal."""
+    """The most steps per round that the search gives any worker."""
     return 1 if has_equal_speeds(cluster) else max(map(max, derived_worker_steps(cluster)))
 
 
 def crossing_bound(problem: Problem) -> float:
-    """Seconds per step below which the workers cannot all stay connected.
+    """A lower bound in seconds per step: below it, workers cannot all stay connected.
 
     Some group must cross every cut of the nodes, that of the slowest NIC and those below a switch, once in `max_period`
-    rounds of at most `largest_steps` steps. The cheapest one is a pair, whatever the algorithm of the all-reduce.
+    rounds of at most `largest_steps` steps. The cheapest one is a pair, for any all-reduce algorithm.
     """
     cluster = problem.cluster
     if cluster.num_nodes == 1:

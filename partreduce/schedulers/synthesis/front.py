@@ -1,4 +1,4 @@
-"""Search the Pareto front of schedules for a problem, with a bound on all others; this is the entry point."""
+"""The search for the Pareto front of schedules for a problem, with a bound on all others; the entry point."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ PER_METRIC, PER_PRODUCT, PER_TIMING = 3e-3, 2e-9, 1e-4
 def search(
     problem: Problem, clock: Clock, until: float, *, seed: int, progress: Callable[[str], object] = str
 ) -> Front:
-    """Search for the schedules of a cluster that trade communication against consensus distance best.
+    """Search the Pareto front of a problem: schedules with the best trade-offs of communication and consensus distance.
 
-    Even clusters get rules, others explicit groups, with steps per round from the slowdowns. The time is kept (the last
-    evaluation may overrun it a little); an interrupt (Ctrl-C) ends the search and its clock with what was found so far.
-    An effort and CP-SAT's seed give one answer, unless the clock's seconds end the search before its position `until`.
+    Even clusters get rules, others explicit groups, with steps per round from the slowdowns. The search ends at the
+    clock's position `until` (the last evaluation may overrun it a little), or after Ctrl-C with the schedules found so
+    far. With an effort the result depends only on `seed`, unless the clock's seconds end the search first.
     """
     begun = clock.elapsed
     if reason := _impossible(problem):
@@ -92,7 +92,7 @@ def search(
 
 
 class Exploration:
-    """`candidates` found so far by their periods, for each choice of steps per round."""
+    """The state of a search: the `candidates` found so far by their periods, for each choice of steps per round."""
 
     def __init__(self, choices: Choices, clock: Clock, seed: int, say: Callable[[str], object]) -> None:
         """Decide nothing yet; all work from here on is charged to the clock."""
@@ -103,7 +103,7 @@ class Exploration:
         self.decided: dict[frozenset[RulePhase], None] = {}  # phases decided together, a set that keeps the order
 
     def explore(self, until: float) -> None:
-        """Decide periods, or the phases of long ones, and improve what is found until the clock's position `until`."""
+        """Find periods with CP-SAT, or the phases of long ones, and improve them until the clock's position `until`."""
         start, limits, full = self.clock.position(), self.limits, self.choices.everybody()
         span = until - start
         for period in self.choices.aligned() if not self.choices.radices else ():
@@ -125,9 +125,9 @@ class Exploration:
         self._improve(until)
 
     def prove(self, until: float) -> float:
-        """The consensus distance below which no schedule of equal steps lies; infinite where none keeps the limits.
+        """A lower bound on the consensus distance of all schedules with equal steps; infinite if none keeps the limits.
 
-        Of short periods all are decided, the best one after the other until what is left is no better. Of any period
+        Short periods are decided one after the other, the best first, until no other can be better. For any period
         the mean over its rounds is at least the least that two rounds in a row can have.
         """
         clock, limits = self.clock, self.limits
@@ -320,7 +320,7 @@ def _communication_and_distance(one: Candidate) -> tuple[float, float]:
 
 
 def _select_reported(problem: Problem, found: list[Candidate]) -> list[Candidate]:
-    """The best for what is asked, then the fronts of what a step takes, and of what it communicates, spread."""
+    """The best candidate, then the fronts of step time and of communication against consensus distance, spread."""
     both = (_step_and_distance, _communication_and_distance)
     fronts = (scatter(non_dominated(found, at, lambda one: (one.schedule.period,)), at) for at in both)
     listed = {id(one): one for turn in zip_longest(*fronts) for one in turn if one is not None}
@@ -329,7 +329,7 @@ def _select_reported(problem: Problem, found: list[Candidate]) -> list[Candidate
 
 
 def _name_apart(found: Iterable[Candidate]) -> list[Candidate]:
-    """The same, the second of a name with a 2 behind it, and so on."""
+    """The candidates with distinct names: the second of a name ends in 2, and so on."""
     names, result = Counter[str](), []
     for one in found:
         names[name := one.schedule.name] += 1
@@ -339,7 +339,7 @@ def _name_apart(found: Iterable[Candidate]) -> list[Candidate]:
 
 
 def best_of(problem: Problem, candidates: Iterable[Candidate]) -> Candidate | None:
-    """The least communication within the limits where that is the objective, else the least consensus distance."""
+    """The candidate within the limits with the least communication or consensus distance, as the objective says."""
     limits = problem.limits
     fitting = (
         one

@@ -42,7 +42,7 @@ PER_CALL, PER_MATRIX, PER_PRODUCT = 5e-5, 5e-7, 4e-10
 
 
 class Piece(NamedTuple):
-    """Phases from consensus to consensus: their indices, cost in seconds, and sum of consensus distances."""
+    """Phases between two full averages: their indices, cost in seconds, and sum of consensus distances."""
 
     indices: Indices
     cost: float
@@ -52,9 +52,9 @@ class Piece(NamedTuple):
 def compositions(
     choices: Choices, phases: Period, worker_steps: Sequence[int], clock: Clock, until: float
 ) -> Iterator[tuple[Period, float]]:
-    """Good periods of these phases with their consensus distance; the last phase averages all.
+    """Yield good periods of these phases with their consensus distances; the last phase must average over all workers.
 
-    Beam search from consensus keeps the prefixes of least distance at many prices. Shapes: B prefixes, A phases.
+    Beam search from consensus keeps the prefixes of least distance at many costs. Shapes: B prefixes, A phases.
     """
     begun_at, left = clock.position(), until - clock.position()
     space, limits, matrices = choices.space(worker_steps), choices.problem.limits, choices.matrices(phases)
@@ -138,7 +138,7 @@ def _compose(pieces: Sequence[Piece], longest: int, clock: Clock, expired: Calla
 
 
 class Exchanges:
-    """Phases to exchange, with their matrices (A, C, G, G) and seconds (A,); phase 0 is silent."""
+    """The phases that may replace others in a period, with matrices (A, C, G, G), seconds (A,); phase 0 is silent."""
 
     def __init__(self, choices: Choices, worker_steps: Sequence[int], phases: Iterable[RulePhase], seed: int) -> None:
         """Take as many of the phases as memory holds."""
@@ -155,7 +155,7 @@ class Exchanges:
     def better(
         self, period: Period, front: Sequence[tuple[float, float]], clock: Clock
     ) -> Iterator[tuple[Period, tuple[float, float]]]:
-        """Periods one exchange away with their seconds and distance per step; the front is by rising seconds."""
+        """Yield periods one exchange away that improve the front, with their seconds and distance per step."""
         if not self.place.keys() >= set(period):
             return
         found = self._likely(tuple(self.place[phase] for phase in period), front, clock)
@@ -168,7 +168,7 @@ class Exchanges:
             yield from zip(periods, zip(seconds.tolist(), values.tolist(), strict=True), strict=True)
 
     def distances(self, table: npt.NDArray[np.int64], clock: Clock) -> Floats:
-        """The consensus distance of each period of phases, (N, T) → (N,); infinite where workers never agree."""
+        """The consensus distance of N periods of phase indices, (N, T) → (N,); infinite if workers never agree."""
         space, noise = self.space, np.zeros((len(table), *self.space.fresh.shape))
         product = noise + np.eye(noise.shape[-1])
         clock.charge(self._work(noise.size, 4 * table.shape[1] + 24))
@@ -246,7 +246,7 @@ class Exchanges:
         return total, replaced, inserted, removed
 
     def work(self, period: Period) -> float:
-        """Nominal seconds of trying the exchanges of a period, about."""
+        """Approximate nominal seconds of trying all exchanges of a period."""
         size, length = self.space.fresh.size, len(period)
         return self._work(TRIED * length * size, 3) + self._work(SCORED * size, 4 * length + 24)
 

@@ -1,4 +1,4 @@
-"""Define the request to the synthesizer, its limits, and its answer."""
+"""The request to the synthesizer, its limits, and its answer."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from partreduce.topo.timing.cost import bytes_of
 
 
 class Status(StrEnum):
-    """What is known about an answer; the four are never merged.
+    """What is proved about an answer; the four are never merged.
 
-    Optimal: nothing better exists, by a proof; infeasible: nothing does, by a named bound; unknown: time was over.
+    Optimal: proved that nothing better exists; infeasible: proved by a named bound that nothing exists; unknown: the
+    time was over.
     """
 
     OPTIMAL = "optimal"
@@ -29,7 +30,7 @@ class Status(StrEnum):
 
 
 class Objective(StrEnum):
-    """What to minimize within the limits: per step, or balanced, the predicted time to a loss."""
+    """The quantity to minimize within the limits: one cost per step, or balanced: the predicted time to a loss."""
 
     BALANCED = "balanced"
     COMMUNICATION = "communication"
@@ -47,7 +48,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a schedule may cost; None means no limit. A fraction such as 8/7 is meant exactly.
+    """Upper limits on a schedule; None means no limit. A fraction such as 8/7 is exact.
 
     `max_communication` is in seconds per step, `max_period` in phases, `max_group` in workers, `max_distinct_phases` in
     communicator splits, `max_gap` the most steps in a row in which no group crosses nodes ("sync frequency").
@@ -80,15 +81,15 @@ class Limits:
 
     @property
     def choose_groups(self) -> bool:
-        """Whether they say which groups and phases may be used, not only what those may cost."""
+        """Whether a limit restricts which groups and phases may be used, and not only their cost."""
         return self.max_group is not None or self.max_distinct_phases is not None
 
     def allow_communication(self, seconds: float) -> bool:
-        """Whether so many seconds per step are within the budget, up to rounding."""
+        """Whether so many seconds of communication per step are within the limit, up to rounding."""
         return self.max_communication is None or seconds <= up_to(self.max_communication)
 
     def allow_consensus_distance(self, value: float, exact: Callable[[], Fraction | None] = lambda: None) -> bool:
-        """Whether a consensus distance is within the limit; `exact()` is asked where rounding could decide it."""
+        """Whether a consensus distance is within the limit; `exact()` is called if rounding could decide it."""
         if self.max_consensus_distance is None:
             return True
         limit = float(self.max_consensus_distance)
@@ -101,19 +102,19 @@ class Limits:
         return known <= self.max_consensus_distance
 
     def check(self, cluster: Cluster) -> None:
-        """Refuse a limit on groups that no schedule of this cluster can meet."""
+        """Raise an error for a limit on groups that no schedule of this cluster can keep."""
         n = cluster.num_workers
         if self.max_group is not None and not 2 <= self.max_group <= n:
             raise InputError(f"max-group: is {self.max_group}; it lies between 2 and the number of workers, {n}")
 
 
 def up_to(limit: float) -> float:
-    """The largest number that equals a limit up to rounding."""
+    """The limit plus a tolerance for rounding errors."""
     return limit * (1 + ROUNDING) + 1e-12
 
 
 def check_cluster(cluster: Cluster) -> Hardware:
-    """The hardware of a cluster that can be planned for: two workers, known links, and a model size."""
+    """The hardware of a cluster; raises if it has fewer than two workers, unknown links or no model size."""
     if cluster.num_workers < 2:
         raise InputError(f"cluster {cluster}: has 1 worker and no other to average with; 2 workers are the least")
     if cluster.hardware is None:
@@ -127,7 +128,7 @@ def check_cluster(cluster: Cluster) -> Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A cluster with its hardware, what to minimize, the limits, and how a group carries out its all-reduce."""
+    """A cluster with its hardware, the objective, the limits, and the all-reduce algorithm."""
 
     cluster: Cluster
     objective: Objective = Objective.CONSENSUS_DISTANCE
@@ -157,9 +158,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One schedule as the search scored it; the planner measures it again.
+    """One schedule with its approximate costs in the search; the planner computes them again.
 
-    `step_seconds` are about those of a step with computing and waiting, less than both together where rounds overlap.
+    `step_seconds` are about those of a step with computing and waiting, less than both together if rounds overlap.
     """
 
     schedule: Schedule
@@ -170,11 +171,11 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Front:
-    """The candidates in the order in which they are worth measuring, and what is known of the problem.
+    """The result of a search: candidates in the order in which they are worth evaluating, and what is proved.
 
-    `best`, which the objective prefers within the limits, comes first; others are spread over the front. No schedule of
+    `best`, which the objective prefers within the limits, is first; others are spread over the front. No schedule of
     synchronous group means and equal steps within the limits has an objective below `bound`; 0 if nothing is proved.
-    `reason` is one line about an infeasible or unknown answer with the nearest possible thing.
+    `reason` is one line about an infeasible or unknown answer with the nearest possible alternative.
     """
 
     candidates: tuple[Candidate, ...] = ()

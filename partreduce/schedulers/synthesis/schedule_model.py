@@ -37,14 +37,14 @@ SOLVE, PER_LITERAL, PER_SECOND = 2.0, 4e-6, 1.3
 
 
 class Decision(NamedTuple):
-    """The best period found, or (); no other has a distance below `bound`, infinite where none keeps the limits."""
+    """The best period found, or (); no other has a distance below `bound`, infinite if none keeps the limits."""
 
     phases: Period
     bound: float
 
 
 def new_model() -> cp_model.CpModel:
-    """An empty model; OR-Tools may be missing, or not load."""
+    """An empty CP-SAT model; raises MissingDependencyError without OR-Tools."""
     try:
         from ortools.sat.python import cp_model
     except ModuleNotFoundError:
@@ -59,7 +59,10 @@ def new_model() -> cp_model.CpModel:
 
 
 class ScheduleModel:
-    """A period of K phases and what it keeps, to solve within ever tighter budgets; any K rounds without `agree`."""
+    """A CP-SAT model of a period of K phases under the limits, solved within ever tighter budgets.
+
+    Without `agree`, any K rounds are allowed, even if workers do not reach consensus.
+    """
 
     def __init__(self, choices: Choices, num_phases: int, *, agree: bool = True) -> None:
         """Write the model; nothing is solved yet. O(phases² · meetings + phases · blocks · links)."""
@@ -88,7 +91,7 @@ class ScheduleModel:
         self._minimize_distance()
 
     def decide(self, *, clock: Clock, until: float, seed: int, budget: float = inf, below: float = inf) -> Decision:
-        """The phases of the least value found within `budget` seconds for the period, and `below` a distance."""
+        """Find the period of least consensus distance within `budget` seconds, and with a distance below `below`."""
         while True:
             model = self.model.clone()
             if budget < inf:
@@ -105,7 +108,7 @@ class ScheduleModel:
                 return Decision((), found.bound)
 
     def forbid(self, phases: Period) -> None:
-        """Never choose just these phases in this order again."""
+        """Exclude exactly these phases in this order from later solutions."""
         self.model.add_bool_or(
             ~one if block in here else one
             for row, here in zip(self.x, map(set, phases), strict=True)

@@ -59,14 +59,14 @@ class ExactMatrix:
         return not self.numerators.any()
 
     def is_everywhere(self, value: Fraction) -> bool:
-        """Whether every entry is `value`: with 1/n, whether a product of n workers is exactly their mean."""
+        """Whether every entry is `value`; with value 1/n, whether the matrix is exact averaging."""
         return bool((self.numerators * value.denominator == self.denominator * value.numerator).all())
 
     def trace(self) -> Fraction:
         return Fraction(int(np.trace(self.numerators)), self.denominator)
 
     def plus(self, number: Fraction) -> ExactMatrix:
-        """`number` added to every entry: with −1/n this takes J out."""
+        """The matrix with `number` added to every entry; −1/n subtracts the averaging matrix J."""
         numerators = self.numerators * number.denominator + self.denominator * number.numerator
         return ExactMatrix(numerators, self.denominator * number.denominator)
 
@@ -98,8 +98,9 @@ class ExactMatrix:
     ) -> ExactMatrix:
         """W·self, where W averages disjoint groups of rows: x ← (1 − t)x + t·mean.
 
-        A group is (members, t, whether its mean survives); without its mean the rows are only multiplied by 1 − t, as
-        on a character that the group's digits meet. A row counts `counts` times in a mean. O(columns) for each member.
+        A group is (members, relaxation t, whether its mean counts); where it does not, as for a character of a rule
+        that varies along the group's digits, rows become (1 − t)x. Row i has the weight `counts[i]` in a mean.
+        O(columns) a member.
         """
         sizes = np.ones(self.size, dtype=object) if counts is None else np.array(counts, dtype=object)
         listed = [(list(rows), relaxation, survives, sizes[list(rows)].sum()) for rows, relaxation, survives in groups]
@@ -116,7 +117,7 @@ class ExactMatrix:
         return result.reduced() if result.denominator.bit_length() > LONG else result
 
     def drawn(self, edges: Iterable[tuple[int, int, Fraction]]) -> ExactMatrix:
-        """W·self, where row `target` moves by `weight` toward row `source` for each (source, target, weight)."""
+        """W·self for a round over a graph; edge (source, target, weight) moves row target by weight toward source."""
         listed = list(edges)
         factor = lcm(1, *(weight.denominator for _, _, weight in listed))
         numerators = self.numerators * factor
@@ -127,7 +128,7 @@ class ExactMatrix:
 
 
 def gram(matrix: ExactMatrix) -> ExactMatrix:
-    """MᵀM. O(n³)."""
+    """The Gram matrix MᵀM. O(n³)."""
     return matrix.transposed @ matrix
 
 

@@ -19,7 +19,7 @@ GROWN = 1e70
 
 
 class SteadyState(NamedTuple):
-    """The noise of all periods, and the power of P that was reached: not small where the sum did not converge."""
+    """The steady-state covariance, and the last power of P: if its entries are not small, the sum did not converge."""
 
     covariance: npt.NDArray[Any]
     remainder: npt.NDArray[Any]
@@ -28,9 +28,10 @@ class SteadyState(NamedTuple):
 def steady_state(
     period: npt.NDArray[Any], noise: npt.NDArray[Any], *, negligible: float, max_doublings: int = 64
 ) -> SteadyState:
-    """The Σ with Σ = P Σ Pᴴ + Q for stacks of P and Q (…, g, g), real or complex. O(doublings · stack · g³).
+    """Solve Σ = P Σ Pᴴ + Q for stacks of real or complex P (`period`) and Q (`noise`), shape (…, g, g).
 
-    Doubles until no entry of the power exceeds `negligible` in the whole stack, or one has grown beyond all use.
+    Doubling stops when every entry of the power of P is at most `negligible`, or when one has diverged.
+    O(doublings · stack · g³).
     """
     power, covariance = period, noise
     for _ in range(max_doublings):
@@ -43,10 +44,10 @@ def steady_state(
 
 
 def exact_steady_state(period: ExactMatrix, noise: ExactMatrix) -> ExactMatrix | None:
-    """The symmetric Σ with Σ = P Σ Pᵀ + Q for real P and symmetric Q of size g; None if there is not exactly one.
+    """Solve Σ = P Σ Pᵀ + Q exactly for real P and symmetric Q of size g; None if the solution is not unique.
 
     Elimination over the g(g+1)/2 entries of the upper triangle, O(g⁶). The system is singular iff two eigenvalues of P
-    have product 1: for ‖P‖ ≤ 1 that is, iff its radius is 1.
+    have product 1: for ‖P‖ ≤ 1 that is, iff the spectral radius of P is 1.
     """
     size = period.size
     pairs = [(i, j) for i in range(size) for j in range(i, size)]

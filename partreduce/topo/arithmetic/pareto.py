@@ -1,4 +1,4 @@
-"""The Pareto front: what nothing else beats, or equals up to rounding, in every cost at once."""
+"""The Pareto front: options that no other option dominates."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def non_dominated(
     costs: Callable[[T], tuple[float, ...]],
     ties: Callable[[T], tuple[object, ...]] = lambda _: (),
 ) -> list[T]:
-    """The options that no other dominates, by rising first cost; of equals the first by `ties`, then by place.
+    """Return the Pareto front of the options, in ascending order of the first cost.
 
-    O(k log k) for k options of two costs, O(k · front) for more. An infinite cost is as bad as any other infinite one.
+    Options with equal first cost are ordered by `ties`, then by position. Infinite costs count as equal. O(k log k) for
+    k options of two costs, O(k · size of the front) for more.
     """
     ordered = sorted(((costs(option), option) for option in options), key=lambda pair: (pair[0], ties(pair[1])))
     front: list[tuple[tuple[float, ...], T]] = []
@@ -42,10 +43,10 @@ def non_dominated(
 
 
 def scatter(front: list[T], at: Callable[[T], tuple[float, float]]) -> list[T]:
-    """The same entries, each beginning of the list spread over the whole front: first those on its lower convex hull.
+    """Reorder a front so that its first k entries are spread over it, for every k; the lower convex hull comes first.
 
-    A time to a loss, a step's seconds times the steps, is a product of two sums that rise with one cost each, so that
-    the least over a front lies on the hull, whatever a unit of either costs. O(k log k).
+    `at` gives two costs of an entry, such as seconds per step and steps to a loss. Their product, the time to the loss,
+    is least on the hull, whatever the units of the costs. O(k log k).
     """
     hull: list[T] = []
     for entry in sorted(front, key=at):

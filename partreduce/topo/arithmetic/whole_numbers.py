@@ -1,4 +1,4 @@
-"""Whole numbers: primes, divisors, logarithms rounded to whole numbers, factor lists with the fewest factors."""
+"""Whole numbers: primes, divisors, logarithms rounded up, shortest factor lists."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def ceil_log(number: int, base: int = 2) -> int:
 
 
 def fewest_factors(number: int, largest: int) -> tuple[int, ...] | None:
-    """Factors ≤ `largest` whose product is `number`, as few as possible, descending; None if a prime is too large.
+    """The shortest list of factors ≤ `largest` whose product is `number`, descending; None if a prime factor is larger.
 
-    () for 1. Dynamic programming over the divisors; among equally short lists the most even one is taken (4·3 for 12).
-    The number of factors is the least number of rounds in which plain group means of at most `largest` workers reach
-    the exact mean, as far as the known lower bounds tell.
+    () for 1. Among equally short lists the most even one is taken (4·3 for 12). The length is the least number of
+    rounds in which group means of at most `largest` workers reach the exact mean, as far as the known lower bounds
+    show. Dynamic programming over the divisors.
     """
     if largest_prime_factor(number) > largest:
         return None

@@ -22,7 +22,7 @@ from partreduce.topo.schedule import Schedule
 
 
 def canonical_bytes(schedule: Schedule) -> bytes:
-    """The canonical form. O(size of the file): for rules independent of the number of nodes."""
+    """The canonical form, UTF-8 JSON. O(size of the file): for rules independent of the number of nodes."""
     document = encodable(schedule)
     document.pop("certificate", None)
     return _text(document).encode()

@@ -1,7 +1,4 @@
-"""Cluster files in YAML or JSON: the shape of a cluster and, where known, its hardware.
-
-All that a document says about hardware stands here, with human units: a new property is one field and a line each way.
-"""
+"""Cluster files in YAML or JSON: the shape of a cluster and, where known, its hardware, with human units."""
 
 from __future__ import annotations
 
@@ -78,7 +75,7 @@ RankKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 
 
 class LinkModel(Model):
-    """A link class: latency, and bandwidth (`10GB/s`) or its inverse; without either it moves bytes in no time."""
+    """A link class: latency and bandwidth (`10GB/s`) or its inverse; without a bandwidth, bytes take no time."""
 
     bandwidth: Bandwidth | None = None
     seconds_per_byte: Seconds | None = None
@@ -94,13 +91,13 @@ class LinkModel(Model):
 
 
 class SwitchModel(LinkModel):
-    """The nodes below a switch, directly or through other switches, and its link upwards."""
+    """A switch: the nodes below it, directly or through other switches, and its uplink."""
 
     nodes: list[Index] = Field(min_length=1)
 
 
 class HardwareModel(Model):
-    """Links inside nodes and between them, single exceptions, and the job's sizes and times."""
+    """Links inside and between nodes, exceptions for single nodes, and the job's sizes and times."""
 
     inside: LinkModel = LinkModel()
     nic: LinkModel = LinkModel()
@@ -119,7 +116,7 @@ class HardwareModel(Model):
 
 
 def hardware_value(model: HardwareModel, cluster: Cluster, place: str) -> Hardware:
-    """The hardware of a checked document, on this cluster."""
+    """Build the Hardware of a checked document for this cluster; a DocumentError names a place below `place`."""
     for name, listed, bound, word in (
         ("node_inside", model.node_inside, cluster.num_nodes, "node"),
         ("node_nic", model.node_nic, cluster.num_nodes, "node"),
@@ -178,7 +175,7 @@ def _link(model: LinkModel, place: str) -> Link:
 
 
 def dump_hardware(hardware: Hardware) -> dict[str, Any]:
-    """The document of a hardware value, without members that equal their default; reads back to the same value."""
+    """The document of a Hardware, without members that equal their default; reading it gives an equal Hardware."""
     plain = Hardware()
     members = ((name, getattr(hardware, name), dump) for name, dump in DUMPS.items())
     return {name: dump(value) for name, value, dump in members if value != getattr(plain, name)}
@@ -241,7 +238,7 @@ class _ClusterFile(Model):
 
 
 class RegularClusterModel(_ClusterFile, RegularShape):
-    """Equally sized nodes."""
+    """Nodes with equal numbers of workers."""
 
 
 class ListedClusterModel(_ClusterFile, ListedShape):
@@ -249,22 +246,22 @@ class ListedClusterModel(_ClusterFile, ListedShape):
 
 
 def load_cluster(text_or_path: str | os.PathLike[str]) -> Cluster:
-    """Read the cluster of a shorthand (`4x4`, `3,3,2`) or of a YAML or JSON file.
+    """Read a cluster from a shorthand (`4x4`, `3,3,2`) or from a YAML or JSON file.
 
-    A text that ends in .yaml, .yml or .json, holds a slash, or names an existing file is a path, and so is `-` for
-    standard input; anything else is a shorthand. Input from a descriptor has no ending: it is JSON if it starts with a
-    brace.
+    A text is a path if it ends in .yaml, .yml or .json, holds a slash, names an existing file, or is `-` (standard
+    input); any other text is a shorthand. Standard input and `/dev/fd/N` are JSON if they start with a brace, else
+    YAML.
 
     Args:
         text_or_path: a shorthand or a path.
 
     Returns:
-        The Cluster; without `hardware` if a shorthand made it, or the file states none.
+        The Cluster; `hardware` is None for a shorthand and for a file without hardware.
 
     Raises:
         FileError: the file is absent or cannot be read.
-        DocumentError: a file that breaks the format.
-        InputError: a text that is no shorthand either.
+        DocumentError: the file breaks the format.
+        InputError: the text is neither a path nor a shorthand.
     """
     of_type(text_or_path, (str, os.PathLike), "cluster", "write it as '2x4', or name a cluster file")
     text = os.fsdecode(os.fspath(text_or_path))
@@ -289,7 +286,7 @@ def _load_file(path: str) -> Cluster:
 
 
 def cluster_of(raw: object) -> Cluster:
-    """The cluster of a parsed document."""
+    """Build a Cluster from a parsed document; raises DocumentError."""
     check_header(raw, FORMAT, VERSION)
     listed = isinstance(raw, dict) and "nodes" in raw
     model: ListedClusterModel | RegularClusterModel
@@ -301,7 +298,7 @@ def cluster_of(raw: object) -> Cluster:
 
 
 def dump_cluster(cluster: Cluster) -> dict[str, Any]:
-    """The document of a cluster; `cluster_of` reads the same cluster and hardware back."""
+    """The document of a cluster; `cluster_of` gives an equal cluster with equal hardware."""
     result: dict[str, Any] = {"format": FORMAT, "version": VERSION, **dump_shape(cluster)}
     if cluster.hardware is not None:
         result["hardware"] = dump_hardware(cluster.hardware)
@@ -310,7 +307,7 @@ def dump_cluster(cluster: Cluster) -> dict[str, Any]:
 
 @check_arguments
 def write_cluster(path: str | os.PathLike[str], cluster: Cluster) -> None:
-    """Write a cluster file, atomically: YAML for .yaml, .yml and standard output (`-`), JSON for .json.
+    """Write a cluster file atomically: YAML for .yaml, .yml and standard output (`-`), JSON for .json.
 
     Args:
         path: the file, or `-` for standard output.

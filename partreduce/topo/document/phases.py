@@ -28,9 +28,9 @@ _KEYS = {("group",), ("group", "relaxation"), ("relaxation", "group")}
 
 
 def is_clean(phase: object) -> TypeGuard[list[dict[str, Any]]]:
-    """Whether a raw phase surely satisfies the closed model of groups; False only sends it to the slow, naming check.
+    """Whether a raw phase is certainly valid; checked without model objects, which take minutes for a million workers.
 
-    Everything here runs at the speed of C loops: a model object per group would take minutes for a million workers.
+    False does not mean invalid: the slow check by the pydantic model then finds and names the fault.
     """
     if type(phase) is not list or not set(map(type, phase)) <= {dict} or not set(map(tuple, phase)) <= _KEYS:
         return False
@@ -48,7 +48,7 @@ def is_clean(phase: object) -> TypeGuard[list[dict[str, Any]]]:
 
 
 def phase_of(phase: list[dict[str, Any]], num_workers: int, place: str) -> Phase:
-    """The Phase of a checked list of groups in any order. O(size log size), vectorized."""
+    """Build a Phase from a checked list of groups in any order. O(size log size), vectorized."""
     groups = [item["group"] for item in phase]
     sizes = np.fromiter(map(len, groups), dtype=np.int64, count=len(groups))
     flat = np.fromiter(chain.from_iterable(groups), dtype=np.int64, count=int(sizes.sum()))
@@ -102,7 +102,7 @@ def _sort_groups(num_workers: int, flat: Whole, sizes: Whole, relaxation: tuple[
 
 
 def plain_phase(phase: Phase) -> list[dict[str, Any]]:
-    """The groups as a document holds them; `relaxation` is left out where it is 1."""
+    """The groups of a phase as JSON objects; `relaxation` is left out where it is 1."""
     groups = _lists(phase)
     if phase.relaxation is None:
         return [{"group": group} for group in groups]
@@ -113,7 +113,7 @@ def plain_phase(phase: Phase) -> list[dict[str, Any]]:
 
 
 def phase_text(phase: Phase, *, spaced: bool) -> str:
-    """The JSON text of `plain_phase`. Plain groups are written at the speed of C code."""
+    """The JSON text of `plain_phase`, with spaces after separators if `spaced`."""
     separators = (", ", ": ") if spaced else (",", ":")
     if phase.relaxation is not None or not len(phase):
         return json.dumps(plain_phase(phase), sort_keys=True, separators=separators)
@@ -139,7 +139,7 @@ MAX_UNROLLED = 2**24
 
 
 class BlockModel(Model):
-    """The local ranks `local` average over the node digits `across`; none is inside each node."""
+    """Local ranks `local` average over the node digits `across`, on nodes equal in all other digits; [] is one node."""
 
     local: Annotated[Listed[Index], Field(min_length=1)]
     across: Listed[Index]
@@ -161,7 +161,7 @@ def _quickly(phase: object, naming_check: ValidatorFunctionWrapHandler) -> list[
 
 
 class RuleMembers(Model):
-    """Phases as rules, for any number of nodes."""
+    """Phases as rules over node digits, for any number of nodes."""
 
     # A cluster has fewer than 2**31 nodes and every radix is at least 2, so there are at most 31 digits.
     node_radices: Annotated[Listed[Annotated[Count, Field(ge=2)]], Field(max_length=31)]
@@ -169,7 +169,7 @@ class RuleMembers(Model):
 
 
 class GroupMembers(Model):
-    """Phases as explicit groups."""
+    """Phases as explicit lists of groups."""
 
     phases: Annotated[
         Listed[Annotated[Listed[GroupModel], WrapValidator(_quickly)]], Field(min_length=1, max_length=MAX_PERIOD)
@@ -180,21 +180,21 @@ STATIC_MODELS = (RuleMembers, GroupMembers)
 
 
 class RepeatedPhase(Model):
-    """A phase that stands for `repeat` equal ones in a row."""
+    """A phase that is repeated `repeat` times in a row."""
 
     phase: list[Any]
     repeat: Annotated[Count, Field(ge=2, le=MAX_PERIOD)]
 
 
 def repeated_phase_schema(phase: dict[str, Any]) -> dict[str, Any]:
-    """The JSON Schema of an entry of `phases`: a phase, or an object with a phase and how often it repeats."""
+    """The JSON Schema of an entry of `phases`: a phase, or an object with a phase and its number of repetitions."""
     schema = RepeatedPhase.model_json_schema()
     schema["properties"]["phase"] = phase
     return {"anyOf": [phase, schema]}
 
 
 def load_phases(raw: dict[str, Any], cluster: Cluster, place: str) -> RulePhases | GroupPhases:
-    """The phases of a parsed strategy. Groups that overlap are allowed: `verify` refutes them."""
+    """Build the phases of a parsed strategy. Overlapping groups are allowed: `verify` refutes them."""
     where = child(place, "phases")
     raw, counts = _take_repeats(raw, where)
     if "node_radices" in raw:
@@ -235,7 +235,7 @@ def _take_repeats(raw: dict[str, Any], where: str) -> tuple[dict[str, Any], list
 
 
 def dump_phases(phases: RulePhases | GroupPhases) -> dict[str, Any]:
-    """The members `phases` and, for rules, `node_radices`, in canonical order; explicit phases stay values."""
+    """The members `phases` and, for rules, `node_radices`, in canonical order; explicit phases stay `Phase` values."""
     if len(phases) > MAX_PERIOD:
         raise ScheduleError(f"phases: has {len(phases)} entries; a document holds at most {MAX_PERIOD}")
     if isinstance(phases, GroupPhases):
@@ -259,7 +259,7 @@ EdgeWeighting = Annotated[
 
 
 class RoundModel(Model):
-    """Weighted edges `[source, target]`; a worker's weight on itself is what the others leave."""
+    """Weighted edges `[source, target]`; a worker's weight on itself is 1 minus the weights of its incoming edges."""
 
     edges: Listed[Edge]
     weights: EdgeWeighting
@@ -275,7 +275,7 @@ GRAPH_MODELS = (RoundsMember,)
 
 
 def load_rounds(raw: dict[str, Any], cluster: Cluster, place: str) -> tuple[Round, ...]:
-    """The rounds of a parsed strategy."""
+    """Build the rounds of weighted averaging of a parsed strategy."""
     model = validate(RoundsMember, part_of(raw, "rounds"), place)
     return tuple(
         _round(graph, cluster.num_workers, child(child(place, "rounds"), t)) for t, graph in enumerate(model.rounds)
@@ -310,7 +310,7 @@ def _check_edges(bad: npt.ArrayLike, edges: Whole, place: str, rule: str) -> Non
 
 
 def dump_rounds(rounds: tuple[Round, ...]) -> dict[str, Any]:
-    """The member `rounds`."""
+    """The member `rounds` of a strategy's document."""
     return {"rounds": [_dump_round(graph) for graph in rounds]}
 
 

@@ -1,4 +1,4 @@
-"""Pilot files in JSON: the prices that a job's own pilot found, and the measurements behind them."""
+"""Pilot files in JSON: prices measured on the user's job, and the measurements behind them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load_pilot(path: str | os.PathLike[str]) -> Pilot:
         path: the file, or `-` for standard input.
 
     Returns:
-        The Pilot, with what `partreduce measure` found.
+        The Pilot: prices and measurements of `partreduce measure`.
 
     Raises:
         FileError: the file is absent or cannot be read.
@@ -39,7 +39,7 @@ def load_pilot(path: str | os.PathLike[str]) -> Pilot:
 
 
 def pilot_of(raw: object) -> Pilot:
-    """The pilot of a parsed document."""
+    """Build a Pilot from a parsed document; raises DocumentError."""
     header = check_header(raw, FORMAT, VERSION)
     members = {key: value for key, value in header.items() if key not in ("format", "version")}
     pilot = read_value(Pilot, members, "")
@@ -67,10 +67,10 @@ def _problems(pilot: Pilot) -> Iterator[tuple[str, str]]:
 
 
 def dump_pilot(pilot: Pilot) -> dict[str, Any]:
-    """The document of a pilot; `pilot_of` reads the same pilot back."""
+    """The document of a pilot; `pilot_of` gives an equal Pilot."""
     return {"format": FORMAT, "version": VERSION, **dump_fields(pilot)}
 
 
 def write_pilot(path: str | os.PathLike[str], pilot: Pilot) -> None:
-    """Write a pilot file, atomically, with a line for each key, price and probe."""
+    """Write a pilot file atomically, with one line for each key, price and probe."""
     write_file(path, pretty(dump_pilot(pilot)).encode())

@@ -43,10 +43,10 @@ _HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")
 
 
 def descriptor_to_read(path: str | os.PathLike[str], standard: int = STDIN) -> int | None:
-    """The open descriptor that a name means: `-`, or `/dev/fd/N`, as shells put for `<(command)`; None for other files.
+    """The open file descriptor that a name stands for: `-`, or `/dev/fd/N` as in `<(command)`; None for other names.
 
-    Such a name is not opened again: a pipe opened without blocking is empty before its writer has written, and its
-    resolved name (`pipe:[123]`) does not exist.
+    The descriptor must not be opened again by name: a pipe opened without blocking is empty before its writer has
+    written, and its resolved name (`pipe:[123]`) does not exist.
     """
     text = os.fsdecode(os.fspath(path))
     if text == "-":
@@ -58,12 +58,12 @@ def descriptor_to_read(path: str | os.PathLike[str], standard: int = STDIN) -> i
 
 
 def descriptor_to_write(path: str | os.PathLike[str]) -> int | None:
-    """The descriptor that a name to write to means; None for an ordinary file."""
+    """The open file descriptor that an output name (`-`, `/dev/fd/N`) stands for; None for an ordinary file."""
     return descriptor_to_read(path, STDOUT)
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
-    """The content of a regular file, a link to one, or a connected descriptor; refused unread when it is too large."""
+    """The content of a regular file, a link to one, or an open descriptor; a file above `max_bytes` raises, unread."""
     source, connected = shown_path(path), descriptor_to_read(path)
     try:
         # O_NONBLOCK: opening a FIFO without a writer would otherwise wait for ever.
@@ -102,7 +102,7 @@ def _too_large(size: int, max_bytes: int, source: str) -> NoReturn:
 
 @contextmanager
 def in_file(source: str) -> Iterator[None]:
-    """Give refusals of a document the name of its file, which may be empty."""
+    """Context manager: add the file name `source`, if not empty, to every DocumentError."""
     try:
         yield
     except DocumentError as error:
@@ -117,7 +117,7 @@ def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> objec
 def parse_json(data: bytes, *, max_bytes: int = MAX_BYTES, source: str = "") -> object:
     """Parse one JSON document strictly: UTF-8, depth <= 32, no duplicate keys, no NaN, no |integer| >= 2**53.
 
-    O(len(data)), whatever the content. `source` is named in errors.
+    O(len(data)) for any content. Errors name `source`.
     """
     with in_file(source):
         text = decode(data, max_bytes=max_bytes)
@@ -163,7 +163,7 @@ def _way_out(source: str) -> str:
 
 
 def decode(data: bytes, *, max_bytes: int = MAX_BYTES, source: str = "") -> str:
-    """The text of a document in UTF-8 without byte-order mark."""
+    """Decode UTF-8 without a byte-order mark; raises DocumentError, also above `max_bytes`."""
     if len(data) > max_bytes:
         _too_large(len(data), max_bytes, source)
     if data.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
@@ -183,7 +183,7 @@ def line_column(data: bytes, offset: int) -> str:
 
 
 def check_depth(data: bytes) -> None:
-    """Refuse nesting deeper than 32 before any recursive parser sees it. One vectorized pass that knows strings."""
+    """Raise DocumentError for nesting deeper than 32, before a recursive parser reads the data. One vectorized pass."""
     # Blank the escapes that matter, keeping every offset: what is left of quotes opens or closes a string.
     blank = data.replace(rb"\\", b"  ").replace(rb"\"", b"  ") if b"\\" in data else data
     depth, inside = 0, 0
@@ -274,7 +274,7 @@ def _faults_in(value: object, place: str) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Loading only creates objects; the cycle collector would scan millions of them again and again."""
+    """Context manager: pause the cycle collector, which would scan millions of new objects again and again."""
     if not gc.isenabled():
         yield
         return
@@ -286,7 +286,7 @@ def collector_paused() -> Iterator[None]:
 
 
 def is_file(text: str) -> bool:
-    """Whether a text names something in the file system, or standard input (never raises)."""
+    """Whether a text names an existing file or standard input (`-`); never raises."""
     try:
         return text == "-" or Path(text).exists()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Schedules to and from documents: the envelope (format, version, name, cluster, strategy, and what may follow)."""
+"""Schedules to and from documents: format, version, name, cluster, strategy, failure plan and certificate."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ Shape = Annotated[
 
 
 def shape_value(model: RegularShape | ListedShape, place: str) -> Cluster:
-    """The cluster of a checked shape."""
+    """Build the Cluster of a checked shape."""
     try:
         if isinstance(model, ListedShape):
             return Cluster.irregular(model.nodes)
@@ -83,7 +83,7 @@ def dump_shape(cluster: Cluster) -> dict[str, Any]:
 
 
 def error_at(error: InputError, root: str, drop: str = "") -> DocumentError:
-    """A refusal by a value, with its place below `root`: values say `phases[0][1].local: problem`."""
+    """Turn an InputError of a value (`phases[0][1].local: problem`) into a DocumentError placed below `root`."""
     if isinstance(error, DocumentError):
         return error
     if (match := _PLACED.fullmatch(str(error))) is None:
@@ -95,7 +95,7 @@ def error_at(error: InputError, root: str, drop: str = "") -> DocumentError:
 FORMAT = "partreduce.schedule"
 VERSION = 1
 ABSENT = FailurePlan(SurvivorRule.ALL_REDUCE, 1)
-"""Stands where a document has no plan; `model_fields_set` says so."""
+"""A placeholder for a document without a plan (not in `model_fields_set`)."""
 
 
 class ScheduleEnvelope(Model):
@@ -159,7 +159,7 @@ def _parse(data: bytes, max_bytes: int, source: str) -> Schedule:
 
 
 def schedule_of(raw: object) -> Schedule:
-    """The schedule of a parsed document."""
+    """Build a Schedule from a parsed document; raises DocumentError."""
     check_header(raw, FORMAT, VERSION)
     envelope = validate(ScheduleEnvelope, raw, "")
     cluster = shape_value(envelope.cluster, "cluster")
@@ -179,7 +179,7 @@ def schedule_of(raw: object) -> Schedule:
 
 
 def check_header(raw: object, name: str, version: int) -> dict[str, Any]:
-    """The object, once other formats and other versions are refused, before anything else is looked at."""
+    """Return `raw` as an object if its `format` is `name` and its `version` is `version`; else raise DocumentError."""
     if not isinstance(raw, dict):
         raise DocumentError("document", f'is {format_value(raw)}; it must be an object with "format": "{name}"')
     if "format" in raw and raw["format"] != name:
@@ -193,7 +193,7 @@ def check_header(raw: object, name: str, version: int) -> dict[str, Any]:
 
 
 def encodable(schedule: Schedule) -> dict[str, Any]:
-    """The document of a schedule, explicit phases still as `Phase` values; members with their default are absent."""
+    """The document of a schedule, without members that equal their default; explicit phases stay `Phase` values."""
     result: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,

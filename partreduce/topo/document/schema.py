@@ -1,7 +1,7 @@
-"""JSON Schemas of the formats, generated from the models that read them.
+"""JSON Schemas of the file formats, generated from the models that read them.
 
-`python -m partreduce.topo.document.schema` writes them into `schemas/`; `--check` only says whether they are current.
-That of schedules is a link into the folder of the checker, which reads files by it.
+`python -m partreduce.topo.document.schema` writes them into `schemas/`; `--check` only reports outdated ones.
+The schema of schedules is a link into the folder of the checker, which reads files by it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _plainly(value: object) -> object:
 
 
 def texts() -> dict[str, str]:
-    """The file name and the text of every schema."""
+    """The file name and the JSON text of every schema."""
     made = {
         "schedule.schema.json": schedule_schema(),
         "cluster.schema.json": cluster_schema(),
@@ -112,7 +112,7 @@ def texts() -> dict[str, str]:
 
 
 def stale(folder: Path = FOLDER) -> list[str]:
-    """The names of the schemas in `folder` that are absent or differ from what the models say."""
+    """The names of the schema files in `folder` that are absent or outdated."""
     return [
         name
         for name, text in texts().items()
@@ -121,7 +121,7 @@ def stale(folder: Path = FOLDER) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the schemas, or with `--check` compare them; the exit code."""
+    """Write the schemas, or with `--check` compare them; return the exit code."""
     if arguments not in ([], ["--check"]):
         sys.stderr.write("usage: python -m partreduce.topo.document.schema [--check]\n")
         return 2

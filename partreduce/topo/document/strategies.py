@@ -1,7 +1,7 @@
-"""Strategies to and from documents: pydantic validates straight onto the frozen values; this is the registry of kinds.
+"""Strategies to and from documents: the registry of kinds, validated by pydantic directly into frozen values.
 
-What a document holds in another shape than the value is spelled out in its `Kind`: the phases of `static`, the rounds
-of `neighbor` (both read array by array) and the *sync* axis. Everything else is described once, on the value itself.
+A `Kind` describes each member that documents hold in another form than the value: the phases of `static`, the rounds
+of `neighbor` (both read array by array) and the *sync* axis. All other members are described by the value itself.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ Raw = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How documents hold one kind.
+    """How documents hold one kind of strategy.
 
-    `bulk` names the value's field that documents hold in the members `keys`; `load(raw, cluster, place)` builds that
-    field, `dump(value)` gives its members back, and `models` describe them for the JSON Schema (several where the kind
-    has several forms). `canonical` sorts what has no order.
+    `bulk` names the field of the value that documents hold as the members `keys`: `load(raw, cluster, place)` builds
+    the field, `dump(value)` returns the members, and `models` describe them for the JSON Schema, one for each form.
+    `canonical` sorts lists whose order has no meaning.
     """
 
     value: type[Strategy]
@@ -81,7 +81,7 @@ KINDS: dict[str, Kind] = {
 
 
 def load_strategy(raw: Raw, cluster: Cluster, place: str) -> Strategy:
-    """The strategy of a parsed object."""
+    """Build a Strategy from its parsed object, for this cluster; a DocumentError names a place below `place`."""
     kind = _kind_of(raw, place)
     known = ["kind", *(field.name for field in fields(kind.value) if field.name != kind.bulk), *kind.keys]
     for key in raw:
@@ -109,7 +109,7 @@ def _kind_of(raw: Raw, place: str) -> Kind:
 
 
 def dump_strategy(strategy: Strategy) -> Raw:
-    """The object of a strategy in canonical form, explicit phases still as `Phase` values."""
+    """The JSON object of a strategy in canonical form; explicit phases stay `Phase` values."""
     kind = KINDS[strategy.kind]
     result: Raw = {"kind": strategy.kind}
     for part in fields(strategy):
@@ -159,7 +159,7 @@ def _load_sync(raw: object, place: str) -> Sync:
 
 
 def sync_schema() -> dict[str, Any]:
-    """How documents hold the *sync* axis, as a JSON Schema."""
+    """The JSON Schema of the member `sync`: when averages apply."""
     return {
         "anyOf": [
             {"const": "synchronous", "type": "string"},
@@ -177,7 +177,7 @@ def _describe_schema(value: type[Wait]) -> dict[str, Any]:
 
 
 def first_paragraph(value: type) -> str:
-    """What the docstring of a value begins with."""
+    """The first paragraph of a class's docstring, on one line."""
     return " ".join((value.__doc__ or "").split("\n\n")[0].split())
 
 

@@ -1,4 +1,4 @@
-"""Writing documents: compact enough for large schedules, one phase a line for people, and never half a file."""
+"""Write documents atomically, compact for large schedules and with one phase a line."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _LINE_KEYS = ("phases", "rounds", "nodes", "probes")
 
 @check_arguments
 def write_schedule(path: str | os.PathLike[str], schedule: Schedule) -> None:
-    """Write a schedule file, atomically: readers see the old file or the new one, never a part.
+    """Write a schedule file atomically: readers see the old file or the new one, never a part.
 
     Args:
         path: the file, or `-` for standard output.
         schedule: any Schedule.
 
     Raises:
-        FileError: the file cannot be written; what stood there before still stands.
-        ScheduleError: the schedule cannot be expressed in the format (a name of several lines, a fraction of more
-            digits than the format holds, a certificate with integers beyond ±2**53).
+        FileError: the file cannot be written; an older file at `path` is unchanged.
+        ScheduleError: the format cannot express the schedule (a name of several lines, a fraction with more digits than
+            the format allows, a certificate with integers beyond ±2**53).
     """
     write_file(path, schedule_text(schedule).encode())
 
@@ -82,10 +82,10 @@ def _line(value: object) -> str:
 
 
 def write_file(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write bytes to a temporary file next to the target, flush it to the disk, then rename. Mode by umask.
+    """Write bytes to a temporary file next to the target, flush it to the disk, then rename it; file mode by umask.
 
-    Every file that partreduce writes goes through here. Links are followed; a target that is no regular file (a FIFO)
-    is written to directly, and so are `-` (standard output) and `/dev/fd/N`.
+    Every file that partreduce writes is written here. Links are followed. `-` (standard output), `/dev/fd/N` and
+    targets that are not regular files (a FIFO) are written to directly.
     """
     connected = descriptor_to_write(path)
     target = Path(os.path.realpath(path))
@@ -108,7 +108,7 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def check_without_place(path: str | os.PathLike[str]) -> None:
-    """Refuse a file to write whose folder is not there, or which is a folder, before there is anything to write."""
+    """Raise FileError early for an output path that is a folder or whose folder does not exist."""
     if descriptor_to_write(path) is None:
         target = Path(os.path.realpath(path))
         if target.is_dir():

@@ -1,7 +1,8 @@
-"""Strict reading of YAML: the same values as JSON, from the same limits. For small files that people write.
+"""Strict reading of YAML: the same values as JSON under the same limits, for small hand-written files.
 
-Anchors and aliases (bombs), tags, several documents and deep nesting are refused in PyYAML's stream of events, which
-never recurses; what is left is read from its tree of nodes. Scalars follow YAML 1.2 (`yes`, `010`, `1:30` are texts).
+Anchors and aliases (bombs), tags, several documents and deep nesting raise an error on PyYAML's stream of events, which
+never recurses; the values are then read from its tree of nodes. Scalars follow YAML 1.2 (`yes`, `010`, `1:30` are
+text).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 
 
 def parse_yaml(data: bytes, *, max_bytes: int = MAX_YAML_BYTES, source: str = "") -> object:
-    """Parse one YAML document strictly; refusals name its `source`."""
+    """Parse one YAML document strictly, into the values that JSON has; a DocumentError names `source`."""
     with in_file(source):
         return _parse(decode(data, max_bytes=max_bytes), source)
 

@@ -1,4 +1,4 @@
-"""Topologies: fixed graphs over the workers as edge arrays; `named` has their families, `weights` weighs them."""
+"""Topologies: fixed graphs over the workers as edge arrays; `named` has graph families, `weights` mixing weights."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph(Arrays):
-    """Directed edges without self-loops, sorted by target, then source; an undirected edge stands in both directions.
+    """A directed graph over the workers without self-loops; an undirected edge is stored in both directions.
 
-    Worker `targets[e]` hears from worker `sources[e]`. Build one with `directed` or `undirected`.
+    Worker `targets[e]` receives from worker `sources[e]`; edges are sorted by target, then source. Build one with
+    `directed` or `undirected`.
     """
 
     num_workers: int
@@ -27,7 +28,7 @@ class Graph(Arrays):
 
     @classmethod
     def directed(cls, num_workers: int, sources: npt.ArrayLike, targets: npt.ArrayLike) -> Graph:
-        """Edges source → target; self-loops and repetitions are dropped. O(edges log edges)."""
+        """Build from edges `sources[e]` → `targets[e]`; self-loops and repetitions are dropped. O(edges log edges)."""
         src = np.asarray(sources, dtype=np.int64).reshape(-1)
         dst = np.asarray(targets, dtype=np.int64).reshape(-1)
         wrong = (src < 0) | (src >= num_workers) | (dst < 0) | (dst >= num_workers)
@@ -39,7 +40,7 @@ class Graph(Arrays):
 
     @classmethod
     def undirected(cls, num_workers: int, ends: npt.ArrayLike, others: npt.ArrayLike) -> Graph:
-        """Edges between `ends[e]` and `others[e]`; self-loops and repetitions are dropped."""
+        """Build from edges between `ends[e]` and `others[e]`; self-loops and repetitions are dropped."""
         a = np.asarray(ends, dtype=np.int64).reshape(-1)
         b = np.asarray(others, dtype=np.int64).reshape(-1)
         return cls.directed(num_workers, np.concatenate([a, b]), np.concatenate([b, a]))
@@ -49,22 +50,22 @@ class Graph(Arrays):
 
     @property
     def is_undirected(self) -> bool:
-        """Whether every edge stands in both directions."""
+        """Whether every edge is present in both directions."""
         n = np.int64(self.num_workers)
         return np.array_equal(self.targets * n + self.sources, np.sort(self.sources * n + self.targets))
 
     def in_degrees(self) -> npt.NDArray[np.int64]:
-        """How many workers each worker hears from, shape (num_workers,)."""
+        """The number of in-neighbors of each worker, shape (num_workers,)."""
         return np.bincount(self.targets, minlength=self.num_workers)
 
     def adjacency(self) -> npt.NDArray[np.float64]:
-        """Dense 0/1 matrix, entry (target, source), shape (num_workers, num_workers)."""
+        """The dense 0/1 adjacency matrix, [target, source] = 1 for an edge, shape (num_workers, num_workers)."""
         matrix = np.zeros((self.num_workers, self.num_workers))
         matrix[self.targets, self.sources] = 1.0
         return matrix
 
     def components(self) -> npt.NDArray[np.int32]:
-        """The strongly connected component of every worker, shape (num_workers,). O(edges)."""
+        """The index of each worker's strongly connected component, shape (num_workers,). O(edges)."""
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
 
@@ -75,11 +76,11 @@ class Graph(Arrays):
 
     @property
     def is_connected(self) -> bool:
-        """Whether everybody reaches everybody (strongly connected)."""
+        """Whether the graph is strongly connected."""
         return self.num_workers <= 1 or not self.components().any()
 
     def require_connected(self) -> None:
-        """Refuse a graph that can never reach consensus."""
+        """Raise ScheduleError if the graph is not strongly connected, so that workers cannot reach consensus."""
         labels = self.components()
         apart = np.flatnonzero(labels != labels[0])
         if len(apart):
@@ -89,7 +90,7 @@ class Graph(Arrays):
             )
 
     def require_undirected(self, purpose: str) -> None:
-        """Refuse a directed graph where both directions are needed."""
+        """Raise ScheduleError, which says that `purpose` need an undirected graph, if this one is directed."""
         if self.is_undirected:
             return
         n = np.int64(self.num_workers)

@@ -1,4 +1,4 @@
-"""Families of graphs: those of textbooks, directed ones with few edges, Hop's, graphs that know nodes, and random ones.
+"""Graph families: textbook graphs, sparse directed ones, Hop's, graphs that follow nodes, and random ones.
 
 Source of `ring_based`, `double_ring`, `hop_figure_21` and `clustered_graph`: Luo, Lin, Zhuo, Qian, Hop:
 heterogeneity-aware decentralized training, ASPLOS 2019 (Figure 21: section 7.3.6).
@@ -17,32 +17,32 @@ from partreduce.topo.graphs import Graph
 
 
 def ring(num_workers: int) -> Graph:
-    """Edges (i, i+1). With weights 1/3 the slem gap is 1 − max_k |1 + 2cos(2πk/n)|/3 ≈ 4π²/(3n²)."""
+    """Undirected ring: edges (i, i+1). With weights 1/3 the slem gap is 1 − max_k |1 + 2cos(2πk/n)|/3 ≈ 4π²/(3n²)."""
     i = np.arange(num_workers)
     return Graph.undirected(num_workers, i, (i + 1) % num_workers)
 
 
 def star(num_workers: int) -> Graph:
-    """Edges (0, i). The hub carries n − 1 messages a round."""
+    """Undirected star: edges (0, i). The hub sends and receives n − 1 messages a round."""
     i = np.arange(1, num_workers)
     return Graph.undirected(num_workers, np.zeros_like(i), i)
 
 
 def complete(num_workers: int) -> Graph:
-    """All n(n−1)/2 edges; with weights 1/n one round is exact consensus."""
+    """Complete graph, n(n−1)/2 undirected edges; with weights 1/n one round is exact consensus."""
     i, j = np.triu_indices(num_workers, 1)
     return Graph.undirected(num_workers, i, j)
 
 
 def grid(rows: int, columns: int) -> Graph:
-    """Worker r·columns + c is joined to (r, c+1) and (r+1, c) where these exist."""
+    """Undirected grid: worker r·columns + c has edges to (r, c+1) and (r+1, c) where these exist."""
     i = np.arange(rows * columns)
     right, down = i[i % columns < columns - 1], i[i // columns < rows - 1]
     return Graph.undirected(rows * columns, np.concatenate([right, down]), np.concatenate([right + 1, down + columns]))
 
 
 def torus(rows: int, columns: int) -> Graph:
-    """The grid closed in both directions: worker r·columns + c hears from its 4 neighbors; rows, columns ≥ 3.
+    """The grid closed in both directions, so that every worker has 4 neighbors; rows, columns ≥ 3.
 
     With weights 1/5 the slem gap is 1 − max |1 + 2cos(2πi/rows) + 2cos(2πj/columns)|/5 over (i, j) ≠ (0, 0).
     """
@@ -53,15 +53,16 @@ def torus(rows: int, columns: int) -> Graph:
 
 
 def hypercube(dimension: int) -> Graph:
-    """Edges (i, i xor 2^k) over 2^dimension workers. With weights 1/(d+1) the slem gap is 2/(d+1)."""
+    """Hypercube of 2^dimension workers: edges (i, i xor 2^k). With weights 1/(d+1) the slem gap is 2/(d+1)."""
     i = np.arange(2**dimension)
     others = [i ^ (1 << k) for k in range(dimension)]
     return Graph.undirected(2**dimension, np.tile(i, dimension), np.concatenate([i[:0], *others]))
 
 
 def exponential(num_workers: int) -> Graph:
-    """Edges i → i + 2^k for k < c = ⌈log₂ n⌉. With weights 1/(c+1) the gap is 2/(1+c) for even n, larger for odd n.
+    """Static exponential graph: directed edges i → i + 2^k (mod n) for k < c = ⌈log₂ n⌉.
 
+    With weights 1/(c+1) the slem gap is 2/(1+c) for even n, larger for odd n.
     Source: Ying et al., Exponential graph is provably efficient for decentralized deep training, NeurIPS 2021.
     """
     i = np.arange(num_workers)
@@ -71,9 +72,9 @@ def exponential(num_workers: int) -> Graph:
 
 
 def de_bruijn(base: int, length: int) -> Graph:
-    """Edges i → base·i + a mod n for a < base, over n = base^length workers, self-loops left out.
+    """De Bruijn graph of n = base^length workers: directed edges i → base·i + a (mod n) for a < base, no self-loops.
 
-    With weight 1/base on every edge, the rest on oneself, W^length = J exactly although ‖W − J‖₂ = 1.
+    With weight 1/base on every edge and the rest on the worker itself, W^length = J exactly although ‖W − J‖₂ = 1.
     Source: Delvenne, Carli, Zampieri, Optimal strategies in the average consensus problem, 2009.
     """
     count = base**length
@@ -90,14 +91,14 @@ LINKS = {"b": ((0, 4), (4, 6), (6, 0)), "c": ((1, 4), (5, 6), (7, 0))}
 
 
 def ring_based(num_workers: int) -> Graph:
-    """A ring whose workers also hear from the most distant one: edges (i, i+1) and (i, i+n/2), for even n. Degree 3."""
+    """Hop's ring-based graph, for even n: a ring plus an edge to the most distant worker, (i, i+n/2). Degree 3."""
     i = np.arange(num_workers)
     others = np.concatenate([(i + 1) % num_workers, (i + num_workers // 2) % num_workers])
     return Graph.undirected(num_workers, np.concatenate([i, i]), others)
 
 
 def double_ring(num_workers: int) -> Graph:
-    """Two copies of `ring_based(n/2)` and edges (i, i+n/2), for n divisible by 4. Degree 4."""
+    """Hop's double ring: two copies of `ring_based(n/2)` and edges (i, i+n/2), for n divisible by 4. Degree 4."""
     half = num_workers // 2
     one = ring_based(half)
     i = np.arange(half)
@@ -106,10 +107,10 @@ def double_ring(num_workers: int) -> Graph:
 
 
 def hop_figure_21(setting: str) -> Graph:
-    """One of the three graphs over 8 workers of Figure 21, rebuilt from their printed spectral gaps.
+    """One of the three graphs over 8 workers of Hop's Figure 21, reconstructed from the printed spectral gaps.
 
     Setting `a` is the ring-based graph; `b` and `c` join machines of 4, 2 and 2 workers by a ring. In `b` one gateway
-    worker of each machine carries both links, in `c` each link has its own workers. The hop gaps are 2/3, 1 − r with
+    worker of each machine has both links, in `c` each link has its own workers. The hop gaps are 2/3, 1 − r with
     45r³ − 20r − 3 = 0, and 1 − r with 24r³ − 2r² − 10r − 1 = 0; printed are 0.6667, 0.2682, 0.2688.
     """
     if setting == "a":
@@ -127,18 +128,18 @@ def clustered_graph(
     links: int = 1,
     ends: str = "spread",
 ) -> Graph:
-    """An undirected graph over the workers of these `nodes`, one list of ranks each, with few edges between. O(edges).
+    """An undirected graph that is dense inside nodes and sparse between them. O(edges).
 
-    Settings b and c of Hop's Figure 21 are of this kind: on nodes of 4, 2 and 2 workers, complete inside and in a ring
-    across, c is what this builds with spread ends, and b with gateways.
+    Settings b and c of Hop's Figure 21 are of this kind, on nodes of 4, 2 and 2 workers: complete inside and a ring
+    across, with `gateway` ends for b and `spread` ends for c.
 
     Args:
-        nodes: who runs where.
-        inside: joins the workers of a node as a `complete` graph or as a `ring`.
-        across: joins the nodes likewise.
-        links: edges between two nodes that are joined, at most one for each pair of their workers.
-        ends: `spread` gives every edge across its own workers as far as there are enough; `gateway` lets the first
-            worker of a node have all of them, so that there is one edge between two nodes.
+        nodes: the ranks of every node.
+        inside: the graph over the workers of a node, `complete` or `ring`.
+        across: the graph over the nodes, `complete` or `ring`.
+        links: edges between two joined nodes, at most one for each pair of their workers.
+        ends: `spread` gives each edge between nodes its own workers as far as there are enough; `gateway` uses the
+            first worker of a node for all, so that there is one edge between two nodes.
     """
     pairs = [pair for node in nodes for pair in _join(node, inside)]
     used = [0] * len(nodes)  # ends of edges across that each node has given to its workers, one after the other
@@ -169,9 +170,9 @@ TRIES = 200
 def random_regular(num_workers: int, degree: int, seed: int) -> Graph:
     """A connected random `degree`-regular graph; n·degree must be even and degree < n. O(n·degree) expected.
 
-    Random pairing of stubs; pairs that are loops or repetitions swap an end with random other pairs until none is
-    left. More than half full graphs are drawn as complements.
-    Source: Bollobás, A probabilistic proof of an asymptotic formula for the number of labeled regular graphs, 1980.
+    Configuration model: stubs are paired at random, and pairs that are loops or duplicates swap an end with random
+    other pairs. Graphs with more than half of all edges are drawn as complements. Source: Bollobás, A probabilistic
+    proof of an asymptotic formula for the number of labeled regular graphs, 1980.
     """
     rng = np.random.default_rng(seed)
     for _ in range(TRIES):

@@ -1,6 +1,6 @@
-"""Mixing weights for a topology: the closed forms, and `weigh`, which picks a method by name.
+"""Mixing weights for a topology: closed forms, and `weigh`, which selects a method by name.
 
-A method is a function Graph → Round with exact fractions; a new one is such a function and a row of `METHODS`.
+A method is a function Graph → Round with exact fractions and has a row in `METHODS`.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ MAX_SPECTRUM_WORKERS = 3000
 
 
 def weigh(graph: Graph, method: str = "metropolis") -> Round:
-    """The graph with mixing weights in exact fractions."""
+    """The round of weighted averaging over `graph`, with exact mixing weights by `method`, a key of `METHODS`."""
     check_unknown(method)
     return METHODS[method](graph)
 
 
 def check_unknown(method: str) -> None:
-    """Refuse a name that no method has."""
+    """Raise InputError if `method` is not a key of `METHODS`."""
     if method not in METHODS:
         raise ScheduleError(f"weights: {method!r} is not one of {', '.join(METHODS)}")
 
 
 def constant(graph: Graph, weight: Fraction) -> Round:
-    """`weight` on every edge, the rest on oneself. Doubly stochastic where workers send as often as they hear."""
+    """`weight` on every edge, the rest on the worker itself; doubly stochastic if in- and out-degrees are equal."""
     return Round.from_arrays(graph.num_workers, graph.sources, graph.targets, [weight], np.zeros(len(graph), np.int32))
 
 
 def metropolis(graph: Graph) -> Round:
-    """Metropolis–Hastings: 1/(1 + the larger degree of the two ends). Symmetric, with a positive weight on oneself.
+    """Metropolis–Hastings weights: 1/(1 + the larger degree of the two ends), the rest on the worker itself.
 
-    Doubly stochastic on every undirected graph, from degrees alone.
+    Symmetric and doubly stochastic on every undirected graph, with positive self-weights.
     Source: Xiao, Boyd, Kim, Distributed average consensus with least-mean-square deviation, 2007.
     """
     degrees = graph.in_degrees()
@@ -53,7 +53,7 @@ def metropolis(graph: Graph) -> Round:
 
 
 def uniform(graph: Graph) -> Round:
-    """Every worker averages itself and its neighbors: 1/(1 + number of workers heard from) (D-PSGD, Hop).
+    """Every worker takes the plain mean of itself and its in-neighbors: 1/(1 + in-degree) (D-PSGD, Hop).
 
     Doubly stochastic on regular graphs only.
     Source: Lian et al., Can decentralized algorithms outperform centralized algorithms?, NeurIPS 2017.
@@ -69,13 +69,14 @@ def _one_over_degrees(degrees: npt.NDArray[np.int64]) -> list[Fraction]:
 
 
 def best_constant(graph: Graph) -> Round:
-    """`best_constant_weight` on every edge, as a fraction with a denominator ≤ 10⁶; own weights may be negative."""
+    """`best_constant_weight` on every edge, as a fraction with a denominator ≤ 10⁶; self-weights may be negative."""
     return constant(graph, Fraction(best_constant_weight(graph)).limit_denominator(10**6))
 
 
 def best_constant_weight(graph: Graph) -> float:
-    """2/(λ₂ + λ_n) of the Laplacian: optimal among constant weights, and among all on edge-transitive graphs. O(n³).
+    """The constant edge weight with the fastest convergence, 2/(λ₂ + λ_n) of the Laplacian. O(n³).
 
+    It is optimal among all symmetric weights on edge-transitive graphs.
     Source: Xiao and Boyd, Fast linear iterations for distributed averaging, 2004.
     """
     graph.require_undirected("best constant weights")

@@ -44,7 +44,7 @@ def absent(how: str) -> Metric:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Drift under pushes that differ per worker, and under pushes shared by a node."""
+    """The drift under a constant push: one independent per worker, and one shared by all workers of a node."""
 
     worker: Metric
     node: Metric

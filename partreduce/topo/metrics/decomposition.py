@@ -1,7 +1,7 @@
-"""Decompose a schedule into sectors by the cheapest direct method, within limits on the cost of metrics.
+"""Decompose a schedule into sectors (invariant subspaces) by the cheapest direct method within the cost limits.
 
-All-reduce with equal steps_per_round has two, a rule one per character class, a round that is invariant under shifts
-one per frequency. A schedule without such structure is a single sector of size n, if n is not too large.
+All-reduce with equal steps_per_round has two sectors, a rule one per character class, a round that is invariant under
+shifts one per frequency. A schedule without such structure is a single sector of size n, if n is not too large.
 
 A rule splits over characters of its nodes' digits (docs/theory/character-classes.md): on those that vary along exactly
 the digits c, a block (L, D) with factor t acts on the local ranks as (1−t)I + t·(averaging over L) if c and D are
@@ -42,7 +42,7 @@ MAX_CLASS_ENTRIES = 2**26
 
 @dataclass(frozen=True, slots=True)
 class MetricLimits:
-    """Largest unstructured schedules that are solved directly: workers, and numbers in all matrices."""
+    """Largest schedules without structure whose metrics are computed directly: workers, and matrix entries in all."""
 
     dense_workers: int = 512
     dense_entries: int = 2**27
@@ -91,7 +91,7 @@ def uniform_sectors(schedule: Schedule) -> Sectors | None:
 
 
 class MergedClass(NamedTuple):
-    """Characters on which all blocks act in the same way: `met` holds the digit sets that they intersect.
+    """A class of characters on which all blocks act in the same way: `met` holds the digit sets that they intersect.
 
     `digits` is one representative set c of digits, `multiplicity` the number of characters. `holds_mean` marks the
     trivial character, which is a class by itself.
@@ -106,8 +106,8 @@ class MergedClass(NamedTuple):
 def rule_and_worker_steps(schedule: Schedule) -> tuple[RuleView, tuple[int, ...]] | None:
     """Return the schedule as a rule, with the steps per round of each local rank.
 
-    None if the schedule is no rule, or if steps per round differ between nodes. Raises for blocks of one phase that
-    share a local rank.
+    None if the schedule is not a rule, or if steps per round differ between nodes. Raises ScheduleError if two blocks
+    of a phase share a local rank.
     """
     rule = schedule.rule(by_node=True)
     if rule is None or (of_rank := steps_of_ranks(schedule, rule)) is None:
@@ -195,7 +195,10 @@ def batch_of_classes(
     classes: Sequence[MergedClass],
     lumps: Sequence[tuple[int, ...]],
 ) -> Batch:
-    """Return the classes, the trivial one first, on vectors constant in each lump, in the basis 1_lump / √size."""
+    """Return the batch of these classes, the trivial one first, restricted to vectors that are constant on each lump.
+
+    A lump is a set of local ranks that are always in the same block; the basis is 1_lump / √size.
+    """
     roots = np.sqrt([len(lump) for lump in lumps])
     matrices = Operators.of_rule(rule, [merged.digits for merged in classes], lumps).matrices()
     mean = np.zeros((len(classes), len(lumps)))
@@ -224,9 +227,9 @@ def _steps_of_ranks(
 
 
 def circulant_sectors(schedule: Schedule) -> Sectors | None:
-    """Return one sector per frequency if all rounds commute with shifts (or xors) of ranks of equal steps; else None.
+    """Return one sector per frequency if all rounds commute with cyclic (or xor) shifts of the ranks; None otherwise.
 
-    O(T n log n) once the shifts are found, O(T n) for each kind of shift that is tried.
+    All workers must have equal steps per round. O(T n log n) once the shifts are found, O(T n) for each kind of shift.
     """
     rounds, steps_per_round = schedule.strategy.graphs, schedule.strategy.steps_per_round
     if not rounds or not isinstance(steps_per_round, int) or (found := _shifts_of(rounds)) is None:

@@ -74,16 +74,20 @@ def consensus_distance(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> 
 
 
 def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricLimits = DEFAULT) -> Metric:
-    """Return the same under a constant random push: one per worker, or one shared by the workers of each node."""
+    """Return the steady-state mean squared distance to the mean under a constant random push, as from data that differ.
+
+    `push` is "worker" for an independent push of each worker, "node" for one shared by the workers of each node.
+    """
     if push not in ("worker", "node"):
         raise InputError(f"drift {push!r}: there is no such push; choose worker or node")
     return _drift(_prepare(schedule, limit), push)
 
 
 def late_distance(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> float:
-    """Return the distance of workers in a curved direction under late averages; 0 if none are late.
+    """Return the consensus distance under late averages in a direction in which the loss is curved; 0 if none are late.
 
-    With unequal steps per round it is estimated from the consensus distance; infinite if that was not found.
+    With unequal steps per round it is estimated from the consensus distance, and infinite if that is unknown.
+    Definition: `topo.metrics.late_distance`.
     """
     if not schedule.strategy.mixes_late:
         return 0.0
@@ -95,7 +99,7 @@ def late_distance(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> float
 
 
 def retime(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricLimits = DEFAULT) -> RetimedMetrics:
-    """Return the metrics at 1 synchronous step per round, which give those at any steps_per_round and delay."""
+    """Return the metrics at 1 synchronous step per round, from which those at other steps and delays follow."""
     if schedule.strategy.steps_per_round != 1 or schedule.strategy.mixes_late:
         raise InputError(
             "retime: the schedule has steps_per_round 1 and is synchronous, so that other numbers of steps follow"
@@ -153,7 +157,7 @@ def metrics(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> ScheduleMet
 
 
 def growth_bits(schedule: Schedule) -> float:
-    """Bound the powers of two by which differences may grow within a period. O(size), plus norms."""
+    """Return an upper bound on log2 of the growth of differences within a period. O(size), plus norms."""
     if (rule := schedule.rule()) is not None:
         return sum(_of_groups(block.relaxation for block in phase if block.makes_groups) for phase in rule.phases)
     steps = schedule.steps()

@@ -60,9 +60,10 @@ MOST = 64
 
 
 def late_distance_of(sectors: Sectors, steps_per_round: int, curvature: float = CURVATURE) -> float:
-    """Return the late distance, from synchronous averages with 1 step per round. O(Σ C g³ log(HORIZON / period)).
+    """Return the late distance of a schedule, given the sectors of its phases at 1 synchronous step per round.
 
-    All workers take `steps_per_round`; a curvature of 0 gives the consensus distance of the late schedule.
+    All workers take `steps_per_round`; `curvature` is h of the module docstring, 0 gives the consensus distance of the
+    late schedule. O(Σ C g³ log(HORIZON / period)).
     """
     return _late_distances(sectors, (steps_per_round,), curvature)[steps_per_round]
 
@@ -80,10 +81,10 @@ def _late_distances(sectors: Sectors, steps: Sequence[int], curvature: float) ->
 def late_distance_like(
     consensus_distance: float, steps_per_round: float, share: float, curvature: float = CURVATURE
 ) -> float:
-    """Return the late distance if all directions mix equally, from the late consensus distance. O(steps_per_round).
+    """Return the late distance estimated from the late consensus distance, as if all directions mixed at the same rate.
 
-    It is used for averages without further known structure, or chosen while the job runs: their single eigenvalue is
-    the one that gives this consensus distance at h = 0. `share` is that of a worker's noise off the mean, 1 − 1/n.
+    For averages of unknown structure, or groups chosen while the job runs: their single eigenvalue is the one with this
+    consensus distance at h = 0. `share` is the part of a worker's noise off the mean, 1 − 1/n. O(steps_per_round).
     """
     if not isfinite(consensus_distance):
         return inf
@@ -94,7 +95,7 @@ def late_distance_like(
 
 
 def is_small(sectors: Sectors) -> bool:
-    """Return whether late distances at many steps per round are cheap: sectors of at most 64."""
+    """Return whether the late distance is cheap for many values of steps per round: no sector is larger than 64."""
     return all(batch.size <= MOST for batch in sectors.batches)
 
 
@@ -134,7 +135,10 @@ def _traces(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetimedMetrics:
-    """Metrics of synchronous phases with steps_per_round 1, and `late_drift`; `noise`, `push` are the module's e, b."""
+    """Metrics of synchronous phases at 1 step per round, from which those at other steps per round and delays follow.
+
+    `noise` and `push` are e and b of the module docstring; `late_drift` is D'.
+    """
 
     contraction: Metric
     consensus_distance: Metric
@@ -152,7 +156,7 @@ class RetimedMetrics:
         return _scale(self.consensus_distance, float(steps_per_round), added)
 
     def late_distance_at(self, steps_per_round: int) -> float:
-        """Return the distance of workers in a curved direction under late averages (module docstring); cached."""
+        """Return the late distance (module docstring) at these steps per round; cached."""
         if steps_per_round not in self._late_distances:
             if self.sectors is None:
                 flat = self.consensus_distance_at(steps_per_round, late=True).value
@@ -167,7 +171,7 @@ class RetimedMetrics:
         return self._late_distances[steps_per_round]
 
     def drift_at(self, steps_per_round: int, *, late: bool) -> Metric:
-        """Return the drift with another steps_per_round, synchronous or late; absent without both drifts at 1. O(1)."""
+        """Return the drift at these steps per round, synchronous or late; absent without both drifts at 1. O(1)."""
         start = self.late_drift if late else self.drift
         if steps_per_round == 1:
             return start

@@ -49,7 +49,10 @@ class RoundSteps:
 
     @classmethod
     def of(cls, worker_steps: Whole, group_worker_steps: Floats, averaging: Averaging, instants: int) -> RoundSteps:
-        """Create from steps per round (g,), group means (T, g) and the largest P. O(P·d² + g²), d of them distinct."""
+        """Build from steps per round (g,), mean steps of each phase's groups (T, g) and the largest steps per round P.
+
+        O(P·d² + g²) for d distinct values.
+        """
         scale = np.ones_like(group_worker_steps)
         if averaging is Averaging.STEP_NORMALIZED:
             scale = group_worker_steps / worker_steps

@@ -117,7 +117,7 @@ USUAL = 0.1
 
 
 def pipeline_metrics(schedule: Schedule) -> PipelineMetrics | None:
-    """Return the metrics of a schedule whose gradients are all equally late, None for other schedules. O(1)."""
+    """Return the cost of late gradients if all are equally late (a pipeline); None for other schedules. O(1)."""
     sync = schedule.strategy.sync
     if not (sync.delays_gradients and sync.takes_all):
         return None
@@ -149,13 +149,16 @@ EDGE = 1e-9
 
 
 def outer_radius(schedule: Schedule) -> float | None:
-    """Return the spectral radius of one period off equal outer parameters without momentum; None if too large."""
+    """Return the spectral radius of one period of outer steps, off agreement and rest; None if too large to compute.
+
+    At 1 or above, workers with separate outer parameters do not reach agreement (module docstring).
+    """
     parts = outer_operators(schedule)
     return None if parts is None else radius_of(parts)
 
 
 def radius_of(parts: Parts) -> float:
-    """Return the spectral radius of the result of `outer_operators`."""
+    """Return the largest spectral radius of the operators that `outer_operators` returns."""
     matrices = [part for _, part in parts]
     if not np.isfinite(matrices).all():
         return inf
@@ -163,7 +166,7 @@ def radius_of(parts: Parts) -> float:
 
 
 def check_unstable(schedule: Schedule) -> None:
-    """Raise for separate outer parameters under which the workers do not reach agreement."""
+    """Raise ScheduleError if workers with separate outer parameters do not reach agreement (`outer_radius` ≥ 1)."""
     radius = outer_radius(schedule)
     if radius is not None and radius >= 1 - EDGE:
         raise InputError(
@@ -174,10 +177,10 @@ def check_unstable(schedule: Schedule) -> None:
 
 
 def outer_operators(schedule: Schedule) -> Parts | None:
-    """Return (class, off·M·off) for every class of digits with a matrix; explicit groups have one without digits.
+    """Return the period matrix of outer steps for every class of node digits, projected off agreement and rest.
 
-    O(2^k · period · G³) for rules with k digits and G workers on a node, O(period · n³) for explicit groups. None if
-    either is too large.
+    Explicit groups have a single class without digits. O(2^k · period · G³) for rules with k digits and G workers on a
+    node, O(period · n³) for explicit groups. None if either is too large.
     """
     rule, outer = schedule.rule(), schedule.strategy.payload.outer
     if rule is None:

@@ -49,7 +49,7 @@ def consensus_distance_of(sectors: Sectors) -> float:
 
 
 def noise_traces(batch: Batch, covariance: npt.NDArray[Any], *, is_delayed: bool) -> float:
-    """Return the mean of tr Σ over instants and all sectors, from Σ before phase 0, (C, g, g), off the mean."""
+    """Return tr Σ summed over sectors, averaged over instants, from Σ (C, g, g) before phase 0, off the mean."""
     inner = traces(batch.off_mean_diagonal(batch.round_steps.partial))
     instants = batch.round_steps.instants
     total, before = np.zeros(len(batch.multiplicity)), traces(covariance)
@@ -61,7 +61,7 @@ def noise_traces(batch: Batch, covariance: npt.NDArray[Any], *, is_delayed: bool
 
 
 def after_period(batch: Batch, covariance: npt.NDArray[Any], *, is_delayed: bool) -> npt.NDArray[Any]:
-    """Return a covariance (C, g, g) before phase 0 after one period with its noise."""
+    """Return the covariance (C, g, g) after one period with its noise, from the covariance before phase 0."""
     for after in _covariances(batch, covariance, is_delayed=is_delayed):
         covariance = after
     return covariance
@@ -75,12 +75,15 @@ def _covariances(batch: Batch, covariance: npt.NDArray[Any], *, is_delayed: bool
 
 
 def after_noise(covariance: Any, matrix: Any, turned: Any, noise: Any, *, is_delayed: bool) -> Any:  # noqa: ANN401
-    """Return Σ after a round, for float stacks or an ExactMatrix; `turned` is the adjoint of the round's matrix."""
+    """Return the covariance Σ after a round with its noise, for float stacks or an ExactMatrix.
+
+    `matrix` is the round's W, `turned` its adjoint.
+    """
     return matrix @ covariance @ turned + noise if is_delayed else matrix @ (covariance + noise) @ turned
 
 
 def drift_of(sectors: Sectors, push: Push) -> float:
-    """Return the average over all instants of E‖z − mean‖²/n, infinite if the workers never converge. O(Σ C g³).
+    """Return the mean over instants of E‖z − mean‖²/n under a constant push, infinite without convergence. O(Σ C g³).
 
     Data that differ between workers push each one constantly: z ← W(z + steps_per_round·b) (with overlap z ← Wz +
     steps_per_round·b) for a constant random b of mean zero and unit variance, independent per worker, or one b for all

@@ -1,4 +1,4 @@
-"""What a schedule may say about how workers synchronize: one strategy kind a file."""
+"""The strategy kinds of schedules, one per file, with their axes sync, payload and transport."""
 
 from partreduce.topo.round import Round as Round
 from partreduce.topo.strategies.allreduce import AllReduce as AllReduce

@@ -27,9 +27,9 @@ from partreduce.topo.strategies.partial import PartialAllReduce
 class AllReduce(HasGroups):
     """Average over all workers once per round.
 
-    With steps_per_round 1, synchronously, in a pipeline or by a quorum, *gradients* are averaged before the step, which
-    synchronously equals DDP for every optimizer; otherwise, and for outer steps, *parameters* are averaged after the
-    last step of each round.
+    *Gradients* are averaged before the step if steps_per_round is 1 and averaging is synchronous, pipelined or partial;
+    synchronously this equals DDP for every optimizer. Otherwise, and for outer steps, *parameters* are averaged after
+    the last step of each round.
     """
 
     kind: ClassVar[str] = "allreduce"
@@ -88,7 +88,7 @@ class AllReduce(HasGroups):
         return 1 - self.sync.kept
 
     def rule(self, cluster: Cluster, *, by_node: bool = False) -> RuleView | None:
-        """One block: across workers that each count as a node or, with `by_node`, across equal nodes of the cluster."""
+        """One block over all workers, each counted as a node or, with `by_node`, over the cluster's equal nodes."""
         if not by_node:
             return RuleView((cluster.num_workers,), ((Block((0,), (0,), self._relaxation),),), 1)
         if cluster.workers_per_node is None:

@@ -1,6 +1,6 @@
-"""Two of the four axes of a strategy, as values that answer for themselves: *when* it waits, *how* payload travels.
+"""Two of the four axes of a strategy: *sync*, when averages apply, and *transport*, how payload is sent.
 
-The other two, *with whom* and *what*, are what the strategy kinds themselves say (docs/internals/architecture.md).
+The other two, *with whom* and *what*, are fields of the strategy kinds (docs/internals/architecture.md).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from partreduce.topo.strategies.waiting import Waiting
 
 @dataclass(frozen=True, slots=True)
 class Synchronous(Waiting):
-    """A round waits for its averaging: x_{k+1} = W_k (x_k + u_k)."""
+    """Every round waits for its averaging: x_{k+1} = W_k (x_k + u_k)."""
 
     word: ClassVar[str] = "synchronous"
 
 
 @dataclass(frozen=True, slots=True)
 class DelayedAveraging(Waiting):
-    """The averaging of a round's first parameters runs while the round computes: x_{k+1} = W_k x_k + u_k(x_k)."""
+    """The parameters at a round's start are averaged while the round computes: x_{k+1} = W_k x_k + u_k(x_k)."""
 
     word: ClassVar[str] = "delay"
 
@@ -42,10 +42,10 @@ class DelayedAveraging(Waiting):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayedMerge(JsonObject, Waiting):
-    """Averages what workers had `steps` steps before a round's end, while they continue, and merges it at the end.
+    """Average the models of `steps` steps before a round's end while workers compute, and merge the result at the end.
 
-    x <- alpha * own + (1 - alpha) * global, where own is the model at the end and global what became of the average
-    (Streaming DiLoCo, arXiv 2501.18512, section 3.2). What a worker learned meanwhile stays with weight alpha only.
+    x <- alpha * own + (1 - alpha) * global, where own is the model at the end and global the result of the average
+    (Streaming DiLoCo, arXiv 2501.18512, section 3.2). Progress made during the averaging is kept with weight alpha.
     """
 
     word: ClassVar[str] = "merge"
@@ -81,16 +81,16 @@ class DelayedMerge(JsonObject, Waiting):
 
 
 class DrainPolicy(Choice):
-    """What becomes of the gradients that are still on their way when a pipeline ends."""
+    """How a pipeline handles the gradients that are still in flight when it ends."""
 
     APPLY = "apply"
-    """Each is applied, one after the other."""
+    """They are applied one after the other."""
     DROP = "drop"
-    """They are thrown away, as in the published algorithm."""
+    """They are discarded, as in the published algorithm."""
 
 
 class GradientReduction(Choice):
-    """What a step applies of all workers' gradients."""
+    """How the gradients of all workers are combined for a step."""
 
     MEAN = "mean"
     SUM = "sum"
@@ -99,13 +99,13 @@ class GradientReduction(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline(JsonObject, Waiting):
-    """Pipe-SGD: a step applies the gradients of `width` - 1 steps before, whose sum ran while later steps computed.
+    """Pipe-SGD: a step applies the gradients of `width` - 1 steps before, which are summed during later steps.
 
     w[t] = w[t-1] - U(g[t-K]) with K = `width`, g the mean (or sum) of all workers' gradients and g[t] = 0 for t <= 0,
     where g[t] was taken at w[t] (Li et al., NeurIPS 2018, Algorithm 1). The first `warm_up` steps are synchronous.
 
-    A width beyond 2 hides nothing more, since a worker computes one step and sends one gradient at a time: the step
-    takes max(computing, communicating) for each K >= 2, while every gradient gets older. So a run and its proof warn.
+    A width beyond 2 hides no more communication, since a worker computes one step and sends one gradient at a time: a
+    step takes max(computing, communicating) for each K >= 2, while gradients get older. So run and proof warn.
     """
 
     word: ClassVar[str] = "pipeline"
@@ -120,7 +120,7 @@ class Pipeline(JsonObject, Waiting):
 
     @property
     def lag(self) -> int:
-        """Steps by which a gradient is late: K - 1."""
+        """The delay of a gradient in steps, K - 1."""
         return self.width - 1
 
     def check(self) -> None:
@@ -138,61 +138,61 @@ WIDER = (
 
 SYNCHRONOUS = Synchronous()
 Sync = Synchronous | DelayedAveraging | DelayedMerge | Pipeline | IterationGap | PartialAllReduce
-"""How long a round waits, and how old what it gets may be."""
+"""When the average of a round applies, and how old it may be."""
 
 
 class AllReduceAlgorithm(Choice):
-    """How a group carries out its all-reduce (costs: `topo.timing.cost`)."""
+    """The all-reduce algorithm of a group (costs: `topo.timing.cost`)."""
 
     RING = "ring"
     HIERARCHICAL = "hierarchical"
 
 
 class Codec(Choice):
-    """How the numbers of a sum are written on the wire (error bounds: docs/codecs.md)."""
+    """The number format of a sum on the wire (error bounds: docs/codecs.md)."""
 
     NONE = "none"
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
     INT8 = "int8"
-    """Whole numbers of -127..127 times a scale for each block of neighboring numbers."""
+    """Integers from -127 to 127 times a scale for each block of numbers."""
     INT4 = "int4"
-    """The same of -7..7, two in a byte."""
+    """Integers from -7 to 7 times a scale for each block, two in a byte."""
 
     @property
     def has_blocks(self) -> bool:
-        """Whether neighboring numbers share a scale."""
+        """Whether each block of numbers shares a scale (int8, int4)."""
         return self in {Codec.INT8, Codec.INT4}
 
     @property
     def rounds(self) -> bool:
-        """Whether what arrives is not what was sent."""
+        """Whether the codec is lossy."""
         return self is not Codec.NONE
 
 
 class CodecScope(Choice):
-    """Which parts of a sum a codec is for."""
+    """Which parts of a sum are coded."""
 
     ALL = "all"
     ACROSS_NODES = "across-nodes"
-    """Only what crosses from one node to another; inside a node numbers keep their precision."""
+    """Only parts sent between nodes; inside a node numbers keep their precision."""
 
 
 class GradientBuckets(Choice):
     """When a gradient is sent."""
 
     SINGLE = "single"
-    """In one piece, after backward."""
+    """In one piece, after the backward pass."""
     PER_LAYER = "per_layer"
-    """Layer by layer, while backward continues: hidden behind it, at the price of a latency for each layer."""
+    """Layer by layer during the backward pass, which hides it, at the cost of one latency for each layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transport(JsonObject):
-    """How the payload of a sum travels.
+    """How the payload of a sum is sent: algorithm, codec, and buckets of gradients.
 
-    `block` numbers share one scale of the codecs int8 and int4. With `error_feedback` what rounding took from what a
-    worker gave to a sum of all is added to what it gives to the next.
+    `block` numbers share one scale of the codecs int8 and int4. With `error_feedback` a worker adds the rounding error
+    of its contribution to a sum of all workers to its next contribution.
     """
 
     place: ClassVar[str] = "transport."

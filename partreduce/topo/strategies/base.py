@@ -1,7 +1,7 @@
-"""What every strategy answers, and two abilities that not every kind has: mixing in fixed rounds, and phases of groups.
+"""The base class of strategies, and of two kinds of them: with fixed rounds of mixing, and with phases of groups.
 
-A kind is one frozen value that says everything about itself. Code that needs an ability asks the schedule for it
-(`Schedule.mixing`, `Schedule.phased`) and gets a typed value or one named refusal; only registries name kinds.
+A strategy kind is one frozen value with all its properties. Code that needs fixed rounds or groups gets the typed value
+from the schedule (`Schedule.mixing`, `Schedule.phased`), which raises for others; only registries name kinds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ StepsPerRound = Count | tuple[Count, ...]
 
 
 class Averaging(Choice):
-    """How a group weighs its members' progress when their steps per round differ."""
+    """How a group weighs its members' progress if their steps per round differ."""
 
     MEAN = "mean"
     """The plain mean of the members' parameters: favors the data of workers that took more steps."""
@@ -48,15 +48,15 @@ class Averaging(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy(JsonObject, ABC):
-    """How workers synchronize. Frozen; its fields are the members of its JSON object, besides `kind`."""
+    """How workers synchronize: a frozen value whose fields, with `kind`, are the members of its JSON object."""
 
     kind: ClassVar[str]
     sync_types: ClassVar[tuple[type[Sync], ...]] = (Synchronous, DelayedAveraging)
-    """The values of the *sync* axis that this kind goes with."""
+    """The values of the *sync* axis that this kind supports."""
     algorithms: ClassVar[tuple[AllReduceAlgorithm, ...]] = (AllReduceAlgorithm.RING,)
-    """The forms of a sum that this kind goes with."""
+    """The all-reduce algorithms that this kind supports."""
     is_on_request: ClassVar[bool] = False
-    """Whether its workers have no common rounds, but ask for each averaging, by a protocol of the kind's own."""
+    """Whether workers have no common rounds and request each averaging by a protocol."""
     needs_generator: ClassVar[bool] = False
     """Whether a run needs the group generator's service."""
     averages_everyone: ClassVar[bool] = False
@@ -69,7 +69,7 @@ class Strategy(JsonObject, ABC):
     averaging: Averaging = Averaging.MEAN
 
     def check(self, cluster: Cluster) -> None:
-        """Refuse what cannot run on the cluster."""
+        """Raise ScheduleError if the strategy cannot run on the cluster."""
         if not isinstance(self.steps_per_round, int) and len(self.steps_per_round) != cluster.num_workers:
             rule = f"give 1 number or 1 for each of {cluster.num_workers} workers"
             raise ScheduleError(f"steps_per_round: has {len(self.steps_per_round)} entries; {rule}")
@@ -140,12 +140,12 @@ class Strategy(JsonObject, ABC):
             self.check_outer_settles(relaxations)
 
     def check_outer_settles(self, relaxations: Collection[Fraction]) -> None:
-        """Refuse shared outer parameters that diverge from the workers' mean, in rounds of all with these relaxations.
+        """Raise ScheduleError if shared outer parameters diverge from the workers' mean under these relaxations.
 
-        With e = mean - outer parameters, the outer momentum b and alpha = 1 - relaxation such a round without gradients
-        maps (e, b) linearly; by Jury's criterion its spectral radius is below 1 if and only if
-        alpha * lr < (1 + alpha) * (1 + momentum), with Nesterov's alpha * lr * (1 + 2 momentum). Without momentum that
-        holds of different ones in turn.
+        With e = mean - outer parameters, outer momentum b and alpha = 1 - relaxation, a round over all workers without
+        gradients maps (e, b) linearly; by Jury's criterion its spectral radius is below 1 if and only if alpha * lr <
+        (1 + alpha) * (1 + momentum), with Nesterov's alpha * lr * (1 + 2 momentum). Without momentum this also holds
+        for rounds with different relaxations in turn.
         """
         outer = self.payload.outer
         for alpha in sorted(1 - relaxation for relaxation in relaxations):
@@ -187,15 +187,15 @@ class Strategy(JsonObject, ABC):
             )
 
     def fragments_unsupported_reason(self) -> str:
-        """Why parts of the model may not take turns; empty where they may."""
+        """Why the model cannot be averaged in fragments in turn; empty if it can."""
         return f"strategy {self.kind!r} averages whole models; take allreduce or static, or leave them out"
 
     def own_outer_params_unsupported_reason(self) -> str:
-        """Why groups may not make outer steps from outer parameters that differ; empty where they may."""
+        """Why workers or groups cannot have separate outer parameters; empty if they can."""
         return f"workers of strategy {self.kind!r} have no fixed groups, or share the outer parameters; take static"
 
     def tables_unsupported_reason(self) -> str:
-        """Why no table may go its own way; empty where all workers take the same steps together."""
+        """Why embedding tables cannot be exchanged separately; empty if they can."""
         if self.protocol:
             waiting = f"with sync.{self.sync.word}" if self.sync.protocol else f"of strategy {self.kind!r}"
             return f"workers {waiting} have no common steps; take allreduce, static or neighbor, synchronously"
@@ -204,7 +204,7 @@ class Strategy(JsonObject, ABC):
         return ""
 
     def codec_unsupported_reason(self, cluster: Cluster) -> str:  # noqa: ARG002 - some kinds look at their groups
-        """Why nothing that this strategy sends may be rounded; empty where it may."""
+        """Why the strategy cannot use a lossy codec; empty if it can."""
         return (
             f"strategy {self.kind!r} sends parameters, and rounded parameters lose every update that is smaller than "
             "their last digit (static and allreduce have rounds of all, and round what was added since); leave it out"
@@ -212,17 +212,17 @@ class Strategy(JsonObject, ABC):
 
     @abstractmethod
     def check_kind(self, cluster: Cluster) -> None:
-        """The part of `check` that belongs to one kind."""
+        """Raise ScheduleError for violations of rules that only this kind has; a part of `check`."""
 
     @property
     def step_counts(self) -> tuple[int, ...]:
-        """Steps per round: one number where all workers have the same, else one for each."""
+        """Steps per round: one number if all workers have the same, else one for each worker."""
         steps = self.steps_per_round
         return (steps,) if isinstance(steps, int) else steps[:1] if len(set(steps)) == 1 else steps
 
     @property
     def steps_once(self) -> bool:
-        """Whether a round is one step of every worker; a list of ones says so, too, and has the same hash."""
+        """Whether every worker takes one step per round, given as 1 or as a list of ones."""
         return self.step_counts == (1,)
 
     @property
@@ -232,22 +232,22 @@ class Strategy(JsonObject, ABC):
 
     @property
     def takes_turns(self) -> bool:
-        """Whether rounds have operations in the middle: of fragments, or of whole models that are merged later."""
+        """Whether averaging starts or ends inside a round, because of fragments or of a delayed merge."""
         return self.payload.num_fragments > 1 or isinstance(self.sync, DelayedMerge)
 
     @property
     def lacks_newest(self) -> bool:
-        """Whether what is averaged in a round, of any fragment, lacks steps that the round has when it ends."""
+        """Whether the parameters averaged in a round, of any fragment, lack some steps taken before the round's end."""
         return self.payload.num_fragments > 1 or self.sync.late_steps > 0
 
     @property
     def mixes_late(self) -> bool:
-        """Whether what is averaged are parameters of before: x_{k+1} = W_k x_k + u_k, which changes every metric."""
+        """Whether parameters of the round's start are averaged, x_{k+1} = W_k x_k + u_k, which changes every metric."""
         return self.is_delayed and not self.sync.delays_gradients
 
     @property
     def protocol(self) -> str:
-        """By which protocol workers agree as it comes; empty where rounds are fixed and no worker has to ask."""
+        """The name of the protocol by which workers form groups at run time; empty if rounds are fixed."""
         return self.kind if self.is_on_request else self.sync.protocol
 
     @property
@@ -257,30 +257,30 @@ class Strategy(JsonObject, ABC):
 
     @property
     def sends_layers(self) -> bool:
-        """Whether what it sends becomes ready layer by layer."""
+        """Whether gradients are sent layer by layer during the backward pass."""
         return False
 
     def relaxations_of_all(self, cluster: Cluster) -> set[Fraction]:  # noqa: ARG002 - some kinds look at their groups
-        """Those of the rounds of the period that average over all workers; empty if there is none."""
+        """The relaxations of the period's rounds that average over all workers; empty if there is none."""
         return {1 - self.sync.kept} if self.averages_everyone else set()
 
     @property
     def goes_on_without(self) -> bool:
-        """Whether workers continue without a failed one for some rounds, until they need what only that one sends.
+        """Whether workers can continue for some rounds after a worker has failed, until they need its messages.
 
-        Neighbors do for as long as backup, staleness and tokens let them, others for longer.
+        Under Hop, backup workers, staleness and tokens limit how long.
         """
         return isinstance(self.sync, IterationGap)
 
     @property
     def graphs(self) -> tuple[Round, ...]:
-        """The weighted graphs of one period, empty for strategies that average in groups or on request."""
+        """The weighted graphs of one period; empty for strategies that average in groups."""
         return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HasMixingMatrix(Strategy):
-    """A strategy whose rounds are fixed, one after the other: it has mixing matrices, metrics and a period.
+    """A strategy whose rounds are fixed in advance, with a period, mixing matrices and metrics.
 
     `steps` and `phase` raise ScheduleError for a rule phase whose blocks overlap.
     """
@@ -288,25 +288,25 @@ class HasMixingMatrix(Strategy):
     @property
     @abstractmethod
     def period(self) -> int:
-        """The number of rounds after which they repeat."""
+        """The number of rounds in one period."""
 
     @property
     def prologue(self) -> int:
-        """First rounds that average over all workers before the period starts."""
+        """The number of rounds at the start that average over all workers, before the first period."""
         return 0
 
     @abstractmethod
     def steps(self, cluster: Cluster) -> tuple[MixingStep, ...]:
-        """What the rounds of one period average."""
+        """The phases of groups, or rounds over a graph, of one period."""
 
     @abstractmethod
     def num_distinct_phases(self, cluster: Cluster) -> int:
-        """Distinct rounds in a period: the communicator splits that a run needs; empty ones cost none."""
+        """Distinct non-empty rounds in a period, which is the number of communicator splits that a run needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HasGroups(HasMixingMatrix):
-    """A strategy whose rounds are phases: disjoint groups that every worker can compute for itself."""
+    """A strategy whose rounds are phases of disjoint groups, which every worker can compute locally."""
 
     @abstractmethod
     def phase(self, index: int, cluster: Cluster) -> Phase:
@@ -318,10 +318,10 @@ class HasGroups(HasMixingMatrix):
 
     @abstractmethod
     def rule(self, cluster: Cluster, *, by_node: bool = False) -> RuleView | None:
-        """The same phases as rules, None for explicit groups.
+        """The phases as a rule; None for explicit groups.
 
-        With `by_node` the rule's nodes are the cluster's own, as steps per round and links need it; otherwise a
-        strategy that does not look at nodes may count every worker as one, which keeps proofs small.
+        With `by_node` the rule's nodes are those of the cluster, as needed for steps per round and links; otherwise a
+        strategy that treats all workers equally may count every worker as a node, which keeps proofs small.
         """
 
     def steps(self, cluster: Cluster) -> tuple[Phase, ...]:

@@ -1,4 +1,4 @@
-"""Strategy `dynamic_groups`: groups handed out on request by the group generator (Prague's dynamic schedule)."""
+"""Strategy `dynamic_groups`: groups formed at run time by the group generator (Prague's dynamic schedule)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from partreduce.topo.strategies.base import Strategy
 
 
 class GroupSplit(Choice):
-    """How the generator forms groups."""
+    """How the group generator forms groups from idle workers."""
 
     RANDOM = "random"
-    """A random group around the worker that asks; others wait in line for the members that they share."""
+    """A random group that includes the requesting worker; groups that share members run one after the other."""
     GLOBAL = "global"
     """All idle workers are divided into random groups at once, so that later requests find their group ready."""
     INTER_INTRA = "inter-intra"
@@ -28,26 +28,25 @@ class GroupSplit(Choice):
 
 
 class SlowWorkerPolicy(Choice):
-    """What a request of a worker that lags behind may start."""
+    """How the group generator answers a request of a worker that lags behind."""
 
     PAPER = "paper"
-    """The published rule: the worker that asks starts a division, however late it is."""
+    """The published rule: the requesting worker starts a division, however late it is."""
     PAIR_LOCALLY = "pair_locally"
     """A worker that lags by the slow threshold or more gets one small group on its own node and starts no division."""
     DEFER = "defer"
-    """As straggler-local, but the small group is drawn when the lagging worker has computed: no worker waits for it."""
+    """As pair_locally, but the small group is drawn when the lagging worker has computed: no worker waits for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DynamicGroups(Strategy):
     """Groups of `group_size` workers drawn at run time; `seed` fixes the draw, not the order of requests.
 
-    `slow_threshold` is the filter of the paper: worker w is left out of a group that worker i asks for when
-    c_i − c_w ≥ slow_threshold, c counting rounds (None: no filter). `all_every` counts for the division node-then-all:
-    the rounds from one meeting of all to the next. `max_known` bounds the distinct groups that a worker is put into:
-    once it belongs to that many, only groups that were drawn before are drawn for it (None: no bound). It bounds what
-    communicators cost, and makes draws depend on the past. `steps_per_round` is Prague's section length: steps per
-    round.
+    `slow_threshold` is the paper's filter: worker w is left out of a group requested by worker i if c_i − c_w ≥
+    slow_threshold, where c counts rounds (None: no filter). `all_every`, for the division node-then-all, is the number
+    of rounds between two groups of all workers. `max_known` bounds the distinct groups of a worker, and so the cost of
+    communicators: a worker with that many is only drawn into groups that exist (None: no bound); draws then depend on
+    the past. `steps_per_round` is Prague's section length.
     """
 
     kind: ClassVar[str] = "dynamic_groups"
@@ -79,7 +78,7 @@ class DynamicGroups(Strategy):
                 )
 
     def codec_unsupported_reason(self, cluster: Cluster) -> str:  # noqa: ARG002 - the same for all clusters
-        """Parameters need a reference that all workers hold, and no group of the generator is sure to be one of all."""
+        """Why the strategy cannot use a lossy codec: no round is sure to give all workers the same parameters."""
         return (
             f"strategy {self.kind!r} sends parameters, of which only what was added since all were equal may be "
             "rounded, and its groups may leave out any worker that is slow or failed; leave it out"

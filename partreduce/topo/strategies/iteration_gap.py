@@ -1,4 +1,4 @@
-"""Hop's value of the *sync* axis: workers do not wait for each other, and queues bound how far two can drift apart.
+"""Hop's value of the *sync* axis: workers advance asynchronously, and token queues bound the gap between neighbors.
 
 Source: Luo, Lin, Zhuo, Qian, Hop: heterogeneity-aware decentralized training, ASPLOS 2019.
 """
@@ -30,31 +30,31 @@ Several = Annotated[Count, Ge(2)]
 
 
 class EdgeWeighting(Choice):
-    """How much an update counts."""
+    """The weight of a received update in a worker's average."""
 
     GRAPH = "graph"
-    """What the round's edges say; the weight of an update that is not taken stays with the worker itself."""
+    """The weights of the round's edges; the weight of an unused update is added to the worker's own."""
     UNIFORM = "uniform"
-    """The same for each that is taken and for oneself (equation 1)."""
+    """Equal weights for each used update and the worker itself (equation 1)."""
     ITERATION = "iteration"
-    """An update of step i that is taken in step k counts i - (k - s) + 1 times, one's own s + 1 times (equation 2)."""
+    """An update of step i used in step k counts i - (k - s) + 1 times, the worker's own s + 1 times (equation 2)."""
 
 
 class UpdateOrder(Choice):
-    """What a worker sends in a step."""
+    """Which parameters a worker sends in a step."""
 
     ADAPT_THEN_COMBINE = "adapt_then_combine"
     """Its parameters after computing: x ← W (x + u) (Figure 2, left)."""
     DPSGD = "dpsgd"
-    """Those with which it entered the step, while it computes: x ← W x + u(x) (Figure 2, right)."""
+    """Its parameters on entering the step, while it computes: x ← W x + u(x) (Figure 2, right)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkipPolicy(JsonObject):
-    """A worker that all its out-neighbors have left behind enters their step at once (section 5).
+    """A worker that is behind all its out-neighbors skips steps to catch up with them (Hop, section 5).
 
-    It skips when the slowest of them is ahead by at least `behind` steps, which is the paper's condition to jump, and
-    it can get ahead by at least `trigger`; it never does by more than `limit`, the paper's maximum jump.
+    It skips if the slowest of them is ahead by at least `behind` steps (the paper's condition to jump) and it can
+    advance by at least `trigger` steps; it advances by at most `limit` (the paper's maximum jump).
     """
 
     place: ClassVar[str] = "sync.iteration_gap.skip."
@@ -75,12 +75,12 @@ class IterationGap(JsonObject, Waiting):
 
     Without any setting a worker enters step k+1 when it has the updates of step k of all in-neighbors (standard).
 
-    `max_ig`: a worker takes a token from each of its out-neighbors to enter a step, and leaves one for each of its
-    in-neighbors; so it is never further ahead of an out-neighbor than this (None: no token queues). `staleness` s:
-    an update of step k−s or later serves in step k; those that have come since the last reduce are averaged, and an
-    older one that still serves only lets the worker continue (4.4). `backup`: how many of its in-neighbors a worker may
-    do without; because its own update is always there, it does not matter whether N_in counts the worker itself, as the
-    paper does. `notify_ack`: update k is sent only after every out-neighbor acknowledged k−1. `skip`: a worker left
+    `max_ig`: the largest number of steps that a worker can be ahead of an out-neighbor, by tokens: it takes one from
+    each out-neighbor to enter a step and leaves one for each in-neighbor (None: no token queues). `staleness` s: an
+    update of step k−s or later suffices in step k; updates received since the last reduce are averaged, and an older
+    one within the bound only lets the worker continue (4.4). `backup`: the number of in-neighbors whose updates a
+    worker may miss; its own update is always present, so it does not matter whether N_in includes the worker, as in the
+    paper. `notify_ack`: update k is sent only after every out-neighbor acknowledged k−1. `skip`: a worker that is far
     behind skips steps.
     """
 
@@ -115,21 +115,21 @@ class IterationGap(JsonObject, Waiting):
 
     @property
     def lag(self) -> int:
-        """Rounds by which an averaging is late: one in the parallel order."""
+        """The delay of an averaging in rounds: 1 in the parallel order, 0 in the serial one."""
         return int(self.update_order is UpdateOrder.DPSGD)
 
     @property
     def takes_all(self) -> bool:
-        """Whether every reduce takes every in-neighbor's update of the same step: D-PSGD's recursion."""
+        """Whether every reduce uses the update of the same step of every in-neighbor, as D-PSGD does."""
         return not self.staleness and not self.has_backup and self.skip is None
 
     @property
     def has_backup(self) -> bool:
-        """Whether some worker may do without an update."""
+        """Whether some worker may miss an in-neighbor's update."""
         return bool(self.backup) if isinstance(self.backup, int) else any(self.backup)
 
     def backups(self, num_workers: int) -> tuple[int, ...]:
-        """Backup workers of each worker, shape (num_workers,)."""
+        """The number of in-neighbors whose update each worker may miss, shape (num_workers,)."""
         given = (self.backup,) * num_workers if isinstance(self.backup, int) else self.backup
         if len(given) != num_workers:
             rule = f"give 1 number or 1 for each of {num_workers} workers"
@@ -158,7 +158,7 @@ class IterationGap(JsonObject, Waiting):
                 )
 
     def check_neighbors(self, numbers: Sequence[int]) -> None:
-        """Refuse more backup workers than there are in-neighbors, whose `numbers` these are, shape (num_workers,)."""
+        """Raise ScheduleError for more backup workers than in-neighbors; `numbers` (num_workers,) counts the latter."""
         for worker, (spare, number) in enumerate(zip(self.backups(len(numbers)), numbers, strict=True)):
             if spare > number:
                 raise ScheduleError(

@@ -18,10 +18,11 @@ from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeighborAveraging(HasMixingMatrix):
-    """Rounds of weighted averaging that repeat for ever; one round is a fixed graph.
+    """Rounds of weighted averaging over graphs, repeated periodically; one round is a fixed graph.
 
-    Synchronous is Hop's serial order (its Figure 2), x ← W(x + u); late by one round its parallel order, x ← Wx + u(x).
-    With a `gap` workers continue by themselves over one fixed graph, in which neighbors can drift apart so far only.
+    Synchronous is Hop's serial order (its Figure 2), x ← W(x + u); delayed by one round its parallel order, x ← Wx +
+    u(x). With an iteration gap workers advance asynchronously over one fixed graph, with a bounded gap between
+    neighbors.
     """
 
     kind: ClassVar[str] = "neighbor"

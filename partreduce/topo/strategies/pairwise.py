@@ -15,9 +15,9 @@ from partreduce.topo.strategies.base import Strategy
 class Pairwise(Strategy):
     """After each round an active worker picks a random passive neighbor and both take the mean of the two models.
 
-    `active` lists the ranks that start exchanges; all others answer. `edges` limits who may meet whom (None: every
-    active worker with every passive one). The graph is bipartite by construction, which is what makes the exchange
-    free of deadlock (Lian et al., ICML 2018, section 3); `verify` shows what happens on an odd cycle.
+    `active` lists the ranks that start exchanges; all others answer. `edges` lists the allowed pairs (None: every
+    active worker with every passive one). The graph is bipartite by construction, which makes the exchange free of
+    deadlock (Lian et al., ICML 2018, section 3); `verify` shows the deadlock on an odd cycle.
     """
 
     kind: ClassVar[str] = "pairwise"

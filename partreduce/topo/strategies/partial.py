@@ -1,4 +1,4 @@
-"""eager-SGD's value of the *sync* axis: a sum starts when enough workers have come, and takes late gradients along.
+"""eager-SGD's value of the *sync* axis: an all-reduce starts once a quorum of workers has arrived.
 
 Source: Li, Ben-Nun, Di Girolamo, Alistarh, Hoefler, Taming unbalanced training workloads in deep learning with partial
 collective operations, PPoPP 2020.
@@ -15,44 +15,43 @@ from partreduce.topo.strategies.waiting import Waiting
 
 
 class QuorumStart(Choice):
-    """Who starts a round, where that is no number of workers."""
+    """Which worker starts a round, if the quorum is not a number of workers."""
 
     SOLO = "solo"
     """The first worker to arrive."""
     MAJORITY = "majority"
-    """One worker, drawn for each round: half of the others have come by then, on average."""
+    """One worker, drawn for each round: on average half of the others have arrived before it."""
 
 
 class LateGradientPolicy(Choice):
-    """Which round a gradient counts for, as one more worker that has come."""
+    """To which round's quorum a gradient counts."""
 
     OPEN_ROUND = "open-round"
-    """The next that its worker's thread has not entered, so that late ones count as well; a call takes all results."""
+    """The next round that its worker's thread has not entered, so late gradients count; a call takes all results."""
     CALL = "call"
     """Call k for round k, as published; a call takes one result, so every worker calls once in each round."""
 
 
 class MissedResultPolicy(Choice):
-    """What becomes of results that a worker was too late for."""
+    """How a worker applies the results of rounds that it missed."""
 
     EACH = "each"
-    """Each is applied, in order: all workers apply the same sequence, and their parameters stay equal."""
+    """All are applied in order: workers apply the same sequence, and their parameters stay equal."""
     LATEST = "latest"
-    """The newest one replaces those before it, as published: parameters part, until they are synchronized."""
+    """Only the newest is applied, as published: parameters differ until they are synchronized."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartialAllReduce(JsonObject, Waiting):
-    """Partial all-reduce: a round sums the gradients that are there when it starts; later ones join the next.
+    """Partial all-reduce: a round sums the gradients that are ready when it starts; late ones join the next round.
 
-    The sum is divided by the number of all workers, also those that have not contributed, so that every gradient weighs
-    the same.
+    The sum is divided by the number of all workers, contributing or not, so that every gradient has the same weight.
 
-    `quorum`: a round starts when so many workers have come, or one of them (`Start`). `staleness` C is how many results
-    may wait for a worker: one whose queue is full does not join the next round, so no gradient is further behind than C
-    rounds. `grace`: microseconds that a round which has been started waits for a worker's own gradient.
-    `synchronize_every`: rounds after which all take the mean of their models (0: never). `seed`: of the draws of
-    `majority`, which nothing else is drawn from.
+    `quorum`: a round starts when this many workers have arrived, or one of them (`QuorumStart`). `staleness` C is the
+    largest number of results queued for a worker: one whose queue is full does not join the next round, so a gradient
+    is at most C rounds late. `grace`: microseconds that a started round waits for a worker's own gradient.
+    `synchronize_every`: rounds after which all workers average their models (0: never). `seed`: of the draws of
+    `majority` only.
     """
 
     word: ClassVar[str] = "partial"
@@ -80,14 +79,14 @@ class PartialAllReduce(JsonObject, Waiting):
 
     @property
     def bound(self) -> int | None:
-        """The most rounds that are summed between a gradient's weights and its own round; None where none is kept."""
+        """The largest delay of a gradient, in rounds; None if it is unbounded."""
         if self.missed is MissedResultPolicy.LATEST:
             return self.synchronize_every or None
         return self.staleness
 
     @property
     def lag(self) -> int:
-        """Rounds by which a gradient may be late: `bound`, or 1 where there is none."""
+        """The delay of a gradient in rounds: `bound`, or 1 if there is no bound."""
         return self.bound or 1
 
     @property
@@ -101,16 +100,16 @@ class PartialAllReduce(JsonObject, Waiting):
 
     @property
     def keeps_equal(self) -> bool:
-        """Whether all workers apply the same results in the same order."""
+        """Whether all workers apply the same results in the same order, so that their parameters stay equal."""
         return self.missed is not MissedResultPolicy.LATEST
 
     @property
     def takes_all(self) -> bool:
-        """Whether all that a round averages is of this round: who comes in time is seen while the job runs."""
+        """False: which gradients a round averages is only known at run time."""
         return False
 
     def needed(self, num_workers: int) -> int:
-        """How many of so many workers must have come before a round starts."""
+        """The number of workers, out of `num_workers`, that must have arrived before a round starts."""
         return min(self.quorum, num_workers) if isinstance(self.quorum, int) else 1
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""The *payload* axis: tables that go their own way (Parallax); outer steps and fragments for the rest (DiLoCo).
+"""The *payload* axis: embedding tables exchanged separately (Parallax); outer steps and fragments of the rest (DiLoCo).
 
 Sources: Kim et al., Parallax: automatic data-parallel training of deep neural networks, 2018 (arXiv 1808.02621), and
 EuroSys 2019. Outer steps: Douillard et al., DiLoCo: distributed low-communication training of language models, 2023
@@ -21,32 +21,31 @@ from partreduce.topo.strategies.axes import Codec
 
 
 class OuterOptimizer(Choice):
-    """How the mean of what workers moved becomes the next model."""
+    """The outer optimizer, which turns the mean of the workers' movements into the next model."""
 
     SGD = "sgd"
     """torch.optim.SGD, without weight decay and dampening."""
 
 
 class OuterParams(Choice):
-    """From which model a worker's outer step continues."""
+    """Which workers share outer parameters, from which an outer step starts."""
 
     SHARED = "shared"
-    """One that all have in common: rounds of all workers make outer steps, groups of fewer average as without them."""
+    """All workers share them: only rounds of all workers take outer steps, smaller groups average plainly."""
     PER_WORKER = "per_worker"
-    """Every worker's own, of its last round: every group makes outer steps of its mean (NoLoCo, arXiv 2506.10911)."""
+    """Each worker has its own, from its last round: every group takes outer steps (NoLoCo, arXiv 2506.10911)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterStep(JsonObject):
-    """What a round of all workers makes of their mean m, from the model a with which all began (the outer parameters).
+    """The outer step after a round: the next model, from the workers' mean m and the outer parameters a.
 
     With the movement d = m - a and the momentum b, which begins as 0: b <- momentum * b + d, then
     a <- a + lr * (d + momentum * b) with `nesterov`, a <- a + lr * b without. Every worker continues from a.
-    Plain averaging is lr 1 and momentum 0, for then a becomes m. With outer parameters per group or worker the members
-    of a group take its mean for m, and each its own a and b: what is averaged are models, which is NoLoCo's with beta =
-    gamma = lr.
+    Plain averaging is lr 1 and momentum 0, since a then becomes m. With outer parameters per group or worker, m is the
+    mean of the group's models and each worker has its own a and b; this is NoLoCo's step with beta = gamma = lr.
 
-    Numbers may be given as Python writes them: `OuterStep(lr=0.7)` is 7/10.
+    Numbers may be given as decimals: `OuterStep(lr=0.7)` is 7/10.
     """
 
     place: ClassVar[str] = "payload.outer."
@@ -63,12 +62,12 @@ class OuterStep(JsonObject):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the mean itself is the next model."""
+        """Whether the outer step is plain averaging: the mean is the next model."""
         return self.lr == 1 and self.momentum == 0
 
     @property
     def has_own_outer_params(self) -> bool:
-        """Whether outer parameters differ between workers: then what a round does depends on more than their models."""
+        """Whether outer parameters may differ between workers, so that they are state besides the models."""
         return self.outer_params is OuterParams.PER_WORKER
 
     @property
@@ -96,24 +95,24 @@ PLAIN = OuterStep()
 """The mean is the next model."""
 
 Fragments = Count | tuple[tuple[Title, ...], ...]
-"""Their number, the model then being cut between layers, or the patterns of each one's parameters."""
+"""A number of fragments, cut between layers, or the patterns of each fragment's parameters."""
 
 
 def number_of(fragments: Fragments) -> int:
-    """P."""
+    """The number of fragments."""
     return fragments if isinstance(fragments, int) else len(fragments)
 
 
 def round_ends(num_fragments: int, steps_per_round: int) -> tuple[int, ...]:
-    """After which step of a round each fragment's turn ends: floor((p + 1) * steps_per_round / P), the last with all.
+    """The step of a round after which each fragment p of P is averaged: floor((p + 1) * steps_per_round / P).
 
-    With P <= steps_per_round they ascend, and at least steps_per_round div P steps lie between two of them.
+    For P <= steps_per_round they ascend, at least steps_per_round div P steps apart; the last is the round's end.
     """
     return tuple((number + 1) * steps_per_round // num_fragments for number in range(num_fragments))
 
 
 class Move(NamedTuple):
-    """What all workers do to a fragment after `taken` steps of every round: they send it, or merge what they sent."""
+    """An operation on a fragment after `taken` steps of every round: all workers send it, or merge the result."""
 
     taken: int
     fragment: int
@@ -121,7 +120,7 @@ class Move(NamedTuple):
 
 
 def moves(num_fragments: int, steps_per_round: int, late: int) -> tuple[Move, ...]:
-    """What a round does to its fragments, in the same order on all workers; each is merged `late` steps after sending.
+    """The operations on fragments in one round, equal on all workers; each is merged `late` steps after it is sent.
 
     A fragment may be sent in the round before the one that merges it; the first round has nothing to merge then. So up
     to ceil(late * P / steps_per_round) are in flight at once: a merge makes room before the next is sent.
@@ -133,7 +132,7 @@ def moves(num_fragments: int, steps_per_round: int, late: int) -> tuple[Move, ..
 
 
 def check_fragments(fragments: Fragments) -> None:
-    """Refuse lists that name no part of a model."""
+    """Raise ScheduleError for an invalid number or list of fragments."""
     if isinstance(fragments, int):
         return
     if len(fragments) < 2:
@@ -154,10 +153,10 @@ def check_fragments(fragments: Fragments) -> None:
 
 
 def assign(fragments: Fragments, parameters: Sequence[tuple[tuple[str, ...], int]]) -> list[int]:
-    """The fragment of each parameter, given all names of each (tied weights have several) and how many numbers it has.
+    """The fragment of each parameter, given as (all its names, as tied weights have several; its number of elements).
 
-    By number the model is cut between layers, which are the modules that hold parameters, so that the largest fragment
-    is as small as it can be. Patterns are those of the shell: `*` stands for any text, dots included.
+    A number of fragments cuts the model between layers (modules that hold parameters) so that the largest fragment is
+    as small as possible. Patterns are those of the shell: `*` stands for any text, dots included.
     """
     if isinstance(fragments, int):
         return _cut(fragments, parameters)
@@ -213,18 +212,18 @@ def _parts(sizes: Sequence[int], room: int, least: int) -> list[int]:
 
 
 class Placement(Choice):
-    """How the gradient of one table reaches all workers."""
+    """How the gradient of an embedding table reaches all workers."""
 
     DENSE = "dense"
     """As every other parameter: the strategy averages it whole. For a table of which a step touches most rows."""
     GATHER = "gather"
     """Every worker holds the table and gets all workers' touched rows with their gradients (Horovod's way)."""
     SHARDED = "sharded"
-    """A row lives on one worker, which hands it out and takes its gradients, as parameter servers do; by all-to-all."""
+    """One worker holds each row, sends it and receives its gradients, as a parameter server does, by all-to-all."""
 
 
 class Gradient(Choice):
-    """What the optimizer sees of a table's gradient, where the table is sharded or gathered."""
+    """The form of a sharded or gathered table's gradient that the optimizer sees."""
 
     SPARSE = "sparse"
     """The touched rows only."""
@@ -234,14 +233,14 @@ class Gradient(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePlacement(JsonObject):
-    """The way of one table of `rows` x `columns` numbers; `parameter` is its name in the model.
+    """Where a table of `rows` x `columns` numbers is held and how it is exchanged; `parameter` is its name.
 
-    Sharded: row r lies in part r mod `partitions`, and part p on worker `hosts[p mod len(hosts)]`; without hosts on all
-    workers, without `partitions` as many as hosts. So neighboring rows (frequent words come first) are spread.
+    Sharded: row r is in part r mod `partitions`, and part p on worker `hosts[p mod len(hosts)]`. By default hosts are
+    all workers and there are as many partitions as hosts. So neighboring rows (frequent words come first) are spread.
 
-    `codec` is for what crosses between those who hand a row out, or bring its gradient, and those who get it: each
-    number is rounded once. Rows and optimizer state stay as they are where they live. With local aggregation gradients
-    are added inside nodes as they are, before they are coded. int8 has one scale for each row.
+    `codec` encodes rows and gradients on the wire, with one rounding of each number; int8 has one scale per row. Rows
+    and optimizer state are stored unrounded. With local aggregation gradients are added inside nodes before they are
+    encoded.
     """
 
     place: ClassVar[str] = "payload.tables."
@@ -261,19 +260,19 @@ class TablePlacement(JsonObject):
 
 
 ROW_CODECS = tuple(codec for codec in Codec if codec is not Codec.INT4)
-"""What a table's rows may travel in, the finest first."""
+"""The codecs for a table's rows, the most precise first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload(JsonObject):
-    """What travels apart from the strategy's own averaging, in every step and synchronously.
+    """The tables that are exchanged separately in every step, synchronously, and how all other parameters are averaged.
 
-    All else takes `outer` steps, in `fragments` that take turns.
+    The other parameters take `outer` steps, in `fragments` that take turns.
 
-    `local_aggregation`: workers of one node first agree on each row that several of them touch, and it crosses to
-    another node once. `average`: whether a table's gradient is the workers' mean, or their sum;
-    `average_dense`: the same of everything else, where that is gradients of all workers, synchronously.
-    Tables are exchanged in the order in which they stand here.
+    `local_aggregation`: the gradients of a row are first summed inside each node, and cross between nodes once.
+    `average`: whether a table's gradient is the mean of the workers' gradients or their sum; `average_dense`: the same
+    for all other parameters if they are averaged as gradients of all workers, synchronously. Tables are exchanged in
+    the given order.
     """
 
     place: ClassVar[str] = "payload."
@@ -286,7 +285,7 @@ class Payload(JsonObject):
     fragments: Fragments = 1
 
     def __bool__(self) -> bool:
-        """Whether anything travels apart."""
+        """Whether any table is exchanged separately."""
         return bool(self.tables)
 
     @property
@@ -297,33 +296,33 @@ class Payload(JsonObject):
 
     @property
     def num_fragments(self) -> int:
-        """Into how many parts what does not travel apart is cut."""
+        """The number of fragments of the parameters that are not in separate tables."""
         return number_of(self.fragments)
 
     @property
     def turns_in_words(self) -> str:
-        """Of how many fragments; empty where there is one."""
+        """The number of fragments in words; empty for one."""
         return f"{self.num_fragments} fragments" if self.num_fragments > 1 else ""
 
     @property
     def apart(self) -> tuple[TablePlacement, ...]:
-        """The tables that the strategy does not average itself, in their order."""
+        """The tables that are exchanged separately from the strategy's averaging, in order."""
         return tuple(route for route in self.tables if route.way is not Placement.DENSE)
 
     def table(self, parameter: str) -> TablePlacement | None:
-        """The route of a parameter; None where it goes by the strategy."""
+        """The placement of a table by its parameter's name; None if the strategy averages the parameter."""
         return next((route for route in self.tables if route.parameter == parameter), None)
 
     def hosts(self, route: TablePlacement, num_workers: int) -> tuple[int, ...]:
-        """The workers on which a sharded table lies, in the order in which parts are dealt."""
+        """The ranks that hold a sharded table; part p is on entry p modulo their number."""
         return route.hosts or tuple(range(num_workers))
 
     def partitions(self, route: TablePlacement, num_workers: int) -> int:
-        """Into how many parts a sharded table is cut."""
+        """The number of parts of a sharded table."""
         return route.partitions or len(self.hosts(route, num_workers))
 
     def owner(self, route: TablePlacement, row: int, num_workers: int) -> int:
-        """The one worker on which a row lies."""
+        """The rank that holds row `row` of a sharded table."""
         num_hosts = len(route.hosts) or num_workers
         place = row % (route.partitions or num_hosts) % num_hosts
         return route.hosts[place] if route.hosts else place
@@ -375,4 +374,4 @@ def _check_route(route: TablePlacement, where: str, num_workers: int) -> None:
 
 
 PLAIN_PAYLOAD = Payload()
-"""Everything goes by the strategy."""
+"""The strategy averages all parameters."""

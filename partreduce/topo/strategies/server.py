@@ -13,11 +13,10 @@ from partreduce.topo.strategies.base import Strategy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server(Strategy):
-    """Parameters are split into one shard for each of `hosts`; a worker on the same rank serves the shard.
+    """A sharded parameter server: one shard of the parameters for each of `hosts`, served by the worker of that rank.
 
-    Synchronous: a round's gradients of all workers are averaged at the shard before it answers. Asynchronous: each
-    worker's gradient is applied as it arrives; a worker that is more than `staleness` rounds ahead of the slowest
-    waits (None: never).
+    Synchronous: a shard averages the gradients of all workers before it answers. Asynchronous: each worker's gradient
+    is applied when it arrives; a worker that is more than `staleness` rounds ahead of the slowest waits (None: never).
     """
 
     kind: ClassVar[str] = "server"
@@ -34,13 +33,13 @@ class Server(Strategy):
             raise ScheduleError(f"staleness: is {self.staleness}; only an asynchronous server has one; leave it out")
 
     def tables_unsupported_reason(self) -> str:
-        """A synchronous server's workers have common steps, though they ask for what a round gives."""
+        """Why embedding tables cannot be exchanged separately: workers have no common steps; empty if they have."""
         if self.synchronous and self.steps_once:
             return ""
         return "workers of a server have common steps only where it is synchronous, with steps_per_round 1"
 
     def codec_unsupported_reason(self, cluster: Cluster) -> str:
-        """Averaged gradients may be rounded; answers of an asynchronous server are parameters."""
+        """Why the strategy cannot use a lossy codec: an asynchronous server answers with parameters; else empty."""
         return "" if self.averages_gradients else Strategy.codec_unsupported_reason(self, cluster)
 
     @property

@@ -1,4 +1,4 @@
-"""Strategy `static`: groups read from the file, the same every period (Prague's static schedule)."""
+"""Strategy `static`: groups fixed in the file, repeated every period (Prague's static schedule)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_EXPLICIT_WORKERS = 2**24
 
 @dataclass(frozen=True, slots=True)
 class RulePhases(Bulk):
-    """Phases written for any number of nodes whose index has these digits (`topo.rule`)."""
+    """Phases as rules over the node digits with these `node_radices`, for any number of nodes (`topo.rule`)."""
 
     node_radices: tuple[int, ...]
     phases: tuple[RulePhase, ...]
@@ -70,7 +70,7 @@ class RulePhases(Bulk):
 
 
 def partition_of(phase: RulePhase) -> frozenset[tuple[frozenset[int], frozenset[int]]]:
-    """The groups of a phase, whatever the order of its blocks; empty where it has none."""
+    """The groups of a rule phase, independent of the order of its blocks; empty if it has none."""
     return frozenset((frozenset(block.local), frozenset(block.across)) for block in phase if block.makes_groups)
 
 
@@ -81,7 +81,7 @@ def _expand(one_phase: RuleView) -> Phase:
 
 @dataclass(frozen=True, slots=True)
 class GroupPhases(Bulk):
-    """Phases as lists of groups, for any cluster."""
+    """Phases as explicit lists of groups, for any cluster."""
 
     phases: tuple[Phase, ...]
 
@@ -133,9 +133,9 @@ class GroupPhases(Bulk):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticGroups(HasGroups):
-    """Phases that repeat for ever, written as rules or as explicit groups.
+    """Phases of groups that repeat periodically, written as rules or as explicit groups.
 
-    The first `prologue` rounds average over all workers before the period starts.
+    The first `prologue` rounds average over all workers before the first period.
     """
 
     kind: ClassVar[str] = "static"
@@ -145,7 +145,7 @@ class StaticGroups(HasGroups):
     prologue: Rounds = 0
 
     def codec_unsupported_reason(self, cluster: Cluster) -> str:
-        """Parameters need a round of all: what is rounded is what was added since everybody was equal."""
+        """Why the strategy cannot use a lossy codec: no round makes all workers equal; empty if one does."""
         if self.relaxations_of_all(cluster):
             return ""
         return (
@@ -157,13 +157,13 @@ class StaticGroups(HasGroups):
         return self.phases.relaxations_of_all(cluster)
 
     def fragments_unsupported_reason(self) -> str:
-        """Late averages, whose rounds overlap, and each worker's own outer parameters, for which there is no proof."""
+        """Why the model cannot be averaged in fragments: late averages, or separate outer parameters; else empty."""
         if self.payload.outer.has_own_outer_params:
             return "outer steps from each worker's own outer parameters are for whole models; leave one of the two out"
         return "" if isinstance(self.sync, Synchronous) else f"sync.{self.sync.word} is for whole models; leave it out"
 
     def own_outer_params_unsupported_reason(self) -> str:
-        """Plain means of whole models are what the proof is about."""
+        """Why workers cannot have separate outer parameters: with a codec, or with relaxations; else empty."""
         if self.transport.codec.rounds:
             return f"codec {self.transport.codec} measures from one that all share; leave one of the two out"
         if not self.phases.are_plain():

@@ -1,4 +1,4 @@
-"""What every value of the *sync* axis answers; the defaults are those of synchronous rounds."""
+"""The base class of the values of the *sync* axis; its defaults are synchronous rounds."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ from typing import ClassVar
 
 
 class Waiting:
-    """How long a round waits for its averaging, and how old what it gets may be; synchronous by default."""
+    """When the average of a round applies and how old it may be; synchronous by default."""
 
     __slots__ = ()
 
     word: ClassVar[str]
-    """How documents call it."""
+    """Its name in documents."""
     called: ClassVar[str] = "late averaging"
-    """How a refusal calls it."""
+    """Its name in error messages."""
     delays_gradients: ClassVar[bool] = False
-    """Whether what comes late is a gradient, so that parameters stay equal, rather than parameters."""
+    """Whether gradients rather than parameters are late, so that parameters stay equal."""
     protocol: ClassVar[str] = ""
-    """By which protocol workers agree as it comes; empty where rounds are fixed."""
+    """The protocol by which workers average at run time; empty if rounds are fixed."""
 
     @property
     def in_words(self) -> str:
-        """What differs from synchronous, in a few words, where a command says it."""
+        """The settings that differ from synchronous, in a few words for the output of commands."""
         return ""
 
     @property
     def lag(self) -> int:
-        """Rounds by which an averaging is late."""
+        """The delay of an averaging, in rounds."""
         return 0
 
     @property
     def late_steps(self) -> int:
-        """Steps by which what is averaged at a round's end is older than it; the round computes meanwhile."""
+        """The delay of an averaging inside a round, in steps: from sending parameters to merging the result."""
         return 0
 
     @property
     def kept(self) -> Fraction:
-        """The share of a worker's parameters that it keeps where it takes what has been averaged."""
+        """The weight of a worker's own parameters when it merges an average, 0 <= kept < 1."""
         return Fraction(0)
 
     @property
     def warm_up(self) -> int:
-        """First rounds that are synchronous nevertheless."""
+        """The number of rounds at the start that are synchronous."""
         return 0
 
     def due(self, turn: int) -> int:
-        """The turn in which the averaging of `turn` is committed, as both the run-time and the simulator ask."""
+        """The index of the averaging operation at which the result of operation `turn` is applied."""
         return turn + self.lag if self.delays_gradients and turn >= self.warm_up else turn
 
     @property
     def takes_all(self) -> bool:
-        """Whether everything that a round averages is of this round, so that rounds are fixed matrices."""
+        """Whether a round averages the values of that round from all its members, so that its matrix is fixed."""
         return True
 
     def check(self) -> None:
-        """Refuse settings that do not go with one another."""
+        """Raise ScheduleError for settings that contradict each other."""

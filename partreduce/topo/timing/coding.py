@@ -1,6 +1,6 @@
-"""What one operation of a group moves, as shares of its payload: rings, stages, all_to_all, and sums with a codec.
+"""The traffic of one operation of a group, as shares of its payload: rings, stages, all-to-all, sums with a codec.
 
-Through a NIC, or the uplink of a switch, an operation sends in one of two ways. What goes around in a ring
+Through a NIC, or the uplink of a switch, an operation sends in one of two ways. What circulates in a ring
 leaves every place that it crosses once, whatever number of its members is there. What every member sends to every other
 (all_to_all) leaves a place that holds h of k members as often as there are pairs of one here and one elsewhere: h(k−h)
 pieces of 1/k of the payload.
@@ -37,10 +37,10 @@ from partreduce.topo.strategies.base import Strategy
 from partreduce.topo.strategies.payload import Move, moves
 
 Algorithm = AllReduceAlgorithm | None
-"""By which sums are made; the schedule's own where it is None."""
+"""An all-reduce algorithm; None is the schedule's own."""
 
 FREE = CodecSeconds()
-"""No time."""
+"""A codec that takes no time."""
 
 SECONDS = {
     Codec.FLOAT16: CodecSeconds(2e-10, 1e-10),
@@ -57,10 +57,10 @@ LAYERS = 8
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How the numbers of a sum are written: `wire` bytes for every byte of float32.
+    """The number format of a sum on the wire: `wire` bytes for every byte of float32.
 
-    `exchanged` sums go by all_to_all and all_gather also where there are no stages; `across_only` ones are
-    coded only where they cross from node to node. `seconds` are those of encoding and decoding.
+    With `exchanged`, sums use all_to_all and all_gather even without hierarchical stages; with `across_only` they are
+    coded only where they cross nodes. `seconds` is the time to encode and decode a byte.
     """
 
     wire: float = 1.0
@@ -70,7 +70,7 @@ class Coding:
 
     @classmethod
     def of(cls, transport: Transport, hardware: Hardware) -> Coding:
-        """What the hardware makes of a codec; where no link takes time for bytes, coding them takes none either."""
+        """The coding of a schedule's transport on this hardware; coding is free if no link takes time for bytes."""
         if transport.codec is Codec.NONE:
             return PLAIN
         scales = SCALE_BYTES / transport.block if transport.codec.has_blocks else 0.0
@@ -89,11 +89,11 @@ PLAIN = Coding()
 
 @dataclass(frozen=True, slots=True)
 class Travel:
-    """How a sum travels: its algorithm, its coding, and the shares of the payload that are sent one after the other.
+    """How a sum is sent: its algorithm, its coding, and the segments (shares of the payload) sent one after the other.
 
-    Segment j of L is ready when the share `ready[j]` of a step's computing is done. With `turns` each is sent and
-    merged where these shares of a round's computing are done (one for each worker where steps per round differ), and
-    computing waits for it where it is merged.
+    Segment j of L is ready when the share `ready[j]` of a step's computing is done. With `turns` each segment is sent
+    and merged at these shares of a round's computing (one for each worker if steps per round differ), and computing
+    waits for the segment when it is merged.
     """
 
     algorithm: AllReduceAlgorithm
@@ -104,7 +104,7 @@ class Travel:
 
     @classmethod
     def of_strategy(cls, strategy: Strategy, hardware: Hardware, algorithm: Algorithm = None) -> Travel:
-        """As `of`; fragments that take turns, or a model that is merged late, share the payload evenly."""
+        """As `of`; fragments in turn, or the one model of a delayed merge, have equal shares of the payload."""
         travel, count = cls.of(strategy.transport, hardware, algorithm), strategy.payload.num_fragments
         if not strategy.lacks_newest:
             return travel
@@ -119,7 +119,7 @@ class Travel:
 
     @classmethod
     def of(cls, transport: Transport, hardware: Hardware, algorithm: Algorithm = None) -> Travel:
-        """As a schedule says; segments become ready at equal distances during backward, the empty ones send nothing."""
+        """Build from a schedule's transport; segments become ready at equal distances of the backward pass."""
         chosen = transport.algorithm if algorithm is None else algorithm
         if transport.where is CodecScope.ACROSS_NODES and chosen is not transport.algorithm:
             type(transport)(algorithm=chosen, codec=transport.codec, where=transport.where).check()
@@ -135,9 +135,9 @@ class Travel:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Per group: its workers, its nodes, the most and the least workers that it has on one node.
+    """Sizes of groups: number of workers and of nodes, and the most and the least workers on one node.
 
-    `here` holds, per (group, node) incidence, the workers of the group there.
+    `here` holds, per (group, node) incidence, the group's workers on the node.
     """
 
     sizes: Whole
@@ -165,11 +165,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What an operation of each group moves and waits for; shares of the payload, all arrays of shape (groups,).
+    """The bytes and latencies of an operation of each group, in shares of the payload; arrays of shape (groups,).
 
     `ring` passes through every NIC and uplink that the group crosses, `exchanged` times h(parts − h)/parts through one
     that has h of its `parts` behind it; parts are workers or, where `by_node`, nodes. `inside` passes through the links
-    inside a node, `sent` leaves each worker by whatever link. There are `flat_hops` latencies of the group's slowest
+    inside a node, `sent` leaves each worker by any link. There are `flat_hops` latencies of the group's slowest
     link, `inside_hops` of those inside nodes, `nic_hops` of those across, and each worker sends `messages`. Encoding
     and decoding take `codec` seconds per byte of the payload.
     """
@@ -187,7 +187,7 @@ class Traffic:
     codec: Floats
 
     def through(self, group: Whole, workers: Floats, nodes: Floats) -> Floats:
-        """Shares that leave places through their NIC or uplink: so many workers and nodes of a group are there."""
+        """The share of the payload sent through a NIC or uplink with so many workers and nodes of a group behind it."""
         if not self.exchanged.any():
             return self.ring[group]
         parts, here = self.parts[group], np.where(self.by_node[group], nodes, workers)
@@ -195,7 +195,7 @@ class Traffic:
 
 
 def of_sum(shape: Shape, algorithm: str, coding: Coding = PLAIN) -> Traffic:
-    """The traffic of a sum over each group, in this algorithm and coding. O(groups)."""
+    """The traffic of an all-reduce over each group, with this algorithm and coding. O(groups)."""
     k, m, few = shape.members, shape.num_nodes.astype(float), shape.inside
     # Which groups have separate stages inside nodes and across them.
     split: Flags = shape.crosses & (few > 1) & (shape.most == shape.least) & (algorithm == "hierarchical")
@@ -240,7 +240,7 @@ def _with_codec(plain: Traffic, shape: Shape, split: Flags, coding: Coding) -> T
 
 
 def all_to_all(shape: Shape, wire: float = 1.0) -> Traffic:
-    """The traffic of an exchange: every worker hands an equal piece to each member, itself included. O(groups)."""
+    """The traffic of an all-to-all: every worker sends an equal piece to each member, itself included. O(groups)."""
     k, few, none = shape.members, shape.inside, np.zeros(len(shape.sizes))
     return Traffic(
         ring=none,

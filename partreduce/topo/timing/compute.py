@@ -1,11 +1,11 @@
-"""How long workers compute: steady speeds, jitter, random slowdowns and delays, or a recorded trace.
+"""Compute times of workers: constant speeds, jitter, random slowdowns and delays, or a recorded trace.
 
 The published disturbances, as values of `ComputeTimes.disturbance`:
 
 * `RandomSlowdown(6, 1/n)`: each worker's step takes 6 times as long with probability 1/n (Hop, ASPLOS'19, section 7).
-* `RandomDelay(workers, seconds)`: so many random workers are held up by a fixed time in every step (eager-SGD,
+* `RandomDelay(workers, seconds)`: so many random workers are delayed by a fixed time in every step (eager-SGD,
   PPoPP'20: one of 8 by 200, 300 or 400 ms; four of 64 by 300 or 460 ms).
-* `RotatingDelay(low, high)`: every worker is held up, evenly between low and high, and who gets which delay moves by
+* `RotatingDelay(low, high)`: every worker is delayed, evenly between low and high, and each delay moves by
   one worker from step to step (eager-SGD's severe skew: 8 workers, 50 to 400 ms).
 """
 # ruff: noqa: ARG002 - disturbances take what others need
@@ -31,7 +31,7 @@ MOST_DRAWN = 2**16
 
 
 class StragglerModel(Protocol):
-    """Changes the seconds of one step of all workers."""
+    """A model of stragglers: changes the compute times of one step of all workers."""
 
     def disturb(self, seconds: Floats, step: int, rng: np.random.Generator) -> Floats:
         """New seconds for step number `step`; shape (samples, num_workers) in and out."""
@@ -52,7 +52,7 @@ class RandomSlowdown(CheckedFields):
 
 @dataclass(frozen=True, slots=True)
 class RandomDelay(CheckedFields):
-    """`workers` workers, drawn again in every step, are held up by `seconds`."""
+    """In every step `workers` random workers are delayed by `seconds`."""
 
     place: ClassVar[str] = "delay: "
     workers: Index
@@ -69,7 +69,7 @@ class RandomDelay(CheckedFields):
 
 @dataclass(frozen=True, slots=True)
 class RotatingDelay(CheckedFields):
-    """Worker i of n is held up by low + (high − low)·((i + step) mod n)/(n − 1)."""
+    """Worker i of n is delayed by low + (high − low)·((i + step) mod n)/(n − 1) seconds."""
 
     place: ClassVar[str] = "skew: "
     low: Seconds
@@ -89,11 +89,11 @@ class RotatingDelay(CheckedFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeTimes(CheckedFields):
-    """Seconds that each worker computes for one step.
+    """Seconds that each worker needs to compute one step.
 
-    `base` seconds for everybody, times the worker's `slowdown`; `jitter` is the coefficient of variation of a
-    log-normal factor of mean 1, drawn per worker and step; `disturbance` acts last. A `trace` (steps, num_workers) of
-    recorded seconds replaces all of them and repeats for ever.
+    They are `base` times the worker's `slowdown`; `jitter` is the coefficient of variation of a log-normal factor of
+    mean 1, drawn per worker and step; `disturbance` is applied last. A `trace` (steps, num_workers) of recorded seconds
+    replaces all of them and repeats.
     """
 
     place: ClassVar[str] = "compute times: "
@@ -151,7 +151,7 @@ class ComputeTimes(CheckedFields):
     def rounds(
         self, worker_steps: Whole, num_rounds: int, rng: np.random.Generator, *, num_samples: int = 1
     ) -> Iterator[Floats]:
-        """Seconds that each worker computes in each round of its steps; a round is (num_samples, num_workers)."""
+        """Yield the seconds that each worker computes in each round of its steps, shape (num_samples, num_workers)."""
         longest, num_workers = int(worker_steps.max()), len(worker_steps)
         if self.is_fixed:
             yield from [

@@ -47,11 +47,11 @@ from partreduce.topo.timing.coding import PLAIN, Algorithm, Coding, Travel
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """What a schedule's communication costs, without any waiting for slow workers.
+    """The communication cost of a schedule, without waiting for slow workers.
 
     `phases` holds the seconds of each phase; `per_round` their mean; `per_step` that mean divided by the largest
-    steps_per_round. `nic_bytes_per_step` is what leaves the busiest node through its NICs, averaged over steps;
-    `peak_nic_bytes` is the most that what one step sends lets leave it.
+    steps_per_round. `nic_bytes_per_step` are the bytes that leave the busiest node through its NICs, averaged over
+    steps; `peak_nic_bytes` is their maximum over steps.
     """
 
     phases: tuple[float, ...]
@@ -64,7 +64,10 @@ class Communication:
 def communication(
     schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, algorithm: Algorithm = None
 ) -> Communication:
-    """What one period costs, all segments, without the prologue. O(blocks) for rules, else O(n·period)."""
+    """The communication cost of one period, without the prologue. O(blocks) for rules, else O(n·period).
+
+    `model_bytes` and `algorithm` default to those of the hardware and of the schedule.
+    """
     size, travel = bytes_of(hardware, model_bytes), Travel.of_strategy(schedule.strategy, hardware, algorithm)
     steps = schedule.largest_steps_per_round
     found = list[tuple[float, float, float]]()
@@ -82,7 +85,7 @@ def communication(
 
 
 def first_equal(schedule: Schedule) -> list[int]:
-    """For each phase of the period the first one that is equal to it, which costs as much."""
+    """For each phase of the period, the index of the first phase equal to it (which has the same cost)."""
     rule, seen = schedule.rule(by_node=True), dict[object, int]()
     phases = schedule.strategy.graphs or (map(schedule.phase, range(schedule.period)) if rule is None else rule.phases)
     return [seen.setdefault(phase, index) for index, phase in enumerate(phases)]
@@ -106,8 +109,8 @@ def group_seconds(
 def round_seconds(edges: Round, cluster: Cluster, hardware: Hardware, *, model_bytes: int | None = None) -> Floats:
     """Seconds until each worker has received from all its in-neighbors, shape (num_workers,).
 
-    Every edge carries the whole model. A NIC works in both directions at once and serves its messages in turn, so a
-    worker is done when the sending NICs of its sources and its own node's receiving NIC are. Uplinks do as NICs do.
+    Every edge carries the whole model. NICs and uplinks are full duplex and serve their messages one after the other,
+    so a worker is done when the sending NICs of its sources and the receiving NIC of its own node are.
     """
     size = bytes_of(hardware, model_bytes)
     node_of = cluster.node_of()
@@ -133,7 +136,7 @@ def round_seconds(edges: Round, cluster: Cluster, hardware: Hardware, *, model_b
 def phase_loads(
     schedule: Schedule, index: int, hardware: Hardware, *, model_bytes: int, travel: Travel
 ) -> list[loads.Loads]:
-    """What every group of one phase puts on the links, segment by segment; rules are not expanded."""
+    """The loads of every group of one phase on the links, one entry per segment; rules are not expanded."""
     cluster, index = schedule.cluster, index % schedule.period
     if graphs := schedule.strategy.graphs:
         edges = graphs[index]
@@ -158,13 +161,13 @@ def phase_loads(
 
 
 def segment_seconds(listed: list[loads.Loads]) -> Floats:
-    """Seconds of each segment of each group, shape (segments, groups); equal entries are worked out once."""
+    """Seconds of each segment of each group, shape (segments, groups); equal entries are computed once."""
     known = {id(loaded): loaded.seconds() for loaded in listed}
     return np.stack([known[id(loaded)] for loaded in listed])
 
 
 def bytes_of(hardware: Hardware, model_bytes: int | None) -> int:
-    """The model's size: the argument, else the hardware's."""
+    """The model's size in bytes: `model_bytes`, or the hardware's if that is None; raises InputError without either."""
     size = model_bytes if model_bytes is not None else hardware.model_bytes
     if size is None:
         raise InputError("model_bytes: is not given; say how many bytes the model has, such as 552_000_000")

@@ -38,8 +38,8 @@ class CycleTime:
     """The steady speed of a schedule with fixed step times.
 
     `per_round` is the largest seconds per round of any worker, `per_step` that divided by the largest steps_per_round,
-    `workers` the seconds per round of each worker (one entry per local rank where all nodes are equal). `critical` are
-    workers on the slowest cycle: speed one of them up, or the links of their groups, to become faster.
+    `workers` the seconds per round of each worker (one entry per local rank if all nodes are equal). `critical` lists
+    the workers on the slowest cycle: only faster ones, or faster links of their groups, shorten it.
     """
 
     per_round: float
@@ -68,7 +68,7 @@ def cycle_time(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimedPeriod:
-    """The stages of one period, to be timed at any common steps_per_round and delay, without costing them again.
+    """The costs of one period, from which cycle times at any common steps_per_round and delay follow.
 
     `steps` and `worker_steps` (workers,) hold the seconds of one step and the steps of a round.
     """
@@ -88,7 +88,7 @@ class TimedPeriod:
         model_bytes: int | None = None,
         algorithm: Algorithm = None,
     ) -> TimedPeriod:
-        """See `cycle_time` for arguments and refusals."""
+        """Build from a schedule; arguments and errors as in `cycle_time`."""
         times.check(schedule.num_workers)
         steps_per_round, sync = schedule.strategy.steps_per_round, schedule.strategy.sync
         if not _is_homogeneous(schedule, hardware, times):
@@ -101,7 +101,7 @@ class TimedPeriod:
         )
 
     def cycle(self, *, steps_per_round: int | None = None, sync: Sync | None = None) -> CycleTime:
-        """The steady speed; with another steps_per_round for all workers, or another delay, if asked for."""
+        """The steady speed, optionally with another steps_per_round of all workers or another delay."""
         worker_steps = (
             self.worker_steps if steps_per_round is None else np.full_like(self.worker_steps, steps_per_round)
         )
@@ -111,9 +111,10 @@ class TimedPeriod:
         return CycleTime(slowest, slowest / int(worker_steps.max()), workers, critical)
 
     def merged(self) -> TimedPeriod:
-        """The same speeds with one worker for all that compute as long and wait for the like in every round.
+        """An equivalent period in which one worker stands for all that always arrive at the same time.
 
-        They arrive together, so that one stands for all; O(n log n · period), a few times.
+        Workers are merged if they have equal step times and wait for equivalent groups. O(n log n · period), a few
+        times.
         """
         distinct = {id(stage): stage for stage in self.stages}
         if any(stage.turns for stage in distinct.values()):
@@ -285,7 +286,7 @@ def _improve(
 
 
 def _forward(stage: Stage, compute: Floats, states: list[_Ways], potential: _Potential, sync: Sync) -> list[_Ways]:
-    """One round (the equations stand in `topo.timing.stages`)."""
+    """Advance one round (equations in `topo.timing.stages`)."""
     now, *under_way = states
     before: float | Floats = 0.0
     for turn in stage.turns:

@@ -1,4 +1,4 @@
-"""A cluster's links as arrays, what the groups of a phase put on them, and how long fair sharing of NICs then takes."""
+"""A cluster's links as arrays, the loads of a phase's groups on them, and the time under fair sharing of NICs."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from partreduce.topo.timing.coding import PLAIN, Coding, Shape, Traffic, all_to_
 
 
 class Crossings(NamedTuple):
-    """Groups and the uplinks that they cross: the group, the switch, and how many workers and nodes are below it.
+    """Groups and the uplinks that they cross: group, switch, and the group's workers and nodes below the switch.
 
-    `climb` has one entry for every (group, node) incidence: the latencies of the crossed uplinks on the node's way up.
+    `climb` has one entry for every (group, node) incidence: the summed latencies of the uplinks crossed above the node.
     """
 
     group: Whole
@@ -37,8 +37,8 @@ class Crossings(NamedTuple):
 class Uplinks:
     """The uplinks of the switches above the nodes.
 
-    `above` (levels, num_nodes) names the switches over each node, −1 for none; `latency` and `inverse` (switches,) are
-    their numbers.
+    `above` (levels, num_nodes) holds the switches above each node, −1 for none; `latency` (seconds) and `inverse`
+    (seconds per byte) have shape (switches,).
     """
 
     above: Whole
@@ -47,7 +47,7 @@ class Uplinks:
 
     @classmethod
     def of(cls, cluster: Cluster, hardware: Hardware) -> Uplinks | None:
-        """Those of a cluster; None where no uplink can make anything slower."""
+        """The uplinks of a cluster; None if no uplink can slow anything down."""
         for switch in hardware.switches:
             check_node(max(switch.nodes), cluster.num_nodes)
         shared = hardware.shared_switches(cluster.num_nodes)
@@ -56,8 +56,8 @@ class Uplinks:
     def crossings(self, group: Whole, node: Whole, here: Floats, num_nodes: Whole) -> Crossings:
         """Which groups cross which uplinks: those with nodes on both sides of the switch. O(incidences · levels).
 
-        `group`, `node` and `here`, the group's workers on the node, are of every (group, node) incidence, complete for
-        groups that cross nodes; `num_nodes` is of every group.
+        `group`, `node` and `here` (the group's workers on the node) describe every (group, node) incidence, complete
+        for groups that cross nodes; `num_nodes` has one entry per group.
         """
         found: list[tuple[Whole, Whole, Floats, Floats]] = []
         climb = np.zeros(len(group))
@@ -78,10 +78,10 @@ class Uplinks:
     def edges(
         self, source: npt.NDArray[np.int32], target: npt.NDArray[np.int32], size: int
     ) -> tuple[Floats, Floats, Floats]:
-        """For messages of `size` bytes from node to node, all at once: what the uplinks add to each.
+        """The seconds that uplinks add to messages of `size` bytes between nodes, all sent at once.
 
-        Returns seconds until all uplinks on the path are done, the latencies on the way up and those on the way down.
-        An uplink works in both directions at once and serves the messages of one direction in turn.
+        Returns the time until all uplinks on the path are done, the latencies on the way up, and those on the way down.
+        An uplink is full duplex and serves the messages of one direction one after the other.
         """
         seconds, up, down = np.zeros(len(source)), np.zeros(len(source)), np.zeros(len(source))
         for row in self.above:
@@ -107,7 +107,7 @@ def _uplinks(switches: tuple[Switch, ...], num_nodes: int) -> Uplinks:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The link numbers of the nodes that take part, one entry per node: latencies in seconds, inverses in s/byte."""
+    """The links of the participating nodes, one entry per node: latencies in seconds, inverse bandwidths in s/byte."""
 
     nic_latency: Floats
     nic_inverse: Floats
@@ -123,19 +123,19 @@ class Links:
 
     @classmethod
     def of_pairs(cls, links: Sequence[tuple[Link, Link]], bus: Link) -> Links:
-        """From (NIC, inside) pairs and the bus that every node has, without switches."""
+        """Build from one (NIC, inside) pair per node and the bus of every node, without switches."""
         columns = [(n.latency, n.seconds_per_byte, i.latency, i.seconds_per_byte) for n, i in links]
         table = np.array(columns, dtype=float).reshape(-1, 4)
         return cls(table[:, 0], table[:, 1], table[:, 2], table[:, 3], bus)
 
 
 def nic_arrays(cluster: Cluster, hardware: Hardware) -> tuple[Floats, Floats]:
-    """Latency and seconds per byte of every node's NIC, shape (num_nodes,) each."""
+    """Latency (seconds) and seconds per byte of every node's NIC, shape (num_nodes,) each."""
     return _fill(cluster.num_nodes, hardware.nic, hardware.node_nic)
 
 
 def inside_arrays(cluster: Cluster, hardware: Hardware) -> tuple[Floats, Floats]:
-    """Latency and seconds per byte of every node's inner links, shape (num_nodes,) each."""
+    """Latency (seconds) and seconds per byte of every node's inner links, shape (num_nodes,) each."""
     return _fill(cluster.num_nodes, hardware.inside, hardware.node_inside)
 
 
@@ -148,7 +148,7 @@ def _fill(count: int, usual: Link, own: Sequence[tuple[int, Link]]) -> tuple[Flo
 
 
 def check_node(node: int, count: int) -> None:
-    """Refuse hardware for nodes that the cluster does not have."""
+    """Raise InputError if hardware is given for a node that the cluster does not have."""
     if not 0 <= node < count:
         raise InputError(f"hardware: states a link of node {node}; the nodes are 0..{count - 1}")
 
@@ -159,13 +159,13 @@ KEPT = 4096
 
 @dataclass(frozen=True)
 class Loads:
-    """Groups and their crossings: one entry for each (group, node) pair where the group uses that node's NICs.
+    """The load of groups on shared links: one crossing for each (group, node) pair if the group uses the node's NICs.
 
     `latency` (groups,) is the sum of a group's latencies and `inside` (groups,) the seconds on its slowest intra-node
     link. Crossing e belongs to group `group[e]` at node `node[e]`, sends `bytes_[e]` there over up to `lanes[e]` NICs
     at once, at `inverse[e]` seconds per byte and NIC. `num_nics` is the number of NICs of every node. `besides` holds
-    what the same groups put on other shared things, the buses of nodes and the uplinks of switches (in the place of
-    nodes): a group lasts as long as on the slowest.
+    the loads of the same groups on other shared links, the buses of nodes and the uplinks of switches (in place of
+    nodes): a group takes as long as on the slowest.
     """
 
     latency: Floats
@@ -181,7 +181,7 @@ class Loads:
 
     @classmethod
     def fixed(cls, seconds: Floats, busiest: float) -> Loads:
-        """Operations whose seconds are known already."""
+        """Loads of operations with known seconds, shape (groups,)."""
         none, whole = np.zeros(0), np.zeros(0, dtype=np.int64)
         return cls(np.zeros(len(seconds)), seconds, whole, whole, none, none, none, 1, busiest)
 
@@ -237,14 +237,14 @@ class Loads:
 def of_phase(
     phase: Phase, cluster: Cluster, hardware: Hardware, *, model_bytes: float, algorithm: str, coding: Coding = PLAIN
 ) -> Loads:
-    """The loads of the sums of explicit groups. O(size of the phase), vectorized."""
+    """The loads of an all-reduce in explicit groups. O(size of the phase), vectorized."""
     shape, pairs = shape_of(phase, cluster)
     traffic, links = of_sum(shape, algorithm, coding), Links.of(cluster, hardware)
     return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=model_bytes)
 
 
 def of_exchange(phase: Phase, cluster: Cluster, hardware: Hardware, *, num_bytes: float) -> Loads:
-    """The loads of an all_to_all in every group, each worker cutting `num_bytes` into equal pieces. As `of_phase`."""
+    """The loads of an all-to-all in every group, each worker cutting `num_bytes` into equal pieces."""
     shape, pairs = shape_of(phase, cluster)
     traffic, links = all_to_all(shape), Links.of(cluster, hardware)
     return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=num_bytes)
@@ -253,12 +253,12 @@ def of_exchange(phase: Phase, cluster: Cluster, hardware: Hardware, *, num_bytes
 def of_pieces(
     cluster: Cluster, hardware: Hardware, *, wanted: Floats, held: Floats, workers: Whole, others: int | None = None
 ) -> Loads:
-    """The loads of an all_to_all over all workers in which everybody asks some of them for pieces.
+    """The loads of an all-to-all over all workers in which each requests pieces of some others.
 
-    The workers of each node ask for `wanted` bytes together; `workers` of them hand out the share `held` of all, shapes
-    (num_nodes,). A link works in both directions at once, so handing out costs what handing back the same bytes costs.
-    A message goes to every other worker, or to `others` on other nodes, however little is in it. O(num_nodes · levels
-    of switches).
+    The workers of each node together request `wanted` bytes; `workers` of them serve the share `held` of all pieces,
+    shapes (num_nodes,). Links are full duplex, so serving costs as much as sending the same bytes back. Every worker
+    gets a message from every other one, or from `others` on other nodes, even if it is empty. O(num_nodes · levels of
+    switches).
     """
     messages = cluster.num_workers - 1 if others is None else others
     sizes, links = cluster.node_sizes().astype(float), Links.of(cluster, hardware)
@@ -301,7 +301,7 @@ def of_pieces(
 
 
 def shape_of(phase: Phase, cluster: Cluster) -> tuple[Shape, Whole]:
-    """The shape of explicit groups, for `topo.timing.coding`, and their (group, node) incidences, shape (count, 2)."""
+    """The shape of explicit groups, for `topo.timing.coding`, and the (group, node) incidences, shape (count, 2)."""
     sizes = phase.sizes
     group = np.repeat(np.arange(len(phase)), sizes)
     keys = group * cluster.num_nodes + cluster.node_of()[phase.members]
@@ -324,13 +324,12 @@ def of_rule(
     algorithm: str,
     coding: Coding = PLAIN,
 ) -> Loads:
-    """The loads of a rule phase at as few nodes as show every cost. O(blocks · nodes with their own links).
+    """The loads of a rule phase on the fewest nodes that have every possible cost. O(blocks · nodes with own links).
 
-    Under switches no two nodes are sure to be equal, so all are shown then: O(blocks · num_nodes), vectorized.
-
-    Every node is crossed by exactly one group of each block, so nodes with equal links carry the same load. Shown are
-    the nodes with their own links, and stand-ins for ordinary nodes: as many as the most groups of one block that
-    have both kinds of node, so that no stand-in is crossed twice by one block.
+    Every node is crossed by exactly one group of each block, so nodes with equal links carry the same load. The result
+    has the nodes with their own links, and stand-ins for ordinary nodes: as many as the most groups of one block with
+    both kinds of node, so that no stand-in is crossed twice by one block. Under switches all nodes may differ, so it
+    has all of them: O(blocks · num_nodes), vectorized.
     """
     for node in {node for switch in hardware.switches for node in switch.nodes}:
         check_node(node, cluster.num_nodes)

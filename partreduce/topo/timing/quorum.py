@@ -1,12 +1,12 @@
-"""What a quorum's rounds take without running them: worker w computes for X_w seconds, and Q must have come.
+"""Expected round times of partial all-reduce without a run: worker w computes for X_w seconds; a round needs Q workers.
 
 Late gradients count for the next round, and a worker that finds a result when it calls continues at once. So a
-worker brings at most one gradient to a round, and no more than it computes. Workers are taken to be *free*: they come
-independently of one another and hardly anybody waits. With T seconds from round to round a worker needs E[max(X_w, T)]
-for a gradient, and T solves  sum over w of T / E[max(X_w, T)] = Q, whose left side grows with T from 0 to P; a round
-takes no less than word and sum. Under majority a round lasts until the drawn worker comes next: for what is left of its
-computing, E[X²]/(2E[X]) on average, or all of it if it was drawn before, too, with probability 1/P; others are in it if
-they come by then.
+worker brings at most one gradient to a round, and no more than it computes. Workers are assumed *free*: they arrive
+independently of one another and hardly any worker waits. With T seconds from round to round a worker needs
+E[max(X_w, T)] for a gradient, and T solves  sum over w of T / E[max(X_w, T)] = Q, whose left side grows with T from 0
+to P; a round takes no less than the start message and the sum. Under majority a round lasts until the drawn worker
+arrives next: for the rest of its computing, E[X²]/(2E[X]) on average, or all of it if it was drawn before, too, with
+probability 1/P; others are in it if they arrive by then.
 
 The other extreme are workers *in step*, of whom those that a round waits for begin the next one together. Virtual time,
 which assumes neither, lies between (docs/theory/partial-collectives.md has derivations and comparisons).
@@ -31,19 +31,19 @@ HALVINGS = 60
 
 @dataclass(frozen=True, slots=True)
 class ManyRounds:
-    """Expected seconds from round to round, and gradients in each."""
+    """Expected seconds per round, and gradients in each round."""
 
     seconds: float
     active: float
 
     @property
     def gradients_per_second(self) -> float:
-        """Of all workers; infinite where nothing takes time."""
+        """Gradients of all workers per second; infinite if rounds take no time."""
         return self.active / self.seconds if self.seconds else float("inf")
 
 
 def sample_seconds(times: ComputeTimes, num_workers: int, *, seed: int = 0, steps: int = SAMPLED) -> Floats:
-    """Seconds of some steps of all workers, shape (steps, num_workers); one row where all steps are equal."""
+    """Sampled compute seconds of all workers, shape (steps, num_workers); one row if all steps are equal."""
     if times.is_fixed:
         return times.fixed(num_workers)[None, :]
     rng = np.random.default_rng(seed)
@@ -51,10 +51,11 @@ def sample_seconds(times: ComputeTimes, num_workers: int, *, seed: int = 0, step
 
 
 def balance(seconds: Floats, setting: PartialAllReduce, *, word: float = 0.0, sum_seconds: float = 0.0) -> ManyRounds:
-    """Rounds of workers that come independently of one another. O(samples · n); under majority O(n² log samples).
+    """Expected rounds of workers that arrive independently. O(samples · n); under majority O(n² log samples).
 
-    Workers compute `seconds` (samples, num_workers) for a gradient; `word` of the start, or of coming, and a sum take
-    their own. Late gradients count for the open round, no queue is full, and there is no grace.
+    `seconds` (samples, num_workers) are compute times per gradient; `word` is the latency in seconds of the message
+    that starts a round, or announces an arrival, and `sum_seconds` the time of a sum. Late gradients count for the open
+    round, no queue is full, and there is no grace.
     """
     least = word + sum_seconds
     if setting.quorum is QuorumStart.MAJORITY:

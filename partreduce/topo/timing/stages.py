@@ -1,4 +1,4 @@
-"""A schedule's rounds as max-plus stages, and workers from round to round, in one run or in many sampled ones.
+"""A schedule's rounds as max-plus stages, and the progress of workers through them, in one run or many samples.
 
 Write s[t] for when a worker begins to compute round t, c[t] for how long it does, e[t] for the end of its group's
 operation of that round, and let `max` be over the group.
@@ -42,10 +42,10 @@ from partreduce.topo.timing.cost import bytes_of, first_equal, round_seconds
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The pieces of an operation that are sent one after the other, each as soon as it is there.
+    """The pieces of an operation that are sent one after the other, each as soon as it is ready.
 
-    Segment j is ready when the share `ready[j]` of a round's computing is done; from its beginning to the operation's
-    end `left[j, c]` seconds pass in cell c, if nothing has to be waited for. Shapes (segments,) and (segments, cells).
+    Segment j is ready when the share `ready[j]` of a round's computing is done; from its start to the operation's end
+    cell c takes `left[j, c]` seconds, without waiting. Shapes (segments,) and (segments, cells).
     """
 
     ready: Floats
@@ -53,7 +53,7 @@ class Segments:
 
 
 class Turn(NamedTuple):
-    """Start of one part's operation, or wait for it, at a share of a round's computing; `seconds[c]` in cell c."""
+    """The start of a fragment's operation, or the wait for it, at a share of a round's computing; `seconds` by cell."""
 
     at: float | Floats
     part: int
@@ -65,9 +65,9 @@ class Turn(NamedTuple):
 class Stage:
     """One round. Cell c waits for the workers `sources[offsets[c]:offsets[c+1]]` and then takes `seconds[c]`.
 
-    `cell_of` (num_workers,) is the cell that a worker takes part in, −1 for none. The cells are the groups of a phase,
-    or one for each worker and its in-neighbors. With `segments` an operation begins while its round computes; with
-    `turns` it is several, each of which overlaps with computing, if need be into the next round.
+    `cell_of` (num_workers,) is the cell of each worker, −1 for none. The cells are the groups of a phase, or one for
+    each worker and its in-neighbors. With `segments` an operation begins while its round computes; with `turns` there
+    are several operations, each of which overlaps with computing, possibly of the next round.
     """
 
     sources: Whole
@@ -78,20 +78,20 @@ class Stage:
     turns: tuple[Turn, ...] = ()
 
     def ready(self, arrival: Floats) -> Floats:
-        """When the operation of each worker's cell can begin, shape (..., num_workers); its own arrival if in none."""
+        """When the operation of each worker's cell can begin, (..., num_workers); its own arrival if it has no cell."""
         if not len(self.seconds):
             return arrival
         latest = np.maximum.reduceat(arrival[..., self.sources], self.offsets[:-1], axis=-1)
         return np.where(self.cell_of >= 0, latest[..., self.cell_of], arrival)
 
     def duration(self, seconds: Floats | None = None) -> Floats:
-        """Seconds that each worker communicates, or that its cell has in `seconds`, shape (num_workers,)."""
+        """Seconds that each worker communicates, by default the stage's, shape (num_workers,)."""
         seconds = self.seconds if seconds is None else seconds
         return np.where(self.cell_of >= 0, seconds[self.cell_of], 0.0) if len(seconds) else np.zeros(len(self.cell_of))
 
     @property
     def carried(self) -> int:
-        """Parts that are on their way from one round to the next: those awaited before they begin."""
+        """The number of fragments in flight from one round to the next."""
         begun, carried = set(), 0
         for turn in self.turns:
             carried += turn.is_awaited and turn.part not in begun
@@ -99,10 +99,10 @@ class Stage:
         return carried
 
     def before(self, compute: Floats) -> Floats:
-        """Seconds from a worker's beginning to compute until its cell, if all the others are ready, ends or begins.
+        """Seconds from a worker's start of computing until its cell's operation, if no other worker is late.
 
-        Until it ends where there are segments: the latest of them decides, and what comes `after` is nothing. Until it
-        begins elsewhere. Shape (..., num_workers) in and out.
+        With segments until the end of the operation, which the latest segment decides (`after` is then 0); otherwise
+        until its start. Shape (..., num_workers) in and out.
         """
         if self.segments is None:
             return compute
@@ -112,11 +112,11 @@ class Stage:
         return latest
 
     def after(self) -> Floats:
-        """Seconds from what `before` says to the end of the operation, shape (num_workers,)."""
+        """Seconds from the time that `before` gives to the end of the operation, shape (num_workers,)."""
         return self.duration() if self.segments is None else np.zeros(len(self.cell_of))
 
     def first_ready(self, compute: Floats) -> Floats:
-        """Seconds from a worker's beginning to compute until it has something to send, shape (..., num_workers)."""
+        """Seconds from a worker's start of computing until its first segment is ready, shape (..., num_workers)."""
         if self.segments is None:
             return compute
         return np.where(self.cell_of >= 0, compute * self.segments.ready[0], compute)
@@ -125,7 +125,7 @@ class Stage:
 def of_period(
     schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, algorithm: Algorithm = None
 ) -> list[Stage]:
-    """The stages of one period, expanded. Where links state no numbers, the model's size may be left out."""
+    """The stages of one period, with explicit groups. `model_bytes` is optional if no link has a bandwidth."""
     travel = Travel.of_strategy(schedule.strategy, hardware, algorithm)
     stages: list[Stage] = []
     for index, first in enumerate(first_equal(schedule)):
@@ -136,7 +136,7 @@ def of_period(
 def of_prologue(
     schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, algorithm: Algorithm = None
 ) -> Stage:
-    """The stage of a prologue round: everybody with everybody."""
+    """The stage of a prologue round, which averages over all workers."""
     everybody = Schedule("prologue", schedule.cluster, AllReduce())
     return _stage(everybody, 0, hardware, model_bytes, Travel.of(schedule.strategy.transport, hardware, algorithm))
 
@@ -165,7 +165,7 @@ def _stage(schedule: Schedule, index: int, hardware: Hardware, model_bytes: int 
 
 
 def in_segments(sources: Whole, offsets: Whole, seconds: Floats, cell_of: Whole, travel: Travel) -> Stage:
-    """The stage of operations whose segments each take so many seconds in each cell, (segments, cells)."""
+    """The stage of operations in segments; `seconds` (segments, cells) are those of each segment."""
     if travel.turns:
         turns = tuple(Turn(at, move.fragment, move.merges, seconds[move.fragment]) for at, move in travel.turns)
         return Stage(sources, offsets, seconds.sum(axis=0), cell_of, turns=turns)
@@ -176,14 +176,14 @@ def in_segments(sources: Whole, offsets: Whole, seconds: Floats, cell_of: Whole,
 
 
 def size_or_one(hardware: Hardware, model_bytes: int | None) -> int:
-    """The model's size; 1 when it is not given and no link's bandwidth is either."""
+    """The model's size in bytes; 1 if it is not given and no link has a bandwidth."""
     if model_bytes is None and hardware.model_bytes is None and hardware.is_free_of_bytes():
         return 1
     return bytes_of(hardware, model_bytes)
 
 
 class Moments(NamedTuple):
-    """When a round was begun, computed, when its operation began and ended, and when the next can begin."""
+    """Times of a round: begun and computed, start and end of its operation, and the earliest start of the next."""
 
     start: Floats
     computed: Floats
@@ -193,7 +193,7 @@ class Moments(NamedTuple):
 
 
 class Rounds:
-    """Where all workers are, (..., num_workers). `skip_warm_up`: the first round is that behind the warm-up."""
+    """Progress of all workers in max-plus arithmetic, (..., num_workers); `skip_warm_up` starts after the warm-up."""
 
     def __init__(self, sync: Sync, shape: tuple[int, ...], *, skip_warm_up: bool = False) -> None:
         self.sync, self.count = sync, sync.warm_up if skip_warm_up else 0
@@ -203,7 +203,7 @@ class Rounds:
         self._parts: dict[int, Floats] = {}  # when each fragment's operation ends that is not awaited yet
 
     def next(self, stage: Stage, compute: Floats) -> Moments:
-        """One round, with seconds of computing of shape (..., num_workers). O(workers) for each run."""
+        """Advance by one round, given the seconds of computing, (..., num_workers). O(workers) for each run."""
         if stage.turns:
             return self._in_turns(stage, compute)
         start, computed = self.now, self.now + compute
@@ -244,7 +244,7 @@ class Rounds:
         return Moments(start, start + compute, begins[0], end, self.now)
 
     def drained(self) -> Floats:
-        """When all that is under way behind the last round has ended, also where it is then dropped."""
+        """When all operations in flight after the last round have ended, including those whose results are dropped."""
         return np.maximum(self.now, self._last_end)
 
 

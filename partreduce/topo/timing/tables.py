@@ -1,10 +1,10 @@
-"""Tables that go their own way: what a step exchanges by how many rows it touches, and rounds with these exchanges.
+"""Embedding tables exchanged separately: the traffic of a step by the rows it touches, and rounds with it.
 
 A worker touches u rows, the workers of a node u_node together, all workers u_all (`RowAccess`, as shares of the table).
-A row has b bytes, and 4 for its number, by which it is asked for. n workers, N nodes, k on each. With a codec b is that
+A row has b bytes, and its number 4, by which it is requested. n workers, N nodes, k on each. With a codec b is that
 of the row's code, but for gradients inside nodes, which are added there as they are; and to code takes time.
 
-    way                       at a lookup                           end of backward                 rows out of a NIC
+    placement                 at a lookup                           end of backward                 rows out of a NIC
     dense                     –                                     part of the strategy's payload  –
     gather                    –                                     all_gather of u of each         (n−1)·u
     gather, aggregated        –                                     in the nodes; of u_node/k each  (n−1)·u_node/k
@@ -13,20 +13,20 @@ of the row's code, but for gradients inside nodes, which are added there as they
 
 Where nodes are equally large and aggregate, and no table is gathered, a worker exchanges rows with
 those of the same place on other nodes alone: N−1 messages instead of n−1 (`in_pairs`). Before each exchange all workers
-tell each other what they do and how much follows, which is a latency more, and so they do when a step is over. At a
+announce to each other what they do and how much follows, one more latency, also at the end of a step. At a
 lookup the numbers travel in that message where no worker asks another for more than `ROOM` of them; it has room then
-for a few more than were asked for, for which no bytes are charged. At the end of backward that is done once for all
+for a few more, for which no bytes are charged. At the end of backward that is done once for all
 tables, whose gradients then travel together; so tables share these latencies (`Exchange.meetings`). What the strategy
-sends for a dense table, `topo.timing.cost` says: its bytes are added to the model's. Long messages that go in rounds of
+sends for a dense table is in `topo.timing.cost`: its bytes are added to the model's. Long messages that go in rounds of
 pairs (docs/strategies/embeddings.md) are priced as all others, by their bytes and a latency for each.
 
-In every step all workers meet, at the lookup and behind the backward pass: it takes the longest computing of any, and
-the seconds of the exchanges before and behind it; faster workers wait. A round begins when the last worker begins it,
-since no worker has its rows before. What the strategy averages comes behind the last step of a round, or late, as
-`topo.timing.stages` says, where every worker computes as long as that.
+In every step all workers synchronize, at the lookup and after the backward pass: a step takes the longest computing of
+any worker, and the seconds of the exchanges before and after it; faster workers wait. A round begins when the last
+worker begins it, since no worker has its rows before. The strategy's averaging follows the last step of a round, or is
+late, as in `topo.timing.stages`, where every worker computes as long as that.
 
-Source of the ways: Kim et al., Parallax, 2018, sections 3 and 4.
-docs/strategies/embeddings.md has the bytes of each way.
+Source of the placements: Kim et al., Parallax, 2018, sections 3 and 4.
+docs/strategies/embeddings.md has the bytes of each placement.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ ELEMENT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class RowAccess(CheckedFields):
-    """Shares of a table's rows that a step touches, as means over steps: α of a worker, of a node, of all together."""
+    """Shares of a table's rows that one worker, one node and all workers touch in a step, as means over steps."""
 
     place: ClassVar[str] = "touched share of "
     worker: Share
@@ -80,10 +80,9 @@ class RowAccess(CheckedFields):
 
     @classmethod
     def independent(cls, worker: float, cluster: Cluster) -> RowAccess:
-        """Where only a worker's share is known: as if everybody drew its rows by itself, all with equal chance.
+        """Estimate all shares from a worker's, as if workers drew rows uniformly and independently.
 
-        Words are not equally frequent: frequent ones are touched by all, so real workers share more, and touch less
-        together.
+        In real data frequent rows are touched by all workers, so workers share more rows, and touch fewer in all.
         """
         most = int(cluster.node_sizes().max())
         return cls(worker, 1 - (1 - worker) ** most, 1 - (1 - worker) ** cluster.num_workers)
@@ -91,7 +90,7 @@ class RowAccess(CheckedFields):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What tables cost in each step besides the strategy: seconds at lookups and behind backward, bytes of the NICs.
+    """The cost of table exchanges in each step: seconds at lookups and after backward, and bytes through NICs.
 
     `meetings` are latencies in seconds, by name, paid once for all tables. `nic_bytes` leave the busiest node.
     """
@@ -124,7 +123,7 @@ def exchange(
     element_bytes: int = ELEMENT_BYTES,
     beside_gathered: bool = False,
 ) -> Exchange:
-    """What one table takes in a step. `beside_gathered`: another one is gathered, so that all talk to all."""
+    """The cost of one table in a step; `beside_gathered`: another table is gathered, so all workers communicate."""
     if route.way is Placement.DENSE:
         return Exchange()
     exact = route.columns * element_bytes
@@ -173,7 +172,7 @@ def exchange(
 
 
 def exchanges(routes: Payload, touched: Mapping[str, RowAccess], cluster: Cluster, hardware: Hardware) -> Exchange:
-    """What a step of all tables of a schedule takes, one after the other."""
+    """The cost of a step of all tables of a schedule, exchanged one after the other."""
     total, gathers = Exchange(), any(route.way is Placement.GATHER for route in routes.apart)
     for route in routes.apart:
         if route.parameter not in touched:
@@ -193,12 +192,12 @@ def _apart(own: float, collected: float, owners: int, cluster: Cluster, latencie
 
 
 def aggregates_in(cluster: Cluster) -> bool:
-    """Whether there is anything to agree on before rows cross: several nodes, and several workers on one of them."""
+    """Whether rows can be aggregated inside nodes: there are several nodes, and one with several workers."""
     return cluster.num_nodes > 1 and int(cluster.node_sizes().max()) > 1
 
 
 def in_pairs(cluster: Cluster, *, gathers: bool) -> bool:
-    """Whether rows that were collected per node go from one worker of a node to one of another, place by place."""
+    """Whether aggregated rows are exchanged only between workers of equal local rank on different nodes."""
     return aggregates_in(cluster) and len(set(cluster.node_sizes().tolist())) == 1 and not gathers
 
 
@@ -236,15 +235,15 @@ def _parts_on_nodes(route: TablePlacement, cluster: Cluster) -> tuple[Floats, Wh
 
 @dataclass(frozen=True, slots=True)
 class TableRounds:
-    """Takes all workers from round to round, with the exchange of all tables in each step."""
+    """Progress of all workers round by round, with the exchange of all tables in each step."""
 
     rounds: Rounds
     exchange: Exchange
 
     def next(self, stage: Stage, steps: Floats) -> tuple[Moments, Floats]:
-        """One round, with seconds of computing of each of its steps, shape (steps_per_round, num_workers).
+        """Advance by one round, given the seconds of computing of its steps, shape (steps_per_round, num_workers).
 
-        Returns its moments, and the seconds that each worker waited for others' lookups and gradients.
+        Returns its moments, and the seconds that each worker waited for the lookups and gradients of others.
         """
         before = self.rounds.now
         self.rounds.now = np.full_like(before, before.max())
@@ -256,7 +255,7 @@ class TableRounds:
 
 
 def exchange_of(schedule: Schedule, hardware: Hardware, touched: Mapping[str, RowAccess] | None) -> Exchange | None:
-    """What the tables of a schedule take in each step; None where it has none that go their own way."""
+    """The cost of table exchanges in each step of a schedule; None if it has no separate tables."""
     check_names(schedule, touched)
     if not schedule.routes.apart:
         return None
@@ -266,7 +265,7 @@ def exchange_of(schedule: Schedule, hardware: Hardware, touched: Mapping[str, Ro
 
 
 def check_names(schedule: Schedule, touched: Mapping[str, RowAccess] | None) -> None:
-    """Refuse tables that the schedule does not have."""
+    """Raise InputError if `touched` names a table that the schedule does not have."""
     for name in touched or {}:
         if schedule.route_of(name) is None:
             known = ", ".join(repr(route.parameter) for route in schedule.routes.tables) or "none"
@@ -282,9 +281,9 @@ def steady_seconds(
     model_bytes: int | None = None,
     algorithm: Algorithm = None,
 ) -> float:
-    """Exact seconds of a step where every worker computes at a fixed speed. O(n · period).
+    """Exact seconds per step if every worker computes at a constant speed. O(n · period).
 
-    All workers begin a round together, so every period takes the same, a pipeline's as soon as it is full.
+    All workers begin a round together, so every period takes the same time, in a pipeline once it is full.
     """
     stages = of_period(schedule, hardware, model_bytes=model_bytes, algorithm=algorithm)
     sync, steps_per_round = schedule.strategy.sync, schedule.largest_steps_per_round

@@ -1,1 +1,1 @@
-"""Define Prague's group generator: the service, its workers, its draws, its buffers, and one system of all."""
+"""Prague's group generator: the service, its workers, its draws, its buffers, and one system of all."""

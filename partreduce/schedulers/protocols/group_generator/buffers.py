@@ -1,4 +1,4 @@
-"""Group buffers and the lock vector of Prague's group generator (Luo et al., ASPLOS 2020, section 4): who runs when.
+"""Group buffers and the lock vector of Prague's group generator (Luo et al., ASPLOS 2020, section 4).
 
 Every group gets the next sequence number and joins the end of the buffer of each of its members. A group starts when it
 is the first in all of its members' buffers and no lock bit of a member is set; starting takes it out of the buffers and
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """A group that is not over: `active` are the members of a running group that have not said that they are done."""
+    """A group that has not ended; `active` are the members of a running group that have not reported to be done."""
 
     seq: int
     members: tuple[int, ...]
@@ -27,7 +27,7 @@ class Outstanding:
 
 @dataclass(frozen=True, slots=True)
 class GroupBuffers:
-    """Outstanding groups in order of sequence numbers, a buffer of such numbers per worker, and the lock vector."""
+    """The outstanding groups by sequence number, a buffer of such numbers per worker, and the lock vector."""
 
     groups: tuple[Outstanding, ...]
     buffers: tuple[tuple[int, ...], ...]
@@ -42,17 +42,17 @@ class GroupBuffers:
         return next(group for group in self.groups if group.seq == seq)
 
     def running_of(self, worker: int) -> Outstanding | None:
-        """The running group that a worker has not finished; there is at most one."""
+        """The running group that a worker has not finished, None if there is none."""
         if not self.locks[worker]:
             return None
         return next(group for group in self.groups if worker in group.active)
 
 
 class Locking:
-    """The moves on group buffers; stateless, so that each rule stands in one method."""
+    """The operations on group buffers, without state: each returns new buffers."""
 
     def pushed(self, state: GroupBuffers, members: tuple[int, ...]) -> GroupBuffers:
-        """A new group at the end of its members' buffers. O(num_workers)."""
+        """The buffers with a new group at the end of its members' buffers. O(num_workers)."""
         seq = state.next_seq
         buffers = list(state.buffers)
         for worker in members:
@@ -65,13 +65,13 @@ class Locking:
         return (*buffer, seq)
 
     def can_start(self, state: GroupBuffers, group: Outstanding) -> bool:
-        """First in all of its members' buffers, and no bit set."""
+        """Whether the group is first in all of its members' buffers and no lock bit of a member is set."""
         return not group.running and all(
             state.buffers[worker][:1] == (group.seq,) and not state.locks[worker] for worker in group.members
         )
 
     def started(self, state: GroupBuffers) -> tuple[GroupBuffers, tuple[Outstanding, ...]]:
-        """Start everything that can start, in order of sequence numbers; also returns what started."""
+        """Start all groups that can start, in order of sequence numbers; returns the buffers and the started groups."""
         begun = []
         for group in state.groups:
             if self.can_start(state, group):
@@ -86,7 +86,7 @@ class Locking:
         return state, tuple(begun)
 
     def released(self, state: GroupBuffers, worker: int) -> GroupBuffers:
-        """The worker is done with its running group; the last member to be done ends it."""
+        """The buffers after a worker is done with its running group; the last member to be done ends the group."""
         group = state.running_of(worker)
         if group is None:
             return state
@@ -96,7 +96,7 @@ class Locking:
         )
 
     def withdrawn(self, state: GroupBuffers, worker: int) -> GroupBuffers:
-        """The worker leaves every group that has not started: such groups shrink, and end when one member is left."""
+        """Remove a worker from all groups that have not started; a group with one remaining member ends."""
         for seq in state.buffers[worker]:
             group = state.group(seq)
             rest = replace(group, members=tuple(member for member in group.members if member != worker))
@@ -109,13 +109,13 @@ class Locking:
         return state
 
     def voided(self, state: GroupBuffers, worker: int) -> tuple[GroupBuffers, tuple[Outstanding, ...]]:
-        """End every running group of a failed worker, also one that it was done with: others may still wait in it."""
+        """End every running group of a failed worker, even if it was done: others may still wait in the group."""
         return self.dissolved(state, tuple(g for g in state.groups if g.running and worker in g.members))
 
     def dissolved(
         self, state: GroupBuffers, ended: tuple[Outstanding, ...]
     ) -> tuple[GroupBuffers, tuple[Outstanding, ...]]:
-        """End running groups for all of their members."""
+        """End these running groups for all of their members."""
         free = [member for group in ended for member in group.active]
         groups = tuple(group for group in state.groups if group not in ended)
         return replace(state, groups=groups, locks=_clear_locks(state, free)), ended

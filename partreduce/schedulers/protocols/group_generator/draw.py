@@ -29,10 +29,10 @@ SLOW_FACTOR = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorSetting:
-    """The rules of a run: the strategy's, and which node each worker is on (`nodes[w]`).
+    """The settings of a run: the strategy's, and the node of each worker (`nodes[w]`).
 
-    `max_known` bounds the distinct groups that a worker is put into: once it belongs to that many, only groups that
-    were drawn before are drawn for it (None: no bound, and nothing is remembered).
+    `max_known` bounds the distinct groups of a worker: one with that many is only drawn into groups that were drawn
+    before (None: no bound, and no record of groups).
     """
 
     nodes: tuple[int, ...]
@@ -62,11 +62,11 @@ class GeneratorSetting:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What a draw looks at.
+    """The input of a draw.
 
-    `alive` are the workers that take part, `idle` those of them whose buffer is empty (the initiator is one), `counts`
-    the rounds asked for so far, `known` the groups drawn before, `salt` the random number of this draw, `slow` the
-    workers that compute slowly (None: slowness is judged by `counts`), `due` whether all shall meet.
+    `alive` are the workers that take part, `idle` those of them with an empty buffer (the initiator is one), `counts`
+    the rounds requested so far, `known` the groups drawn before, `salt` the random number of this draw, `slow` the
+    workers that compute slowly (None: slowness follows from `counts`), `due` whether it is time for a group of all.
     """
 
     initiator: int
@@ -81,16 +81,16 @@ class Situation:
 
 
 class Drawing:
-    """The rules of a draw; stateless but for the setting, so that each rule stands in one method."""
+    """The rules by which groups are drawn, under one setting and without other state."""
 
     def __init__(self, setting: GeneratorSetting) -> None:
         self.setting = setting
 
     def draw(self, now: Situation) -> tuple[Members, ...]:
-        """The groups of one request, in the order in which they join the buffers; none holds a worker alone.
+        """The groups drawn for one request, in the order in which they join the buffers; each has at least two workers.
 
-        The initiator is in at least one of them, except that a division may leave it over; after `PATIENCE` requests
-        in a row without a group it gets one for sure, as long as anybody else takes part.
+        The initiator is in at least one of them, unless a division leaves it over; after `PATIENCE` requests in a row
+        without a group it gets one, as long as any other worker takes part.
         """
         if self.is_limited(now):
             return self.around(now, self.small_partners(now), SLOW_WORKER_GROUP_SIZE)
@@ -104,7 +104,7 @@ class Drawing:
         return (*self.inter(now, taking_part), *self.intra(now, taking_part))
 
     def is_limited(self, now: Situation) -> bool:
-        """Whether the initiator lags and therefore gets one small group only."""
+        """Whether the initiator lags behind and therefore gets only one small group."""
         return self.setting.slow_worker_policy != SlowWorkerPolicy.PAPER and self.is_slow_worker(now)
 
     def is_slow_worker(self, now: Situation) -> bool:
@@ -119,8 +119,8 @@ class Drawing:
     def fast_enough(self, now: Situation, workers: frozenset[int]) -> frozenset[int]:
         """The paper's filter: worker w takes part if c_i − c_w < threshold; the initiator i always does.
 
-        With `slow` all others take part: by counts a worker that was held up once would stay out for ever, and so would
-        everybody whom it then meets, until no group spans nodes any more.
+        If `slow` is known, all workers outside it take part instead: by counts, a worker that was delayed once would be
+        excluded for good, and so would all workers that it then averages with, until no group spans nodes.
         """
         threshold = self.setting.slow_threshold
         if threshold is None:
@@ -131,12 +131,12 @@ class Drawing:
         return frozenset(worker for worker in workers if mine - now.counts[worker] < threshold)
 
     def partners(self, now: Situation) -> list[int]:
-        """Whom a random group may take in: everybody that the filter passes; everybody where it passes no worker."""
+        """The candidates for a random group: all workers that pass the filter, or all others if none passes."""
         everybody = now.alive - {now.initiator}
         return order_from_salt(self.fast_enough(now, everybody) or everybody, now.salt)
 
     def slow(self, costs: dict[int, int]) -> frozenset[int] | None:
-        """Who computes slowly, by what a round costs each worker (0: not known yet); None where counts decide."""
+        """The workers that compute slowly, by each worker's cost of a round (0: unknown); None if counts decide."""
         if self.setting.slow_worker_policy != SlowWorkerPolicy.DEFER or self.setting.slow_threshold is None:
             return None
         known = sorted(cost for cost in costs.values() if cost)
@@ -144,7 +144,7 @@ class Drawing:
         return frozenset(worker for worker, cost in costs.items() if middle and cost >= SLOW_FACTOR * middle)
 
     def small_partners(self, now: Situation) -> list[int]:
-        """Whom a lagging initiator may wait with: idle workers of its node, else its node, else idle ones, else all."""
+        """Candidates for a lagging initiator's group: idle workers of its node, else its node, else idle, else all."""
         others = now.alive - {now.initiator}
         if now.slow is not None:
             others = self.fast_enough(now, others) or others
@@ -152,7 +152,7 @@ class Drawing:
         return order_from_salt(local & now.idle or local or others & now.idle or others, now.salt)
 
     def around(self, now: Situation, partners: Sequence[int], size: int) -> tuple[Members, ...]:
-        """One group of the initiator and the first partners, or a known one if the initiator's bound is reached."""
+        """One group of the initiator and the first partners, or a known group if the initiator's bound is reached."""
         if not partners:
             return ()
         if self.is_bounded(now, now.initiator):
@@ -164,7 +164,7 @@ class Drawing:
         return (_members((now.initiator, *partners[: size - 1])),)
 
     def divided(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:
-        """All of `workers` in random groups of the group size; what is left over forms one smaller group, or skips."""
+        """Partition `workers` into random groups of the group size; the rest forms a smaller group or skips."""
         order, groups, size = order_from_salt(workers, now.salt), list[Members](), self.setting.group_size
         left = set(order)
         for worker in order:
@@ -193,10 +193,10 @@ class Drawing:
         return tuple(_members(here) for here in self.by_node(workers) if len(here) > 1)
 
     def node_then_all(self, now: Situation) -> tuple[Members, ...]:
-        """One group of all that pass the filter if that is due, else of the idle ones on the initiator's node.
+        """One group of all workers that pass the filter if that is due, else of the idle ones on the initiator's node.
 
-        The meeting of all is queued behind whatever its members have before them, so that no worker misses it. A worker
-        that was left over twice waits for its whole node.
+        The group of all is queued behind all earlier groups of its members, so that no worker misses it. A worker that
+        was left over twice waits for its whole node.
         """
         if now.due:
             return self.all_of(now, self.fast_enough(now, now.alive))
@@ -215,14 +215,14 @@ class Drawing:
         return (group,) if len(group) > 1 else ()
 
     def is_due(self, now: Situation, apart: int) -> bool:
-        """Whether the workers that are not slow asked for `all_every` rounds each, on average, since all met."""
+        """Whether workers that are not slow requested `all_every` rounds on average since the last group of all."""
         if self.setting.division != GroupSplit.NODE_THEN_ALL or self.is_limited(now):
             return False
         fast = len(self.fast_enough(now, now.alive))
         return fast > 1 and apart >= self.setting.all_every * fast
 
     def further(self, apart: int) -> int:
-        """The count of requests since all met, after one more; 0 where no worker counts them."""
+        """The number of requests since the last group of all, plus one; 0 if the division does not count them."""
         if self.setting.division != GroupSplit.NODE_THEN_ALL:
             return 0
         return min(apart + 1, self.setting.all_every * self.setting.num_workers)
@@ -232,7 +232,7 @@ class Drawing:
         return [frozenset(w for w in workers if self.setting.nodes[w] == node) for node in nodes]
 
     def is_bounded(self, now: Situation, worker: int) -> bool:
-        """Whether a worker belongs to as many distinct groups as it may."""
+        """Whether a worker is in as many distinct groups as `max_known` allows."""
         bound = self.setting.max_known
         return bound is not None and sum(worker in group for group in now.known) >= bound
 
@@ -242,7 +242,7 @@ def _members(workers: Sequence[int] | frozenset[int]) -> Members:
 
 
 def order_from_salt(workers: frozenset[int], salt: int) -> list[int]:
-    """The workers in the order that `salt` numbers: salts 0..k!−1 give every order of k workers once (Lehmer)."""
+    """Permutation number `salt` of the workers: salts 0..k!−1 give each order of k workers once (Lehmer code)."""
     rest, order = sorted(workers), []
     while rest:
         salt, place = divmod(salt, len(rest))
@@ -251,6 +251,6 @@ def order_from_salt(workers: frozenset[int], salt: int) -> list[int]:
 
 
 def salt_of(seed: int, draw: int, num_workers: int) -> int:
-    """The random number of draw number `draw`, from the seed alone: more bits than an order of the workers needs."""
+    """The random number of draw number `draw`, from the seed only, with enough bits for any order of the workers."""
     num_bytes = num_workers.bit_length() * num_workers // 8 + 16
     return int.from_bytes(shake_256(f"{seed}:{draw}".encode()).digest(num_bytes), "big")

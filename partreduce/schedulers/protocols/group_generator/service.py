@@ -1,9 +1,9 @@
-"""Define Prague's group generator (Luo et al., ASPLOS 2020) as a pure state machine: one answer per round's request.
+"""Prague's group generator (Luo et al., ASPLOS 2020) as a pure state machine: one answer per round's request.
 
-A worker asks at the beginning of a round and says in the same message that it is done with its last group. The answer
-is the group of the round (`Grant`), no group (`Alone`), or the end (`Bye`). Every grant has a sequence number; a worker
-meets its groups in that order. Requests are numbered by the worker, so a repeated or late one is recognized, and the
-whole state is a fold over the messages received, so that a log of them restores it.
+A worker asks at the beginning of a round and reports in the same message that it is done with its last group. The
+answer is the group of the round (`Grant`), no group (`Alone`), or the end (`Bye`). Every grant has a sequence number; a
+worker enters its groups in that order. Requests are numbered by the worker, so a repeated or late one is recognized,
+and the whole state is a fold over the messages received, so that a log of them restores it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ ACTIVE, LEFT, DEAD = "active", "left", "dead"
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Message to the generator: a worker's request number `request`; it is `done` with that sequence number (−1: none).
+    """Message to the generator: request number `request` of a worker, which is `done` with that group (−1: none).
 
-    `last`: the worker has no further rounds; it is then given the group that waits for it, if any, and else `Bye`.
-    `failed`: the group did not come about, because a member did not come or its collective broke.
-    `computed`: the round of the request before, which was answered with `Later`, is computed now.
-    `cost` is what a round of this worker takes to compute, in any unit that all share (0: not known).
-    `salt` is the random number of a draw, for drivers that choose it themselves; None draws from the seed.
+    `last`: the worker has no further rounds; it gets the group that waits for it, if any, and else `Bye`.
+    `failed`: the group did not average, because a member was absent or the collective failed.
+    `computed`: the round of the previous request, which was answered with `Later`, is computed.
+    `cost` is the compute time of a round of this worker, in any unit that all share (0: unknown).
+    `salt` is the random number of a draw, for drivers that choose it; None draws from the seed.
     """
 
     request: int
@@ -39,7 +39,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer to a request, in a generation."""
+    """An answer to a request; `generation` counts failures and restarts."""
 
     generation: int
     request: int
@@ -58,16 +58,16 @@ class Alone(Answer):
 
 
 class Later(Answer):
-    """Answer: ask again when the round is computed, so that no other member waits for this slow worker's computing."""
+    """Answer: ask again when the round is computed, so that other members do not wait for this slow worker."""
 
 
 class Bye(Answer):
-    """Answer to a last request: no worker waits for you."""
+    """Answer to a last request: no group waits for the worker, which may end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """Message to a member: group `seq` will not happen, because a member failed; continue without it."""
+    """Message to a member: group `seq` is canceled because a member failed; continue without it."""
 
     generation: int
     seq: int
@@ -81,7 +81,7 @@ class Evicted:
 
 
 class Restarted(Signal):
-    """Event of the generator: it was started again from its log; answers of its former life are no longer valid."""
+    """Event of the generator: it was restarted from its log; earlier answers are invalid."""
 
 
 Reply = Answer | Void | Evicted
@@ -89,11 +89,11 @@ Reply = Answer | Void | Evicted
 
 @dataclass(frozen=True, slots=True)
 class GeneratorState:
-    """All that the generator knows; per worker in order of ranks.
+    """The state of the generator, with one entry per worker in order of ranks.
 
-    `requests` are the last request numbers (−1: none yet), `answers` what they were answered (None: not yet),
-    `waiting` the workers without an answer in order of arrival (the pending queue), `counts` the rounds asked for,
-    `costs` what a round takes each worker to compute, `apart` the requests since all met (where the division counts).
+    `requests` are the last request numbers (−1: none yet), `answers` the answers to them (None: not yet), `waiting` the
+    workers without an answer in order of arrival (the pending queue), `counts` the rounds requested, `costs` the
+    compute time of a round, `apart` the requests since the last group of all (for divisions that count them).
     """
 
     buffers: GroupBuffers
@@ -114,9 +114,9 @@ Stepped = tuple[GeneratorState, tuple[Action, ...]]
 
 
 class GroupGenerator:
-    """The service's part of the protocol. `handle` is pure; O(num_workers) per message without a draw.
+    """The service of the protocol. `handle` is pure; O(num_workers) per message without a draw.
 
-    At `modulus` request numbers wrap, and counts are kept relative, for endless explorations (None: they do not).
+    Request numbers wrap at `modulus`, and counts are kept relative, for endless explorations (None: neither).
     """
 
     def __init__(self, setting: GeneratorSetting, *, modulus: int | None = None) -> None:
@@ -129,7 +129,7 @@ class GroupGenerator:
         return GeneratorState(GroupBuffers.empty(n), (-1,) * n, (None,) * n, none, none, (ACTIVE,) * n, costs=none)
 
     def handle(self, state: GeneratorState, source: int, message: object) -> Stepped:
-        """The next state and what is sent because of one message of worker `source`."""
+        """The next state and the messages to send after one message from worker `source`."""
         match message:
             case Crashed():
                 return self.crashed(state, source)
@@ -144,7 +144,7 @@ class GroupGenerator:
         raise AssertionError(f"not a message to the group generator: {message}")
 
     def restarted(self, state: GeneratorState) -> Stepped:
-        """The service starts again: a new generation; every worker asks again for each answer, owed or given."""
+        """The state after a restart from the log: a new generation, in which every worker repeats its request."""
         return replace(state, generation=state.generation + 1), ()
 
     def following(self, request: int) -> int:
@@ -154,12 +154,12 @@ class GroupGenerator:
         return ask.request == state.requests[worker]
 
     def repeated(self, state: GeneratorState, worker: int) -> tuple[Action, ...]:
-        """The same answer once more, in the present generation; nothing while it is owed."""
+        """Send the same answer again, in the present generation; nothing if the request is not answered yet."""
         answer = state.answers[worker]
         return () if answer is None else (Send(worker, replace(answer, generation=state.generation)),)
 
     def asked(self, state: GeneratorState, worker: int, ask: Ask) -> Stepped:
-        """A new request: release, draw if need be, start what can start, answer whom that concerns."""
+        """Handle a new request: release the last group, draw groups if needed, start what can start, and answer."""
         state = replace(
             state,
             requests=replace_at(state.requests, worker, ask.request),
@@ -182,10 +182,10 @@ class GroupGenerator:
         return state, (*voids, *actions)
 
     def failed(self, state: GeneratorState, worker: int, ask: Ask) -> Stepped:
-        """A member reports that its group broke: the group ends for all, and members that have not asked since sit out.
+        """Handle a member's report that its group failed: the group ends for all; members sit out until they ask again.
 
-        No worker needs to know yet which one failed: a member that lives asks again and then takes part again; one that
-        is dead never does, so no further group is granted with it, until it is evicted.
+        It need not be known yet which member failed: one that is alive asks again and takes part again; one that is
+        dead never does, so no further group is granted with it until it is evicted.
         """
         group = state.buffers.running_of(worker)
         if group is None or group.seq != ask.done:
@@ -198,7 +198,7 @@ class GroupGenerator:
         return state, self.void(state, ended, worker)
 
     def set_aside(self, state: GeneratorState, worker: int) -> GeneratorState:
-        """A worker takes no part until it asks again: no group that has not started counts on it."""
+        """Exclude a worker until it asks again: it is removed from all groups that have not started."""
         buffers = self.locking.withdrawn(state.buffers, worker)
         return replace(state, status=replace_at(state.status, worker, LEFT), buffers=buffers)
 
@@ -210,15 +210,15 @@ class GroupGenerator:
         return replace(state, buffers=self.locking.released(state.buffers, worker))
 
     def takes_part(self, state: GeneratorState, worker: int) -> bool:
-        """Whether a draw may count on a worker; not on one that shall ask later."""
+        """Whether a draw may include a worker; not while it was answered `Later`."""
         return state.status[worker] == ACTIVE and not isinstance(state.answers[worker], Later)
 
     def is_late(self, state: GeneratorState, worker: int) -> bool:
-        """Whether a worker computes so slowly that its group is drawn only when it has computed."""
+        """Whether a worker is so slow that its group is drawn only after it has computed."""
         return worker in (self.slow(state) or ())
 
     def slow(self, state: GeneratorState) -> frozenset[int] | None:
-        """The slow ones among the workers that take part, if slowness is judged by what rounds cost."""
+        """The slow workers among those that take part, if slowness is judged by the cost of rounds; else None."""
         return self.drawing.slow({w: c for w, c in enumerate(state.costs) if state.status[w] == ACTIVE})
 
     def situation(self, state: GeneratorState, worker: int, salt: int) -> Situation:
@@ -229,7 +229,7 @@ class GroupGenerator:
         return replace(now, due=self.drawing.is_due(now, state.apart))
 
     def counted(self, state: GeneratorState, worker: int) -> tuple[int, ...]:
-        """The rounds asked for, one more for this worker; relative to the slowest where numbers wrap."""
+        """The rounds requested by each worker, plus one for this worker; relative to the slowest if numbers wrap."""
         counts = replace_at(state.counts, worker, state.counts[worker] + 1)
         if self.modulus is None:
             return counts
@@ -238,7 +238,7 @@ class GroupGenerator:
         return tuple(min(max(count - least, 0), limit) for count in counts)
 
     def drawn(self, state: GeneratorState, worker: int, ask: Ask) -> GeneratorState:
-        """Draw groups around a worker whose buffer is empty and put them into the buffers."""
+        """Draw groups for a worker with an empty buffer and push them into the buffers."""
         salt = ask.salt
         if salt is None:
             salt = salt_of(self.setting.seed, state.draws, self.setting.num_workers)
@@ -252,11 +252,11 @@ class GroupGenerator:
         return replace(state, buffers=buffers, known=known, apart=0 if now.due else state.apart)
 
     def idle(self, state: GeneratorState, alive: frozenset[int]) -> frozenset[int]:
-        """The workers with an empty buffer; one in a running group is among them, its next round is free."""
+        """The workers with an empty buffer, including those in a running group, whose next round is free."""
         return frozenset(worker for worker in alive if not state.buffers.buffers[worker])
 
     def served(self, state: GeneratorState) -> Stepped:
-        """Start what can start, then answer everybody whose answer is now certain, in order of arrival."""
+        """Start all groups that can start, then send every answer that is decided, in order of arrival."""
         buffers, begun = self.locking.started(state.buffers)
         state = replace(state, buffers=buffers)
         actions: list[Action] = [Note(("started", group.seq, group.members)) for group in begun]
@@ -268,7 +268,7 @@ class GroupGenerator:
         return state, tuple(actions)
 
     def answer(self, state: GeneratorState, worker: int) -> Answer | None:
-        """The answer to a waiting worker; None if it has to wait for its group to start."""
+        """The answer to a waiting worker; None while its group cannot start."""
         running = state.buffers.running_of(worker)
         generation, request = state.generation, state.requests[worker]
         if running is not None:
@@ -278,7 +278,7 @@ class GroupGenerator:
         return Bye(generation, request) if state.status[worker] == LEFT else Alone(generation, request)
 
     def answered(self, state: GeneratorState, worker: int, answer: Answer) -> GeneratorState:
-        """Remember the answer for a repeated request."""
+        """Record the answer, to repeat it for a repeated request."""
         alone = state.alone[worker] if isinstance(answer, Later) else 0
         if isinstance(answer, Alone):
             alone = min(state.alone[worker] + 1, 99)
@@ -290,7 +290,7 @@ class GroupGenerator:
         )
 
     def crashed(self, state: GeneratorState, worker: int) -> Stepped:
-        """A worker has failed, or is taken to have: a new generation without it. It is evicted, since it may live."""
+        """Handle a failed or suspected worker: it is evicted, since it may be alive, and a new generation begins."""
         if state.status[worker] == DEAD:
             return state, ()
         state = replace(
@@ -306,7 +306,7 @@ class GroupGenerator:
         return state, (Send(worker, Evicted(state.generation)), *self.void(state, groups, worker), *sent)
 
     def forgotten(self, state: GeneratorState, groups: tuple[Outstanding, ...]) -> GeneratorState:
-        """A repeated request must not be answered with a group that is void: it is answered with no group."""
+        """Replace recorded answers that grant a void group by no group, for repeated requests."""
         seqs = {group.seq for group in groups}
         answers = tuple(
             Alone(a.generation, a.request) if isinstance(a, Grant) and a.seq in seqs else a for a in state.answers
@@ -314,7 +314,7 @@ class GroupGenerator:
         return replace(state, answers=answers)
 
     def void(self, state: GeneratorState, groups: tuple[Outstanding, ...], dead: int) -> tuple[Action, ...]:
-        """What the members of groups hear in which one failed, if they have begun to wait there."""
+        """The `Void` messages to members that may already wait in these groups, in which worker `dead` failed."""
         actions: list[Action] = []
         for group in groups:
             actions.append(Note(("void", group.seq, group.members)))

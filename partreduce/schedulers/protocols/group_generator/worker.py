@@ -1,7 +1,7 @@
-"""Define a worker of the group generator as a pure state machine, and with the generator as one `Machine`.
+"""A worker of the group generator as a pure state machine, and the system of workers and generator as one `Machine`.
 
-The ask goes out at the beginning of a round, so that its answer is there when the round's computation ends. The group's
-collective is modeled by `Here` messages between its members: it ends for a worker once all others have entered it.
+The request is sent at the beginning of a round, so that its answer is there when the round's computation ends. The
+group's collective is modeled by `Here` messages between its members: it ends for a worker once all others have entered.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MODULUS = 4
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """Message between members: the sender has entered group `seq`; `answer` says that it answers such a message."""
+    """Message between members: the sender has entered group `seq`; `answer` marks a reply to such a message."""
 
     seq: int
     answer: bool = False
@@ -45,13 +45,13 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """An event after which the worker asks for a group; `salt` is what a draw for it would use."""
+    """An event after which the worker requests a group; `salt` is the random number of a draw for it."""
 
     salt: int | None = None
 
 
 class NextRound(Asking):
-    """Event: the next round begins, after one without a group."""
+    """Event: the next round begins, after a round without a group."""
 
 
 class Enter(Asking):
@@ -59,23 +59,23 @@ class Enter(Asking):
 
 
 class Computed(Asking):
-    """Event: the round is computed, and its group is asked for only now."""
+    """Event: the round is computed, and only now its group is requested."""
 
 
 class Broke(Asking):
-    """Event: the group's collective failed, or could not begin; nothing of it was kept."""
+    """Event: the group's collective failed or could not begin; its result is discarded."""
 
 
 class Retry(Signal):
-    """Event: the worker has waited long and repeats all that may have been lost."""
+    """Event: the worker has waited long and repeats all messages that may be lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """One worker.
+    """The state of one worker.
 
-    `cost` is what its rounds take to compute, `here` are the (seq, member) pairs of which a `Here` has come for groups
-    not yet met.
+    `cost` is the compute time of its rounds; `here` are the (seq, member) pairs whose `Here` has arrived for groups
+    that the worker has not finished.
     """
 
     stage: str
@@ -96,11 +96,11 @@ Stepped = tuple[WorkerState, tuple[Action, ...]]
 
 
 class GroupWorker:
-    """The worker's part of the protocol, pure; `service` is the process number of the generator.
+    """The worker of the protocol, pure; `service` is the process number of the generator.
 
-    It has so many `rounds` (None: it never ends); request numbers wrap at `modulus` (None: they do not). With
-    `collective` groups are met by `Here` messages; without it a worker may leave a group at any time after it entered,
-    which covers every real collective but cannot show members that wait for one another.
+    It runs `rounds` rounds (None: endless); request numbers wrap at `modulus` (None: never). With `collective` members
+    of a group exchange `Here` messages; without it a worker may leave a group at any time after it entered, which
+    covers every real collective but cannot show members that wait for one another.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class GroupWorker:
         raise AssertionError(f"not an event of a worker: {event}")
 
     def received(self, worker: int, state: WorkerState, source: int, message: object) -> Stepped:
-        """A message; one of an older generation, of another request or of a past group changes nothing."""
+        """Handle a message; one of an older generation, another request or a finished group is ignored."""
         match message:
             case Crashed() if source == self.service:
                 return replace(state, stage=EVICTED, seq=-1, members=()), (Note(("service lost",)),)
@@ -166,7 +166,7 @@ class GroupWorker:
         return state.stage in (GRANTED, MEETING) and state.seq == seq
 
     def answered(self, state: WorkerState, answer: Answer) -> Stepped:
-        """The answer to the present request; a repeated one changes nothing unless it takes a group away."""
+        """Handle the answer to the present request; a repeated answer is ignored unless it cancels a group."""
         if state.stage == ASKED:
             if isinstance(answer, Grant):
                 return replace(state, stage=GRANTED, seq=answer.seq, members=answer.members), ()
@@ -176,11 +176,11 @@ class GroupWorker:
         return state, ()
 
     def without_group(self, state: WorkerState) -> WorkerState:
-        """The group is void: the round continues without one."""
+        """The state after the group was canceled: the round continues without one."""
         return replace(state, stage=ALONE, seq=-1, members=(), here=_after(state.here, state.seq))
 
     def entered(self, worker: int, state: WorkerState, salt: int | None) -> Stepped:
-        """Tell the members and, if they have all come, be done."""
+        """Enter the group: send `Here` to its members, and finish if all have entered."""
         if not self.collective:
             return self.finished(state, salt)
         sent = tuple(Send(member, Here(state.seq)) for member in state.members if member != worker)
@@ -188,14 +188,14 @@ class GroupWorker:
         return state, (*sent, *actions)
 
     def reminders(self, worker: int, state: WorkerState) -> tuple[Action, ...]:
-        """`Here` once more, to the members that have not been heard of."""
+        """`Here` messages again, to the members whose `Here` has not arrived."""
         if state.stage != MEETING:
             return ()
         missing = (m for m in state.members if m != worker and (state.seq, m) not in state.here)
         return tuple(Send(member, Here(state.seq)) for member in missing)
 
     def met_by(self, worker: int, state: WorkerState, source: int, seq: int, *, answer: bool) -> Stepped:
-        """A member has entered a group: this worker's, a later one, or one that this worker has met already."""
+        """Handle `Here` of a member for this worker's present group, a later one, or one that it has finished."""
         if seq <= state.met:
             return state, (() if answer else (Send(source, Here(seq, answer=True)),))
         if (seq, source) in state.here or state.stage in (ENDED, EVICTED):
@@ -209,7 +209,7 @@ class GroupWorker:
         return state, ()
 
     def finished(self, state: WorkerState, salt: int | None) -> Stepped:
-        """The group is over for this worker: say so with the next request."""
+        """The group has ended for this worker: report that with the next request."""
         note = Note(("executed", state.seq, state.members))
         done = state.seq
         state = replace(state, seq=-1, members=(), met=max(done, state.met), here=_after(state.here, done))
@@ -217,7 +217,7 @@ class GroupWorker:
         return state, (note, *actions)
 
     def broken(self, state: WorkerState, salt: int | None) -> Stepped:
-        """The group failed here: continue without it, and report it. It was not met, so no member hears that it was."""
+        """The group failed at this worker: continue without it and report the failure."""
         note = Note(("broken", state.seq, state.members))
         failed = state.seq
         state, actions = self.next_ask(self.without_group(state), failed, salt, failed=True)
@@ -226,7 +226,7 @@ class GroupWorker:
     def next_ask(
         self, state: WorkerState, done: int, salt: int | None, *, failed: bool = False, computed: bool = False
     ) -> Stepped:
-        """The next request, which reports the group that the worker is done with."""
+        """Send the next request, which reports the group `done` as finished or failed."""
         request = state.request + 1 if self.modulus is None else (state.request + 1) % self.modulus
         rounds = state.rounds if self.rounds is None or computed else state.rounds + 1
         ask = Ask(request, done, self.rounds is not None and rounds >= self.rounds, failed, computed, state.cost, salt)
@@ -242,12 +242,12 @@ class GroupSystem:
     """Workers 0..n−1 and the generator as process n, under one setting; a `Machine`.
 
     `rounds` of every worker may be None: endless, with sequence numbers counted from the oldest outstanding group. A
-    draw comes out with one of `ways` random numbers: 1 explores one draw, k! all of k idle workers, None draws from the
-    setting's seed, as at run time. Each worker may repeat `retries` times what may have been lost, also when nothing
-    was, and the generator be killed and started again from its log `restarts` times. `costs` are what a round costs
-    each worker to compute, as it reports it (empty: all the same; a tuple: of one round after the other, the last for
-    all further ones). The collective of `breakers` may fail once although no worker has died; not in endless runs,
-    where groups long past have equal numbers, so that one that broke would be taken for met.
+    draw uses one of `ways` random numbers: 1 explores one draw, k! all draws of k idle workers, None draws from the
+    setting's seed, as at run time. Each worker may repeat `retries` times the messages that may be lost, even if none
+    is, and the generator may be killed and restarted from its log `restarts` times. `costs` are the compute times that
+    each worker reports (empty: all equal; a tuple: one per round, the last for all further ones). The collective of
+    `breakers` may fail once although no worker has died; not in endless runs, where finished groups can have equal
+    numbers.
     """
 
     setting: GeneratorSetting
@@ -279,7 +279,7 @@ class GroupSystem:
 
     @property
     def channels(self) -> Sequence[tuple[int, int]]:
-        """To and from the generator; between workers where groups are met by messages."""
+        """All pairs with the generator; with `collective` also those between workers."""
         n = self.setting.num_workers
         between = [(u, v) for u in range(n) for v in range(n) if u != v] if self.collective else []
         return [*((w, n) for w in range(n)), *((n, w) for w in range(n)), *between]
@@ -323,7 +323,7 @@ class GroupSystem:
 
     @cached_property
     def salts(self) -> tuple[int, ...]:
-        """Random numbers of which number k stands for order k of the workers and for choice k among known groups.
+        """The random numbers of a draw: number k gives order k of the workers and choice k among known groups.
 
         An order is read from a number's lowest places (`shuffled`), a choice from its bits above `CHOICE_BITS`.
         """

@@ -1,4 +1,4 @@
-"""Define the machine: workers and the authority as processes that may crash, pause and restart."""
+"""The membership protocol: workers and the authority as processes that may crash, pause and restart."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from partreduce.schedulers.protocols.membership.messages import (
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One worker.
+    """The state of one worker.
 
-    `group` is that of the operation it is in (empty: in none), `stands` whether it has come to an operation of its
-    rounds that it has not committed, `heard` who said what of the present operation or of later ones, `held` what it
-    committed: (place, generation, group), in order. `knocks` is how often it may still ask to join; while it waits for
-    the answer it `has_knocked`.
+    `group` has the members of its present operation (empty: none). `stands` is whether it has reached an operation of
+    its rounds that it has not committed. `heard` holds the messages (sender, message) about the present or later
+    operations, `held` its commits (place, generation, group) in order. `knocks` is how often it may still ask to join;
+    `has_knocked` is True while it waits for the answer.
     """
 
     view: View
@@ -67,7 +67,7 @@ DONE = (*OVER, Phase.LEAVING)
 
 
 class Workers(Setting):
-    """The steps of the workers."""
+    """The transitions of the workers."""
 
     def joiner(self) -> Member:
         return Member(View(-1, ()), Phase.OUTSIDE, blank=True, knocks=self.knocks)
@@ -228,10 +228,10 @@ def _with_commit(state: Member) -> Member:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """Who decides. `log` is what it has written down, the present view last, and `told` how many of it are out.
+    """The state of the process that decides. `log` has its views, the present one last; `told` of them are sent.
 
-    `lost` are who is missing, `joining` those that have asked to be members; `votes` are by worker, for the next view,
-    and `admits` says that they were asked for because somebody joins.
+    `lost` are the missing workers, `joining` those that have asked to be members, `votes` the workers' votes for the
+    next view; `admits` is whether the vote was called because a worker joins.
     """
 
     log: tuple[View, ...]
@@ -247,11 +247,12 @@ class Authority:
 
     @property
     def view(self) -> View:
+        """The present view."""
         return self.log[-1]
 
 
 class Decisions(Setting):
-    """The steps of the authority."""
+    """The transitions of the authority."""
 
     def _ready_authority(self, state: Authority) -> Sequence[Hashable]:
         found: list[Hashable] = [Publish()] if state.told < len(state.log) else []
@@ -315,11 +316,11 @@ class Decisions(Setting):
         return state, ()
 
     def _stopped(self, state: Authority) -> Outcome[Authority]:
-        """Answer every vote, also later ones, that no worker continues."""
+        """Answer every vote, also later ones, with a view in which no worker continues."""
         return self._written(state, View(state.view.generation + 1, ())) if state.view.members else (state, ())
 
     def _opened(self, state: Authority) -> Outcome[Authority]:
-        """A vote is under way: ask those who have not voted, once."""
+        """During a vote, request it from workers that have not voted, once."""
         asked: tuple[Action, ...] = ()
         if not state.is_open:
             state = replace(state, is_open=True)
@@ -332,7 +333,7 @@ class Decisions(Setting):
         return tuple(w for w in state.view.members if w not in state.lost and w not in state.left)
 
     def _silent(self, state: Authority) -> Members:
-        """Whose votes are missing where a vote is under way."""
+        """The workers that have not voted during a vote."""
         return tuple(w for w in self._remaining(state) if state.votes[w] is None) if state.is_open else ()
 
     def _weighed(self, state: Authority) -> Outcome[Authority]:
@@ -384,9 +385,9 @@ class Decisions(Setting):
 class Membership(Workers, Decisions):
     """Workers 0..n−1 and the authority as process n; a `Machine`.
 
-    Its notes say what a driver has to carry out. Of a worker: `("unblock",)` destroys its groups; `("forward",)`
-    commits what is prepared, `("dropped",)` gives it up; `("rebuild", view)` connects. Of the authority:
-    `("write", view)` comes before it is sent; `("fenced", worker)` ends one that is excluded and may live.
+    A driver executes the notes. Of a worker: `("unblock",)` destroys its groups; `("forward",)` commits the prepared
+    operation, `("dropped",)` discards it; `("rebuild", view)` connects. Of the authority: `("write", view)` is executed
+    before the view is sent; `("fenced", worker)` ends a worker that is excluded and may be alive.
     """
 
     @property
@@ -400,7 +401,7 @@ class Membership(Workers, Decisions):
 
     @property
     def suspects(self) -> Sequence[tuple[int, int]]:
-        """Any worker may be taken for dead by any other process."""
+        """The pairs (worker, process) in which the process may suspect that the worker has failed: all."""
         return [(u, v) for u, v in self.channels if u != self.authority]
 
     def start(self, process: int) -> Outcome[Member | Authority]:
@@ -423,5 +424,5 @@ class Membership(Workers, Decisions):
         return self._step_member(process, state, event)
 
     def finished(self, process: int, state: Member | Authority) -> bool:  # noqa: ARG002 - as in Finishing
-        """Also outside: no worker waits for who is there."""
+        """Whether the process may stay in this state; a worker outside the run may, since no worker waits for it."""
         return isinstance(state, Authority) or state.phase in (*OVER, Phase.OUTSIDE)

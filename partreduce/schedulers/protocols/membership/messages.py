@@ -1,4 +1,4 @@
-"""Define the messages between workers and the authority, their events, and the settings of a run."""
+"""Messages between workers and the authority, their events, and the settings of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Groups: TypeAlias = Callable[[Members, int], Sequence[Members]]
 
 
 class Phase(StrEnum):
-    """What a worker is in."""
+    """The phase of a worker."""
 
     OUTSIDE = "outside"
     RUN = "run"
@@ -31,10 +31,10 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Message and decision: a generation's members, from which place they average, and who commits what is prepared.
+    """Decision and message: a generation's members, the place where they resume, and who commits prepared operations.
 
     The members that have `joined` begin with the state of the `donor`, one of the others. From the place where they
-    resume, members follow what the run's schedule says for them.
+    resume, members follow the run's schedule.
     """
 
     generation: int
@@ -47,18 +47,18 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Message: somebody is lost, or seems so, or wants to join; vote for this generation."""
+    """Message: a worker has failed, seems to have, or wants to join; vote for this generation."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """Message: the sender does nothing any more before it hears the view of this generation.
+    """Message: the sender stops until it receives the view of this generation.
 
-    `place` is that of the first operation that it has not committed, `prepared` the members of that one where its sum
-    is there, and empty else. It `stands` there if it has come to that operation, and this is one of its rounds. It is
-    `blank` if it has joined and has no state yet.
+    `place` is the first operation that it has not committed, `prepared` the members of that one if its sum is complete,
+    else empty. `stands` is whether it has reached that operation and this is one of its rounds, `blank` whether it has
+    joined and has no state yet.
     """
 
     generation: int
@@ -73,16 +73,16 @@ class Join(Signal):
 
 
 class Left(Signal):
-    """Message: the sender has committed everything and needs no worker any more."""
+    """Message: the sender has committed everything and needs no other worker."""
 
 
 class Released(Signal):
-    """Message: the others agree that the receiver has left; all that continue have what it committed."""
+    """Message: the receiver has left with the others' consent; all that continue have its commits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Message, where members meet by messages: what the sender adds to a sum."""
+    """Message in explored runs: the sender's contribution to a sum."""
 
     generation: int
     place: Place
@@ -90,7 +90,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Message, as above: the sender has the sum."""
+    """Message in explored runs: the sender has the sum."""
 
     generation: int
     place: Place
@@ -98,14 +98,14 @@ class Confirm:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """Message, as above: the sender connects the groups of a generation, and has a state."""
+    """Message in explored runs: the sender connects the groups of a generation, and has a state."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Message, as above: a donor's state, which is what it has committed."""
+    """Message in explored runs: a donor's state, which is the list of its commits."""
 
     generation: int
     held: tuple[tuple[Place, int, Members], ...]
@@ -113,10 +113,10 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """Event of a worker: it comes to a place and enters its operation there with these members, if it has one.
+    """Event of a worker: it reaches a place and enters its operation there with these members, if it has one.
 
-    Where it is the only one left, these are itself alone. In an operation that `meets` all do something besides their
-    rounds, such as taking the mean model.
+    A worker without others has itself as the only member. With `meets` all workers do something that is not part of
+    their rounds, such as computing the mean model.
     """
 
     place: Place
@@ -125,11 +125,11 @@ class Enter:
 
 
 class Summed(Signal):
-    """Event: the sum is there."""
+    """Event: the sum is complete."""
 
 
 class Confirmed(Signal):
-    """Event: all members have it."""
+    """Event: all members have the sum."""
 
 
 class Connected(Signal):
@@ -137,11 +137,11 @@ class Connected(Signal):
 
 
 class Broken(Signal):
-    """Event: an operation, or connecting, failed, or a member is known to be lost."""
+    """Event: an operation or connecting failed, or a member is known to have failed."""
 
 
 class Knock(Signal):
-    """Event of a worker outside: it asks to join."""
+    """Event of a worker outside the run: it asks to join."""
 
 
 class Healed(Signal):
@@ -149,23 +149,23 @@ class Healed(Signal):
 
 
 class Leave(Signal):
-    """Event: nothing is left to do."""
+    """Event: the worker has nothing left to do."""
 
 
 class Publish(Signal):
-    """Event of the authority: what it has written down goes out."""
+    """Event of the authority: it sends the views that it has written to its log."""
 
 
 class Expire(Signal):
-    """Event: the lease of those who have not voted is over."""
+    """Event: the lease of workers that have not voted expires."""
 
 
 class Stop(Signal):
-    """Event of the authority: the run is to end, since a worker failed by itself."""
+    """Event of the authority: the run is to end because a worker raised an error."""
 
 
 class Restart(Signal):
-    """Event: the authority starts again with its log, the votes and the failures, not with what was published."""
+    """Event: the authority restarts with its log, the votes and the failures, and without what was published."""
 
 
 @dataclass(frozen=True)
@@ -173,9 +173,9 @@ class Setting:
     """A run of `num_workers`, of which the last `outside` join when they ask, each up to `knocks` times.
 
     At most `max_failures` may be missing at a time; else the run ends. `groups` is what an explored run averages in
-    each of its `rounds`, the last best of all; None where a driver enters operations and reports what comes of them,
-    and members do not meet by messages. The authority may give up silent workers by itself `leases` times, and be
-    started again `restarts` times.
+    each of its `rounds`, the last over all workers if possible; None if a driver enters operations and reports their
+    results, and members exchange no messages. The authority may evict silent workers `leases` times, and be restarted
+    `restarts` times.
     """
 
     num_workers: int
@@ -189,5 +189,5 @@ class Setting:
 
     @property
     def authority(self) -> int:
-        """The process that decides."""
+        """The process number of the authority."""
         return self.num_workers
