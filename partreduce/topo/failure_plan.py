@@ -27,7 +27,7 @@ class SurvivorRule(Choice):
     KEEP_GROUPS = "keep_groups"
     """The schedule's own groups without the failed workers; a worker that is left alone in a group skips."""
     REAPPLY_RULE = "reapply_rule"
-    """The schedule's own rule on the nodes with survivors (`survivors.reapplied`), minus failed workers."""
+    """The schedule's own rule on the nodes with survivors (`survivors.reapply_rule`), minus failed workers."""
     ALL_REDUCE = "all_reduce"
     """All survivors in one group, in every round."""
 
