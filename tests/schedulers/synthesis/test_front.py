@@ -20,7 +20,8 @@ from partreduce.topo.timing.event_graph import cycle_time
 def test_the_worked_example_is_found_and_beats_figure_10_from_another_seed_too(seed, effort, most):
     front = synthesize(problem("4x4", max_communication=0.1104), effort=effort, seed=seed)
     assert front.best is not None
-    assert 5 / 16 - 1e-9 <= front.best.consensus_distance <= most + 1e-9
+    assert front.best.consensus_distance <= most * (1 + 1e-6)
+    assert seed or front.best.consensus_distance == pytest.approx(most)
     assert front.best.communication_seconds_per_step <= 0.1104 * (1 + 1e-9)
 
 
