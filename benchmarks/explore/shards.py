@@ -31,12 +31,12 @@ def shards_properties(machine: Shards) -> tuple[Property, ...]:
         PerPair("progress is added once", to_shards, _added_once),
         PerPair("a request is answered once", to_shards, _answered_once),
         PerPair("a worker finds its own progress", to_shards, _finds_its_own, messages=False),
-        PerProcess("no one waits who may continue", lambda _, state: _needless(machine, state)),
+        PerProcess("no worker waits that may continue", lambda _, state: _needless(machine, state)),
     ]
     if machine.staleness is not None:
         pairs = tuple((u, v) for u in workers for v in workers if u != v)
         listed += [
-            PerPair("no one is too far ahead", pairs, lambda pair: _too_far(machine, pair), messages=False),
+            PerPair("no worker is too far ahead", pairs, lambda pair: _too_far(machine, pair), messages=False),
             PerPair("what is taken is new enough", to_shards, lambda pair: _too_old(machine, pair), messages=False),
         ]
     return tuple(listed)

@@ -1,10 +1,20 @@
 """What is stated of a schedule: by the checker of its document, and by the prover's tables."""
 
+import json
+
 from helpers.readings import read
-from partreduce.verify import checker
+from partreduce.files import dump_schedule
+from partreduce.verify import checker, prove
 from partreduce.verify.facts import ScheduleFacts
 from partreduce.verify.payload import TABLES, as_tables_only
 from partreduce.verify.prove import RUNS
+
+
+def confirm_claims(schedule, certificate=None):
+    """The claims that the checker confirms, of the prover's certificate or of another."""
+    certificate = prove(schedule).certificate if certificate is None else certificate
+    document, entries = (json.loads(json.dumps(part)) for part in (dump_schedule(schedule), dict(certificate)))
+    return list(checker.check(entries, checker.read_schedule(document)))
 
 
 def facts_of(raw):

@@ -66,13 +66,22 @@ def rule(radices, size, *phases, **options):
     return document(nodes, size, kind="static", node_radices=list(radices), phases=listed, **options)
 
 
+def certificate_of(schedule, *claims):
+    """A certificate with these claims, of what the checker has read."""
+    shape = {"schedule_sha256": schedule.sha256, "num_workers": schedule.num_workers, "period": schedule.period}
+    return {"format": "partreduce.certificate", "version": 1, **shape, "claims": list(claims)}
+
+
+def certificate(raw, *claims, **changed):
+    """The same of a document as it stands, with some members changed."""
+    return certificate_of(checker.read_schedule(json.loads(json.dumps(raw))), *claims) | changed
+
+
 def said(raw, entry):
     """What the checker says against one entry of a certificate, None if it holds."""
     schedule = read(raw)
-    shape = {"schedule_sha256": schedule.sha256, "num_workers": schedule.num_workers, "period": schedule.period}
-    document = {"format": "partreduce.certificate", "version": 1, **shape, "claims": [entry]}
     try:
-        list(checker.check(json.loads(json.dumps(document)), schedule))
+        list(checker.check(json.loads(json.dumps(certificate_of(schedule, entry))), schedule))
     except checker.Refusal as refusal:
         return refusal.sentence
     return None
@@ -456,7 +465,7 @@ EDGES = [
         | {"sync": {"iteration_gap": {"staleness": 1, "weights": "uniform"}}}}, tree(1, [0, 1, 0])),
         (pair(0, "1/2") | {"strategy": pair(0, "1/2")["strategy"] | {"sync": {"iteration_gap": {"staleness": 1}}}},
         tree(1, [0, 1, 0])), "expected an edge of positive weight"),
-    Edge(GRAPHS, "nobody does without an in-neighbor", (pair("1/4", "1/2")
+    Edge(GRAPHS, "no worker does without an in-neighbor", (pair("1/4", "1/2")
         | {"strategy": pair("1/4", "1/2")["strategy"] | {"sync": {"iteration_gap": {"max_ig": 1, "backup": [0, 0]}}}},
         tree(0, [0, 0, 1])), (pair("1/4", "1/2") | {"strategy": pair("1/4", "1/2")["strategy"]
         | {"sync": {"iteration_gap": {"max_ig": 1, "backup": [0, 1]}}}}, tree(0, [0, 0, 1])),

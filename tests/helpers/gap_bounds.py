@@ -7,6 +7,8 @@ from benchmarks.explore.reductions import Hop
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import check_setting
 from partreduce.topo.graphs import named
+from partreduce.verify.checker.events import EventGraph
+from partreduce.verify.checker.refusal import Work
 
 DRAWN = {
     "ring": named.ring,
@@ -47,6 +49,19 @@ def published(graph, setting):
         return min((b for b in bounds if b is not None), default=None)
 
     return tuple(tuple(0 if i == j else bound(i, j) for j in range(n)) for i in range(n))
+
+
+def events_of(graph, setting):
+    backups = setting.backups(graph.num_workers)
+    return EventGraph(graph.edges, backups, staleness=setting.staleness, max_ig=setting.max_ig,
+                      notify_ack=setting.notify_ack)  # fmt: skip
+
+
+def checker_bounds(graph, setting, ends=None):
+    """Entry [i][j] as the checker finds it, None without a limit; of each worker j only `ends(j)` are asked for."""
+    events, n = events_of(graph, setting), graph.num_workers
+    columns = [events.leads(j, range(n) if ends is None else ends(j), Work("here")) for j in range(n)]
+    return tuple(tuple(columns[j].get(i) for j in range(n)) for i in range(n))
 
 
 def attained(graph, setting, bounds, max_states=60_000):

@@ -171,7 +171,7 @@ READ_EDGES = [
         groups(3, *phases, payload={"outer": {"lr": 2}}, **more),
         f"{OUTER}: acts where a round of the period averages over all workers, "
         "synchronously") for case, phases, more in (
-        ("all meet", [[[0, 1]]], {}), ("nobody is late", [[[0, 1, 2]]], {"sync": {"delay": 1}}),
+        ("all meet", [[[0, 1]]], {}), ("no worker is late", [[[0, 1, 2]]], {"sync": {"delay": 1}}),
     )),
     # turns of fragments, and merging late
     reads("a part at least", turns(4, [["a"], ["b"]]), turns(4, []), "strategy.payload.fragments: there is no part"),
@@ -265,7 +265,7 @@ READ_EDGES = [
     # failure plans
     reads("two workers left", plan(groups(4, [ALL]), failures=2), plan(groups(4, [ALL]), failures=3),
         "failure_plan.failures: leaves 2 workers or more"),
-    reads("no groups to keep beside All-Reduce", plan(over_all(2, 2), rule="all_reduce"),
+    reads("no groups to keep next to All-Reduce", plan(over_all(2, 2), rule="all_reduce"),
         plan(over_all(2, 2), rule="keep_groups"),
         "failure_plan.rule: reapply_rule goes with node_radices, and all_reduce"),
     reads("a rule that is applied again", plan(rule="reapply_rule"), plan(groups(4, [ALL]), rule="reapply_rule"),

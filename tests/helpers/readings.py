@@ -82,8 +82,9 @@ def refusal(raw):
 def agree(raw):
     """Whether a document can be read at all; asserts that loader, writer and checker agree on it.
 
-    What the loader reads the checker reads as it is written again, under the same hash, and as it stands only if that
-    is the same. What the loader refuses the checker refuses, but for rules that no proof depends on.
+    What the loader reads the checker reads as it is written again, under the same hash, with averages of the same kind
+    that are equally late, and as it stands only if that is the same. What the loader refuses the checker refuses, but
+    for rules that no proof depends on.
     """
     text = json.dumps(raw)
     said, why = refusal(raw), ""
@@ -94,8 +95,11 @@ def agree(raw):
     if why:
         assert said or any(re.search(words, why) for words in NOT_ASKED), (text, why)
         return False
-    again = dump_schedule(schedule)
-    assert checker.read_schedule(again).sha256 == schedule_sha256(schedule), text
+    again, strategy = dump_schedule(schedule), schedule.strategy
+    found = checker.read_schedule(again)
+    assert found.sha256 == schedule_sha256(schedule), text
+    if not found.quorum:
+        assert (found.averages_gradients, found.lag) == (strategy.averages_gradients, strategy.sync.lag), text
     is_canonical = json.dumps(unrolled(raw), sort_keys=True) == json.dumps(unrolled(again), sort_keys=True)
     assert (said is None) == is_canonical, (text, said)
     assert said is None or ONE_FORM in said, (text, said)

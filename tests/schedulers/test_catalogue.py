@@ -6,7 +6,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from helpers.figures_by_definition import n_eff
+from helpers.figures_by_definition import n_eff, rounds_of
 from helpers.golden import GOLDEN
 from partreduce import Cluster, metrics
 from partreduce.errors import ScheduleError
@@ -32,20 +32,16 @@ def build(name, n, **parameters):
 
 
 def dense(schedule):
-    if isinstance(schedule.strategy, NeighborAveraging):
-        result = []
-        for round_ in schedule.strategy.rounds:
-            matrix = np.zeros((round_.num_workers,) * 2)
-            matrix[round_.targets, round_.sources] = round_.edge_weights()
-            result.append(matrix + np.diag(1 - matrix.sum(axis=1)))
-        return result
-    return [schedule.phase(t).apply(np.eye(schedule.num_workers)) for t in range(schedule.period)]
+    return [matrix for matrix, _ in rounds_of(schedule)]
 
 
-@pytest.mark.parametrize("n", [int(n) for n in GOLDEN["base_k_plus_1_rounds"] if n != "about"])
+LENGTHS = {int(n): listed for n, listed in GOLDEN["base_k_plus_1_rounds"].items() if n != "about"}
+LENGTHS |= {16: [4, 4, 2, 2], 32: [5, 5, 3, 3], 64: [6, 6, 3, 3]}
+
+
+@pytest.mark.parametrize("n", LENGTHS)
 def test_base_k_plus_1_has_its_published_length(n):
-    lengths = [len(base_graph.base(n, k)) for k in (1, 2, 3, 4)]
-    assert lengths == GOLDEN["base_k_plus_1_rounds"][str(n)]
+    assert [len(base_graph.base(n, k)) for k in (1, 2, 3, 4)] == LENGTHS[n]
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
@@ -107,15 +103,6 @@ def test_one_peer_hypercube_agrees_in_rule_and_explicit_form():
     assert rule.group_of(5, 1).members == (5, 7)
 
 
-@pytest.mark.parametrize(
-    ("n", "hyper_cuboid_groups", "rounds"), [(16, 4, 2), (25, 5, 2), (32, 4, 3), (64, 4, 3), (100, 5, 3)]
-)
-def test_rounds_of_the_comparison_table(n, hyper_cuboid_groups, rounds):
-    assert build("hyper-cuboid", n, max_group=hyper_cuboid_groups).period == rounds
-    table = {16: (4, 4, 2, 2), 25: (9, 6, 5, 2), 32: (5, 5, 3, 3), 64: (6, 6, 3, 3), 100: (11, 8, 6, 3)}
-    assert tuple(build("base-k-plus-1", n, k=k).period for k in (1, 2, 3, 4)) == table[n]
-
-
 @pytest.mark.parametrize("n", [4, 9, 16, 25])
 def test_moshpit_grid_is_exact_when_full_and_connected_otherwise(n):
     assert contraction(build("moshpit-grid", n)).value == pytest.approx(0, abs=1e-12)
@@ -151,6 +138,12 @@ def test_random_partition_factor(key):
     ("hop-figure-21", 9, {}, "use ring-based"),
     ("one-peer-hypercube", 12, {}, "or use base-k-plus-1"),
     ("complete", 6000, {}, "use allreduce"),
+    ("hyper-cuboid", 16, {"max_group": 17}, "the largest group is 16"),
+    ("hyper-cuboid", 14, {"max_group": 2}, "max_group=7"),
+    ("prague-figure-1", 16, {}, "did you mean prague-figure-10"),
+    ("zzzzzz", 16, {}, "partreduce design --list"),
+    ("node-then-all", 16, {"node_round": 3}, "did you mean node_rounds"),
+    ("prague-figure-10", 16, {"every": 3}, "has no parameters"),
 ])  # fmt: skip
 def test_impossible_wishes_name_the_nearest_possible_thing(name, n, parameters, wanted):
     with pytest.raises(ScheduleError) as caught:

@@ -3,7 +3,6 @@
 import itertools
 import json
 import random
-from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 
@@ -12,17 +11,13 @@ import pytest
 
 from benchmarks.forgery import quorums
 from benchmarks.forgery.campaign import certify, objection
-from benchmarks.forgery.dense import dense
 from benchmarks.forgery.oracle import is_true
 from benchmarks.forgery.schedules import (
     SCHEDULES,
     TABLES,
     by_quorum,
     explicit,
-    random_allreduce,
     random_blocks,
-    random_schedule,
-    with_tables,
 )
 from benchmarks.forgery.tables import JUDGES
 from helpers.claims import claims_of_tables, facts_of
@@ -40,8 +35,6 @@ from partreduce.topo.strategies import AllReduce, GroupPhases, OuterParams, Oute
 from partreduce.verify import checker, prove
 from partreduce.verify.base import Status
 
-NAMES = ("outer-own", "outer-own-rule")
-
 
 def certified_parts(schedule):
     proof = prove(schedule)
@@ -49,7 +42,7 @@ def certified_parts(schedule):
     return proof, raw, certificate
 
 
-def held(raw, certificate):
+def confirm(raw, certificate):
     return list(checker.check(certificate, checker.read_schedule(json.loads(json.dumps(raw)))))
 
 
@@ -58,7 +51,7 @@ def entry_of(certificate):
 
 
 def random_own(draw):
-    """Groups or a rule whose members have outer parameters of their own; some agree, some do not."""
+    """Groups or a rule of which each worker has its own outer parameters; some agree, some do not."""
     momentum = Fraction(draw.randrange(10), 10)
     nesterov = momentum > 0 and draw.random() < 0.5
     outer = OuterStep(
@@ -91,7 +84,7 @@ def test_prover_checker_and_workers_one_by_one_agree_on_random_schedules():
         assert is_true(is_below, raw) == claim.holds, (raw, claim)
         assert proof.verdict.value == claim.status.value
         if claim.holds:
-            assert "outer-consensus" in held(raw, certificate)
+            assert "outer-consensus" in confirm(raw, certificate)
             assert is_true(entry_of(certificate), raw)
         stated = {fact.name: fact.numbers for fact in checker.facts(checker.read_schedule(raw))}
         told = {one.claim: one.numbers for one in proof.claims if one.numbers is not None}
@@ -119,33 +112,6 @@ def test_own_anchors_over_everybody_agree_as_the_quadratic_says():
     assert outer_radius(schedule) == pytest.approx(0.6)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_bound_that_is_just_too_small_is_refused(name):
-    _, raw, certificate = certified_parts(SCHEDULES[name])
-    entry, true = entry_of(certificate), Fraction(entry_of(certificate)["squared"])
-    radius = Fraction(outer_radius(SCHEDULES[name])).limit_denominator(10**9)
-    assert radius**2 < true
-    for squared in (radius**2 * Fraction(999, 1000), Fraction(0), Fraction(1), Fraction(-1)):
-        entry["squared"] = str(squared)
-        with pytest.raises(checker.Refusal):
-            held(raw, certificate)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_weights_that_are_not_positive_or_not_enough_are_refused(name):
-    _, raw, certificate = certified_parts(SCHEDULES[name])
-    whole = entry_of(certificate)["weights"]
-    zeros = [[0] * len(part) for part in whole]
-    smaller = [[entry // 2**40 for entry in part] for part in whole]
-    first = [[-whole[0][0], *whole[0][1:]], *whole[1:]]
-    for weights in (zeros, smaller, first, whole[:-1], [whole[0][:-1], *whole[1:]], [*whole, whole[0]]):
-        entry_of(certificate)["weights"] = weights
-        with pytest.raises(checker.Refusal):
-            held(raw, certificate)
-    entry_of(certificate)["weights"] = whole
-    assert "outer-consensus" in held(raw, certificate)
-
-
 def test_a_claim_about_matrices_is_refused_and_none_is_made():
     own = SCHEDULES["outer-own"]
     proof, raw, certificate = certified_parts(own)
@@ -156,9 +122,15 @@ def test_a_claim_about_matrices_is_refused_and_none_is_made():
     for entry in of_matrices["claims"]:
         if entry["claim"] == "membership":
             continue
-        refused(checker.Refusal, "a claim about own outer parameters", held, raw, certificate | {"claims": [entry]})
+        refused(
+            checker.Refusal,
+            "a claim about own outer parameters",
+            confirm,
+            raw,
+            certificate | {"claims": [entry]},
+        )
     with pytest.raises(checker.Refusal, match="a claim about rounds"):
-        held(dump_schedule(plain), of_matrices | {"claims": [entry_of(certificate)]})
+        confirm(dump_schedule(plain), of_matrices | {"claims": [entry_of(certificate)]})
     refused(ScheduleError, "outer steps from each worker's own outer parameters are no mixing matrix", own.steps)
 
 
@@ -254,22 +226,7 @@ def test_a_smaller_bound_is_false_and_a_certificate_of_other_rounds_is_refused()
 # Claims about tables that go their own way: prover, checker, and counting row by row agree, and nothing else holds
 
 
-def test_prover_checker_and_counting_agree_on_random_schedules():
-    draw, made = random.Random(5), Counter()
-    for number in range(150):
-        schedule = with_tables(draw, random_allreduce(draw) if number % 2 else random_schedule(draw))
-        raw = dump_schedule(schedule)
-        listed, matrices = dense(raw)
-        for claim in claims_of_tables(schedule).values():
-            made[claim.claim] += 1
-            numbers = json.loads(json.dumps(dict(claim.numbers)))
-            assert facts_of(raw)[claim.claim] == numbers, (raw, numbers)
-            assert JUDGES[claim.claim]({"claim": claim.claim, **numbers}, raw, listed, matrices), (raw, numbers)
-        assert JUDGES.keys() & facts_of(raw).keys() == claims_of_tables(schedule).keys()
-    assert min(made[name] for name in JUDGES) > 40
-
-
-def test_they_are_essential_where_they_are_due():
+def test_claims_of_tables_are_essential_where_they_are_due():
     proof = prove(SCHEDULES["tables"])
     assert proof.essential >= {"one-owner", "table-order", "row-error"}
     assert proof.verdict is Status.PROVED
@@ -282,16 +239,16 @@ def test_they_are_essential_where_they_are_due():
 
 
 @pytest.mark.parametrize(
-    "beside", [{"outer": OuterStep(momentum=0.5, outer_params=OuterParams.PER_WORKER)}, {"fragments": 2}], ids=str
+    "members", [{"outer": OuterStep(momentum=0.5, outer_params=OuterParams.PER_WORKER)}, {"fragments": 2}], ids=str
 )
-def test_they_are_stated_beside_outer_steps_and_fragments_that_all_reduce_could_not_have(beside):
+def test_claims_of_tables_are_stated_with_outer_steps_and_fragments_that_all_reduce_could_not_have(members):
     group = GroupPhases((Phase.from_groups(4, [[0, 1, 2, 3]]),))
-    strategy = StaticGroups(phases=group, steps_per_round=2, payload=replace(TABLES_OF_4, **beside))
+    strategy = StaticGroups(phases=group, steps_per_round=2, payload=replace(TABLES_OF_4, **members))
     proof = prove(Schedule("s", Cluster.regular(2, 2), strategy))
     assert {claim.claim for claim in proof.claims if claim.holds} >= {"one-owner", "table-order"}
 
 
-def test_a_synchronous_server_has_them_without_a_certificate():
+def test_a_synchronous_server_has_claims_of_tables_without_a_certificate():
     proof = prove(Schedule("s", Cluster.regular(2, 2), Server(payload=TABLES_OF_4)))
     assert proof["one-owner"].status is Status.FACT
     assert not proof.certificate
@@ -300,7 +257,7 @@ def test_a_synchronous_server_has_them_without_a_certificate():
 TABLES_OF_4 = Payload(tables=(TablePlacement(parameter="words", rows=9, columns=2),))
 
 
-def test_where_groups_overlap_nothing_rests_on_anything():
+def test_claims_of_tables_are_not_proved_where_groups_overlap():
     clash = StaticGroups(phases=GroupPhases((Phase.from_groups(4, [[0, 1], [1, 2]]),)), payload=TABLES_OF_4)
     proof = prove(Schedule("s", Cluster.regular(2, 2), clash))
     assert proof["one-owner"].status is Status.NOT_PROVED

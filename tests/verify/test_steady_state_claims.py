@@ -1,6 +1,6 @@
 """Bounds on contraction and consensus distance: true, sharp, and refused once anything about them is false.
 
-`attempt(draw, cases)` is one forgery; the tests make some hundreds, `python -m pytest` with FORGERIES=20000 as many.
+The tests forge some hundreds, `python -m pytest` with FORGERIES=20000 as many.
 """
 
 import copy
@@ -13,11 +13,13 @@ from functools import partial
 import numpy as np
 import pytest
 
-from benchmarks.forgery.campaign import refusal
+from benchmarks.forgery.campaign import moved_to, mutate_entry, mutate_schedule, objection, refusal, reread
 from benchmarks.forgery.dense import dense, steady_distance
+from benchmarks.forgery.mutations import fresh
+from helpers.claims import confirm_claims
 from helpers.drawn_schedules import random_allreduce, random_graph, random_groups, random_rule
 from helpers.refusals import refused
-from helpers.small import of_groups, of_phases
+from helpers.small import of_edges, of_groups, of_phases
 from partreduce import Cluster, Schedule
 from partreduce.files import dump_schedule
 from partreduce.strategies import Group, NeighborAveraging, Phase, Round
@@ -48,7 +50,7 @@ def random_schedule(draw):
     return draw.choice(KINDS)(np.random.default_rng(draw.randrange(2**32)))
 
 
-def made(schedule):
+def certify_distance(schedule):
     """(raw schedule, certificate of what the claim rests on and the claim), where the claim is made."""
     proof, name = prove(schedule), "consensus-distance"
     if name not in proof or proof[name].status is not Status.PROVED:
@@ -64,7 +66,7 @@ def true_distance(raw):
 @pytest.mark.parametrize("seed", range(60))
 def test_bounds_are_true_sharp_and_accepted(seed):
     schedule = random_schedule(random.Random(f"schedule {seed}"))
-    for raw, certificate in made(schedule):
+    for raw, certificate in certify_distance(schedule):
         entry = certificate["claims"][-1]
         value, bound = true_distance(raw), float(Fraction(entry["at_most"]))
         assert consensus_distance(schedule).value == pytest.approx(value, rel=1e-6, abs=1e-9)
@@ -86,65 +88,25 @@ def test_most_schedules_that_agree_have_every_claim():
     assert sum(status is Status.PROVED for status in names) > 0.85 * len(names)
 
 
-def attempt(draw, cases):
-    """One forgery, well-formed for the most part: whether it was accepted, which needs that it is true."""
-    raw, certificate = (copy.deepcopy(part) for part in draw.choice(cases))
-    entry, strategy = certificate["claims"][-1], raw["strategy"]
-    kind = draw.randrange(8)
-    numbers = draw.choice(entry["covariance"])
-    if kind == 0:
-        numbers[draw.randrange(len(numbers))] += draw.choice([-1, 1, 2**10, -(2**10), 2**30, -(2**30), 2**60])
-    elif kind == 1:
-        part = draw.choice([0, 0.5, 0.99, 1.01, 2])
-        numbers[:] = [int(number * part) for number in numbers]
-        entry["at_most"] = str(Fraction(entry["at_most"]) * Fraction(part))
-    elif kind == 2:
-        entry["bits"] = max(0, entry["bits"] + draw.choice([-3, -1, 1, 2, 8]))
-    elif kind == 3:
-        entry["at_most"] = str(
-            Fraction(entry["at_most"]) * (1 - Fraction(draw.choice([1, 10**3, 10**7, 10**9]), 10**9))
-        )
-    elif kind == 4:
-        moved = Fraction(draw.choice([-1, 1]), draw.choice([2, 10**3, 10**9, 2**60]))
-        entry["at_most"] = str(Fraction(entry["at_most"]) + moved)
-    elif kind == 5:
-        name = draw.choice(["steps_per_round", "sync", "averaging"])
-        n = certificate["num_workers"]
-        worker_steps = [draw.randint(1, 9), [draw.randint(1, 3) for _ in range(n)]]
-        strategy["averaging"] = "mean"
-        strategy[name] = {
-            "steps_per_round": draw.choice(worker_steps),
-            "sync": {"delay": 1},
-            "averaging": "step-normalized",
-        }[name]
-    elif kind == 6:
-        listed = strategy.get("phases") or strategy.get("rounds") or [[]]
-        draw.shuffle(listed)
-        phase = draw.choice(listed)
-        if draw.random() < 0.5 and isinstance(phase, list) and phase:
-            draw.choice(phase)["relaxation"] = draw.choice(["1/2", "3/2", 2, 3, 0, -1])
-        elif isinstance(phase, dict):
-            phase["weights"] = draw.choice(["1/9", "1/3", 1, "-1/9"])
-    elif "nodes" in raw["cluster"]:
-        ranks = [rank for node in raw["cluster"]["nodes"] for rank in node]
-        cut = draw.randint(0, len(ranks))
-        raw["cluster"]["nodes"] = [part for part in (ranks[:cut], ranks[cut:]) if part]
-    if draw.random() < 0.1:
-        draw.shuffle(numbers)
-    try:
-        certificate["schedule_sha256"] = checker.read_schedule(copy.deepcopy(raw)).sha256
-    except checker.Refusal:
-        return False
-    if refusal(copy.deepcopy(raw), copy.deepcopy(certificate)) is not None:
-        return False
-    assert float(Fraction(entry["at_most"])) >= true_distance(raw) * (1 - 1e-9) - 1e-15, raw
-    return True
-
-
 def test_forged_bounds_are_refused_or_true():
     draw = random.Random("forgeries")
-    cases = [case for _ in range(40) for case in made(random_schedule(draw))]
-    accepted = sum(attempt(draw, cases) for _ in range(FORGERIES))
+    cases = [case for _ in range(40) for case in certify_distance(random_schedule(draw))]
+    accepted = 0
+    for number in range(FORGERIES):
+        raw, certificate = map(fresh, draw.choice(cases))
+        entry = certificate["claims"][-1]
+        if number % 4 == 0:
+            part = draw.choice([Fraction(1, 2), Fraction(99, 100), Fraction(101, 100)])
+            entry["covariance"] = [[int(number * part) for number in numbers] for numbers in entry["covariance"]]
+            entry["at_most"] = str(Fraction(entry["at_most"]) * part)
+        elif number % 4 == 1:
+            mutate_schedule(draw, raw)
+        else:
+            mutate_entry(draw, entry)
+        read = reread(fresh(raw))
+        if read is not None and objection(read, moved_to(certificate, read)) is None:
+            accepted += 1
+            assert float(Fraction(entry["at_most"])) >= true_distance(raw) * (1 - 1e-9) - 1e-15, raw
     assert 0 < accepted < 0.5 * FORGERIES
 
 
@@ -158,7 +120,7 @@ def test_schedules_beyond_the_theorems_are_not_proved():
 # The contraction by a factor
 
 
-def confirmed(squared, rows, scale):
+def is_confirmed(squared, rows, scale):
     try:
         linear_algebra.confirm_norm(squared, rows, scale, "norm", Work("norm"))
     except checker.Refusal:
@@ -177,12 +139,12 @@ def test_a_norm_is_confirmed_only_where_exact_pivots_confirm_it():
         matrix = ExactMatrix(np.array(rows, dtype=object), scale)
         true = float(np.linalg.norm(matrix.floats(), 2)) ** 2
         if not true:
-            assert confirmed(Fraction(1, 10**9), rows, scale)
+            assert is_confirmed(Fraction(1, 10**9), rows, scale)
             continue
         part = draw.choice([0.5, 0.99, 1 - 1e-6, 1 - 1e-9, 1 - 1e-12, 1, 1 + 1e-12, 1 + 1e-9, 1 + 1e-7, 1.5])
         squared = Fraction(true) * Fraction(part)
         exact = pivots(ExactMatrix.identity(n).scaled(squared) - gram(matrix))
-        if confirmed(squared, rows, scale):
+        if is_confirmed(squared, rows, scale):
             assert exact is not None
             assert min(exact) >= 0
         else:
@@ -209,38 +171,16 @@ def test_the_contraction_of_200_workers_is_certified_to_a_millionth(kind):
     refused(checker.Refusal, "larger one", checker.CLAIMS["contraction/factor"].check, shape, forged, "claim")
 
 
-@pytest.mark.parametrize("sync", [{}, {"sync": DelayedAveraging()}], ids=["synchronous", "late"])
-def test_a_worker_without_edges_in_a_round_is_not_normalized(sync):
-    """As it runs: metrics and bounds took its progress for normalized, and 1.16 stood as proved where it is 1.74."""
-    n, worker_steps = 3, (1, 1, 3)
-    rounds = [[(0, 1), (1, 0)], [(0, 1), (1, 0)], [(0, 1), (1, 2), (2, 0)]]
-    schedule = Schedule(
-        "apart",
-        Cluster.regular(n, 1),
-        NeighborAveraging(rounds=tuple(Round.from_edges(n, [(*edge, Fraction(1, 2)) for edge in edges])
-            for edges in rounds), steps_per_round=worker_steps, averaging=Averaging.STEP_NORMALIZED, **sync),
-    )  # fmt: skip
-    off, covariance, squares = np.eye(n) - 1 / n, np.zeros((n, n)), []
-    for k in range(3000):
-        edges = rounds[k % 3]
-        factor = [
-            5 / 3 / steps_per_round if any(i in edge for edge in edges) else 1.0
-            for i, steps_per_round in enumerate(worker_steps)
-        ]
-        matrix = np.eye(n)
-        for source, target in edges:
-            matrix[target, source] += 0.5
-            matrix[target, target] -= 0.5
-        for instant in (1, 2):  # worker 2 has made so many of its 3 steps, the others none of their 1
-            done = np.diag([instant // 3, instant // 3, instant])
-            squares.append(np.trace(off @ (covariance + done) @ off) / n)
-        noise = np.diag([steps_per_round * c * c for steps_per_round, c in zip(worker_steps, factor, strict=True)])
-        covariance = matrix @ covariance @ matrix.T + noise if sync else matrix @ (covariance + noise) @ matrix.T
-        covariance = off @ covariance @ off
-        squares.append(np.trace(covariance) / n)
-    exact = np.mean(squares[-9 * 100 :])
-    assert consensus_distance(schedule).value == pytest.approx(exact, rel=1e-9)
+@pytest.mark.parametrize(("sync", "exact"), [
+    ({}, Fraction(12701, 7290)), ({"sync": DelayedAveraging()}, Fraction(23201, 7290)),
+], ids=["synchronous", "late"])  # fmt: skip
+def test_a_worker_without_edges_in_a_round_is_not_normalized(sync, exact):
+    """Means over 900 steps of a recursion by hand; 1.16 stood as proved where it is 1.74."""
+    half = Fraction(1, 2)
+    rounds = [[(0, 1, half), (1, 0, half)]] * 2 + [[(0, 1, half), (1, 2, half), (2, 0, half)]]
+    options = {"steps_per_round": (1, 1, 3), "averaging": Averaging.STEP_NORMALIZED, **sync}
+    schedule = of_edges("apart", Cluster.regular(3, 1), *rounds, **options)
+    assert consensus_distance(schedule).value == pytest.approx(float(exact), rel=1e-9)
     claim = prove_consensus_distance(schedule)
-    assert exact <= float(Fraction(claim.entry["at_most"])) < exact * (1 + 1e-5)
-    raw = dump_schedule(schedule)
-    assert "consensus-distance" in list(checker.check(dict(prove(schedule).certificate), checker.read_schedule(raw)))
+    assert exact <= Fraction(claim.entry["at_most"]) < exact * (1 + Fraction(1, 10**5))
+    assert "consensus-distance" in confirm_claims(schedule)

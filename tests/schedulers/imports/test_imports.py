@@ -8,6 +8,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
+from helpers.exact_matrices import exact_matrix
 from helpers.graphs import theirs
 from helpers.refusals import refused
 from partreduce import Cluster, import_schedule
@@ -21,18 +22,7 @@ from partreduce.topo.graphs.weights import weigh
 
 
 def dense(round_):
-    matrix = np.zeros((round_.num_workers,) * 2)
-    matrix[round_.targets, round_.sources] = round_.edge_weights()
-    return matrix + np.diag(1 - matrix.sum(axis=1))
-
-
-def balance(round_):
-    """Sent minus heard weight of every worker, exact; all 0 iff doubly stochastic."""
-    result = [Fraction(0)] * round_.num_workers
-    for source, target, weight in round_.edges():
-        result[source] += weight
-        result[target] -= weight
-    return result
+    return exact_matrix(round_.num_workers, edges=round_.edges()).astype(float)
 
 
 RING = weigh(ring(6))
@@ -122,7 +112,7 @@ def test_rounded_directed_weights_become_exactly_doubly_stochastic(tmp_path):
     matrix = sum(c * np.eye(5)[rng.permutation(5)] for c in rng.dirichlet(np.ones(7)))
     np.save(tmp_path / "w.npy", matrix)
     round_ = import_schedule(tmp_path / "w.npy").strategy.rounds[0]
-    assert set(balance(round_)) == {0}
+    assert (exact_matrix(5, edges=round_.edges()).sum(axis=0) == 1).all()
     assert np.abs(dense(round_) - matrix).max() < 1e-7
     unequal = [Fraction(1, 2), Fraction(1, 3)]
     assert balance_weights(2, [0, 1], [1, 0], unequal) == unequal

@@ -193,7 +193,7 @@ mutant("generator", "answered", "an answered worker stays in the queue",
 mutant("generator", "served", "only the first in the queue is answered",
     seen=lambda s: replace(s, waiting=s.waiting[:1]),
     left=lambda now, was: replace(now, waiting=(*now.waiting, *was.waiting[1:])))
-mutant("generator", "served", "groups start only when no one runs", instead=one_after_another)
+mutant("generator", "served", "groups start only when no worker is in one", instead=one_after_another)
 mutant("generator", "served", "the last member is not told that its group runs", told=lambda actions:
     tuple(a for a in actions if not (sends(a, Grant) and a.to == a.message.members[-1])))
 mutant("generator", "void", "members of a lost group are not told", instead=lambda *_: ())
@@ -280,7 +280,7 @@ def test_the_unchanged_system_survives_what_kills_the_bugs(configuration):
 
 
 def test_a_group_that_broke_is_not_taken_for_met():
-    """The explorer cannot see this one: who is told so has the mean, which a member may have whom nobody told."""
+    """The explorer cannot see this one: a member that hears so has the mean, which another may never hear of."""
     worker = GroupWorker(2, rounds=2)
     state, _ = worker.start(0, None, breaks=1)
     state, _ = worker.received(0, state, 2, Grant(0, 0, 7, (0, 1)))

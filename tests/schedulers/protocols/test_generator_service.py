@@ -35,21 +35,21 @@ class Service:
         """All that comes of a worker's next request."""
         if request is None:
             request = self.machine.following(self.state.requests[worker])
-        return self.tell(worker, Ask(request, done, salt=salt, **facts))
+        return self.send(worker, Ask(request, done, salt=salt, **facts))
 
-    def tell(self, worker, message):
+    def send(self, worker, message):
         self.state, actions = self.machine.handle(self.state, worker, message)
         return list(actions)
 
     def give_up(self, worker):
         """What others hear when a worker is taken for dead."""
-        return [a for a in self.tell(worker, Crashed()) if not (isinstance(a, Send) and a.to == worker)]
+        return [a for a in self.send(worker, Crashed()) if not (isinstance(a, Send) and a.to == worker)]
 
     def grants(self, actions):
         return {(a.to, a.message.seq) for a in actions if isinstance(a, Send) and isinstance(a.message, Grant)}
 
 
-def started(seq, *members):
+def note_start(seq, *members):
     return Note(("started", seq, members))
 
 
@@ -57,7 +57,7 @@ def grant(to, seq, *members, generation=0, request=0):
     return Send(to, Grant(generation, request, seq, members))
 
 
-def test_before_the_first_message_nobody_has_asked_and_nothing_is_known():
+def test_first_state_of_the_generator():
     assert Service(3).state == GeneratorState(
         buffers=GroupBuffers.empty(3), requests=(-1,) * 3, answers=(None,) * 3, counts=(0,) * 3, alone=(0,) * 3,
         status=(ACTIVE,) * 3, waiting=(), known=(), generation=0, draws=0, costs=(0,) * 3, apart=0,
@@ -66,7 +66,7 @@ def test_before_the_first_message_nobody_has_asked_and_nothing_is_known():
 
 def test_a_group_starts_at_once_and_each_member_hears_of_it_when_it_asks():
     service = Service(2)
-    assert service.ask(0) == [started(0, 0, 1), grant(0, 0, 0, 1)]
+    assert service.ask(0) == [note_start(0, 0, 1), grant(0, 0, 0, 1)]
     assert service.state.waiting == ()
     assert service.ask(1) == [grant(1, 0, 0, 1)]
     assert service.state.counts == (1, 1)
@@ -81,7 +81,7 @@ def test_a_member_that_is_done_waits_for_the_next_group_until_the_others_are_don
     assert service.state.answers[0] is None
     assert service.state.waiting == (0,)
     assert service.state.buffers.locks == (False, True, False)
-    assert service.ask(1, done=0) == [started(1, 0, 1), grant(0, 1, 0, 1, request=1), grant(1, 1, 0, 1, request=1)]
+    assert service.ask(1, done=0) == [note_start(1, 0, 1), grant(0, 1, 0, 1, request=1), grant(1, 1, 0, 1, request=1)]
     assert service.state.waiting == ()
     assert service.state.requests == (1, 1, -1)
     assert [group.seq for group in service.state.buffers.groups] == [1], "who has a group waiting draws no other"
@@ -94,7 +94,7 @@ def test_who_waited_first_is_answered_first_and_who_waits_on_stays_in_order():
     service.ask(2, salt=1)  # (1, 2): waits for 1
     service.ask(3, salt=0)  # (0, 3): waits for 0
     assert service.state.waiting == (2, 3)
-    assert service.ask(0, done=0) == [started(2, 0, 3), grant(3, 2, 0, 3), grant(0, 2, 0, 3, request=1)]
+    assert service.ask(0, done=0) == [note_start(2, 0, 3), grant(3, 2, 0, 3), grant(0, 2, 0, 3, request=1)]
     assert service.state.waiting == (2,)
 
 
@@ -152,7 +152,7 @@ def test_a_last_request_takes_a_group_that_runs_leaves_those_that_wait_and_ends_
     assert service.state.status == (ACTIVE, LEFT, ACTIVE)
 
 
-def test_nobody_draws_a_worker_that_has_left_and_one_alone_is_counted():
+def test_a_worker_that_has_left_is_not_drawn_and_one_alone_is_counted():
     service = Service(2)
     service.ask(1, last=True)
     for times in (1, 2, 3):
@@ -185,13 +185,13 @@ def test_a_group_that_failed_ends_for_all_in_a_new_epoch_and_the_silent_sit_out(
     # (0, 2) starts: both are free. Worker 1, which has not spoken, hears that its group is void.
     assert actions == [
         Note(("void", 0, (0, 1))), Send(1, Void(1, 0)),
-        started(2, 0, 2), grant(2, 2, 0, 2, generation=1, request=1), grant(0, 2, 0, 2, generation=1, request=1),
+        note_start(2, 0, 2), grant(2, 2, 0, 2, generation=1, request=1), grant(0, 2, 0, 2, generation=1, request=1),
     ]  # fmt: skip
     assert service.state.generation == 1
     assert service.state.status == (ACTIVE, LEFT, ACTIVE, ACTIVE)
     assert service.state.answers[1] == Alone(0, 0), "a repeated request is not answered with the void group"
     assert service.state.answers[3] == Grant(0, 0, 1, (2, 3)), "other answers stay"
-    assert service.state.buffers.locks == (True, False, True, True), "nobody else's lock is cleared"
+    assert service.state.buffers.locks == (True, False, True, True), "no other lock is cleared"
     assert service.ask(1, request=0) == [Send(1, Alone(1, 0))]
     service.ask(1)
     assert service.state.status[1] == ACTIVE
@@ -232,7 +232,7 @@ def test_a_crash_begins_a_new_epoch_ends_its_groups_and_frees_who_waited_with_it
     assert service.give_up(0) == []
     assert service.state.generation == 1
     assert service.ask(0) == [Send(0, Evicted(1))]
-    assert service.ask(1)[-1].message.members == (1, 2), "nobody draws the dead"
+    assert service.ask(1)[-1].message.members == (1, 2), "the dead are not drawn"
 
 
 def test_a_crash_while_waiting_leaves_the_queue():
@@ -253,7 +253,7 @@ def test_a_crash_lets_the_group_that_waited_for_it_start_and_a_group_it_was_done
     actions = service.give_up(0)
     assert Note(("void", 0, (0, 1, 2))) in actions
     assert {a.to for a in actions if isinstance(a, Send) and isinstance(a.message, Void)} == {1, 2}
-    assert started(1, 1, 2) in actions, "what is left of the next group starts"
+    assert note_start(1, 1, 2) in actions, "what is left of the next group starts"
 
 
 def test_draws_use_the_seed_and_count_themselves_only_when_no_driver_chose_the_number():
@@ -304,7 +304,7 @@ def slow_last(**facts):
     return service
 
 
-def test_a_slow_worker_is_told_to_ask_later_and_then_gets_its_group():
+def test_a_slow_worker_asks_later_and_then_gets_its_group():
     service = slow_last()
     assert service.ask(2, cost=10) == [Send(2, Later(0, 0))]
     assert service.state.answers[2] == Later(0, 0)
@@ -314,7 +314,7 @@ def test_a_slow_worker_is_told_to_ask_later_and_then_gets_its_group():
     assert service.state.waiting == ()
     assert service.ask(2, request=0) == [Send(2, Later(0, 0))]
     service.ask(0, done=0, cost=1)
-    assert all(2 not in group.members for group in service.state.buffers.groups), "nobody draws it meanwhile"
+    assert all(2 not in group.members for group in service.state.buffers.groups), "it is not drawn meanwhile"
     service.ask(2, computed=True, cost=10)
     assert service.state.counts == (2, 1, 1), "the same round is not counted twice"
     assert 2 in service.state.buffers.groups[-1].members
@@ -351,7 +351,7 @@ def test_a_slow_worker_that_has_a_group_is_not_sent_away():
     assert service.grants(actions) == {(2, 1)}
 
 
-def test_who_is_told_to_ask_later_may_free_others_by_reporting_a_failure():
+def test_a_worker_that_asks_later_may_free_others_by_reporting_a_failure():
     service = slow_last()
     service.ask(0, done=0, cost=1, salt=1)
     assert service.grants(service.ask(2)) == {(2, 1)}
@@ -361,12 +361,12 @@ def test_who_is_told_to_ask_later_may_free_others_by_reporting_a_failure():
     ]  # fmt: skip
 
 
-def test_meetings_of_all_are_counted_and_begin_anew_when_all_met():
+def test_meetings_of_all_are_counted_from_the_last_one():
     service = Service(2, nodes=(0, 1), division=GroupSplit.NODE_THEN_ALL, all_every=2)
     for apart in (1, 2, 3):
         assert service.ask(0) == [Send(0, Alone(0, apart - 1))]
         assert service.state.apart == apart
-    assert service.ask(0) == [started(0, 0, 1), grant(0, 0, 0, 1, request=3)]
+    assert service.ask(0) == [note_start(0, 0, 1), grant(0, 0, 0, 1, request=3)]
     assert service.state.apart == 0
     service.ask(0, computed=True)
     assert service.state.apart == 0, "a round that is asked for twice counts once"
@@ -410,8 +410,4 @@ def test_endless_runs_wrap_request_numbers_and_count_from_the_slowest_that_takes
 
 
 def test_what_is_no_message_is_an_error():
-    refused(AssertionError, "not a message", Service(2).tell, 0, "hello")
-
-
-def test_a_plain_request_asks_for_a_group_of_an_ordinary_round():
-    assert Ask(3) == Ask(3, done=-1, last=False, failed=False, computed=False, cost=0, salt=None)
+    refused(AssertionError, "not a message", Service(2).send, 0, "hello")

@@ -186,7 +186,7 @@ def test_shifting_lowers_every_sequence_number_and_forgets_those_long_past():
 
 @pytest.mark.parametrize("setting", [PAIRS, SPLIT, LATE], ids=["random", "inter/intra", "late"])
 @pytest.mark.parametrize("seed", range(3))
-def test_an_endless_run_goes_on_after_shifting_as_it_would_have(setting, seed):
+def test_an_endless_run_continues_after_shifting_as_it_would_have(setting, seed):
     """What a process does next does not change when all sequence numbers are counted from the oldest group."""
     system = GroupSystem(setting, rounds=None, ways=2, costs=(1, 1, 3), retries=3)
     walk, names = Walk(system, seed), set()
@@ -309,7 +309,7 @@ def test_any_moves_leave_what_the_order_of_arrival_says(seed):
             assert state.group(group.seq) is group
 
 
-def test_a_dissolved_group_frees_its_own_members_and_nobody_elses():
+def test_a_dissolved_group_frees_only_its_own_members():
     """(0, 1) and (2, 3) run; worker 1 is done and already in (1, 2)'s way. Ending (0, 1) frees worker 0 alone."""
     state = GroupBuffers.empty(4)
     for members in ((0, 1), (2, 3), (1, 2)):
@@ -411,7 +411,7 @@ def test_known_groups_are_bounded_and_every_worker_goes_on_averaging():
 
 @pytest.mark.parametrize("setting", [split_globally((0, 0, 1, 1)), random((0, 0, 1, 1)), smart((0, 0, 1, 1), None)])
 def test_no_group_is_granted_with_a_member_that_is_silent_since_its_group_failed(setting):
-    """Worker 3 dies inside a group; nobody tells the generator who it was, and the survivors go on."""
+    """Worker 3 dies inside a group; the generator never hears who it was, and the survivors continue."""
     machine = GroupGenerator(setting)
     state, inbox = machine.initial(), {}
 

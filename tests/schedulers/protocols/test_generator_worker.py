@@ -98,7 +98,7 @@ def test_members_that_came_early_are_remembered_and_those_of_later_groups_stay()
         assert worker.hear(Here(seq), source=member) == []
     assert worker.state.here == ((4, 1), (4, 2), (6, 1))
     assert worker.hear(Here(4), source=1) == []
-    assert worker.state.here == ((4, 1), (4, 2), (6, 1)), "nobody comes twice"
+    assert worker.state.here == ((4, 1), (4, 2), (6, 1)), "each comes once"
     worker.granted()
     actions = worker.do(Enter(1))
     assert actions[:3] == [Send(1, Here(4)), Send(2, Here(4)), Note(("executed", 4, (0, 1, 2)))]
@@ -132,7 +132,7 @@ def test_groups_met_out_of_order_leave_the_highest_number():
 
 
 @pytest.mark.parametrize("stage", [ENDED, EVICTED])
-def test_who_has_ended_remembers_nobody(stage):
+def test_a_worker_that_has_ended_remembers_no_member(stage):
     worker = Worker()
     worker.state = replace(worker.state, stage=stage)
     assert worker.hear(Here(4), source=1) == []

@@ -11,7 +11,7 @@ from helpers.second_hop import SecondHop
 from partreduce.errors import InputError
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.schedulers.protocols.hop import ENTERING, REDUCING, SENDING, Ack, Advance, Reduce, Token, Update
+from partreduce.schedulers.protocols.hop import Ack, Advance, Token, Update
 from partreduce.strategies import IterationGap, SkipPolicy
 
 RING = Digraph.of(3, [(0, 1), (1, 2), (2, 0)])
@@ -85,7 +85,7 @@ def test_hop_does_under_new_names_what_it_did_under_the_old(graph, setting):
 
 
 def test_renaming_keeps_backup_workers_where_they_are():
-    """Worker 1 of the star may do without its center, and nobody else may: only the two others change places."""
+    """Worker 1 of the star may do without its center, and no other may: only the two others change places."""
     machine = Hop(STAR, IterationGap(backup=(0, 1, 0, 0), max_ig=2))
     assert set(machine.symmetries()) == {(0, 1, 2, 3), (0, 1, 3, 2)}
     check_renaming(machine, seed=7, note=renamed_note)
@@ -132,69 +132,6 @@ def test_the_channels_are_the_edges_and_with_tokens_or_acknowledgements_the_way_
     assert list(Hop(RING, IterationGap(max_ig=1)).channels) == back
     assert list(Hop(RING, IterationGap(notify_ack=True)).channels) == back
     assert Hop(RING, IterationGap()).num_processes == 3
-
-
-def test_the_first_state():
-    state, actions = Hop(STAR, IterationGap(max_ig=2)).start(0)
-    assert (state.step, state.updates, state.tokens, state.acked) == (0, (0, 0, 0), (2, 2, 2), ())
-    assert actions == (Send(1, Update(0)), Send(2, Update(0)), Send(3, Update(0)))
-    state, actions = Hop(STAR, IterationGap(notify_ack=True)).start(0)
-    assert (state.stage, state.tokens, state.acked, actions) == (SENDING, (), (True, True, True), ())
-
-
-def test_an_update_too_old_to_serve_is_thrown_away_and_the_oldest_that_serves_is_not():
-    machine = Hop(RING, IterationGap(staleness=2, max_ig=9))
-    state = replace(machine.start(1)[0], step=10)
-    kept = [machine.step(1, state, Received(0, Update(step)))[0].updates for step in (7, 8, 9, 10, 12)]
-    assert kept == [(0,), (1,), (2,), (4,), (16,)]
-    late = machine.step(1, replace(state, updates=(4,)), Received(0, Update(8)))[0]
-    assert late.updates == (4,)
-
-
-def test_a_worker_left_behind_skips_to_its_slowest_out_neighbor_and_not_past_it():
-    machine = Hop(BOTH_WAYS, IterationGap(max_ig=1, backup=2, skip=SkipPolicy(limit=9, trigger=3)))
-    state = machine.start(0)[0]
-    assert machine.ready(0, replace(state, tokens=(9, 4))) == (Advance(3),)  # the second is 3 steps ahead
-    assert machine.ready(0, replace(state, tokens=(9, 3))) == (Advance(1),)  # 2 are too few to skip
-    assert machine.ready(0, replace(state, tokens=(99, 99))) == (Advance(9),)
-    needy = Hop(BOTH_WAYS, IterationGap(max_ig=1, staleness=2, skip=SkipPolicy(limit=9)))
-    state = replace(needy.start(0)[0], tokens=(9, 9), updates=(1 << 5, 1 << 4))
-    assert needy.ready(0, state) == (Advance(5),)  # step 4 is reduced with updates 3 and 2, step 5 would need 3
-
-
-def test_a_worker_skips_by_less_than_it_is_behind_where_the_condition_to_jump_is_apart_from_the_longest_jump():
-    machine = Hop(BOTH_WAYS, IterationGap(max_ig=1, backup=2, skip=SkipPolicy(limit=2, behind=6)))
-    state = machine.start(0)[0]
-    assert machine.ready(0, replace(state, tokens=(9, 6))) == (Advance(1),)  # the second is 5 steps ahead
-    assert machine.ready(0, replace(state, tokens=(9, 7))) == (Advance(2),)
-
-
-def test_before_a_skip_the_updates_that_are_there_are_taken_and_tokens_are_given():
-    machine = Hop(BOTH_WAYS, IterationGap(max_ig=1, backup=1, skip=SkipPolicy(limit=4)), fine=True)
-    state = replace(machine.start(0)[0], stage=ENTERING, updates=(0b101, 0b1001), tokens=(4, 5))
-    assert machine.ready(0, state) == (Advance(3),)
-    after, actions = machine.step(0, state, Advance(3))
-    assert actions == (Send(1, Token(3)), Send(2, Token(3)), Note(("renewed", 2, ((1, 2),))), Note(("entered", 3)))
-    assert (after.step, after.updates, after.tokens) == (3, (0, 1), (1, 2))
-
-
-def test_what_has_come_counts_once():
-    machine = Hop(BOTH_WAYS, IterationGap(staleness=1), fine=True)
-    state = machine.start(0)[0]
-
-    def reduced(state):
-        after, (note,) = machine.step(0, replace(state, stage=REDUCING), Reduce())
-        return machine.step(0, after, Advance())[0], note.what[2]
-
-    for source, step in ((1, 0), (2, 0)):
-        state, _ = machine.step(0, state, Received(source, Update(step)))
-    state, used = reduced(state)
-    assert used == ((1, 0), (2, 0))
-    state, _ = machine.step(0, state, Received(1, Update(1)))
-    state, used = reduced(state)
-    assert used == ((1, 1),)
-    _, used = reduced(state)
-    assert used == ()
 
 
 def test_a_setting_that_does_not_fit_its_graph_is_refused():

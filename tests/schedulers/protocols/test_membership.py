@@ -50,13 +50,13 @@ def with_votes(**facts):
     return lambda s, *_: replace(s, votes=tuple(vote if vote is None else replace(vote, **facts) for vote in s.votes))
 
 
-def told_at_once(machine, original, state, view):
+def publishing_at_once(machine, original, state, view):
     after, actions = original(state, view)
     told, more = machine._published(after)
     return told, (*actions, *more)
 
 
-def heard_in_any_generation(_, __, state, own, members, message):
+def counting_any_generation(_, __, state, own, members, message):
     def is_it(said):
         same = getattr(said, "place", 0) == getattr(message, "place", 0)
         return isinstance(said, type(message)) and same
@@ -81,7 +81,7 @@ def alone(worker, state):
 # fmt: off
 bug("_view", "A worker that is prepared drops the sum, although another one has committed it.", THREE,
     instead=in_view(lambda view, _: replace(view, forward=())))
-bug("_view", "Who is prepared commits, whether anybody has or not.", THREE,
+bug("_view", "A worker that is prepared commits, whether another one has or not.", THREE,
     instead=in_view(lambda view, s: replace(view, forward=tuple(w for w in view.members if s.votes[w].prepared))))
 bug("ready", "A worker commits its sum as soon as it has it.", THREE, instead=lambda _, original, p, s:
     (Confirmed(),) if isinstance(s, Member) and s.phase is Phase.RUN and s.prepared else original(p, s))
@@ -95,9 +95,9 @@ bug("_entered", "A worker that is behind averages on its way to the place from w
     left=lambda now, was, _: replace(now, view=was.view))
 bug("_silent", "The view is decided although one member that lives has not voted.", THREE,
     instead=lambda _, original, s: original(s)[1:])
-bug("_written", "The view goes out before it is written down, so that one started again decides again.", RESTART,
-    instead=told_at_once)
-bug("step", "The view goes out before it is written down, so that one started again decides again.",
+bug("_written", "The view goes out before it is written down, so that one started again decides once more.", RESTART,
+    instead=publishing_at_once)
+bug("step", "The view goes out before it is written down, so that one started again decides once more.",
     left=lambda now, was, event: replace(now, log=now.log[:-1], told=1)
         if isinstance(event, Restart) and len(was.log) > 1 else now)
 bug("step", "An authority that was started again takes what it has written down for told.", THREE_RESTART,
@@ -116,7 +116,7 @@ bug("_decided", "A worker that is not in the view connects all the same.", TAKEN
         original(w, s, view) if w in view.members or not view.members or s.phase is not Phase.VOTE
         else (replace(s, phase=Phase.RUN, view=view, group=(), prepared=False), ()))
 bug("_has_message_of_all", "What a member added in an old generation counts in the new one.", THREE,
-    instead=heard_in_any_generation)
+    instead=counting_any_generation)
 bug("_keep_message", "What a member added in an old generation counts in the new one.",
     instead=lambda _, __, s, source, said:
         replace(s, heard=s.heard | {(source, said)}) if s.phase in ("run", "vote", "rebuild") else s)
@@ -138,7 +138,7 @@ bug("ready", "A worker that has joined connects as the others do, and does not w
         if isinstance(s, Member) and s.phase is Phase.REBUILD and s.blank else original(p, s))
 bug("_view", "A worker that voted before it had a state is taken for one that has it.", JOINS,
     seen=with_votes(blank=False))
-bug("_view", "A vote in which no one is lost ends the run, although somebody wanted to join.", JOINS,
+bug("_view", "A vote in which no worker is lost ends the run, although somebody wanted to join.", JOINS,
     seen=lambda s, _: replace(s, admits=False, joining=frozenset()))
 bug("_written", "A worker that has joined counts as lost all the same.", JOINS_RESTART,
     left=lambda now, _, view: replace(now, lost=now.lost.union(view.joined)))

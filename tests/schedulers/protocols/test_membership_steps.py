@@ -71,7 +71,7 @@ def test_a_worker_commits_what_another_one_has_and_resumes_where_that_one_stands
     assert one.phase is Phase.RUN
 
 
-def test_what_nobody_committed_is_dropped_and_done_again_at_the_same_place():
+def test_what_no_worker_committed_is_dropped_and_done_again_at_the_same_place():
     view = View(1, (0, 1), (4, 0))
     one, actions = after(Member(FIRST), Enter((4, 0), ALL), Summed(), Broken(), process=1)
     assert actions == (Note(("unblock",)), Send(3, Vote(1, (4, 0), ALL, stands=True)))
@@ -89,7 +89,7 @@ def test_who_is_behind_goes_to_the_place_of_the_others_alone_and_a_meeting_count
     assert met.place == (4, 1)
 
 
-def test_who_votes_for_what_did_not_happen_hears_that_nobody_goes_on():
+def test_a_vote_of_all_without_a_loss_ends_the_run():
     authority, _ = MACHINE.start(3)
     votes = [Received(worker, Vote(1, (0, 0))) for worker in ALL]
     authority, written = after(authority, *votes, process=3)
@@ -119,17 +119,11 @@ def test_who_leaves_waits_for_the_answer_and_hears_the_view_without_it_where_it_
 
 JOINING = Membership(3, 2, outside=1)
 OF_JOINING, OUTSIDE = JOINING.start(3)[0], JOINING.start(2)[0]
+joining = partial(after, process=3, machine=JOINING)
+"""Of a run in which worker 2 is outside at first."""
 
 
-def joining(state, *events, process=3):
-    """As `after`, of a run in which worker 2 is outside at first."""
-    actions = ()
-    for event in events:
-        state, actions = JOINING.step(process, state, event)
-    return state, actions
-
-
-def asked(*votes):
+def after_votes(*votes):
     """The authority after worker 2 has asked to join, and workers 0 and 1 have voted so."""
     authority, actions = joining(OF_JOINING, Received(2, Join()))
     assert actions == (Send(0, Open(1)), Send(1, Open(1)))
@@ -138,7 +132,7 @@ def asked(*votes):
 
 def test_who_asks_joins_where_the_furthest_stand_in_an_operation_and_has_the_state_of_one_of_them():
     view = View(1, (0, 1, 2), (5, 0), (0,), joined=(2,), donor=1)
-    authority, written = asked(Vote(1, (4, 0), (0, 1), stands=True), Vote(1, (5, 0), stands=True))
+    authority, written = after_votes(Vote(1, (4, 0), (0, 1), stands=True), Vote(1, (5, 0), stands=True))
     assert written == (Note(("write", view)),)
     authority, told = joining(authority, Publish())
     assert told == (Send(0, view), Send(1, view), Send(2, view))
@@ -151,8 +145,8 @@ def test_who_asks_joins_where_the_furthest_stand_in_an_operation_and_has_the_sta
     assert (healed.phase, healed.blank, healed.place, healed.stands) == (Phase.RUN, False, (5, 0), True)
 
 
-def test_where_the_furthest_is_in_no_operation_of_its_rounds_nobody_joins_and_it_may_ask_again():
-    authority, written = asked(Vote(1, (4, 0), (0, 1), stands=True), Vote(1, (5, 0)))
+def test_where_the_furthest_is_in_no_operation_of_its_rounds_no_worker_joins_and_it_may_ask_again():
+    authority, written = after_votes(Vote(1, (4, 0), (0, 1), stands=True), Vote(1, (5, 0)))
     view = View(1, (0, 1), (5, 0), (0,))
     assert written == (Note(("write", view)),)
     authority, told = joining(authority, Publish())
@@ -164,15 +158,15 @@ def test_where_the_furthest_is_in_no_operation_of_its_rounds_nobody_joins_and_it
 
 
 def test_who_has_joined_and_lost_its_donor_gets_the_state_of_another_that_stands_there():
-    authority, _ = asked(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
+    authority, _ = after_votes(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
     authority, _ = joining(authority, Publish(), Received(0, Crashed()))
     blank = Vote(2, (0, 0), blank=True)
     authority, written = joining(authority, Received(2, blank), Received(1, Vote(2, (5, 0), stands=True)))
     assert written == (Note(("write", View(2, (1, 2), (5, 0), joined=(2,), donor=1))),)
 
 
-def test_who_has_joined_is_outside_again_where_nobody_stands_that_has_a_state():
-    authority, _ = asked(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
+def test_a_joiner_is_outside_again_where_no_member_with_a_state_stands():
+    authority, _ = after_votes(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
     authority, _ = joining(authority, Publish(), Received(0, Crashed()))
     authority, written = joining(authority, Received(2, Vote(2, (0, 0), blank=True)), Received(1, Vote(2, (5, 0))))
     view = View(2, (1,), (5, 0))
@@ -186,8 +180,8 @@ def test_who_has_joined_is_outside_again_where_nobody_stands_that_has_a_state():
     assert joining(out, Received(3, joined), process=2)[0] == out, "told again by an authority that was started again"
 
 
-def test_where_nobody_is_left_that_has_a_state_the_run_ends():
-    authority, _ = asked(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
+def test_where_no_member_is_left_that_has_a_state_the_run_ends():
+    authority, _ = after_votes(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
     authority, _ = joining(authority, Publish(), Received(0, Crashed()), Received(1, Crashed()))
     _, written = joining(authority, Received(2, Vote(2, (0, 0), blank=True)))
     assert written == (Note(("write", View(2, ()))),)
@@ -200,7 +194,7 @@ def test_who_asks_and_dies_before_the_view_changes_nothing():
     assert written == (Note(("write", View(1, (0, 1), (5, 0)))),)
 
 
-def test_a_member_that_asks_is_no_joiner_and_where_somebody_has_left_nobody_joins():
+def test_a_member_that_asks_is_no_joiner_and_once_a_worker_has_left_none_joins():
     authority, _ = JOINING.start(3)
     assert joining(authority, Received(1, Join())) == (authority, ())
     left, _ = joining(authority, Received(0, Left()))
@@ -228,7 +222,7 @@ def test_a_run_that_is_stopped_or_loses_more_than_it_may_ends_for_all():
     assert few.view == View(1, ())
 
 
-def test_who_has_left_has_committed_everything_and_is_missed_by_nobody():
+def test_a_worker_that_has_left_has_committed_everything_and_is_not_lost():
     authority, actions = after(AUTHORITY, Received(0, Left()), process=3)
     assert actions == (Send(0, Released()),)
     authority, actions = after(authority, Received(0, Crashed()), process=3)
@@ -266,7 +260,7 @@ def test_a_lease_ends_for_the_silent_alone_where_somebody_has_voted():
     authority = replace(MACHINE.start(3)[0], leases=2)
     assert MACHINE.ready(3, authority) == []
     authority, _ = after(authority, Received(2, Crashed()), process=3)
-    assert MACHINE.ready(3, authority) == [], "nobody has voted"
+    assert MACHINE.ready(3, authority) == [], "no vote yet"
     authority, _ = after(authority, Received(0, Vote(1, (0, 0))), process=3)
     assert MACHINE.ready(3, authority) == [Expire()]
     assert MACHINE.ready(3, replace(authority, leases=0)) == []
@@ -288,12 +282,12 @@ def test_an_authority_that_is_started_again_tells_all_but_the_first_view_once_mo
     assert MACHINE.ready(3, replace(again, restarts=0)) == [Publish()]
 
 
-def test_who_asks_to_join_where_nobody_goes_on_hears_no_more_than_that():
+def test_a_worker_that_asks_to_join_an_ended_run_gets_no_view():
     ended, _ = joining(JOINING.start(3)[0], Stop(), Publish())
     assert joining(ended, Received(2, Join())) == (replace(ended, joining=frozenset([2])), ())
 
 
-def test_who_asks_in_a_vote_and_dies_is_no_reason_to_go_on_where_nobody_is_lost():
+def test_a_joiner_that_dies_in_a_vote_does_not_keep_the_run_alive():
     authority, _ = joining(JOINING.start(3)[0], Received(0, Vote(1, (5, 0), stands=True)))
     authority, actions = joining(authority, Received(2, Join()))
     assert (authority.admits, actions) == (False, ())
@@ -302,7 +296,7 @@ def test_who_asks_in_a_vote_and_dies_is_no_reason_to_go_on_where_nobody_is_lost(
 
 
 def test_an_authority_that_is_started_again_tells_those_who_have_joined_too():
-    authority, _ = asked(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
+    authority, _ = after_votes(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
     authority, told = joining(replace(authority, restarts=1), Publish())
     assert joining(authority, Restart(), Publish())[1] == told
     assert [one.to for one in told] == [0, 1, 2]
@@ -311,11 +305,11 @@ def test_an_authority_that_is_started_again_tells_those_who_have_joined_too():
 def test_what_a_vote_was_for_is_forgotten_with_its_view():
     authority, _ = MACHINE.start(3)
     assert (authority.admits, authority.is_open) == (False, False)
-    joined, _ = asked(Vote(1, (5, 0), stands=True), Vote(1, (5, 0)))
+    joined, _ = after_votes(Vote(1, (5, 0), stands=True), Vote(1, (5, 0)))
     assert (joined.admits, joined.is_open) == (False, False)
     again = replace(JOINING.start(3)[0], log=(FIRST, View(1, (0, 1), (4, 0))), told=2)
     again, _ = joining(again, Received(2, Join()), Received(0, Vote(2, (6, 0))), Received(1, Vote(2, (6, 0))))
-    assert again.view == View(2, (0, 1), (6, 0)), "nobody could join, so that members are the same"
+    assert again.view == View(2, (0, 1), (6, 0)), "no worker could join, so that members are the same"
 
 
 def test_a_worker_outside_asks_as_often_as_it_may_and_once_at_a_time():
@@ -370,7 +364,7 @@ def test_an_operation_goes_from_share_to_share_and_from_confirm_to_confirm_of_al
     assert (one.phase, actions, MEETING.ready(0, one)) == (Phase.LEAVING, (Send(3, Left()),), ())
 
 
-def test_who_is_in_no_group_of_a_round_goes_on_alone():
+def test_a_worker_in_no_group_of_a_round_continues_alone():
     first, _ = MEETING.start(2)
     assert first == Member(FIRST, Phase.RUN, (0, 0), (), prepared=False, blank=False, has_knocked=False)
     assert MEETING.ready(2, first) == (Enter((0, 0), ()),)

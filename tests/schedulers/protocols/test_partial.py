@@ -83,7 +83,7 @@ def test_only_the_initiator_starts_a_round_and_the_next_worker_does_once_it_has_
     assert machine.step(0, states[0], Call())[1] == ()
 
 
-def test_who_may_still_start_a_round_is_awaited_and_nobody_else():
+def test_only_workers_that_may_still_start_a_round_are_awaited():
     machine = Partial(PartialAllReduce(quorum=3), 4)
     state, _ = machine.start(0)
     assert machine.awaited(0, state) == (1, 2, 3), "not itself"
@@ -92,7 +92,7 @@ def test_who_may_still_start_a_round_is_awaited_and_nobody_else():
     state, _ = machine.step(0, state, Received(2, Ended(-1)))
     assert machine.awaited(0, state) == (3,), "another one has ended"
     state, _ = machine.step(0, state, Received(3, Arrived(0)))
-    assert machine.awaited(0, state) == (1, 2, 3), "nobody: who is in an earlier round holds it up"
+    assert machine.awaited(0, state) == (1, 2, 3), "a worker in an earlier round holds it up"
     for entered in (1, 2):
         later = replace(state, entered=entered)
         assert machine.awaited(0, later) == (1, 3), "to have come to round 0 is not to have come to a later one"

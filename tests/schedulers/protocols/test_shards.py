@@ -70,16 +70,16 @@ def to_the_first(machine, original, process, state, event):
 # fmt: off
 # Each with the configuration and the properties of which one has to kill it.
 bug("_answered", "A shard answers a worker that pushes, however far ahead of the others.",
-    BOUND_0, "no one waits who may continue", "no one is too far ahead", "what is taken is new enough",
+    BOUND_0, "no worker waits that may continue", "no worker is too far ahead", "what is taken is new enough",
     instead=lambda m, _, s: Shards(m.num_workers, m.hosts)._answered(s))
 bug("_answered", "A shard lets a worker be one round further ahead than the staleness says.",
-    BOUND_1, "no one is too far ahead", "what is taken is new enough",
+    BOUND_1, "no worker is too far ahead", "what is taken is new enough",
     instead=lambda m, _, s: Shards(m.num_workers, m.hosts, m.staleness + 1)._answered(s))
 bug("_answered", "A shard keeps back the answer to a worker that is just as far ahead as it may be.",
-    BOUND_1, "no one waits who may continue",
+    BOUND_1, "no worker waits that may continue",
     instead=lambda m, _, s: Shards(m.num_workers, m.hosts, m.staleness - 1)._answered(s))
 bug("_requested", "Only the worker whose push has come may be answered, not those that waited for it.",
-    BOUND_0, "no one waits who may continue", instead=those_that_wait)
+    BOUND_0, "no worker waits that may continue", instead=those_that_wait)
 bug("_requested", "A push that comes twice is added twice.", WILD, "progress is added once",
     seen=lambda s, _, request:
         replace(s, heard=(0,) * len(s.heard)) if s.heard and request.generation == s.generation else s)

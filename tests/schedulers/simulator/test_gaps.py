@@ -172,7 +172,7 @@ def test_standard_and_tokens_take_the_time_of_dpsgds_rounds(order, sync, tokens)
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_nobody_is_further_ahead_than_is_proved_and_no_queue_is_fuller(setting):
+def test_no_worker_is_further_ahead_and_no_queue_fuller_than_is_proved(setting):
     schedule = keeping("ring-based", Cluster.regular(2, 4), **setting)
     slow = ComputeTimes(base=1.0, slowdown=((1, 7.0),), jitter=0.3)
     record = simulate(schedule, compute=slow, num_rounds=60).observed.gaps
@@ -192,7 +192,7 @@ def test_nobody_is_further_ahead_than_is_proved_and_no_queue_is_fuller(setting):
     assert any(full), "a queue is as full as it may be"
 
 
-def test_gaps_are_counted_as_somebody_would_who_watches():
+def test_gaps_are_counted_at_every_entry_of_a_step():
     """Every entry in its order, and the gaps after each."""
     schedule = keeping("ring", Cluster.regular(2, 3), max_ig=4, backup=1, skip=SkipPolicy(limit=3))
     record = simulate(
@@ -307,7 +307,7 @@ def test_what_physics_leaves_of_the_papers_figures():
         both = alone / per_step(name, SIXFOLD, seeds=6, max_ig=8, backup=1, staleness=5)
         assert 1.29 - 0.05 <= backup <= 1.46 + 0.05, "Figure 16; few seeds, so not to the digit"
         assert 1.51 - 0.05 <= both <= 1.64 + 0.1, "and with s = 5"
-        assert both < alone / 1.3125, "nobody is faster than who never waits"
+        assert both < alone / 1.3125, "none is faster than a worker that never waits"
     slow = ComputeTimes(base=1.0, slowdown=((3, 4.0),))
     figure_18 = [
         per_step("ring-based", slow, steps=100, seeds=1),
@@ -324,7 +324,7 @@ RANDOM = ComputeTimes(base=1.0, disturbance=RandomSlowdown(6.0, 0.2))
 SLOW = ComputeTimes(base=1.0, slowdown=((5, 4.0),), jitter=0.05)
 
 
-def replayed(schedule, compute, num_rounds=90):
+def run_and_replay(schedule, compute, num_rounds=90):
     gap = schedule.strategy.sync
     assert isinstance(gap, IterationGap)
     replay = Replay(schedule.strategy.graphs[0], gap)
@@ -342,7 +342,7 @@ def keeping_a(gap, name="clustered"):
 def test_where_every_update_is_taken_the_metrics_are_those_of_the_matrix(gap):
     schedule = keeping_a(gap)
     assert schedule.is_mixing
-    found = replayed(schedule, RANDOM, 200)
+    found = run_and_replay(schedule, RANDOM, 200)
     assert found.consensus_distance == pytest.approx(float(consensus_distance(schedule)), rel=0.08)
     assert found.drift_worker == pytest.approx(float(drift(schedule, "worker")), rel=0.03)
     assert found.drift_node == pytest.approx(float(drift(schedule, "node")), rel=0.03)
@@ -354,12 +354,12 @@ def test_where_every_update_is_taken_the_metrics_are_those_of_the_matrix(gap):
 
 def test_what_is_left_out_or_late_has_its_price():
     exact = float(consensus_distance(keeping_a(IterationGap())))
-    backup = replayed(keeping_a(IterationGap(max_ig=6, backup=1), "ring-based"), RANDOM)
+    backup = run_and_replay(keeping_a(IterationGap(max_ig=6, backup=1), "ring-based"), RANDOM)
     assert backup.consensus_distance > 1.2 * float(consensus_distance(keeping_a(IterationGap(), "ring-based")))
     assert backup.progress == pytest.approx(1.0), "only updates of the same step are averaged"
-    stale = replayed(keeping_a(IterationGap(staleness=5)), RANDOM)
+    stale = run_and_replay(keeping_a(IterationGap(staleness=5)), RANDOM)
     assert stale.consensus_distance > exact, "late updates leave workers further apart"
-    skipping = replayed(keeping_a(IterationGap(max_ig=8, staleness=5, skip=SkipPolicy(limit=8))), SLOW)
+    skipping = run_and_replay(keeping_a(IterationGap(max_ig=8, staleness=5, skip=SkipPolicy(limit=8))), SLOW)
     assert skipping.computed < 1
     assert skipping.shares[5] == skipping.shares.min()
     assert skipping.consensus_distance > exact

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from helpers.small import of_groups
 from partreduce import Cluster, Hardware, Link, Schedule, simulate
 from partreduce.errors import InputError
 from partreduce.schedulers.protocols.adpsgd import Choose, Pairing, Role
@@ -17,7 +18,7 @@ from partreduce.schedulers.protocols.hop import Advance, Hop
 from partreduce.schedulers.simulator.asynchronous import GroupTiming, group_machine
 from partreduce.schedulers.simulator.machine import Meeting, Timing, VirtualMachine
 from partreduce.strategies import DelayedAveraging, DynamicGroups, GroupSplit, IterationGap, Pairwise, SlowWorkerPolicy
-from partreduce.types import ComputeTimes
+from partreduce.types import ComputeTimes, RandomSlowdown
 
 CLUSTER = Cluster.regular(2, 4)
 ONE_SECOND = ComputeTimes(base=1.0)
@@ -25,7 +26,7 @@ SLOW = ComputeTimes(base=1.0, slowdown=((1, 5.0),))
 WIRES = Hardware(inside=Link.of_bandwidth(20.0), nic=Link.of_bandwidth(4.0), model_bytes=1)
 
 
-def generated(cluster=CLUSTER, **options):
+def of_generator(cluster=CLUSTER, **options):
     return Schedule("g", cluster, DynamicGroups(**options))
 
 
@@ -42,7 +43,7 @@ def parts(timeline):
 @pytest.mark.parametrize("division", GroupSplit)
 @pytest.mark.parametrize("rule", SlowWorkerPolicy)
 def test_rounds_of_generated_groups_follow_one_another_and_members_meet(division, rule):
-    schedule = generated(division=division, slow_worker_policy=rule)
+    schedule = of_generator(division=division, slow_worker_policy=rule)
     timeline = simulate(schedule, WIRES, compute=SLOW, num_rounds=30)
     assert timeline.free_running
     assert timeline.finish.shape == (30, 8)
@@ -59,7 +60,7 @@ def test_rounds_of_generated_groups_follow_one_another_and_members_meet(division
 
 
 def test_one_pair_of_a_generated_schedule_takes_what_a_static_pair_takes():
-    pair = generated(Cluster.regular(1, 2), group_size=2, division=GroupSplit.GLOBAL, slow_threshold=None)
+    pair = of_generator(Cluster.regular(1, 2), group_size=2, division=GroupSplit.GLOBAL, slow_threshold=None)
     compute = ComputeTimes(base=1.0, slowdown=((1, 3.0),))
     timeline = simulate(pair, Hardware(inside=Link.of_bandwidth(1.0), model_bytes=1), compute=compute, num_rounds=4)
     assert timeline.finish.tolist() == [[4.0, 4.0], [8.0, 8.0], [12.0, 12.0], [16.0, 16.0]]
@@ -69,15 +70,15 @@ def test_one_pair_of_a_generated_schedule_takes_what_a_static_pair_takes():
 
 def test_fast_workers_do_not_wait_for_a_late_straggler():
     late = {"division": GroupSplit.GLOBAL, "slow_worker_policy": SlowWorkerPolicy.DEFER}
-    timeline = simulate(generated(Cluster.regular(4, 4), **late), compute=SLOW, num_rounds=60)
-    everybody = simulate(generated(Cluster.regular(4, 4), **late), compute=ONE_SECOND, num_rounds=60)
+    timeline = simulate(of_generator(Cluster.regular(4, 4), **late), compute=SLOW, num_rounds=60)
+    everybody = simulate(of_generator(Cluster.regular(4, 4), **late), compute=ONE_SECOND, num_rounds=60)
     fast = np.delete(timeline.finish[-1], 1)
     assert timeline.finish[-1, 1] >= 5 * 60
     assert fast.mean() < 1.5 * everybody.finish[-1].mean()
     assert timeline.per_step() < 1.6, "the mean over all workers' steps, not the slowest worker's"
 
 
-def test_active_workers_wait_for_the_answer_and_passive_ones_for_nobody():
+def test_active_workers_wait_for_the_answer_and_passive_ones_never_wait():
     timeline = simulate(pairwise(), WIRES, compute=SLOW, num_rounds=3)
     assert timeline.finish[:, 4:].tolist() == [[1.0] * 4, [2.0] * 4, [3.0] * 4]
     assert timeline.waiting().tolist() == [0.0] * 8
@@ -102,26 +103,26 @@ def test_an_exchange_hides_behind_the_next_round_under_overlap():
     assert longer.waiting().tolist() == [0.0] * 8
 
 
-def test_an_active_worker_without_neighbors_goes_on_alone():
+def test_an_active_worker_without_neighbors_continues_alone():
     timeline = simulate(pairwise(edges=((0, 4), (1, 4), (2, 5))), WIRES, compute=ONE_SECOND, num_rounds=2)
     assert timeline.finish[:, 3].tolist() == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("schedule", [generated(), pairwise()])
+@pytest.mark.parametrize("schedule", [of_generator(), pairwise(), of_groups("p", CLUSTER, [(0, 1)])])
 def test_the_same_seed_gives_the_same_timeline(schedule):
-    compute = ComputeTimes(base=1.0, jitter=0.3)
+    compute = ComputeTimes(base=1.0, jitter=0.3, disturbance=RandomSlowdown())
     one, two, other = (simulate(schedule, WIRES, compute=compute, num_rounds=12, seed=s).finish for s in (1, 1, 2))
     assert np.array_equal(one, two)
     assert not np.array_equal(one, other)
 
 
 def test_a_round_takes_its_steps():
-    timeline = simulate(generated(steps_per_round=3), compute=ONE_SECOND, num_rounds=5)
+    timeline = simulate(of_generator(steps_per_round=3), compute=ONE_SECOND, num_rounds=5)
     assert np.allclose(timeline.compute_end - timeline.compute_start, 3.0)
 
 
 def test_workers_that_take_no_time_are_no_error():
-    assert simulate(generated(), num_rounds=5).per_step() == 0.0
+    assert simulate(of_generator(), num_rounds=5).per_step() == 0.0
     assert simulate(pairwise(), num_rounds=5).makespan == 0.0
 
 
@@ -172,7 +173,7 @@ def steps_of_groups(setting, slow, *, rounds):
 
 
 @pytest.mark.parametrize("division", [GroupSplit.GLOBAL, GroupSplit.INTER_INTRA])
-def test_a_late_straggler_holds_nobody_up_and_is_not_starved(division):
+def test_a_late_straggler_holds_up_no_other_worker_and_is_not_starved(division):
     """One of 16 workers computes 5 times as long; the others of its node keep up with all others."""
     setting = replace(SIXTEEN, division=division)
     listed, same_node, other_nodes = steps_of_groups(setting, {5: 5.0}, rounds=80)

@@ -153,11 +153,11 @@ def test_grace_lets_nearly_equal_workers_meet_and_means_are_paid_for():
     hardware = Hardware(inside=Link(1e-5, 1e-10), nic=Link(1e-4, 1e-9), model_bytes=2_000_000)
     compute = ComputeTimes(base=0.02, jitter=0.05)
 
-    def observed(**members):
+    def run_solo(**members):
         schedule = Schedule("s", Cluster.regular(2, 4), AllReduce(sync=PartialAllReduce(quorum="solo", **members)))
         return simulate(schedule, hardware, compute=compute, num_rounds=60, seed=2).observed
 
-    alone, met = observed(), observed(grace=8000)
+    alone, met = run_solo(), run_solo(grace=8000)
     assert alone.quorum.active[15:].mean() < 4
     assert met.quorum.active[15:].mean() == 8
     assert met.mean_age < alone.mean_age
@@ -165,6 +165,6 @@ def test_grace_lets_nearly_equal_workers_meet_and_means_are_paid_for():
     assert record.oldest().max() == alone.largest_age
     assert record.shares_of_ages().sum() == pytest.approx(1)
     assert len(record.ages) == record.gradients.sum()
-    plain, mean = observed(missed="latest"), observed(missed="latest", synchronize_every=10)
+    plain, mean = run_solo(missed="latest"), run_solo(missed="latest", synchronize_every=10)
     assert mean.nic_bytes == pytest.approx(plain.nic_bytes * 66 / 60)
     assert mean.largest_age <= 10

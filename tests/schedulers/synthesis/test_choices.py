@@ -168,7 +168,7 @@ def test_exchanges_improve_the_front_within_the_limits(limits):
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_step_seconds_are_the_cycle_times_of_the_schedules(name):
-    """Rounds whose groups share no workers overlap, where so few are told apart; else all wait for all."""
+    """Rounds whose groups share no workers overlap, where so few are distinguished; else all wait for all."""
     hardware = replace(LINKS["an uplink"] if name == "explicit 4,2,1" else HARDWARE, compute=0.05)
     asked = CHOICES[name].problem
     choices = replace(CHOICES[name], problem=replace(asked, cluster=replace(asked.cluster, hardware=hardware)))

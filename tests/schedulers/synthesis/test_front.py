@@ -5,38 +5,34 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from helpers.synthesis import synthesize
-from partreduce.schedulers.synthesis import Limits, Objective, Problem, Status
+from helpers.synthesis import EVEN, problem, synthesize
+from partreduce.schedulers.synthesis import Objective, Status
 from partreduce.schedulers.synthesis import front as front_module
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo.arithmetic.pareto import scatter
-from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.timing.event_graph import cycle_time
 
-HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000)
 
-
-def cluster(shape: str) -> Cluster:
-    return replace(Cluster.parse(shape), hardware=HARDWARE)
-
-
-def test_the_worked_example_is_found():
-    front = synthesize(Problem(cluster=cluster("4x4"), limits=Limits(max_communication=0.1104)), effort=2)
+@pytest.mark.parametrize(
+    ("seed", "effort", "most"), [(0, 2, 5 / 16), pytest.param(7, 1, 0.3542, marks=pytest.mark.slow)]
+)
+def test_the_worked_example_is_found_and_beats_figure_10_from_another_seed_too(seed, effort, most):
+    front = synthesize(problem("4x4", max_communication=0.1104), effort=effort, seed=seed)
     assert front.best is not None
-    assert front.best.consensus_distance == pytest.approx(5 / 16)
+    assert front.best.consensus_distance <= most * (1 + 1e-6)
+    assert seed or front.best.consensus_distance == pytest.approx(most)
     assert front.best.communication_seconds_per_step <= 0.1104 * (1 + 1e-9)
 
 
 def test_where_links_are_free_everybody_averages_with_everybody():
-    best = synthesize(Problem(cluster=replace(cluster("2x2"), hardware=Hardware(model_bytes=1))), effort=1).best
+    best = synthesize(problem("2x2", Hardware(model_bytes=1)), effort=1).best
     assert best is not None
     assert (best.consensus_distance, best.communication_seconds_per_step) == (0, 0)
 
 
 def test_impossible_budget_is_one_line_with_the_nearest_thing():
-    problem = Problem(cluster=cluster("4x4"), limits=Limits(max_communication=1e-6))
-    front = synthesize(problem, time_limit=5)
+    front = synthesize(problem("4x4", max_communication=1e-6), time_limit=5)
     assert front.status is Status.INFEASIBLE
     assert front.best is None
     assert "crossing bound" in front.reason
@@ -46,53 +42,23 @@ def test_impossible_budget_is_one_line_with_the_nearest_thing():
 
 
 def test_limits_that_no_candidate_keeps_together_name_the_nearest():
-    limits = Limits(max_communication=0.1104, max_consensus_distance=0.2)
-    front = synthesize(Problem(cluster=cluster("4x4"), limits=limits), effort=2)
+    front = synthesize(problem("4x4", max_communication=0.1104, max_consensus_distance=0.2), effort=2)
     assert front.status is Status.UNKNOWN
     assert front.reason.endswith("was found; the least found within the budget is 0.3125")
 
 
-def test_beats_figure_10_at_its_own_communication_from_another_seed():
-    front = synthesize(Problem(cluster=cluster("4x4"), limits=Limits(max_communication=0.1104)), effort=1, seed=7)
-    assert front.best is not None
-    assert front.best.consensus_distance <= 0.3542
-    assert front.best.communication_seconds_per_step <= 0.1104 * (1 + 1e-9)
-
-
 def test_composition_of_period_24_reaches_its_communication():
-    limits = Limits(max_consensus_distance=8 / 7)
-    problem = Problem(cluster=cluster("4x4"), objective=Objective.COMMUNICATION, limits=limits)
-    front = synthesize(problem, effort=5)
+    asked = problem("4x4", objective=Objective.COMMUNICATION, max_consensus_distance=8 / 7)
+    front = synthesize(asked, effort=5)
     best = front.best
     assert best is not None
     assert best.communication_seconds_per_step <= 0.052
     assert best.consensus_distance <= 8 / 7
 
 
-@pytest.mark.parametrize(
-    "limits",
-    [Limits(max_distinct_phases=2), Limits(max_gap=1), Limits(max_group=4), Limits(min_period=3, max_period=5)],
-)
-def test_every_candidate_keeps_the_limits(limits):
-    front = synthesize(Problem(cluster=cluster("4x2"), limits=limits), effort=0.75)
-    assert front.candidates
-    for candidate in front.candidates:
-        schedule = candidate.schedule
-        assert limits.min_period <= candidate.schedule.period <= limits.max_period
-        phases = [schedule.phase(t) for t in range(schedule.period)]
-        if limits.max_group is not None:
-            assert all(size <= limits.max_group for phase in phases for size in phase.sizes.tolist())
-        if limits.max_distinct_phases is not None:
-            assert schedule.num_distinct_phases() <= limits.max_distinct_phases
-        if limits.max_gap is not None:
-            crossing = [any(len({w // 2 for w in g.members}) > 1 for g in phase) for phase in phases] * 2
-            assert all(crossing[t] or crossing[t + 1] for t in range(len(crossing) - 1))
-
-
 def test_uneven_speeds_try_proportional_steps_per_round():
-    hardware = replace(HARDWARE, slowdown=((3, 2.0), (4, 2.0)), compute=0.05)
-    problem = Problem(cluster=replace(Cluster.parse("3,2"), hardware=hardware))
-    front = synthesize(problem, effort=2)
+    hardware = replace(EVEN, slowdown=((3, 2.0), (4, 2.0)), compute=0.05)
+    front = synthesize(problem("3,2", hardware), effort=2)
     worker_steps = {candidate.schedule.strategy.steps_per_round for candidate in front.candidates}
     assert worker_steps >= {1, (2, 2, 2, 1, 1)}
     assert {one.schedule.strategy.steps_per_round for one in front.candidates[1:3]} == {1, (2, 2, 2, 1, 1)}, "in turns"
@@ -103,12 +69,11 @@ def test_uneven_speeds_try_proportional_steps_per_round():
         2,
         1,
         1,
-    )  # nobody waits for the slow workers' first step
+    )  # none waits for the slow workers' first step
 
 
 def test_the_same_seed_and_effort_give_the_same_front(capfd):
-    limits = Limits(max_group=3, max_period=6)
-    asked = Problem(cluster=replace(Cluster.parse("3,4,2"), hardware=HARDWARE), limits=limits)
+    asked = problem("3,4,2", max_group=3, max_period=6)
     fronts = [synthesize(asked, effort=0.6, seed=7) for _ in range(2)]
     one, other = ([(c.schedule, c.communication_seconds_per_step) for c in front.candidates] for front in fronts)
     assert one == other
@@ -117,23 +82,23 @@ def test_the_same_seed_and_effort_give_the_same_front(capfd):
 
 
 def test_no_two_candidates_have_one_name():
-    names = [one.schedule.name for one in synthesize(Problem(cluster=cluster("4x2")), effort=1).candidates]
+    names = [one.schedule.name for one in synthesize(problem("4x2"), effort=1).candidates]
     assert len(names) == len(set(names)) > 20
     assert "all-every-1" in names
 
 
 def test_an_interrupt_ends_the_search_with_what_was_found(monkeypatch):
     """Ctrl-C while the second kind of groups is decided: what the first gave is the answer, and the clock is over."""
-    asked = Problem(cluster=cluster("2x2"))
+    asked = problem("2x2")
     explore, reached = front_module.Exploration.explore, []
 
-    def interrupted(exploration, until):
+    def interrupt(exploration, until):
         reached.append("rules" if exploration.choices.radices else "explicit groups")
         if not exploration.choices.radices:
             raise KeyboardInterrupt
         explore(exploration, until)
 
-    monkeypatch.setattr(front_module.Exploration, "explore", interrupted)
+    monkeypatch.setattr(front_module.Exploration, "explore", interrupt)
     clock = Clock(seconds=600, effort=1.0)
     left = front_module.search(asked, clock, 1.0, seed=0)
     assert left.best is not None
@@ -146,8 +111,8 @@ def test_an_interrupt_ends_the_search_with_what_was_found(monkeypatch):
 
 @pytest.mark.parametrize("shape", ["20x4", "50,60,30"])
 def test_more_workers_than_are_told_apart_are_searched(shape):
-    hardware = replace(HARDWARE, node_nic=((1, Link.of_bandwidth(2.5e9)),))
-    front = synthesize(Problem(cluster=replace(Cluster.parse(shape), hardware=hardware)), effort=1)
+    hardware = replace(EVEN, node_nic=((1, Link.of_bandwidth(2.5e9)),))
+    front = synthesize(problem(shape, hardware), effort=1)
     assert len(front.candidates) > 10
     assert {one.schedule.name for one in front.candidates} >= {"all-every-1"}
 

@@ -18,28 +18,28 @@ HARDWARE = Hardware(inside=Link.of_bandwidth(10.0), nic=Link.of_bandwidth(5.0), 
 THIN = Link.of_bandwidth(1.0)
 
 
-def racked(shape, *racks, uplink=THIN):
+def in_racks(shape, *racks, uplink=THIN):
     switches = tuple(Switch(tuple(nodes), uplink) for nodes in racks)
     return replace(Cluster.parse(shape), hardware=replace(HARDWARE, switches=switches))
 
 
 def test_regular_racks_get_rules_and_others_explicit_groups():
-    assert is_even(racked("6x2", range(3), range(3, 6)))
-    assert not is_even(racked("6x2", range(2), range(2, 6)))
-    assert is_even(racked("6x2", range(2), range(2, 6), uplink=Link())), "free uplinks make no node special"
-    assert is_even(racked("6x2", range(6)))
+    assert is_even(in_racks("6x2", range(3), range(3, 6)))
+    assert not is_even(in_racks("6x2", range(2), range(2, 6)))
+    assert is_even(in_racks("6x2", range(2), range(2, 6), uplink=Link())), "free uplinks make no node special"
+    assert is_even(in_racks("6x2", range(6)))
 
 
 def test_radices_put_the_racks_first():
-    assert node_radices(racked("12x1", *(range(a, a + 3) for a in range(0, 12, 3)))) == (2, 2, 3)
-    assert node_radices(racked("12x1")) == (3, 2, 2)
-    many = racked("64x1", *(range(a, a + 8) for a in range(0, 64, 8)))
+    assert node_radices(in_racks("12x1", *(range(a, a + 3) for a in range(0, 12, 3)))) == (2, 2, 3)
+    assert node_radices(in_racks("12x1")) == (3, 2, 2)
+    many = in_racks("64x1", *(range(a, a + 8) for a in range(0, 64, 8)))
     assert len(node_radices(many)) == MAX_DIGITS
     assert node_radices(many) == (4, 2, 4, 2)
 
 
 def test_a_rule_of_the_search_costs_what_its_schedule_costs():
-    cluster = racked("4x2", (0, 1), (2, 3))
+    cluster = in_racks("4x2", (0, 1), (2, 3))
     choices = choices_of(Problem(cluster=cluster))[0]
     assert choices.radices == (2, 2)
     for block in choices.blocks:
@@ -49,36 +49,41 @@ def test_a_rule_of_the_search_costs_what_its_schedule_costs():
 
 
 def test_whole_racks_are_among_the_explicit_groups():
-    cluster = racked("7x2", (0, 3), (1, 2, 4), (5, 6), (0, 3, 5, 6))
+    cluster = in_racks("7x2", (0, 3), (1, 2, 4), (5, 6), (0, 3, 5, 6))
     groups = {block.local for block in explicit_groups(Problem(cluster=cluster)).blocks}
     assert groups >= {(0, 1, 6, 7), (2, 3, 4, 5, 8, 9), (10, 11, 12, 13), (0, 1, 6, 7, 10, 11, 12, 13)}
 
 
 @pytest.mark.parametrize(
     "cluster",
-    [racked("4x1", (0, 2), (1, 3)), racked("4x1", (0,)), racked("2,1,1", (0, 1)), racked("2,1,1", (0, 1), (2,))],
+    [
+        in_racks("4x1", (0, 2), (1, 3)),
+        in_racks("4x1", (0,)),
+        in_racks("2,1,1", (0, 1)),
+        in_racks("2,1,1", (0, 1), (2,)),
+    ],
 )
 def test_the_crossing_bound_is_below_every_connected_schedule_and_above_a_pair_inside_a_rack(cluster):
     """Averaging in pairs along a tree connects everybody; nothing connected communicates less than the bound."""
     problem = Problem(cluster=cluster, limits=Limits(max_period=1))
     bound = crossing_bound(problem)
     assert bound == pytest.approx(10 / 1.0), "a pair across the thin uplink"
-    assert bound > crossing_bound(Problem(cluster=racked(str(cluster)), limits=Limits(max_period=1)))
+    assert bound > crossing_bound(Problem(cluster=in_racks(str(cluster)), limits=Limits(max_period=1)))
     choices = explicit_groups(problem)
     assert choices.cost(choices.everybody()) >= bound
 
 
 def test_the_hierarchy_takes_its_levels_from_the_switches():
-    racks = racked("8x2", *(range(a, a + 2) for a in range(0, 8, 2)))
+    racks = in_racks("8x2", *(range(a, a + 2) for a in range(0, 8, 2)))
     assert registry.build("hierarchy", racks).rule().radices == (4, 2)
     assert registry.build("hierarchy", Cluster.parse("8x2")).rule().radices == (2, 4)
-    odd = racked("8x2", (0, 1, 2), (3, 4, 5, 6, 7))
+    odd = in_racks("8x2", (0, 1, 2), (3, 4, 5, 6, 7))
     assert registry.build("hierarchy", odd).rule().radices == (2, 4)
 
 
 def test_crossing_racks_costs_more_than_staying_inside_at_equal_mixing():
     """Two rule phases that differ in one digit of radix 2 mix equally; the one inside racks is the cheaper."""
-    problem = Problem(cluster=racked("4x2", (0, 1), (2, 3)))
+    problem = Problem(cluster=in_racks("4x2", (0, 1), (2, 3)))
     across, within = (rule_blocks(problem).cost((Block((0,), (digit,)),)) for digit in range(2))
     assert across == pytest.approx(2 * 10 / 1.0), "two pairs share each uplink"
     assert within == pytest.approx(10 / 5.0)

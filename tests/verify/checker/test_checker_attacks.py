@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.edges import document, graph, groups
+from helpers.edges import certificate, document, graph, groups
 from helpers.warm_checker import run_checker
 from partreduce import Cluster
 from partreduce.files import dump_schedule
@@ -20,14 +20,6 @@ from partreduce.verify import checker, prove
 
 GIGABYTE, SECONDS = 2**30, 30
 PROGRAM = Path(checker.__file__).parent
-
-
-def certificate(raw, *claims):
-    s = checker.read_schedule(json.loads(json.dumps(raw)))
-    shape = {
-        "format": "partreduce.certificate", "version": 1, "schedule_sha256": s.sha256, "num_workers": s.num_workers,
-    }  # fmt: skip
-    return {**shape, "period": s.period, "claims": list(claims)}
 
 
 def run(tmp_path, raw, forged):
@@ -69,25 +61,17 @@ ATTACKS = {
     "factor of two billion workers": (groups(MANY, [[0, 1]]), FACTOR),
     "factor of 2000 workers": (groups(2000, [[0, 1]]), FACTOR),
     "a norm next to 0": (PAIR, {**FACTOR, "squared": "1/" + "9" * 3000}),
-    "a norm a little too small": (PAIR, {**FACTOR, "squared": "249999999/1000000000"}),
     "noise of two billion workers": (groups(MANY, [[0, 1]]), NOISE),
     "noise of a billion steps a round": (LONG_STEPS_PER_ROUND, NOISE),
     "a covariance of a swap": (SWAP, NOISE),
-    "a covariance of a factor of 3": (groups(2, [([0, 1], 3)]), NOISE),
-    "a covariance below what a period makes": (PAIR, {**NOISE, "covariance": [[9, 9, 9]]}),
-    "a negative covariance": (PAIR, {**NOISE, "covariance": [[-9, 9, -9]]}),
-    "a covariance that is a word": (PAIR, {**NOISE, "covariance": ["999"]}),
     "a covariance of long numbers": (PAIR, {**NOISE, "covariance": [[9**900, 0, 9**900]]}),
     "answers of a billion workers": (HUGE_RULE, ASKED),
-    "answers of nobody": (RULE, {**ASKED, "answers": ""}),
+    "answers of no worker": (RULE, {**ASKED, "answers": ""}),
     "answers of another function": (RULE, {**ASKED, "answers": hashlib.sha256(b"0 1\n-\n" * 4).hexdigest()}),
     "answers without their relaxation": (RULE, {**ASKED,
         "answers": hashlib.sha256(b"0\n-\n2\n-\n0\n-\n2\n-\n").hexdigest()}),
-    "right answers of more workers than anybody asks": (document(1025, 1, kind="allreduce"),
+    "right answers of more workers than are asked": (document(1025, 1, kind="allreduce"),
         {**ASKED, "answers": hashlib.sha256(b"0 1\n" * 1025).hexdigest()}),
-    "answers as a list": (RULE, {**ASKED, "answers": [0, -1]}),
-    "membership of explicit groups": (PAIR, ASKED),
-    "membership of a graph": (LINE, ASKED),
     "power of a billion periods": (PAIR, {**POWER, "periods": 2 * 10**8}),
     "power of nothing": (groups(2, []), {**POWER, "periods": 2 * 10**8}),
     "trees of two billion workers": (groups(MANY, [[0, 1]]), {**TREES, "trees": [[]]}),
@@ -97,21 +81,12 @@ ATTACKS = {
     "tree of a huge graph": (BIG_LINE, {"claim": "consensus", "method": "graph", "root": 0, "tree": []}),
     "classes of 3000 phases and 12 digits": (BLOCKS, EXACT),
     "power of long factors": (DENSE, {**POWER, "periods": 10**5}),
-    "swap called consensus by trees": (SWAP, {**TREES, "trees": [[[0, 0, 1]]]}),
-    "swap called consensus by a power": (SWAP, {**POWER, "periods": 2, "squared": "1"}),
-    "consensus of workers that never meet": (groups(4, [[0, 1], [2, 3]]),
-        {**TREES, "trees": [[[0, 0, 1], [0, 2, 3], [0, 1, 2]]]}),
-    "consensus through a factor of 0": (groups(3, [[0, 1]], [([1, 2], 0)]),
-        {**TREES, "trees": [[[0, 0, 1], [1, 1, 2]]]}),
     "cyclic shift called consensus": (SHIFT, {"claim": "consensus", "method": "graph", "root": 0,
         "tree": [[0, 0, 1], [0, 1, 2]]}),
-    "cyclic shift of three periods": (SHIFT, {**POWER, "periods": 3, "squared": "1"}),
-    "half a mean called exact": (PAIR, EXACT),
     "labels of two phases that are one": (groups(4, [[0, 1], [2, 3]], [[0, 1], [2, 3]]),
         {"claim": "exact-consensus", "method": "labels", "first": 0, "radices": [2, 2], "labels": [0, 1, 2, 3]}),
     "half a character": (PAIR, {"claim": "\ud800"}),
     "a proof in a name": (PAIR, {"claim": "x\nconsensus: proved\n"}),
-    "method in the name": (PAIR, {**POWER, "claim": "consensus/power", "periods": 1}),
 }  # fmt: skip
 
 
@@ -239,20 +214,3 @@ def test_the_true_claims_of_a_rule_still_hold(tmp_path):
     lines = output.splitlines()
     assert [line for line in lines if line.endswith(": proved")] == [f"{e['claim']}: proved" for e in true["claims"]]
     assert 'doubly-stochastic: fact: smallest_weight "1/4"' in lines
-
-
-def test_the_size_limit_can_be_raised_and_names_itself(tmp_path):
-    schedule = build("prague-figure-10", Cluster.regular(2, 4))
-    good, certificate = tmp_path / "schedule.json", tmp_path / "certificate.json"
-    good.write_text(json.dumps(dump_schedule(schedule)))
-    certificate.write_text(json.dumps(dict(prove(schedule).certificate)))
-
-    def run(*arguments):
-        command = [sys.executable, "-I", "-S", str(PROGRAM), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-
-    assert run("--max-bytes", "1000000", str(certificate), str(good)).returncode == 0
-    small = run("--max-bytes", "100", str(certificate), str(good))
-    assert small.returncode == 65
-    assert "--max-bytes raises the limit" in small.stdout
-    assert run("--max-bytes", "-1", str(certificate), str(good)).returncode == 65

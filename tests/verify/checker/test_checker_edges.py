@@ -17,7 +17,7 @@ def test_just_true_holds_and_just_false_is_refused(edge):
 
 
 def other(value):
-    """What cannot stand there, beside the place in the value where it stands."""
+    """What cannot stand there, and the place in the value where it stands."""
     if isinstance(value, list):
         yield from ((wrong, "") for wrong in ("x", [], 7) if wrong != value)
         for number in {0, len(value) - 1} if value else ():
@@ -46,7 +46,7 @@ def test_what_no_entry_holds_is_refused_by_its_place(edge):
         assert "unknown keys ['more']" in refusal
 
 
-def test_no_rule_stands_twice():
+def test_rules_of_edges_are_unique():
     assert len({(edge.file, edge.rule) for edge in EDGES}) == len(EDGES)
 
 

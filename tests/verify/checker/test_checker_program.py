@@ -12,19 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from helpers.edges import HALF, PRODUCT, graph, groups, rate
+from helpers.edges import HALF, PRODUCT, certificate, graph, groups, rate
 from helpers.read_edges import over_all
 from partreduce.verify import checker
 from partreduce.verify.checker.refusal import REFUTED, UNREADABLE
 from partreduce.verify.checker.strict_json import MAX_BYTES
 
 RATE = rate("pivots", "1/4")
-
-
-def certificate(*claims, raw=HALF, **changed):
-    read = checker.read_schedule(json.loads(json.dumps(raw)))
-    shape = {"schedule_sha256": read.sha256, "num_workers": read.num_workers, "period": read.period}
-    return {"format": "partreduce.certificate", "version": 1, **shape, "claims": list(claims), **changed}
 
 
 def answer(capsys, folder, one, other, *options):
@@ -36,7 +30,7 @@ def answer(capsys, folder, one, other, *options):
     return status, capsys.readouterr().out.replace(f"{folder}/", "").splitlines()
 
 
-SHA256 = certificate()["schedule_sha256"]
+SHA256 = certificate(HALF)["schedule_sha256"]
 REFUSED = [
     ({"format": "certificate"}, 65, "certificate.format: must be one of ['partreduce.certificate']"),
     ({"version": 2}, 65, "certificate.version: must be one of [1]"),
@@ -69,32 +63,32 @@ REFUSED = [
 
 @pytest.mark.parametrize(("changed", "status", "says"), REFUSED)
 def test_a_certificate_says_what_it_must_and_no_more(changed, status, says, tmp_path, capsys):
-    assert answer(capsys, tmp_path, certificate(RATE), HALF)[0] == 0
-    code, lines = answer(capsys, tmp_path, certificate(**changed), HALF)
+    assert answer(capsys, tmp_path, certificate(HALF, RATE), HALF)[0] == 0
+    code, lines = answer(capsys, tmp_path, certificate(HALF, **changed), HALF)
     assert (code, lines[-1]) == (status, f"{'refuted' if status == 1 else 'unreadable'}: {says}")
 
 
-def spelled(text):
+def with_workers(text):
     """A certificate in which that stands for the number of workers."""
-    return json.dumps(certificate(RATE)).replace('"num_workers": 2', f'"num_workers": {text}').encode()
+    return json.dumps(certificate(HALF, RATE)).replace('"num_workers": 2', f'"num_workers": {text}').encode()
 
 
 FILES = [
-    (spelled("2"), HALF, ""),
-    (spelled("2.0"), HALF, "certificate.json: 2.0: numbers are integers or fraction strings"),
-    (spelled("NaN"), HALF, "certificate.json: NaN: numbers are integers or fraction strings"),
-    (spelled("1e" + "9" * 99), HALF, f"certificate.json: 1e{'9' * 38}: numbers are integers or fraction strings"),
-    (spelled('2, "num_workers": 2'), HALF, "certificate.json: an object has a key twice"),
-    (spelled("true"), HALF, "certificate.json: true, false and null have no place here"),
-    (spelled("false"), HALF, "certificate.json: true, false and null have no place here"),
-    (spelled("null"), HALF, "certificate.json: true, false and null have no place here"),
-    (certificate(raw=over_all(sync={"delay": 1})), json.dumps(over_all(sync={"delay": 1.0})).encode(),
+    (with_workers("2"), HALF, ""),
+    (with_workers("2.0"), HALF, "certificate.json: 2.0: numbers are integers or fraction strings"),
+    (with_workers("NaN"), HALF, "certificate.json: NaN: numbers are integers or fraction strings"),
+    (with_workers("1e" + "9" * 99), HALF, f"certificate.json: 1e{'9' * 38}: numbers are integers or fraction strings"),
+    (with_workers('2, "num_workers": 2'), HALF, "certificate.json: an object has a key twice"),
+    (with_workers("true"), HALF, "certificate.json: true, false and null have no place here"),
+    (with_workers("false"), HALF, "certificate.json: true, false and null have no place here"),
+    (with_workers("null"), HALF, "certificate.json: true, false and null have no place here"),
+    (certificate(over_all(sync={"delay": 1})), json.dumps(over_all(sync={"delay": 1.0})).encode(),
         "schedule.json: 1.0"),
-    (certificate(), json.dumps(HALF).replace('"name"', '"version": 1, "name"').encode(),
+    (certificate(HALF), json.dumps(HALF).replace('"name"', '"version": 1, "name"').encode(),
         "schedule.json: an object has"),
     (b"\xff", HALF, "certificate.json: is not JSON in UTF-8: 'utf-8' codec"),
     (b"[", HALF, "certificate.json: is not JSON in UTF-8: Expecting value: line 1"),
-    (certificate(), b"num_nodes: 2", "schedule.json: is not JSON in UTF-8: Expecting value: line 1"),
+    (certificate(HALF), b"num_nodes: 2", "schedule.json: is not JSON in UTF-8: Expecting value: line 1"),
 ]  # fmt: skip
 
 
@@ -109,16 +103,16 @@ def test_a_file_is_read_strictly(one, other, says, tmp_path, capsys):
 
 def test_a_schedule_may_say_true_and_false(tmp_path, capsys):
     raw = over_all(transport={"codec": "int8", "error_feedback": True})
-    assert answer(capsys, tmp_path, certificate(raw=raw), raw)[0] == 0
+    assert answer(capsys, tmp_path, certificate(raw), raw)[0] == 0
 
 
 def test_a_file_may_just_be_as_large_as_the_limit(tmp_path, capsys):
     large = json.dumps(HALF).encode().ljust(1000)
     for size, status in ((1000, 0), (999, 65)):
-        code, lines = answer(capsys, tmp_path, certificate(), large, "--max-bytes", str(size))
+        code, lines = answer(capsys, tmp_path, certificate(HALF), large, "--max-bytes", str(size))
         assert code == status
     assert lines == ["unreadable: schedule.json: is larger than 999 bytes; --max-bytes raises the limit"]
-    padded = json.dumps(certificate()).encode().ljust(1000)
+    padded = json.dumps(certificate(HALF)).encode().ljust(1000)
     assert answer(capsys, tmp_path, padded, HALF, "--max-bytes", "1000")[0] == 0
     assert answer(capsys, tmp_path, padded, HALF, "--max-bytes", "999")[1] == [
         lines[0].replace("schedule", "certificate")
@@ -129,6 +123,7 @@ def test_a_file_may_just_be_as_large_as_the_limit(tmp_path, capsys):
 
 @pytest.mark.parametrize("arguments", [
     [], ["one"], ["one", "two", "three"], ["--max-bytes", "1"], ["--max-bytes", "x", "one", "two"],
+    ["--max-bytes", "-1", "one", "two"],
     ["--max-bytes", "1" * 16, "one", "two"], ["--more", "1", "one", "two"], ["--one", "two"],
 ])  # fmt: skip
 def test_the_command_line_is_two_files_and_perhaps_a_limit(arguments, capsys):
@@ -137,7 +132,7 @@ def test_the_command_line_is_two_files_and_perhaps_a_limit(arguments, capsys):
     assert capsys.readouterr().out == f"unreadable: {usage}\n"
 
 
-def test_help_is_the_usage_and_no_refusal(capsys):
+def test_help_prints_the_usage(capsys):
     assert checker.main(["--help"]) == 0
     assert capsys.readouterr().out.startswith("usage: python -I checker")
 
@@ -145,15 +140,15 @@ def test_help_is_the_usage_and_no_refusal(capsys):
 def test_files_that_are_not_there_or_change_places_are_named(tmp_path, capsys):
     assert checker.main([f"{tmp_path}/none.json", "x"]) == 65
     assert capsys.readouterr().out == f"unreadable: {tmp_path}/none.json: No such file or directory\n"
-    one = json.dumps(certificate(RATE)).encode()
+    one = json.dumps(certificate(HALF, RATE)).encode()
     status, lines = answer(capsys, tmp_path, one, one)
     assert status == 65
     assert lines[0].startswith("unreadable: schedule.json: is a certificate, which comes first: python -I checker")
 
 
-@pytest.mark.parametrize("place", ["/dev/full", "a pipe that nobody reads"])
+@pytest.mark.parametrize("place", ["/dev/full", "a pipe without a reader"])
 def test_an_answer_that_cannot_be_written_is_one_line_at_most_and_no_proof(place, tmp_path):
-    (tmp_path / "c.json").write_text(json.dumps(certificate(RATE)))
+    (tmp_path / "c.json").write_text(json.dumps(certificate(HALF, RATE)))
     (tmp_path / "s.json").write_text(json.dumps(HALF))
     if place == "/dev/full":
         output, said = os.open(place, os.O_WRONLY), "the answer cannot be written: No space left on device\n"
@@ -166,8 +161,8 @@ def test_an_answer_that_cannot_be_written_is_one_line_at_most_and_no_proof(place
     assert (done.returncode, done.stderr) == (65, said)
 
 
-def test_a_claim_is_told_as_soon_as_it_holds(tmp_path, capsys, monkeypatch):
-    """Whoever ends a long check has what held so far."""
+def test_a_claim_is_printed_as_soon_as_it_holds(tmp_path, capsys, monkeypatch):
+    """A user that ends a long check has what held so far."""
 
     class Pipe(io.StringIO):
         seen = ()
@@ -177,7 +172,7 @@ def test_a_claim_is_told_as_soon_as_it_holds(tmp_path, capsys, monkeypatch):
 
     pipe = Pipe()
     monkeypatch.setattr(sys, "stdout", pipe)
-    answer(capsys, tmp_path, certificate(RATE), HALF)
+    answer(capsys, tmp_path, certificate(HALF, RATE), HALF)
     assert pipe.seen[0] == "contraction: proved\n"
 
 
@@ -189,12 +184,12 @@ def test_every_claim_and_every_fact_has_a_line(tmp_path, capsys, monkeypatch):
         "deadlock-free: follows from the protocol's rules: height 1",
         "end: follows from the protocol's rules: steps 3, behind -1",
     ]
-    assert answer(capsys, tmp_path, certificate(RATE), HALF)[1][0] == "contraction: proved"
-    status, lines = answer(capsys, tmp_path, certificate(raw=raw), raw)
+    assert answer(capsys, tmp_path, certificate(HALF, RATE), HALF)[1][0] == "contraction: proved"
+    status, lines = answer(capsys, tmp_path, certificate(raw), raw)
     assert (status, lines[:4]) == (0, expected)
     long = graph(400, [(0, v, "1/2") for v in range(1, 400)])
-    shown = [line for line in answer(capsys, tmp_path, certificate(raw=long), long)[1] if line.startswith("queues")]
+    shown = [line for line in answer(capsys, tmp_path, certificate(long), long)[1] if line.startswith("queues")]
     assert shown == [f"queues: follows from the protocol's rules: gap -1, capacities {json.dumps([-1] * 399)[:200]}"]
     monkeypatch.setitem(checker.facts.__globals__, "MAX_WORK", 1)
-    lines = answer(capsys, tmp_path, certificate(), HALF)[1]
+    lines = answer(capsys, tmp_path, certificate(HALF), HALF)[1]
     assert "end: follows from the protocol's rules, but its numbers take too long to compute" in lines

@@ -135,7 +135,7 @@ def just_in_and_out(schema):
             yield from ("x" * form["maxLength"], "x" * (form["maxLength"] + 1))
 
 
-def changed(value, schema, at=""):
+def changes(value, schema, at=""):
     """(place, the value changed there) for all that a schema says of it, and of the first item of every list."""
     yield from ((at, other) for other in just_in_and_out(schema))
     if "default" in schema:
@@ -145,10 +145,10 @@ def changed(value, schema, at=""):
         yield from ((f"{at}.{name}", {k: v for k, v in value.items() if k != name}) for name in value)
         yield at, value | {"more": 1}
         for name, part in form["properties"].items():
-            for place, other in changed(value.get(name), part, f"{at}.{name}"):
+            for place, other in changes(value.get(name), part, f"{at}.{name}"):
                 yield place, value | {name: other}
     for form in forms(schema) if isinstance(value, list) and value else ():
-        for place, other in changed(value[0], form["items"], f"{at}[0]") if "items" in form else ():
+        for place, other in changes(value[0], form["items"], f"{at}[0]") if "items" in form else ():
             yield place, [other, *value[1:]]
 
 
@@ -172,7 +172,7 @@ def test_schema_model_and_checker_agree_on_every_member(number):
     raw, read = WHOLE[number], 0
     assert agree(raw)
     assert refusal(raw) is None
-    for _, other in changed(raw, READ):
+    for _, other in changes(raw, READ):
         if isinstance(other, dict) and isinstance(other.get("strategy"), dict):
             read += agree(other) if other["strategy"].get("kind") in KINDS else refusal(other) is None
         else:
@@ -182,7 +182,7 @@ def test_schema_model_and_checker_agree_on_every_member(number):
 
 def test_every_member_of_the_schema_that_the_checker_reads_is_changed():
     """Of every closed object all members, of every list its items, of every choice each word."""
-    places = {re.sub(r"\[0\]", "[]", place) for raw in WHOLE for place, _ in changed(raw, READ)}
+    places = {re.sub(r"\[0\]", "[]", place) for raw in WHOLE for place, _ in changes(raw, READ)}
     for form in forms(READ["properties"]["strategy"]):
         assert {f".strategy.{name}" for name in form["properties"]} <= places
     for name in ("OuterStep", "TablePlacement", "Transport", "SkipPolicy", "FailurePlan", "Payload"):
@@ -287,13 +287,13 @@ def test_a_fraction_has_no_other_spelling_for_one_than_for_the_other(relaxation,
     assert agree(raw) == reads
 
 
-def nested(depth):
+def nest(depth):
     """So many objects in one another."""
     return '{"x":' * (depth - 1) + "{}" + "}" * (depth - 1)
 
 
 @pytest.mark.parametrize(("member", "reads"), [
-    (nested(31), True), (nested(32), False), (nested(900), False), (nested(10**5), False),
+    (nest(31), True), (nest(32), False), (nest(900), False), (nest(10**5), False),
     ('{"x":' + "[" * 30 + "]" * 30 + "}", True), ('{"x":' + "[" * 31 + "]" * 31 + "}", False),
     ('{"x":"' + "[{" * 99 + '"}', True), (f'{{"x":{2**53 - 1}}}', True), (f'{{"x":{2**53}}}', False),
     (f'{{"x":-{2**53}}}', False), (f'{{"x":"{2**60}"}}', True), (r'{"x":"\ud83d\ude00"}', True),
@@ -316,9 +316,9 @@ def test_a_file_is_json_for_both_or_for_neither(member, reads, tmp_path):
 
 @pytest.mark.parametrize(("depth", "says"), [(32, ""), (33, "is nested deeper than 32 levels"), (900, "32 levels")])
 def test_a_certificate_is_nested_32_deep_at_most(depth, says, tmp_path):
-    (path := tmp_path / "certificate.json").write_text(nested(depth))
+    (path := tmp_path / "certificate.json").write_text(nest(depth))
     if not says:
-        assert read_file(str(path), is_certificate=True) == json.loads(nested(depth))
+        assert read_file(str(path), is_certificate=True) == json.loads(nest(depth))
         return
     refused(checker.Refusal, says, read_file, str(path), is_certificate=True)
 

@@ -236,14 +236,9 @@ def test_reordering_reaches_more_states_than_first_in_first_out():
     assert ("b", "a") not in orders[False]
 
 
-def test_two_properties_of_one_name_and_a_senseless_network_are_refused():
-    refused(InputError, "share a name", explore, TwoSpinners(), properties=(SAFE, SAFE))
-    refused(InputError, "set delay", Network, delay=False, losses=1)
-
-
 @dataclass(frozen=True)
-class Watched(TwoSpinners):
-    """Process 0 watches process 1, which goes on whatever it is taken for."""
+class Suspects(TwoSpinners):
+    """Process 0 watches process 1, which continues whatever it is taken for."""
 
     suspects = ((1, 0),)
 
@@ -253,23 +248,23 @@ class Watched(TwoSpinners):
         return (state if state == "alone" else 1 - state), ()
 
 
-def test_a_process_that_is_taken_for_dead_goes_on():
+def test_a_process_that_is_taken_for_dead_continues():
     went_on = PerState("is still", lambda view: "it turns" if view.processes == ("alone", 1) else None)
-    found = explore(Watched(), properties=(went_on,), network=Network(suspicions=1))
+    found = explore(Suspects(), properties=(went_on,), network=Network(suspicions=1))
     trace = found.finding("is still").trace
     assert [step.verb for step in trace.steps] in (["suspect", "step"], ["step", "suspect"])
     assert "0 takes 1 for dead (gave it up)" in str(trace)
-    assert explore(Watched(), network=Network(suspicions=1)).states == 2 * 2 + 2
-    assert explore(Watched(), network=Network()).states == 4
+    assert explore(Suspects(), network=Network(suspicions=1)).states == 2 * 2 + 2
+    assert explore(Suspects(), network=Network()).states == 4
 
 
 def test_who_has_crashed_neither_suspects_nor_is_suspected():
     seen = []
     keep = PerState("seen", lambda view: seen.append(view.processes))
-    assert explore(Watched(), properties=(keep,), network=Network(suspicions=1, crashes=2)).complete
+    assert explore(Suspects(), properties=(keep,), network=Network(suspicions=1, crashes=2)).complete
     assert ("alone", None) in seen  # first taken for dead, then dead
     seen.clear()
-    assert explore(Watched(), properties=(keep,), network=Network(suspicions=1, crashes=1)).complete
+    assert explore(Suspects(), properties=(keep,), network=Network(suspicions=1, crashes=1)).complete
     assert (None, None) not in seen
 
 
@@ -308,22 +303,21 @@ def test_of_what_is_sent_over_a_link_that_is_cut_a_first_part_arrives_and_both_s
     whole = ("first", "second")
     assert got == {(*whole[:count], *gone) for count in range(3) for gone in ((), ("gone",))}
     assert (whole, ("gone",)) in cut, "both letters are lost"
-    assert (("gone", *whole), ("gone",)) in cut, "it goes on behind the cut"
+    assert (("gone", *whole), ("gone",)) in cut, "it continues behind the cut"
     assert {got for sent, got in seen if sent[:1] == ("gone",) and got[:1] == ("first",)} == set(), "written too late"
 
 
-def test_cuts_that_mean_nothing_are_refused():
+def test_networks_and_properties_that_mean_nothing_are_refused():
+    refused(InputError, "share a name", explore, TwoSpinners(), properties=(SAFE, SAFE))
+    refused(InputError, "set delay", Network, delay=False, losses=1)
     refused(InputError, "keep their order", Network, cuts=1, reorder=True)
-    refused(InputError, "no one takes another process for dead", explore, TwoSpinners(), network=Network(cuts=1))
-    refused(InputError, "cuts are numbers", Network, cuts=-1)
+    refused(InputError, "suspicions and cuts are numbers", Network, cuts=-1)
+    refused(InputError, "suspicions and cuts are numbers", Network, suspicions=-1)
+    for network in (Network(cuts=1), Network(suspicions=1)):
+        refused(InputError, "takes another process for dead", explore, TwoSpinners(), network=network)
 
 
 def test_a_trace_says_who_is_cut_off():
     never = PerState("never", lambda view: "heard" if "gone" in view.processes[1] else None)
     trace = explore(Letters(), properties=(never,), network=Network(cuts=1)).finding("never").trace
     assert str(trace).startswith("  1. 0 is cut off\n  2. 0 → 1: Crashed() arrives")
-
-
-def test_suspicion_where_nobody_watches_anybody_is_refused():
-    refused(InputError, "no one takes another process for dead", explore, TwoSpinners(), network=Network(suspicions=1))
-    refused(InputError, "suspicions and cuts are numbers", Network, suspicions=-1)

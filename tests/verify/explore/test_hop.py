@@ -73,10 +73,10 @@ def test_folding_symmetric_states_changes_no_answer():
         assert full.states / len(machine.symmetries()) <= folded.states < full.states
 
 
-def test_every_worker_goes_on_for_ever_under_fairness():
+def test_every_worker_continues_for_ever_under_fairness():
     machine = Hop(ring(3), IterationGap(max_ig=1))
     goals = [
-        Progress(f"worker {w} goes on", lambda label, w=w: label.verb == "step" and label.process == w)
+        Progress(f"worker {w} continues", lambda label, w=w: label.verb == "step" and label.process == w)
         for w in range(3)
     ]
     assert explore(machine, properties=(NoDeadlock(), *goals)).holds
@@ -232,7 +232,7 @@ bug("_updates_to", "The last out-neighbor gets no update when there are two.",
 bug("step", "NOTIFY-ACK: an update is acknowledged when it arrives, before it is reduced.", instead=acknowledged_early)
 bug("step", "NOTIFY-ACK: the acknowledgement of the last update is not waited for again.",
     left=on(SendUpdate, lambda now, *_: replace(now, acked=(True,) * len(now.acked))))
-bug("step", "NOTIFY-ACK: no one acknowledges.",
+bug("step", "NOTIFY-ACK: no worker acknowledges.",
     told=lambda actions: tuple(a for a in actions if not sends(a, Ack)))
 bug("_jump", "A worker skips one step more than its limit.", instead=one_too_far)
 bug("_served", "A worker skips ahead without the updates that renew its parameters.",
@@ -270,7 +270,7 @@ bug("_used", "Before a skip by several steps a worker averages updates that serv
 
 @pytest.mark.parametrize("says", BUGS)
 def test_seeded_bug_is_killed(says):
-    """By a property, or a bound that is not attained; test_hop.py beside this shows that the worker itself survives."""
+    """By a property, or a bound that is not attained; the worker itself survives above."""
     kind, first = BUGS[says]
     for configuration in sorted(SMALL, key=lambda c: c.name not in first):
         try:
@@ -303,7 +303,7 @@ CONFIGURATIONS = [  # workers, offsets of the targets, max_ig
 LARGER = [(3, (1, 2), 2), (4, (1, 3), 1)]
 
 
-def explored(n, offsets, max_ig):
+def explore_states(n, offsets, max_ig):
     graph = Digraph.of(n, [(v, (v + offset) % n) for v in range(n) for offset in offsets])
     found = explore(Hop(graph, IterationGap(max_ig=max_ig)), symmetry=False)
     assert found.holds
@@ -357,7 +357,7 @@ def plus_one(values, place):
 
 @pytest.mark.parametrize(("n", "offsets", "max_ig"), CONFIGURATIONS)
 def test_second_search_counts_the_same_states(n, offsets, max_ig):
-    assert second_search(n, offsets, max_ig) == explored(n, offsets, max_ig)
+    assert second_search(n, offsets, max_ig) == explore_states(n, offsets, max_ig)
 
 
 @pytest.mark.skipif(
@@ -375,4 +375,4 @@ def test_spin_counts_the_same_states(n, offsets, max_ig, tmp_path):
     )
     assert "errors: 0" in run.stdout, run.stdout
     stored = int(re.search(r"(\d+) states, stored", run.stdout)[1])
-    assert stored - 1 == explored(n, offsets, max_ig)  # the state before `setup` is Spin's alone
+    assert stored - 1 == explore_states(n, offsets, max_ig)  # the state before `setup` is Spin's alone

@@ -90,7 +90,7 @@ def noted_only(_, original, process, state, event):
     return replace(state, lasts=put(state.lasts, event.source, event.message.round)), ()
 
 
-def said_early(machine, original, process, state, event):
+def ending_early(machine, original, process, state, event):
     after, actions = original(process, state, event)
     if isinstance(event, End) or not after.calls == machine.calls[process] > state.calls:
         return after, actions
@@ -131,7 +131,7 @@ bug("_taken", "All results leave the queue, and one of them counts as taken.", S
     left=lambda now, was: replace(now, version=was.version + 1))
 bug("_taken", "A result that is taken stays in the queue.", SOLO,
     left=lambda now, was: replace(now, results=was.results))
-bug("_called", "A worker that has called continues computing at once.", SOLO,
+bug("_called", "A worker that has called continues to compute at once.", SOLO,
     left=lambda now, was: replace(now, stage=COMPUTING))
 bug("_may_begin", "One result more than C may wait.", SOLO_2, seen=lambda s: replace(s, results=s.results[1:]))
 bug("_may_begin", "A worker whose queue is full joins the next round.", SOLO_2,
@@ -161,12 +161,12 @@ bug("_started",
         0 if last != GOES_ON else known for known, last in zip(s.arrived, s.lasts, strict=True))))
 bug("_started", "Ended workers are asked for like others.", QUORUM,
     seen=lambda s: replace(s, lasts=(GOES_ON,) * len(s.lasts)))
-bug("_initiator", "A worker that has ended is drawn, and no one takes its place.", MAJORITY,
+bug("_initiator", "A worker that has ended is drawn, and no other takes its place.", MAJORITY,
     instead=lambda m, original, round_, going_on: original(round_, range(m.num_workers)))
 bug("_started", "The first to come starts the round, drawn or not.", MAJORITY, instead=as_solo)
-bug("_started", "Workers draw from their own seeds, so they differ on who starts a round.", MAJORITY,
+bug("_started", "Each worker draws from another seed, so they differ on who starts a round.", MAJORITY,
     instead=drawn_by_itself)
-bug("_started", "Who came for the round before counts for the open one.", QUORUM,
+bug("_started", "A worker that came for the round before counts for the open one.", QUORUM,
     seen=lambda s: replace(s, arrived=tuple(known + 1 if known else 0 for known in s.arrived)),
     left=lambda now, was: replace(now, arrived=was.arrived))
 bug("step", "An arrival that was heard of late counts, and one for a later round is forgotten with it.", WILD,
@@ -193,7 +193,7 @@ bug("_shared", "A share that comes twice is kept for the next round.", WILD,
     instead=lambda _, original, s, source, share: original(s, source, replace(share, round=share.round + 1)
         if share.round < s.done or share in s.shares[source] else share))
 # Ends.
-bug("_ended", "A worker that ends tells no one.", SOLO, told=lambda actions: ())
+bug("_ended", "A worker that ends sends no word of it.", SOLO, told=lambda actions: ())
 bug("_ended", "A worker that ends needs the rounds that are done, not the one that its last gradient waits for.", SOLO,
     instead=as_of_done)
 bug("step", "The last round is the one that was heard of last, not the largest.", SOLO,
@@ -202,7 +202,7 @@ bug("step", "The last round is the one that was heard of last, not the largest."
 bug("_started", "Where all have ended one round starts after another, needed or not.", SOLO, instead=endlessly)
 bug("_started", "Where all have ended nothing starts any more.", MAJORITY, instead=never_again)
 bug("step", "That a worker has ended does not start a round that waited for it.", MAJORITY, instead=noted_only)
-bug("step", "A worker says with its last call that it has ended, before it comes.", SOLO, instead=said_early)
+bug("step", "A worker says with its last call that it has ended, before it comes.", SOLO, instead=ending_early)
 bug("_may_begin", "A worker's thread enters no more rounds once it has said that its worker has ended.", SOLO,
     instead=lambda _, original, s: original(s) and not (s.resting and not s.buffer))
 bug("_may_begin", "A thread enters one more round after the last one.", SOLO,
@@ -229,7 +229,7 @@ def test_all_properties_hold(configuration, record_property):
     assert found.holds, found
 
 
-def test_names_are_told_apart():
+def test_names_of_configurations_are_unique():
     assert len({c.name for c in SMALL + LARGE}) == len(SMALL + LARGE)
 
 
