@@ -83,7 +83,7 @@ MAX_ROWS = 1024
 
 
 def check_by_trees(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Claim `consensus`: one tree of explicit groups; of rules one for the empty set of digits, and one a digit."""
+    """Check claim `consensus` by spanning trees: one for explicit groups; for rules one, and one for each digit."""
     confirm(
         schedule.form != "graph" and lengthens_nothing(schedule), place, "trees", "0 <= relaxation < 2 in every group"
     )
@@ -95,7 +95,7 @@ def check_by_trees(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
 
 
 def lengthens_nothing(schedule: Schedule) -> bool:
-    """Whether 0 ≤ t < 2 in every group: none lengthens a vector, and none swaps two values."""
+    """Return whether 0 ≤ t < 2 in every group, so that no group lengthens a vector or swaps two values."""
     return all(0 <= relaxation < 2 for sizes in schedule.group_sizes() for _, relaxation in sizes)
 
 
@@ -126,13 +126,13 @@ def _confirm_tree(schedule: Schedule, digits: Sequence[int], tree: list[Any], pl
 
 
 class Components:
-    """Which of ZERO and the workers the witnesses have joined so far (union-find; paths are halved on the way)."""
+    """The components of ZERO and the workers under the edges joined so far (union-find with path halving)."""
 
     def __init__(self, num_workers: int) -> None:
         self._parent = {vertex: vertex for vertex in range(ZERO, num_workers)}
 
     def join(self, one: int, other: int) -> bool:
-        """Join the components of two vertices; False if they are one already."""
+        """Join the components of two vertices; return False if they are already in one."""
         root, other_root = self._root(one), self._root(other)
         self._parent[other_root] = root
         return root != other_root
@@ -145,7 +145,10 @@ class Components:
 
 
 def check_by_graph(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Claim `consensus`: from `root` n − 1 edges [round, source, target], each from a reached worker to a new one."""
+    """Check claim `consensus` by n − 1 edges [round, source, target] from `root`, each to a worker not yet reached.
+
+    Edges are of the period's rounds, and each has a positive weight.
+    """
     confirm(schedule.form == "graph", place, "graph", "trees")
     needs_all = schedule.gap is None or not schedule.gap.has_backup
     confirm(needs_all, place, "graph", "workers that do without none of their in-neighbors")
@@ -168,7 +171,7 @@ def check_by_graph(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
 
 
 def check_by_pivots(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Claims `contraction`, `squared` ≥ ‖P − J‖₂², and `consensus` by a `power`, ‖Pᵏ − J‖₂² ≤ `squared` < 1."""
+    """Check claim `contraction`, ‖P − J‖₂² ≤ `squared`, or `consensus`, ‖Pᵏ − J‖₂² ≤ `squared` < 1 for a `power` k."""
     work, at = Work(place), f"{place}.squared"
     squared, listed = as_fraction(entry["squared"], at), classes(schedule, place)
     require(schedule.width <= MAX_SIZE, place, "too large for exact pivots; use another method")
@@ -179,7 +182,7 @@ def check_by_pivots(schedule: Schedule, entry: dict[str, Any], place: str) -> No
 
 
 def check_listed(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Claim `contraction` of what is listed, by methods `factor` and `norms`: ‖P − J‖₂² ≤ `squared`."""
+    """Check claim `contraction`, ‖P − J‖₂² ≤ `squared`, for explicit groups and graphs: methods `factor`, `norms`."""
     work, at, method = Work(place), f"{place}.squared", entry["method"]
     confirm(schedule.form != "rule", place, method, "pivots on the classes of a rule")
     require(method == "norms" or schedule.width <= MAX_ROWS, place, f"over {MAX_ROWS} workers")
@@ -194,7 +197,7 @@ def check_listed(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
 
 
 def check_by_product(schedule: Schedule, entry: dict[str, Any], place: str) -> None:  # noqa: ARG001 - as the others
-    """Claim `exact-consensus`: P = J, multiplied out."""
+    """Check claim `exact-consensus`, P = J, by multiplying out the period."""
     work = Work(place)
     for digits in classes(schedule, place):
         rows, _ = distance_from_mean(schedule, digits, 1, work)
@@ -202,7 +205,7 @@ def check_by_product(schedule: Schedule, entry: dict[str, Any], place: str) -> N
 
 
 def check_by_labels(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Claim `exact-consensus`: phases from `first` on average along the digits of the `labels` to these `radices`."""
+    """Check claim `exact-consensus` by `labels` in mixed `radices`: phase `first` + l averages along digit l."""
     n, labels, radices, first = schedule.num_workers, entry["labels"], entry["radices"], entry["first"]
     confirm(schedule.form == "groups" and len(radices) < 32 and prod(radices) == n, place, radices, "product n")
     confirm(0 <= first <= schedule.period - len(radices), f"{place}.first", first, "a window inside the period")

@@ -55,7 +55,7 @@ Edges = Sequence[tuple[int, int, Fraction]]
 
 
 class Need(NamedTuple):
-    """An event waits for all of its sources but `spare`; each of them carries the same number of tokens."""
+    """A condition of an event: it waits for all `sources` but `spare` of them, each with the same number of tokens."""
 
     event: int
     tokens: int
@@ -63,7 +63,7 @@ class Need(NamedTuple):
 
 
 class EventGraph:
-    """The needs of workers with such in-neighbors; `uses[y]` are the numbers of those that event y is a source of."""
+    """The needs of all workers' events, for given in-neighbors; `uses[y]` lists the needs with event y as a source."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class EventGraph:
         self.needs.append(Need(event, tokens, spare))
 
     def leads(self, start: int, ends: Iterable[int], work: Work) -> dict[int, int]:
-        """The most rounds that each of `ends` can be ahead of the worker `start`; without those that have no limit."""
+        """Return for each of `ends` the most rounds that it can be ahead of worker `start`, without unlimited ones."""
         settled: dict[int, int] = {}
         missing = set(ends)
         left: dict[int, int] = {}  # of a need, the sources that must settle before it lets its event happen
@@ -120,7 +120,7 @@ class EventGraph:
 
 
 class KeptGap(NamedTuple):
-    """A setting as the file gives it: `backup` has a number for each worker, or is one for all."""
+    """The setting of an iteration gap as the file states it; `backup` is one number for each worker, or one for all."""
 
     max_ig: int | None
     staleness: int
@@ -132,29 +132,29 @@ class KeptGap(NamedTuple):
 
     @property
     def has_backup(self) -> bool:
-        """Whether some worker may do without an update."""
+        """Return whether some worker's reduce may leave out the update of an in-neighbor."""
         return any(self.backup) if isinstance(self.backup, list) else self.backup > 0
 
     @property
     def takes_all(self) -> bool:
-        """Whether every reduce takes the update of its own step of every in-neighbor.
+        """Return whether every reduce averages the update of its own step from every in-neighbor.
 
-        Then round after round is the recursion with the file's weights, whichever worker is ahead, and claims about
-        matrices hold. Else what a reduce takes is decided while the job runs: there is no matrix.
+        If so, rounds follow the recursion with the file's weights whichever worker is ahead, and claims about matrices
+        hold. Otherwise the averaged updates are decided at run time, and there is no matrix.
         """
         return not self.staleness and not self.has_backup  # a skip goes with either
 
     def backups(self, num_workers: int) -> list[int]:
-        """A number for each worker."""
+        """Return the number of backup workers of each worker."""
         return self.backup if isinstance(self.backup, list) else [self.backup] * num_workers
 
     def require_fit(self, num_workers: int, edges: Edges) -> None:
-        """Refuse a setting, or a graph that it does not fit, of which the theorems above do not speak.
+        """Raise a Refusal if the setting, or this graph with it, is outside the premises of the theorems above.
 
-        Where all updates are taken the file's weights must be what the program uses: claims speak about them. No worker
-        may get ahead of an out-neighbor without limit, for no queue would be long enough: token queues see to that, or
-        a way back over every edge that no worker does without. A worker that skips takes tokens for it, leaves updates
-        out, and acknowledges none of them.
+        If all updates are averaged, the file's weights must be those that the program uses, since claims are about
+        them. No worker may get ahead of an out-neighbor without limit, since no queue would be long enough: token
+        queues prevent that, or a path back over every edge whose update no reduce leaves out. A worker that skips takes
+        tokens for the skipped rounds, leaves updates out, and acknowledges none of them.
         """
         has_tokens = self.max_ig is not None
         require(num_workers <= MAX_WORKERS, PLACE, f"over {MAX_WORKERS} workers")

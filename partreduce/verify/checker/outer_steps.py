@@ -32,7 +32,10 @@ from .strict_json import as_fraction
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """A period shortens V by c², `squared` < 1; `weights` has the lower triangle of P by rows for each class."""
+    """Check claim `outer-consensus`: a period multiplies V by at most c² = `squared` < 1.
+
+    `weights` lists for each class the lower triangle of P by rows.
+    """
     work = Work(place)
     squared = as_fraction(entry["squared"], f"{place}.squared")
     confirm(squared < 1, f"{place}.squared", entry["squared"], "below 1")
@@ -57,7 +60,7 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
 
 
 def joint_period(schedule: Schedule, digits: Sequence[int], work: Work) -> Rational:
-    """Π·M on one class: rows of outer parameters, and then of momenta."""
+    """Return Π·M on one class: first the rows of the outer parameters, then those of the momenta."""
     half = schedule.width
     rows, scale = multiply(2 * half, (_step(schedule, t, digits) for t in range(schedule.period)), work)
     if digits:

@@ -1,4 +1,4 @@
-"""Facts about tables that go their own way: `one-owner`, `table-order`, `nic-bytes` and `row-error`.
+"""Facts about separately exchanged embedding tables: `one-owner`, `table-order`, `nic-bytes` and `row-error`.
 
 `one-owner`: for each sharded table its number of owners H, and the least and the most rows that one of them has.
 *Proof.* Row r lies in part r mod P and part p on the host at place p mod H of a list that names no worker twice: one
@@ -47,14 +47,14 @@ from .schedule import Numbers, Schedule, Table
 
 
 def one_owner(schedule: Schedule, _: Work) -> Numbers | None:
-    """`tables`: [parameter, owners, least, most] of every sharded table."""
+    """Fact `one-owner`: return `tables`, for every sharded table [parameter, owners, least rows, most rows]."""
     rows = [(table, len(table.hosts)) for table in _of_way(schedule, "sharded")]
     listed = [[table.parameter, hosts, table.rows_of(hosts - 1), table.rows_of(0)] for table, hosts in rows]
     return {"tables": listed} if listed else None
 
 
 def table_order(schedule: Schedule, _: Work) -> Numbers | None:
-    """`lookup`, `gradients`, `step`: lists of "node" and "all"."""
+    """Fact `table-order`: return `lookup`, `gradients` and `step`, lists of the operations, each "node" or "all"."""
     sharded, gathered = (len(_of_way(schedule, way)) > 0 for way in ("sharded", "gather"))
     if not (sharded or gathered):
         return None
@@ -68,13 +68,13 @@ def table_order(schedule: Schedule, _: Work) -> Numbers | None:
 
 
 def nic_bytes(schedule: Schedule, _: Work) -> Numbers | None:
-    """`tables`: [parameter, lookup, gradients] of every table that goes its own way."""
+    """Fact `nic-bytes`: return `tables`, for every separate table [parameter, lookup bytes, gradient bytes]."""
     apart = [table for table in schedule.tables if table.way != "dense"]
     return {"tables": [[table.parameter, *_most_bytes(schedule, table)] for table in apart]} if apart else None
 
 
 def row_error(schedule: Schedule, _: Work) -> Numbers | None:
-    """`rows` and `gradients`: [parameter, relative, absolute] of tables with a codec, the first of sharded ones."""
+    """Fact `row-error`: return `rows` (sharded tables) and `gradients`, lists of [parameter, relative, absolute]."""
     coded = [table for table in schedule.tables if table.codec != "none"]
     if not coded:
         return None
