@@ -111,7 +111,6 @@ def perfetto(timeline: Timeline, cluster: Cluster) -> str:
 def _spans(
     timeline: Timeline, round_: int, worker: int, place: dict[str, int], other: dict[str, int]
 ) -> list[dict[str, Any]]:
-    """Return a worker's computing, waiting and group operation of one round."""
     columns = (timeline.compute_start, timeline.compute_end, timeline.communicate_start, timeline.communicate_end)
     begun, computed, start, end = (float(column[round_, worker]) for column in columns)
     waited = (begun if timeline.is_delayed else computed, start)

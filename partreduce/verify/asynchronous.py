@@ -267,7 +267,6 @@ def _of_pairs(schedule: Schedule, _: Numbers) -> Numbers:
 
 
 def _prove_connected(facts: ScheduleFacts) -> Claim:
-    """Prove that the graph is connected, which consensus needs."""
     import networkx as nx
 
     n = facts.schedule.num_workers

@@ -142,7 +142,6 @@ class Proof:
 
     @property
     def _against_consensus(self) -> Claim | None:
-        """Return the claim that refutes consensus, if there is one."""
         against = (one for one in self.claims if one.claim in AGREEMENT and one.status is Status.REFUTED)
         return next((one for one in against if one.witness is not None), None)
 

@@ -1,4 +1,4 @@
-"""Fact `codec-error`: how far what all members of a group take may be from the exact mean of what they gave.
+"""Fact `codec-error`: a bound on the error of a group's coded average, compared with the exact mean of its inputs.
 
 *Statement.* Let x_i be what member i of a group gives: a gradient, or of parameters their difference to the reference
 that all share; with error feedback also what earlier roundings left over. Let A be the mean over the members of |x_i|

@@ -1,12 +1,12 @@
-"""Claims `consensus`, `contraction` and `exact-consensus`: what period after period of averaging does to differences.
+"""Claims `consensus`, `contraction` and `exact-consensus`: how periods of averaging reduce the workers' differences.
 
-P is the matrix of a period (`period.py`); steps, and outer steps from shared outer parameters, are no part of it. Such
-an outer step adds the same to all workers: with it differences shrink as here, and the common value is another.
+P is the matrix of a period (`period.py`), without steps, and without outer steps from shared outer parameters. Such an
+outer step adds the same value to all workers: differences shrink in the same way, and the common value is another one.
 
 Claim `consensus`: averaging alone, repeated, brings all workers to one common value. It is the mean where
 `doubly-stochastic` or `unit-sums` holds as well. Connection is not enough: a cyclic shift is connected and doubly
-stochastic, and never converges. There are three ways to prove it (and a fact, `gaps.py`, where workers do without some
-of their in-neighbors).
+stochastic, and never converges. There are three methods of proof (and a fact, `gaps.py`, where reduces leave out some
+in-neighbors).
 
 **Method `trees`, for groups.** Let 0 ≤ t < 2 in every group. *Theorem:* if a spanning tree of the workers can be made
 of pairs that some group with 0 < t < 2 holds, then P contracts everything off the mean. A group replaces d = x − mean
@@ -16,8 +16,8 @@ those groups, one after the other, hence along the tree, hence everywhere: off t
 dimensions "every vector gets strictly shorter" is a factor below 1. A pair with t = 2 swaps its values, which breaks
 the argument.
 
-For rules the same is asked on the classes of characters (`period.py`). On the class of the empty set a tree joins all
-local ranks. On another class a block acts as the mean, or, where it reaches across a digit of the class, as 0: that
+For rules the same condition is on the classes of characters (`period.py`). On the class of the empty set a tree joins
+all local ranks. On another class a block acts as the mean, or, where it reaches across a digit of the class, as 0: that
 ties its local ranks to one more vertex, the value 0, and a tree joins all local ranks *and* 0. A tree for every single
 digit is enough: on a class of more digits more blocks act as 0, and a witness "these two are equal" becomes "both are
 0".
@@ -30,7 +30,7 @@ least one more edge of the tree. Such a power shrinks max − min by a factor be
 *Under staleness* (`sync.iteration_gap`) the updates that a reduce averages are of different steps. *Theorem:* the same
 tree suffices. A reduce of step k needs of every in-neighbor an update of step k − s or later. The newest that it holds
 has been averaged, in this reduce or in an earlier one since it came, with a positive weight; it is at most s steps
-older, and newer by no more than the gap; so in every stretch of as many steps as staleness, gap and longest skip are
+older, and newer by no more than the gap. So in every stretch of as many steps as staleness, gap and longest skip are
 together each edge of the tree is followed at least once, with a delay bounded likewise. That gap is finite, since the
 reader refuses a graph with an edge over which it is not. The weights are one of finitely many: those of the file and
 what is left of them, 1/(number taken + 1), or quotients of ages, which gap and staleness bound. Write the values of the
@@ -43,8 +43,8 @@ mean, but one common value.
 P sum to 1, so with Q = I − J for what is off the mean Q·Pᵏ·x = Q·Pᵏ·Q·x = Q·M·Q·x, because Q·J = 0: k periods shrink
 ‖Q·x‖ by the factor ‖M‖₂ or more.
 
-Claim `contraction`: ‖P − J‖₂ ≤ c; c² is a fraction. steps_per_round, prologue and delay do not enter: they say when new
-gradients arrive, and this claim says what a period of averaging does to a difference that is there.
+Claim `contraction`: ‖P − J‖₂ ≤ c; c² is a fraction. steps_per_round, prologue and delay do not matter: they determine
+when new gradients arrive, and this claim bounds what a period of averaging leaves of an existing difference.
 
 **Method `pivots`.** For rules M = P − J is split by classes of characters, which are orthogonal and all listed, so the
 largest norm on a class is the norm, for every number of nodes with this number of digits. **Method `factor`, for

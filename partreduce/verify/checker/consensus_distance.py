@@ -1,4 +1,4 @@
-"""Claim `consensus-distance`: how far apart, in the mean of squares, steps keep the workers in the steady state.
+"""Claim `consensus-distance`: a bound on the mean squared distance of workers from their mean in the steady state.
 
 **The model.** Each step adds noise of unit variance to its worker, independent of all other noise. With H the largest
 steps_per_round a round has the instants 1 … H: at instant s < H worker i has made ⌊s·steps_per_round/H⌋ of its steps
@@ -198,6 +198,5 @@ def _trace(matrix: IntegerMatrix, digits: Sequence[int]) -> Fraction:
 
 
 def _with_diagonal(matrix: IntegerMatrix, numbers: Sequence[int]) -> IntegerMatrix:
-    """The matrix with these numbers added on its diagonal."""
     pairs = enumerate(zip(matrix, numbers, strict=True))
     return [[*row[:i], row[i] + number, *row[i + 1 :]] for i, (row, number) in pairs]

@@ -1,4 +1,4 @@
-"""The event graph of workers that keep a gap: who waits for whom, and how far events can run ahead.
+"""The event graph of an iteration gap: which worker waits for which, and by how many rounds events can be ahead.
 
 Worker v has three events: v is its *enter* (of a round), n + v its *send*, 2n + v its *reduce*. N(x) counts how often
 event x has happened; all counts start at 0. A *need* of x lists sources y, a number of tokens and a number `spare`: x
@@ -15,26 +15,27 @@ are what the program is assumed to obey:
 | enter u (token queues) | every edge (u, v) | enter v | max_ig ≥ 1 | 0 |
 
 A worker that *skips* d rounds enters all of them at once. Count their updates as sent and their reduces as done at that
-instant: it took d tokens of each out-neighbor, and it has what the last of these reduces needs, updates of round k + d
-− 1 less `staleness` or newer; who sent one of those counts as having sent all before. So the counts obey the needs
-above, and the theorems below hold. A skip passes no out-neighbor: each update that it leaves out is of a round that
-all who could reduce it have left. A waiting worker therefore waits for an event that has not happened.
+instant: it took d tokens of each out-neighbor, and it has the updates that the last of these reduces needs, of round k
++ d − 1 less `staleness` or newer; a worker that sent one of those counts as having sent all before. So the counts obey
+the needs above, and the theorems below hold. A skip passes no out-neighbor: each update that it leaves out is of a
+round that all workers that could reduce the update have left. A waiting worker therefore waits for an event that has
+not happened.
 
 **No worker waits for ever.** Needs without tokens lead from a send to a reduce to an enter, and never back. Of the
-events that have happened least often take the first in this order: nothing that it waits for is missing.
+events that have happened least often take the first in this order: all its needs are met.
 
 **How far ahead.** Let D(x) ≥ 0 be defined for some events x, with D(enter j) = 0, and let every other such D(x) be the
 smallest, over the needs of x, of the (spare+1)-th smallest D(y) + tokens over the sources y, those without a D being
 infinite, and infinite where there are not so many. *Theorem:* N(x) ≤ N(enter j) + D(x) at every instant. It holds at
 the start, where all counts are 0. An event at j's enter raises the right side only. When x happens, one of the spare +
-1 sources y of that need with D(y) + tokens ≤ D(x) is not spared, so N(x) ≤ N(y) + tokens ≤ N(enter j) + D(y) + tokens ≤
-N(enter j) + D(x). Such a D is what a search gives that settles the nearest event first, wherever it ends: all sources
+1 sources y of that need with D(y) + tokens ≤ D(x) is not left out, so N(x) ≤ N(y) + tokens ≤ N(enter j) + D(y) + tokens
+≤ N(enter j) + D(x). Such a D is what a search gives that settles the nearest event first, wherever it ends: all sources
 of a need carry the same tokens, so the (spare+1)-th of them to settle is the one that lets the event happen.
 
-**It is attained.** Hold j in round 0 and let everybody else run until nothing moves. The counts X then solve the same
-equations, which have one solution: of the events with X(x) < D(x) take one with the smallest count and, among those,
-the first of send, reduce, enter; the sources that stop it have smaller counts, or come before it, so theirs are not
-below D, and D(x) ≤ X(x) after all.
+**The bound is attained.** Keep j in round 0 and let all other workers run until no event can happen. The counts X then
+solve the same equations, which have one solution: of the events with X(x) < D(x) take one with the smallest count and,
+among those, the first of send, reduce, enter; the sources that stop it have smaller counts, or come before it, so
+theirs are not below D, and D(x) ≤ X(x) after all.
 """
 
 from __future__ import annotations

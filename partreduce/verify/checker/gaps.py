@@ -1,4 +1,4 @@
-"""Workers that keep a gap, by the rules of Hop: how far apart they are, what waits, and what a reduce averages.
+"""Facts of iteration gaps, by the rules of Hop: rounds between workers, queues, and the age of averaged updates.
 
 The needs of events.py are the rules that the program is assumed to obey; the theorems stand there. A worker is in a
 round from the instant it enters it.
@@ -7,17 +7,19 @@ round from the instant it enters it.
 * `gap`: the two ends of an edge are never more than `bound` rounds apart; −1 where one can get ahead without limit.
   `gap-of-pairs`: worker `to` is at most `bound` rounds ahead of worker `from`, and no two are further apart. Both are
   attained.
-* `queues`: at v, for every edge (u, v) in order, as many updates wait as there are rounds Round(v) … Round(u), at most
-  (Round(u) − Round(v)) + 1 = `update`; of tokens max_ig + Round(v) − Round(u), at most `token`, −1 without limit.
+* `queues`: at v, for every edge (u, v) in order, an update waits for each of the rounds Round(v) … Round(u), at most
+  (Round(u) − Round(v)) + 1 = `update`; of tokens max_ig + Round(v) − Round(u) wait, at most `token`, −1 without limit.
 * `skip`: a worker skips at most `longest` rounds at once, 0 if never. It passes no out-neighbor, so it skips no
   further than an out-neighbor can be ahead; and the reduce before it enters needs an update of its last round, at most
-  `staleness` older, from all in-neighbors but the backup workers, which can have sent so far only.
+  `staleness` older, from all in-neighbors but the backup workers, and these can have sent updates only up to the round
+  that they have reached.
 * `staleness`: a reduce of round k averages updates of round k − `steps` at the earliest, and k + `ahead` at the latest:
-  of no other round without staleness; with it, of one that the setting admits, and that a worker so far ahead can have
-  sent. In the parallel order an update holds what its worker did before it entered the round, so one round less.
+  without staleness of round k only; with it, of a round that the setting admits, and of which a worker so far ahead can
+  have sent the update. In the parallel order an update holds its worker's steps before it entered the round, so one
+  round less.
 * `memory`: the most `places` for payloads that one worker has for all its in-neighbors, and its `connections`. An
-  in-neighbor has as many places as updates of it can wait; under staleness one, because a newer update takes the place
-  of an older one, and no reduce asks for any but the newest. Models in flight are not counted.
+  in-neighbor has as many places as its updates can wait; under staleness one, because a newer update replaces an older
+  one, and a reduce needs only the newest. Models in flight are not counted.
 """
 
 from __future__ import annotations

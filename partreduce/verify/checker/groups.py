@@ -4,20 +4,20 @@
 read one file, so they agree. Listed groups are disjoint iff their members, counted together, are as many as the
 different workers among them. Two workers of one block of a rule share a group iff their nodes agree in all digits
 outside `across`, which is an equivalence: the groups of a block are disjoint. So a phase of a rule is free of
-conflicts, for every number of nodes, iff no local rank stands in two of its blocks. It is asked before anything is:
-without it there is no mixing matrix to speak about.
+conflicts, for every number of nodes, iff no local rank is in two of its blocks. This is checked first: without it there
+is no mixing matrix.
 
 Rows that sum to 1 leave a common value alone, columns that sum to 1 keep the mean; with no negative entry as well,
-every new value is a mean of old ones. `smallest_weight` is the smallest number that a worker which averages gives, in
-any round of the period, to itself or to a worker it averages with (all else in a mixing matrix is 0 or 1), and 0 where
-no worker averages: `doubly-stochastic` is stated where it is not negative, else `unit-sums`.
+every new value is a mean of old ones. `smallest_weight` is the smallest weight that a worker which averages gives, in
+any round of the period, to itself or to a worker it averages with (all other entries of a mixing matrix are 0 or 1),
+and 0 if no worker averages: the fact is `doubly-stochastic` if it is not negative, else `unit-sums`.
 
 **Groups.** In a group of k workers with factor t the matrix has t/k off its diagonal and 1 − t + t/k on it. Rows and
 columns sum to 1 for every t, and the smaller of the two numbers is the smallest entry. It is negative unless 0 ≤ t ≤
 k/(k−1).
 
 **Weighted graphs.** A worker keeps 1 − (the weights of its incoming edges), so rows sum to 1 as the format is made. The
-column of a worker sums to 1 iff the weights that leave it equal the weights that enter it, in every round.
+column of a worker sums to 1 iff the sum of its outgoing weights equals that of its incoming ones, in every round.
 """
 
 from __future__ import annotations

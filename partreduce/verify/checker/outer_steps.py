@@ -1,4 +1,4 @@
-"""Claim `outer-consensus`: groups that make outer steps from outer parameters of their own come to agree.
+"""Claim `outer-consensus`: workers with separate outer parameters reach consensus if gradients are zero.
 
 Every worker has outer parameters a and an outer momentum b. Where gradients are zero its model is its outer parameters,
 and a round of its group gives it, with r the outer rate, μ the outer momentum and m the group's mean of a less its own:

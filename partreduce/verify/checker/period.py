@@ -1,8 +1,8 @@
 """One period of a schedule as a matrix, exactly, and its distance from the mean.
 
 Write P = W_T … W_1 for the product of one period from phase 0, and J for the matrix of the mean (all entries 1/n).
-Contraction, consensus by a power and exact consensus are statements about Pᵏ − J. Of explicit groups and weighted
-graphs it is computed as it stands: n × n.
+Contraction, consensus by a power and exact consensus are statements about Pᵏ − J. For explicit groups and weighted
+graphs it is computed directly, n × n.
 
 **Rules.** A node's index has digits, and a block (L, D) averages over the local ranks L on all nodes that agree outside
 the digits D. Functions on the nodes are spanned by the characters of the group of digits, which are orthogonal. Let c

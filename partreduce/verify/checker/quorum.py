@@ -1,4 +1,4 @@
-"""Rounds that a quorum of the workers starts (`sync.partial`), whichever workers come late.
+"""Facts of rounds that a quorum of the workers starts (`sync.partial`), whichever workers are late.
 
 *The rules,* which the program is assumed to obey, and whose machine is explored (docs/internals/explorer.md). n
 workers; each has a *training* and a *thread*.

@@ -1,8 +1,9 @@
 """Claim `survives`: after every planned failure the survivors reach consensus, with a bound on the rate.
 
 *What is claimed.* The plan covers every failure of up to `failures` workers and of all workers of any one node that
-leaves two workers or more, and each is equivalent to one of `classes`. The matrix P of a period of what the survivors
-of that one run has ‖P − J‖₂² ≤ its `squared` and contracts everything off the mean, J the mean of the survivors.
+leaves two workers or more, and each is equivalent to one of `classes`. The matrix P of a period of the schedule that
+the survivors of that failure run has ‖P − J‖₂² ≤ its `squared` and contracts everything off the mean, where J is the
+mean of the survivors.
 
 **The plan** is one of three rules. `keep_groups`: the schedule's groups without the failed workers.
 `reapply_rule`: the schedule's own rule on the nodes with survivors, in their order, without the failed workers.
@@ -27,17 +28,17 @@ L that was taken for their class. Values of a digit that L does not have may sti
 kind that did not fail. So it is equivalent to L and a worker that in each digit has a value of L or the first other
 one, and is the first of its kind that did not fail there. One of each pattern is taken.
 
-**A rule that is applied again.** What survivors run is the rule on as many nodes as have survivors, without the workers
-that these lack. So two failures that leave as many nodes are equivalent if a symmetry of that rule maps what the nodes
-lack of one to what they lack of the other. Every set of workers without a whole node is what some failure of so many
-nodes leaves out, and so are its subsets: the same induction covers them.
+**A rule that is applied again.** Survivors run the rule on as many nodes as have survivors, without the failed workers
+of these nodes. So two failures that leave equally many nodes are equivalent if a symmetry of that rule maps the missing
+workers of one to those of the other. Every set of workers that contains no whole node is the set of missing workers
+after some failure of so many nodes, and so are its subsets: the same induction covers them.
 
 **All-Reduce.** P = αI + (1 − α)J after every failure, where a worker keeps a share 0 ≤ α < 1 of its value: ‖P − J‖ = α
 as before, and no class is listed.
 
 **Listed groups.** Let 0 ≤ t < 2 in every group, so that no group lengthens a vector, and one with t > 0 keeps its
 length only if the vector is constant on it. Groups without the failed workers are such groups. So a period contracts if
-those with t > 0 join all survivors (`consensus.py`), and its matrix is looked at as it stands.
+those with t > 0 join all survivors (`consensus.py`), and its matrix is computed directly.
 
 **A rule.** Let U_d be the values that digit d has on failed nodes, and r_d its radix. Functions of a digit are the sum
 of two orthogonal spaces: F_d of those that are the same on all values outside U_d, and V_d of those that are 0 on U_d
