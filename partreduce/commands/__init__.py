@@ -112,11 +112,7 @@ OUTPUTS = ("output", "certificate", "export", "plot")
 
 
 def check_overwriting(given: Mapping[str, object]) -> None:
-    """Check that no output file of a command is one of its input files.
-
-    Raises:
-        InputError: an output, such as the certificate, would overwrite an input, such as the schedule.
-    """
+    """Raise an InputError if an output of a command, such as the certificate, is a file that it reads."""
     from partreduce.topo.document.reader import is_file
     from partreduce.topo.errors import InputError
 
@@ -138,10 +134,7 @@ def verb_of(words: Iterable[str]) -> str:
 
 
 def build_app(asked: str | None = None) -> typer.Typer:
-    """Return the command line as a typer application.
-
-    With `asked` only that verb can run, and only its module is imported; the others appear in the help.
-    """
+    """Return the command line as a typer application; with `asked` only that verb can run, others are in the help."""
     import inspect
     from importlib import import_module
 

@@ -42,11 +42,7 @@ NETWORKS = {"1g": "50us", "10g": "50us", "25g": "20us", "100g": "5us", "200g": "
 
 
 def cluster_settings(entries: list[str] | None) -> dict[str, Any]:
-    """Return the values of `--set KEY=VALUE` by key: seconds, bytes per second, and factors.
-
-    Raises:
-        InputError: an unknown key, or a value that cannot be read.
-    """
+    """Return the values of `--set KEY=VALUE` by key, in seconds, bytes per second, and factors."""
     readers: dict[str, Callable[[str], object]] = {
         "inside": parse_bandwidth, "nic": parse_bandwidth, "latency": parse_time, "rails": whole(1),
         "node": _one_of(NODES), "network": _one_of(NETWORKS), "switches": str, "uplink": parse_bandwidth,
@@ -151,9 +147,6 @@ def touched_of(entries: list[str], cluster: Cluster) -> dict[str, RowAccess]:
     """Return the fractions of rows that a step touches, by table, from texts such as `words.weight:0.8%:2%:5%`.
 
     They are those of one worker, a node, and all workers; missing ones assume that workers touch rows independently.
-
-    Raises:
-        InputError: another form, or a table that is given twice.
     """
     result: dict[str, RowAccess] = {}
     for entry in entries:

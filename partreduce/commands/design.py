@@ -275,10 +275,7 @@ def phases_of(schedule: Schedule) -> tuple[int | None, int | None]:
 
 
 def entry_of(build: str) -> tuple[str, list[str]]:
-    """Return the name and the parameters of a catalogue entry: `allreduce(every=4)` → ("allreduce", ["every=4"]).
-
-    Values may contain commas.
-    """
+    """Return name and parameters of a catalogue entry: `allreduce(every=4)` → ("allreduce", ["every=4"])."""
     name, opened, rest = build.strip().partition("(")
     inside = rest.removesuffix(")").strip()
     return name, re.split(r",(?=[^,=]*=)", inside) if opened and inside else []

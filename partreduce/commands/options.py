@@ -76,11 +76,7 @@ Settings = Annotated[
 
 
 def check_unused(context: typer.Context, names: Collection[str], reason: str) -> None:
-    """Check that none of the parameters `names` is given, since they have no effect in this use of a verb.
-
-    Raises:
-        BadParameter: one is given; the message is `reason`.
-    """
+    """Raise a BadParameter with this reason if one of the parameters `names` is given."""
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
@@ -91,12 +87,9 @@ def check_unused(context: typer.Context, names: Collection[str], reason: str) ->
 def settings_of(
     option: str, entries: list[str] | None, keys: Mapping[str, Callable[[str], object]], example: str
 ) -> dict[str, Any]:
-    """Return the values of an option `KEY=VALUE …` by key, each read by the function in `keys`.
+    """Return the values of an option `KEY=VALUE …` by key, each read by its function in `keys`.
 
-    A key of `REPEATED` may be given several times, and has a list of values.
-
-    Raises:
-        InputError: an unknown or repeated key, or a value that cannot be read; `example` shows the form.
+    A key of `REPEATED` may be given several times, and has a list of values. Errors show `example`.
     """
     values: dict[str, Any] = {}
     for entry in entries or []:
@@ -138,21 +131,13 @@ def whole(least: int) -> Callable[[str], int]:
 
 
 def check_nodes(option: str, nodes: int, workers: int) -> None:
-    """Check that `workers` local workers can be spread evenly over `nodes` simulated nodes.
-
-    Raises:
-        BadParameter: they cannot; the message names `option`.
-    """
+    """Raise a BadParameter unless the local workers can be spread evenly over the simulated nodes."""
     if workers % nodes:
         raise typer.BadParameter(f"expected a divisor of {workers} workers, got {nodes}", param_hint=option)
 
 
 def parameters_of(entries: list[str], *, place: str) -> dict[str, object]:
-    """Return parameters by name from texts such as `every=4` → {"every": "4"}; values stay texts.
-
-    Raises:
-        InputError: another form, or a parameter that is given twice; the message names `place`.
-    """
+    """Return parameters by name from texts such as `every=4` → {"every": "4"}; errors name `place`."""
     values: dict[str, object] = {}
     for entry in entries:
         key, sign, value = entry.partition("=")

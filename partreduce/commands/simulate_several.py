@@ -109,10 +109,7 @@ def _print(rows: list[dict[str, Any]], place: Cluster, hardware: Hardware) -> No
 
 
 def whole_for(schedule: Schedule, compared: list[Schedule], hardware: Hardware) -> Hardware:
-    """Return the hardware with the bytes that a schedule averages as the model's size.
-
-    They include the tables that other compared schedules exchange separately and this one averages.
-    """
+    """Return the hardware for a model with those tables that the schedule averages and others exchange separately."""
     apart = {route.parameter: route for other in compared for route in other.routes.apart}
     own = {route.parameter for route in schedule.routes.apart}
     more = sum(route.rows * route.columns * ELEMENT_BYTES for name, route in apart.items() if name not in own)

@@ -204,10 +204,9 @@ class Axes:
         pays: Callable[[], bool] = lambda: True,
         status: str = "catalogue",
     ) -> list[CandidateSchedule]:
-        """Return candidates of the schedule: synchronous with 1 and with `rounds` steps per round, late, and the best.
+        """Return candidates: synchronous with 1 and with `rounds` steps per round, late with 1, and the best of all.
 
-        Late ones have one step per round; the best is by the objective. The first candidate is synchronous if the job
-        allows that; each later one is added only while `pays()` is true.
+        The first is synchronous if the job allows that; each later one is added only while `pays()` is true.
         """
         allowed = [delay for delay in self.job.sync_types if delay.suits(self.schedule.strategy)]
         if not allowed:

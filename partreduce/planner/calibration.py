@@ -41,10 +41,9 @@ Array = npt.NDArray[np.float64]
 
 
 def calibrate(curves: Sequence[Curve], *, data: str, steps: int, finalists: Collection[str] = ()) -> Pilot:
-    """Return a pilot: the prices of the steps model fitted to loss curves, each compared with All-Reduce's of its seed.
+    """Return the pilot of a job: prices fitted to loss curves, each compared with All-Reduce's of the same seed.
 
-    `data` is the placement of samples, `steps` the length of a run. Runs of `finalists` (hashes by `trained_sha256`)
-    also give the steps ratio of the schedules themselves.
+    Runs of `finalists` (hashes by `trained_sha256`) also give the steps ratio of the schedules themselves.
 
     Raises:
         InputError: All-Reduce did not learn, a schedule learned nothing compared with it, or there are too few seeds.
@@ -139,10 +138,9 @@ def steps_ratio_between(losses: Sequence[float], reference: Sequence[float]) -> 
 
 
 def fit_prices(probes: Sequence[Probe], *, data: str, bears_delay: bool = True) -> Prices:
-    """Fit the prices of the steps model to the probes of a pilot.
+    """Fit the prices to the probes, with 90 % intervals over the seeds and the error on left-out probes.
 
-    The result has 90 % intervals over the seeds, and the error on probes that were left out of the fit. If
-    `bears_delay` is false, every late probe was unstable and the shipped price of delay is kept.
+    If `bears_delay` is false, every late probe was unstable and the shipped price of delay is kept.
 
     Raises:
         InputError: fewer probes than prices, or probes that do not separate one price from the others.

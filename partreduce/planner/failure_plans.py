@@ -60,8 +60,6 @@ def has_plan(schedule: Schedule) -> bool:
 def survival(schedule: Schedule, job: PlanRequest, *, say: Callable[[str], None] = lambda _: None) -> Survival:
     """Return the schedule with a plan for the failure of up to `job.tolerate_failures` workers, and of one node.
 
-    `say` receives progress messages.
-
     Raises:
         ScheduleError: such a schedule cannot have a plan.
     """

@@ -209,9 +209,7 @@ def measure(schedule: Schedule, job: PlanRequest, *, algorithm: AllReduceAlgorit
 
 @lru_cache(maxsize=256)
 def metrics_of(schedule: Schedule, push: Literal["worker", "node"]) -> ScheduleMetrics:
-    """Return the metrics of a schedule with its own delay and steps per round.
-
-    `push` is the kind of drift that counts.
+    """Return the metrics of a schedule with its own delay and steps per round; `push` is the kind of drift.
 
     Raises:
         PartreduceError: the schedule has no fixed phases, or a metric was not found within its limit.
@@ -354,10 +352,7 @@ def work_of_setting(job: PlanRequest) -> float:
 
 
 def payer(clock: Clock, until: float) -> Callable[[float], bool]:
-    """Return a function that charges work in nominal seconds if it fits before `until`, and returns whether it did.
-
-    `until` is a position of the clock.
-    """
+    """Return a function that charges nominal seconds if they fit before the clock's `until`, and returns whether."""
 
     def pay(work: float) -> bool:
         if not clock.fits(work, until):

@@ -24,11 +24,7 @@ NOTHING = 1e-12
 
 
 class Costs(NamedTuple):
-    """The costs that decide between candidates.
-
-    Communication and total seconds per step, consensus distance and drift (infinite where unknown), and the predicted
-    ratio of steps to All-Reduce's.
-    """
+    """The costs that decide: seconds per step, metrics (infinite where unknown), and steps over All-Reduce's."""
 
     communication: float
     step_seconds: float
@@ -42,10 +38,7 @@ class Costs(NamedTuple):
         return self.step_seconds * self.steps_ratio
 
     def keep(self, limits: Limits, exactly: Callable[[], Fraction | None] = lambda: None) -> bool:
-        """Return whether the workers reach consensus and the metrics keep the limits.
-
-        `exactly()` returns the exact consensus distance, which decides within the rounding error.
-        """
+        """Return whether workers reach consensus and the limits hold; `exactly()` decides within the rounding error."""
         if not math.isfinite(self.steps_ratio) or not limits.allow_communication(self.communication):
             return False
         return limits.allow_consensus_distance(self.consensus_distance, exactly)
@@ -206,10 +199,7 @@ class CandidateSchedule:
 
     @property
     def may_fail(self) -> bool:
-        """Return whether a calibrated task failed to reach its loss with averages as rare, or as late, as these.
-
-        False for a candidate that ran on the job itself.
-        """
+        """Return whether a calibrated task failed with averages as rare or as late; False if it ran on the job."""
         if self.facts is not None or self.surprise is not None or self.schedule.strategy.averages_gradients:
             return False
         return self.is_among(self.model.lost)

@@ -376,10 +376,7 @@ def _error(option: CandidateSchedule, data: Data) -> float:
 
 
 def gain_of(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> Gain | None:
-    """Return the recommendation's speedup over the best All-Reduce every k steps; None if there is none.
-
-    The alternative keeps the limits if possible.
-    """
+    """Return the speedup over the best All-Reduce every k steps, within the limits if possible; None without one."""
     plain = best_plain(allowed_options(options, job), job) or best_plain(options, job)
     return None if plain is None or not math.isfinite(chosen.time) else gain(chosen, plain, job.data)
 

@@ -218,10 +218,7 @@ def _charge(amount: float, most: float, price: float, beyond: float | None) -> f
 
 
 def price_of_moments(noise: float, num_workers: float) -> float:
-    """Return the extra steps if Adam's second moments are of single workers' gradients, over All-Reduce's steps.
-
-    `noise` is the squared noise of a worker's gradient over its squared mean.
-    """
+    """Return the extra steps for Adam's second moments of single workers' gradients, over All-Reduce's steps."""
     return math.sqrt((1 + noise) / (1 + noise / num_workers)) - 1
 
 

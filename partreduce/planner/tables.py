@@ -137,10 +137,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pricing:
-    """The predicted cost of a step for any placement of the tables.
-
-    `applying` is in seconds per byte that the optimizer visits, `handling` in seconds per row.
-    """
+    """The predicted step cost of any placement; `applying` is in seconds per byte visited, `handling` per row."""
 
     tables: tuple[Table, ...]
     schedule: Schedule
@@ -167,10 +164,7 @@ class Pricing:
         return self._averaging[num_bytes]
 
     def own(self, table: Table, way: Placement, *, gathers: bool) -> tuple[Codec, Exchange]:
-        """Return the best codec of a table with this placement, and its exchange, including row visits; cached.
-
-        `gathers`: other tables are gathered in the same step.
-        """
+        """Return a table's best codec and exchange, with row visits; cached. `gathers`: others are gathered, too."""
         key, cluster = (table.parameter, way, gathers), self.schedule.cluster
         if key not in self._own:
             finest, *coarser = self.codecs if way is not Placement.DENSE else (Codec.NONE,)

@@ -250,10 +250,7 @@ def price_option(candidate: Candidate, outcome: Outcome, job: PlanRequest) -> Ca
 
 
 def price_of(delay: float, job: PlanRequest) -> float:
-    """Return the extra steps, as a fraction, for gradients that are late by `delay` whole steps on average.
-
-    Interpolated linearly between the steps model's prices.
-    """
+    """Return the extra steps, as a fraction, for gradients late by `delay` whole steps on average; interpolated."""
     model, whole = job.steps_model, floor(delay)
     below, above = (model.delayed(1 + late, job.curvature) for late in (whole, whole + 1))
     return below + (delay - whole) * (above - below) if isfinite(above) else above if delay else 0.0
@@ -295,10 +292,9 @@ class Trials(NamedTuple):
 def try_all(
     candidates: Iterable[Candidate], job: PlanRequest, pay: Callable[[float], bool], *, in_any_case: bool
 ) -> Trials:
-    """Run the candidates for which there is time.
+    """Run the candidates for which there is time; if there is none and one is needed (`in_any_case`), the cheapest.
 
-    If there is time for none and one is needed (`in_any_case`), the cheapest is run. `pay` charges work in nominal
-    seconds, and returns whether it fits.
+    `pay` charges work in nominal seconds, and returns whether it fits.
     """
     options, missed = list[CandidateSchedule](), list[Candidate]()
     for candidate in candidates:

@@ -281,10 +281,7 @@ WORDS = {
 
 
 def not_reached(missed: Mapping[str, Sequence[str]], answer: Answer) -> list[str]:
-    """Return a sentence on the candidates that were not measured in time, with their number for each kind.
-
-    It states whether another run may differ.
-    """
+    """Return a sentence on candidates not measured in time, by kind, and whether another run may differ."""
     count = sum(map(len, missed.values()))
     if not count and not answer.capped:
         return []

@@ -138,10 +138,7 @@ def _part(grid: Grid, phases: range) -> RichTable:
 
 
 def switch_levels(hardware: Hardware, num_nodes: int) -> str:
-    """Return the switches above the nodes as words, lowest level first; empty if there are none.
-
-    Example: `, under 4 switches of 2 nodes (2 GB/s up), 2 of 4 (1 GB/s up)`.
-    """
+    """Format the switches above nodes, lowest first: `, under 4 switches of 2 nodes (2 GB/s up)`; empty for none."""
     levels: list[str] = []
     for row in above(hardware.switches, num_nodes):
         switches = [hardware.switches[index] for index in sorted({*row.tolist()} - {-1})]

@@ -166,10 +166,7 @@ def _meeting(event: Event) -> tuple[Any, ...]:
 
 
 def verdict(base: list[Run], others: list[Run], loss: float | None) -> str:
-    """Return a sentence on whether runs of one schedule were faster than those of another, to a loss if given.
-
-    It states the ratio of their times as a range over all pairs of runs.
-    """
+    """Return a sentence: the range of time ratios of one schedule's runs to another's, and which is faster."""
     name, of = others[0].schedule, base[0].schedule
     ratios = [run.step_seconds / one.step_seconds for run in others for one in base]
     said = [f"{name} takes {_span(ratios)} of {of}'s seconds a step"]

@@ -121,9 +121,9 @@ class Proof:
 
     @property
     def can_part(self) -> list[list[int]]:
-        """Return the sets of workers that keep consensus from being reached: they never receive values from the others.
+        """Return sets of workers that never receive a value from the others; empty unless consensus is refuted.
 
-        Each set is a list of ranks. Empty unless consensus is refuted, and for a rule, whose witness has local ranks.
+        Also empty for a rule, whose witness has local ranks.
         """
         against = self._against_consensus
         witness: Mapping[str, Any] = {} if against is None else against.witness or {}

@@ -98,7 +98,7 @@ def fact(
     without: Callable[[ScheduleFacts], str] | None = None,
     witness: Callable[[Numbers], Mapping[str, Any]] | None = None,
 ) -> Statement:
-    """Return the statement of a fact, whose numbers the checker computes and `sentence` explains.
+    """Return the statement of a fact: the checker computes its numbers, and `sentence` explains them.
 
     If the checker computes none, `without` gives the reason; `witness` makes a claim's witness of the numbers.
     """
@@ -119,10 +119,7 @@ def of_protocol(
     where: Condition = always,
     witness: Callable[[Numbers], Mapping[str, Any]] | None = None,
 ) -> Statement:
-    """Return a statement that follows from the rules of a protocol, for kinds that the checker does not read.
-
-    It applies where the condition `where` holds.
-    """
+    """Return a statement that follows from a protocol's rules if `where` holds, for kinds without checked facts."""
 
     def prove(facts: ScheduleFacts) -> Claim | None:
         if not where(facts.schedule, {}):

@@ -46,10 +46,7 @@ def distances_near(events: EventGraph, start: int, ends: AbstractSet[int]) -> di
 
 
 def exact_bounds(graph: Digraph, setting: IterationGap) -> Matrix:
-    """Return the matrix whose entry [i][j] is the largest possible Step(i) − Step(j) in steps, None if unbounded.
-
-    O(n·edges·log).
-    """
+    """Return entry [i][j]: the largest possible Step(i) − Step(j) in steps, None if unbounded. O(n·edges·log)."""
     events, everybody = events_of(graph, setting), range(graph.num_workers)
     columns = [distances_near(events, j, {*everybody}) for j in everybody]
     return tuple(tuple(columns[j][i] for j in everybody) for i in everybody)

@@ -186,10 +186,9 @@ def _prove_consensus(facts: ScheduleFacts) -> Claim | None:
 
 
 def halves(sources: Sequence[Sequence[int]], spare: Sequence[int]) -> tuple[set[int], set[int]] | None:
-    """Return two disjoint sets of workers that need no update from outside, by a quick search; None if none is found.
+    """Return two disjoint sets that need no update from other workers, by a quick search; None if none is found.
 
-    The search tries each worker with those near it, and the rest. `spare` is the number of backup workers of each
-    worker.
+    The search tries each worker with those near it, and the rest. `spare` holds each worker's number of backup workers.
     """
     n = len(sources)
     targets: list[list[int]] = [[] for _ in sources]

@@ -228,11 +228,7 @@ def expand(function: PhaseFunction, cluster: Cluster, period: int) -> list[Phase
 
 
 def ask(function: PhaseFunction, worker: int, step: int, cluster: Cluster) -> Group | None:
-    """Return the group of a worker in a step by the user's function, members ascending; None if the worker skips.
-
-    Raises:
-        InputError: the function fails or exits, or returns no group of ranks that contains the worker.
-    """
+    """Return a worker's group in a step by the user's function, None if it skips; an InputError if it is no group."""
     place = f"group_of(worker={worker}, step={step})"
     try:
         answer = function(worker, step, cluster)

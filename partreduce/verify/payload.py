@@ -150,10 +150,7 @@ SENT_BYTES = fact(
 
 
 def in_bytes(numbers: Mapping[str, Any], model_bytes: int) -> dict[str, int]:
-    """Return the numbers of the fact `sent-bytes` in bytes, rounded up, for a model of `model_bytes` bytes.
-
-    Fragments are taken as equal.
-    """
+    """Return the numbers of the fact `sent-bytes` in bytes, rounded up, for a model with equal fragments."""
     return {name: ceil(Fraction(numbers[name]) * model_bytes / numbers["parts"]) for name in SENT}
 
 

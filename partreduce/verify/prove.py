@@ -165,11 +165,7 @@ def prove(schedule: Schedule) -> Proof:
 
 @dataclass(frozen=True, slots=True)
 class FunctionProof:
-    """The proof of a user's function, expanded into a schedule.
-
-    `schedule` is the schedule to export, None if members disagree; `scope` says for which workers and steps it is
-    proved.
-    """
+    """The proof of a user's function, its schedule (None if members disagree), and the proved workers and steps."""
 
     proof: Proof
     schedule: Schedule | None

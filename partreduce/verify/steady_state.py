@@ -119,10 +119,7 @@ def _shrinks(motion: Sectors, rounded: Stack, bits: int) -> bool:
 
 
 def motion_of(schedule: Schedule) -> Sectors | str:
-    """Return one period of a schedule as linear maps with noise, for all workers or a rule's classes.
-
-    A text instead of maps is the reason why the check is impossible.
-    """
+    """Return one period as linear maps with noise, on workers or a rule's classes, or why the check is impossible."""
     rule = rule_view(schedule)
     worker_steps = None if rule is None else steps_of_ranks(schedule, rule)
     found = _by_workers(schedule) if rule is None or worker_steps is None else _by_classes(schedule, rule, worker_steps)

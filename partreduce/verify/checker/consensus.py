@@ -145,10 +145,7 @@ class Components:
 
 
 def check_by_graph(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Check claim `consensus` by n − 1 edges [round, source, target] from `root`, each to a worker not yet reached.
-
-    Edges are of the period's rounds, and each has a positive weight.
-    """
+    """Check claim `consensus` by n − 1 edges [round, source, target] from `root`, each to a new worker."""
     confirm(schedule.form == "graph", place, "graph", "trees")
     needs_all = schedule.gap is None or not schedule.gap.has_backup
     confirm(needs_all, place, "graph", "workers that do without none of their in-neighbors")

@@ -32,10 +32,7 @@ from .strict_json import as_fraction
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Check claim `outer-consensus`: a period multiplies V by at most c² = `squared` < 1.
-
-    `weights` lists for each class the lower triangle of P by rows.
-    """
+    """Check claim `outer-consensus`, c² = `squared` < 1: `weights` has for each class P's lower triangle by rows."""
     work = Work(place)
     squared = as_fraction(entry["squared"], f"{place}.squared")
     confirm(squared < 1, f"{place}.squared", entry["squared"], "below 1")

@@ -115,10 +115,7 @@ class Table(NamedTuple):
         return ELEMENT[self.codec] * self.columns + (4 if self.codec == "int8" else 0)
 
     def rows_of(self, place: int) -> int:
-        """Return the number of rows on the host at this place of the list (fact `one-owner`).
-
-        Of the numbers 0 … k − 1, ⌈(k − place)/H⌉ are equal to place mod H.
-        """
+        """Return the rows on the host at this place: ⌈(k − place)/H⌉ of 0 … k − 1 are equal to place mod H."""
         each, left = divmod(self.rows, self.partitions)
         parts, larger = (max(0, -(-(count - place) // len(self.hosts))) for count in (self.partitions, left))
         return each * parts + larger
@@ -271,10 +268,7 @@ class Schedule:
 
 
 def kept_weights(edges: Sequence[Edge]) -> Iterable[Fraction]:
-    """Return the weight that each target of a round keeps on its own value.
-
-    Workers without incoming edges are left out: there may be far more workers than the file has lines.
-    """
+    """Return the weights that targets of a round keep; there may be far more workers than the file has lines."""
     kept: dict[int, Fraction] = {}
     for target, _, weight in edges:
         kept[target] = kept.get(target, Fraction(1)) - weight

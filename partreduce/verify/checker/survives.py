@@ -283,10 +283,7 @@ def prime_factors(number: int) -> list[int]:
 
 
 def all_failures(num_workers: int, nodes: Iterable[Sequence[int]], most: int) -> Iterator[Failure]:
-    """Yield every failure of up to `most` workers, smaller ones first, then those of whole nodes that are larger.
-
-    A failure is an ascending tuple of ranks.
-    """
+    """Yield every failure of up to `most` workers, as ascending ranks, smaller ones first, then of larger nodes."""
     for count in range(1, most + 1):
         yield from combinations(range(num_workers), count)
     for node in nodes:
@@ -295,11 +292,7 @@ def all_failures(num_workers: int, nodes: Iterable[Sequence[int]], most: int) ->
 
 
 class Cells(NamedTuple):
-    """The cells of the survivors' schedule.
-
-    `sizes` holds the number of workers of each cell, `phases` the groups as (cells, relaxation), and `free` the free
-    digits.
-    """
+    """The survivors' cells: workers in each (`sizes`), groups by phase as (cells, relaxation), and the free digits."""
 
     sizes: list[int]
     phases: list[list[tuple[list[int], Fraction]]]
@@ -396,10 +389,9 @@ class Confirmed(NamedTuple):
 
 
 def parts_left(runs: Schedule, cells: Cells, known: Confirmed, work: Work) -> tuple[int, int | None]:
-    """Return into how many parts the groups with an effect divide the cells, and None; 1 means that all are joined.
+    """Return the number of components of the cells under groups with an effect, and None; 1 if all are joined.
 
-    If they do not join all local ranks and 0 on the class of a free digit, return the number of parts there, and the
-    digit.
+    If on the class of a free digit local ranks and 0 are not joined, return the components there, and the digit.
     """
     for digit in sorted(set(cells.free) - known.joined):
         groups = [

@@ -108,8 +108,7 @@ Sent = tuple[Fraction, Fraction]
 class Spread(NamedTuple):
     """A group of k = `size` workers, `inside` on each of `nodes` nodes (0: unequal numbers), as seen from one node.
 
-    `here` is the number h of its members on that node, and `leaving` the number c of these whose successor in the ring
-    is on another node.
+    h = `here` members are on that node, c = `leaving` of these have their ring successor on another node.
     """
 
     size: int
