@@ -138,7 +138,7 @@ def rounded_after_phase(schedule: Schedule, t: int, digits: Sequence[int], rows:
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Check claim `consensus-distance`, `at_most`: X of class c is `covariance`[c] / 2^`bits`, lower triangle by rows."""
+    """Check claim `consensus-distance`, `at_most`: `covariance`[c] / 2^`bits` is X of class c, a lower triangle."""
     work = Work(place)
     schedule = with_places(schedule, place)
     steps = read_steps(schedule, 1 << (entry["bits"] + GUARD), work)
