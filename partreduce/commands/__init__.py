@@ -1,7 +1,7 @@
-"""The verbs of the command line, one module each, which is imported when its verb is asked for.
+"""The verbs of the command line, one module each, which is imported when its verb is used.
 
-So `partreduce --help` needs none of them, and a verb's module has one list of imports. What needs an optional library
-is imported by the functions that use it.
+So `partreduce --help` needs none of them, and a verb's module has one list of imports. Optional libraries are imported
+by the functions that use them.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ OUTPUTS = ("output", "certificate", "export", "plot")
 
 
 def check_overwriting(given: Mapping[str, object]) -> None:
-    """Check that no output is a file that the same command reads, such as the schedule by its certificate."""
+    """Raise an InputError if an output of a command, such as the certificate, is a file that it reads."""
     from partreduce.topo.document.reader import is_file
     from partreduce.topo.errors import InputError
 
@@ -129,12 +129,12 @@ def check_overwriting(given: Mapping[str, object]) -> None:
 
 
 def verb_of(words: Iterable[str]) -> str:
-    """The verb that a command line names; empty where it names none."""
+    """Return the verb in the words of a command line; empty if there is none."""
     return next((word for word in words if word in VERBS + HIDDEN), "")
 
 
 def build_app(asked: str | None = None) -> typer.Typer:
-    """The command line as a typer application, with every verb, or with that one alone and of the others the help."""
+    """Return the command line as a typer application; with `asked` only that verb can run, others are in the help."""
     import inspect
     from importlib import import_module
 
@@ -200,9 +200,9 @@ def build_app(asked: str | None = None) -> typer.Typer:
 
 
 def usage_error(error: InputError, context: Any) -> Exception:  # noqa: ANN401 - of typer's own click
-    """The usage error that an InputError of a verb is, if its place is a value of the command line; else itself.
+    """Return the usage error for an InputError about a value of the command line; other errors are returned unchanged.
 
-    Errors about the content of a file carry its name or a place inside it, and stay what they are.
+    Errors about the content of a file name the file or a place inside it, and are unchanged.
     """
     import typer
 

@@ -1,4 +1,4 @@
-"""What `--set` and `--model-bytes` say of a cluster and of its workers' computing: hardware, with its defaults."""
+"""Read `--set` and `--model-bytes`: the hardware of a cluster and its workers' compute times, with defaults."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NETWORKS = {"1g": "50us", "10g": "50us", "25g": "20us", "100g": "5us", "200g": "
 
 
 def cluster_settings(entries: list[str] | None) -> dict[str, Any]:
-    """What `--set` says of a cluster, as numbers in seconds, bytes a second and factors."""
+    """Return the values of `--set KEY=VALUE` by key, in seconds, bytes per second, and factors."""
     readers: dict[str, Callable[[str], object]] = {
         "inside": parse_bandwidth, "nic": parse_bandwidth, "latency": parse_time, "rails": whole(1),
         "node": _one_of(NODES), "network": _one_of(NETWORKS), "switches": str, "uplink": parse_bandwidth,
@@ -70,9 +70,9 @@ def _one_of(names: Collection[str]) -> Callable[[str], str]:
 def hardware_of(
     cluster: Cluster | None, given: Mapping[str, Any], *, model_bytes: str | None, default_model: str | None = None
 ) -> Hardware:
-    """The cluster file's hardware, overridden by what `--set` states, completed by the defaults.
+    """Return the cluster file's hardware, overridden by the values of `--set`, completed by the defaults.
 
-    Without a `default_model` the size of the model stays unknown where neither file nor option states it.
+    Without a `default_model` the model's size stays unknown if neither file nor option states it.
     """
     stated = cluster.hardware if cluster is not None else None
     base = stated or USUAL
@@ -114,7 +114,7 @@ def _switches(cluster: Cluster | None, given: Mapping[str, Any]) -> tuple[Switch
 
 
 def hardware_defaults(cluster: Cluster, given: Mapping[str, Any], *, model_bytes: str | None) -> dict[str, str]:
-    """What `hardware_of` takes from its defaults, by the option that would say it."""
+    """Return the default values that `hardware_of` uses, by the option that overrides each."""
     stated = cluster.hardware
     links = {"nic": DEFAULT_NIC, "inside": DEFAULT_INSIDE} if stated is None else _free_links(cluster, stated)
     found = {f"--set {key}": value for key, value in links.items() if key not in given}
@@ -139,12 +139,15 @@ def _free_links(cluster: Cluster, stated: Hardware) -> dict[str, str]:
 
 
 def with_defaults(cluster: Cluster) -> Cluster:
-    """The cluster with its own hardware, completed by the defaults."""
+    """Return the cluster with its hardware completed by the defaults."""
     return replace(cluster, hardware=hardware_of(cluster, {}, model_bytes=None, default_model=DEFAULT_MODEL))
 
 
 def touched_of(entries: list[str], cluster: Cluster) -> dict[str, RowAccess]:
-    """`words.weight:0.8%:2%:5%` for each table; what is left out is as if workers touched rows independently."""
+    """Return the fractions of rows that a step touches, by table, from texts such as `words.weight:0.8%:2%:5%`.
+
+    They are those of one worker, a node, and all workers; missing ones assume that workers touch rows independently.
+    """
     result: dict[str, RowAccess] = {}
     for entry in entries:
         name, *shares = entry.split(":")
@@ -187,7 +190,7 @@ def _slowdown(entries: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]
 def compute_of(
     hardware: Hardware, *, disturbance: StragglerModel | None = None, trace: Path | None = None
 ) -> ComputeTimes:
-    """Step times of the hardware, with a published disturbance or a recorded trace."""
+    """Return the workers' compute times: those of the hardware, with a disturbance or a recorded trace if given."""
     times = ComputeTimes.of(hardware)
     if trace is not None:
         times = replace(times, trace=read_trace(trace))
@@ -195,7 +198,7 @@ def compute_of(
 
 
 def disturbance_of(text: str) -> StragglerModel:
-    """`delay:2:50ms` → RandomDelay(2, 0.05)."""
+    """Return the model of stragglers that a text names, such as `delay:2:50ms` → RandomDelay(2, 0.05)."""
     place = repr(text)
     kind, *rest = text.split(":")
     if kind == "hop" and len(rest) <= 1:

@@ -205,7 +205,7 @@ def command(
 
 
 def limits_of(entries: list[str] | None) -> tuple[Limits, int | None]:
-    """The limits that `--max` states, and the most bytes of queues."""
+    """Return the limits that `--max` states, and the most bytes of queues on a worker."""
     readers: dict[str, Callable[[str], object]] = dict(
         zip(LIMITS, (parse_time, parse_number, _period, options.whole(2), options.whole(1), parse_size), strict=True)
     )
@@ -269,13 +269,13 @@ def _write(schedule: Schedule, output: Path | None, *, as_json: bool) -> None:
 
 
 def phases_of(schedule: Schedule) -> tuple[int | None, int | None]:
-    """The period and the number of distinct phases, or None for strategies that have no fixed phases."""
+    """Return the period in rounds and the number of distinct phases; (None, None) without fixed phases."""
     met = schedule.meetings
     return (met.period, met.num_distinct_phases()) if met.is_mixing else (None, None)
 
 
 def entry_of(build: str) -> tuple[str, list[str]]:
-    """`allreduce(every=4)`, as tables name it, → ("allreduce", ["every=4"]). Values may contain commas."""
+    """Return name and parameters of a catalogue entry: `allreduce(every=4)` → ("allreduce", ["every=4"])."""
     name, opened, rest = build.strip().partition("(")
     inside = rest.removesuffix(")").strip()
     return name, re.split(r",(?=[^,=]*=)", inside) if opened and inside else []

@@ -1,4 +1,4 @@
-"""The searching half of `partreduce design`: a job to a plan, and the plan to tables, files and pictures."""
+"""The search of `partreduce design`: plan a job, and write the plan as tables, files and pictures."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ def search(
     show_front: bool = False,
     explain: bool = False,
 ) -> None:
-    """Plan, write what was asked for, and print the recommendation; with `show_front` the front, to `explain` the rest.
+    """Plan a job, write the files that options name, and print the recommendation.
 
-    `assumed` holds the defaults of options that were not given. Tables of a `model` are placed as suits the plan.
+    `show_front` prints the front as well, `explain` all reasons and cautions. `assumed` holds the defaults of options
+    that were not given. The tables of a `model` are placed as the plan recommends.
     """
     check(plot)
     claim_stdout(output, as_json=as_json)

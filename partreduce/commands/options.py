@@ -1,4 +1,4 @@
-"""Options that several verbs share, and how their texts are read."""
+"""Options that several verbs share, and functions that read their texts."""
 
 # No `from __future__ import annotations` in the command modules: typer reads the annotations at run time.
 from collections.abc import Callable, Collection, Mapping
@@ -22,7 +22,7 @@ REPEATED = frozenset({"slow", "touched"})
 
 
 def panel(name: str | None = None) -> Callable[..., Any]:
-    """Make options of one panel of the help, from their help, their names and typer's own settings."""
+    """Return a function that makes typer options in one panel of the help, from their help text and names."""
     return lambda text, *names, **settings: typer.Option(*names, help=text, rich_help_panel=name, **settings)
 
 
@@ -30,7 +30,7 @@ in_model, in_output = panel("The model"), panel("Output")
 
 
 def members(*names: str) -> Callable[[str], list[str]]:
-    """What a shell offers where one of a few words is meant."""
+    """Return a shell completion for an option with these values."""
     return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
@@ -76,7 +76,7 @@ Settings = Annotated[
 
 
 def check_unused(context: typer.Context, names: Collection[str], reason: str) -> None:
-    """Check that none of the parameters `names` was given, which have no meaning in this use of a verb."""
+    """Raise a BadParameter with this reason if one of the parameters `names` is given."""
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
@@ -87,7 +87,10 @@ def check_unused(context: typer.Context, names: Collection[str], reason: str) ->
 def settings_of(
     option: str, entries: list[str] | None, keys: Mapping[str, Callable[[str], object]], example: str
 ) -> dict[str, Any]:
-    """What `OPTION KEY=VALUE …` says, each value read by its key's reader; a key of `REPEATED` may come again."""
+    """Return the values of an option `KEY=VALUE …` by key, each read by its function in `keys`.
+
+    A key of `REPEATED` may be given several times, and has a list of values. Errors show `example`.
+    """
     values: dict[str, Any] = {}
     for entry in entries or []:
         key, sign, text = entry.partition("=")
@@ -104,7 +107,7 @@ def settings_of(
 
 
 def quantity(place: str, parse: Callable[[str], T], text: str) -> T:
-    """What an option's text means; a refusal names the option."""
+    """Return `parse(text)`; an InputError gets the option's name, `place`, as a prefix."""
     try:
         return parse(text)
     except InputError as error:
@@ -112,12 +115,12 @@ def quantity(place: str, parse: Callable[[str], T], text: str) -> T:
 
 
 def member_or_none(kind: type[E], choice: StrEnum) -> E | None:
-    """The member of an enumeration that has the value of a choice; None where the choice is another word, as `any`."""
+    """Return the member of an enumeration whose value equals a choice; None for other choices, such as `any`."""
     return next((member for member in kind if member == choice), None)
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """A reader of whole numbers from `least` on."""
+    """Return a function that reads an integer ≥ `least` from a text."""
 
     def read(text: str) -> int:
         if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) >= least):
@@ -128,13 +131,13 @@ def whole(least: int) -> Callable[[str], int]:
 
 
 def check_nodes(option: str, nodes: int, workers: int) -> None:
-    """Check that local workers can be spread evenly over simulated machines."""
+    """Raise a BadParameter unless the local workers can be spread evenly over the simulated nodes."""
     if workers % nodes:
         raise typer.BadParameter(f"expected a divisor of {workers} workers, got {nodes}", param_hint=option)
 
 
 def parameters_of(entries: list[str], *, place: str) -> dict[str, object]:
-    """`every=4` → {"every": "4"}; who takes it reads the value. `place` is what an error names."""
+    """Return parameters by name from texts such as `every=4` → {"every": "4"}; errors name `place`."""
     values: dict[str, object] = {}
     for entry in entries:
         key, sign, value = entry.partition("=")

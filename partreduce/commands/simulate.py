@@ -133,7 +133,7 @@ def _traffic_facts(
 
 
 def facts_of(schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
-    """The summary of a timeline; shares are means over all workers.
+    """Return the summary of a timeline as JSON-able data: seconds per step, and shares as means over all workers.
 
     The time per step is that of the last whole periods, at most three quarters of the rounds: phases cost differently,
     and a part of a period would weigh some of them more.
@@ -250,7 +250,7 @@ def _quorum_facts(schedule: Schedule, observed: AsynchronousMetrics) -> dict[str
 
 
 def workers_of(timeline: Timeline) -> dict[str, Any]:
-    """Seconds of each worker, for at most 4096 of them."""
+    """Return under `workers` the computing, communicating and waiting seconds of each worker; empty beyond 4096."""
     if timeline.finish.shape[1] > 4096:
         return {}
     columns = {

@@ -34,7 +34,7 @@ def simulate_several(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Put step time, steps and time to a loss, and what averages mix, of schedules for one cluster side by side."""
+    """Compare schedules on one cluster: print step time, steps and time to a loss, and mixing metrics side by side."""
     claim_stdout(output, as_json=as_json)
     check(output)
     loaded = [load_schedule(path) for path in schedules]
@@ -109,7 +109,7 @@ def _print(rows: list[dict[str, Any]], place: Cluster, hardware: Hardware) -> No
 
 
 def whole_for(schedule: Schedule, compared: list[Schedule], hardware: Hardware) -> Hardware:
-    """The hardware with what a schedule averages: besides the model, tables that others let go their own way."""
+    """Return the hardware for a model with those tables that the schedule averages and others exchange separately."""
     apart = {route.parameter: route for other in compared for route in other.routes.apart}
     own = {route.parameter for route in schedule.routes.apart}
     more = sum(route.rows * route.columns * ELEMENT_BYTES for name, route in apart.items() if name not in own)
@@ -119,7 +119,7 @@ def whole_for(schedule: Schedule, compared: list[Schedule], hardware: Hardware) 
 def row_of(
     schedule: Schedule, hardware: Hardware, algorithm: Algorithm, touched: dict[str, RowAccess] | None = None
 ) -> dict[str, Any]:
-    """One line of the comparison."""
+    """Return one schedule's row of the comparison, as `simulate --json` lists it."""
     shares = {name: one for name, one in (touched or {}).items() if schedule.route_of(name) is not None}
     costs = predict(schedule, hardware, algorithm=algorithm, touched=shares)
     metrics, strategy = metrics_of(schedule), schedule.strategy

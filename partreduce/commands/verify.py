@@ -92,7 +92,7 @@ def _sent_bytes(proof: Proof, model_bytes: str) -> dict[str, dict[str, int]]:
 
 
 def print_sent(sent: dict[str, int], schedule: Schedule | None) -> None:
-    """The fact `sent-bytes` in words."""
+    """Print the fact `sent-bytes` as a sentence."""
     is_same = schedule is None or schedule.has_one_steps_per_round
     worker, node, way = (size(float(upper(Fraction(sent[name]), 4))) for name in ("of_worker", "of_node", "in_flight"))
     console().print(
@@ -142,7 +142,7 @@ def _print_how_to_check(certificate: Path, schedule: Path) -> None:
 
 
 def metrics_of(schedule: Schedule | None) -> dict[str, Any]:
-    """The metrics as plain numbers (null where there is none), with the kind and method of each under `how`."""
+    """Return the metrics as numbers, null where a metric is unknown, with kind and method of each under `how`."""
     if schedule is None:
         return {"how": {}}
 
@@ -204,7 +204,7 @@ def _print_metrics(schedule: Schedule, *, explain: bool) -> None:
 
 
 def verdict_line(schedule: Schedule | None, proof: Proof) -> str:
-    """The verdict in words: who never averages with whom, or what holds for somebody who trains."""
+    """Return the verdict as one sentence: the refuted or unknown claims, or the guarantees for training."""
     against = [claim.summary or claim.explanation.rstrip(".") for claim in proof.claims if claim.speaks_against]
     if not against and proof.open:
         is_known = "are not known" if len(proof.open) > 1 else "is not known"
@@ -219,9 +219,9 @@ def verdict_line(schedule: Schedule | None, proof: Proof) -> str:
 
 
 def in_plain_words(schedule: Schedule, proof: Proof) -> tuple[str, str]:
-    """What the claims come to for somebody who trains, as clauses: what the file shows, and what its protocol adds.
+    """Return the guarantees for training as two clauses: those of the file, and those added by the protocol's rules.
 
-    Where the verdict itself says that all follows from the protocol, the first has everything.
+    If the verdict itself says that all follows from the protocol, the first clause has all of them.
     """
     held = {claim.claim: claim for claim in proof.claims if claim.holds}
     said = {"conflict-free": "no conflict", "deadlock-free": "no deadlock"}

@@ -49,7 +49,11 @@ to decides."""
 
 
 class Setting(NamedTuple):
-    """Delay, steps per round (1 keeps unequal numbers), and whether gradients are sent in one piece or by layers."""
+    """Delay, steps per round, and whether gradients are sent in one piece or by layers.
+
+    For a schedule whose workers take unequal numbers of steps, `steps_per_round` is 1 and the schedule's numbers are
+    kept.
+    """
 
     sync: Delay
     steps_per_round: int
@@ -69,7 +73,7 @@ class Setting(NamedTuple):
 
 
 class Timings:
-    """The stages of a synchronous schedule with one algorithm and codec; results are cached."""
+    """The seconds per step of a synchronous schedule with one algorithm and codec, in every setting; cached."""
 
     def __init__(self, schedule: Schedule, job: PlanRequest, costed: CostedTransport) -> None:
         self.schedule, self.job, self.costed, self.times = schedule, job, costed, job.compute_times()
@@ -127,9 +131,9 @@ class Timings:
 class Measurements:
     """A synchronous schedule of one step per round, or of unequal steps, with the seconds and metrics of its settings.
 
-    Its own delay and equal steps per round are ignored. `timings` holds one entry for each algorithm and codec of its
-    sums, the finest codec first; `metrics` those of every number of steps per round, None where numbers are unequal.
-    Nothing here depends on the optimizer, the objective or limits.
+    `timings` holds one entry for each algorithm and codec of its sums, the finest codec first; `metrics` are those for
+    every number of steps per round, None if workers take unequal numbers. The schedule's own delay and equal steps per
+    round are ignored. Nothing here depends on the optimizer, the objective or limits.
     """
 
     def __init__(self, schedule: Schedule, job: PlanRequest) -> None:
@@ -180,7 +184,7 @@ measured = lru_cache(maxsize=256)(Measurements)
 
 
 class Axes:
-    """The settings of a schedule, and which of them a job prefers.
+    """The settings of one schedule (delay, steps per round, codec, layers), and the choice among them for a job.
 
     Raises:
         PartreduceError: the schedule has no fixed phases, or a metric could not be found within its limit.
@@ -200,9 +204,9 @@ class Axes:
         pays: Callable[[], bool] = lambda: True,
         status: str = "catalogue",
     ) -> list[CandidateSchedule]:
-        """Return synchronous rounds of one and of `rounds` steps, late ones of one step, and the best by the objective.
+        """Return candidates: synchronous with 1 and with `rounds` steps per round, late with 1, and the best of all.
 
-        The first option is synchronous where that is allowed; each later one is added only while `pays()` is true.
+        The first is synchronous if the job allows that; each later one is added only while `pays()` is true.
         """
         allowed = [delay for delay in self.job.sync_types if delay.suits(self.schedule.strategy)]
         if not allowed:
@@ -226,7 +230,7 @@ class Axes:
         return [self.option(one, name, kept[one], status) for i, one in enumerate(ordered) if not i or pays()]
 
     def most(self) -> int:
-        """Return the most steps per round to consider: `ALWAYS`, or the steps model's range, within `max_gap`."""
+        """Return the most steps per round to consider: `ALWAYS` or the steps model's range, limited by `max_gap`."""
         if self.metrics is None:
             return int(within_gap(self.schedule, self.job.limits))
         gap, most = most_steps_per_round(self.schedule, self.job.limits), ALWAYS
@@ -235,9 +239,10 @@ class Axes:
         return most if gap is None else min(most, gap)
 
     def best(self, delay: Delay, counts: Sequence[int], model: StepsModel) -> tuple[Setting, Timings] | None:
-        """Return the setting that the objective prefers within the limits on metrics; None if none keeps them.
+        """Return the best setting of a delay by the objective, within the limits on metrics; None if none keeps them.
 
-        A coarser codec is chosen if its best setting is sufficiently better than that of the finer codecs.
+        `counts` are the steps per round to try. A coarser codec is chosen only if its best setting saves enough
+        compared with those of the finer codecs.
         """
         found = [(Setting(delay, best), one) for one in self.timings if (best := self._best(delay, counts, one, model))]
         if not found:
@@ -300,7 +305,7 @@ class Axes:
         return self.usual.extrapolates(spread, 0.0 if self.job.data is Data.SHUFFLED else drift)
 
     def option(self, setting: Setting, name: str, timing: Timings, status: str = "catalogue") -> CandidateSchedule:
-        """Return the option of this setting with all its costs."""
+        """Return the candidate of this setting, with all its costs."""
         return reprice(self.measured.option(setting, name, timing, status), self.job)
 
 
@@ -318,7 +323,7 @@ def _lengths(late: Delay, rounds: Sequence[int], most: int) -> list[int]:
 
 
 def within_limits(schedule: Schedule, limits: Limits) -> bool:
-    """Return whether a schedule keeps the limits on its shape."""
+    """Return whether a schedule keeps the limits on period, group size, distinct phases and `max_gap`."""
     if not limits.min_period <= schedule.period <= limits.max_period:
         return False
     if limits.max_distinct_phases is not None and schedule.num_distinct_phases() > limits.max_distinct_phases:
@@ -329,13 +334,13 @@ def within_limits(schedule: Schedule, limits: Limits) -> bool:
 
 
 def within_gap(schedule: Schedule, limits: Limits) -> bool:
-    """Return whether a group crosses nodes at least once in any `max_gap` consecutive steps."""
+    """Return whether some group crosses nodes in any `max_gap` consecutive steps."""
     most = most_steps_per_round(schedule, limits)
     return most is None or schedule.largest_steps_per_round <= most
 
 
 def most_steps_per_round(schedule: Schedule, limits: Limits) -> int | None:
-    """Return the most steps per round that keep `max_gap`; 0 if no number does, None without that limit."""
+    """Return the most steps per round that keep `max_gap`; 0 if none does, None without that limit."""
     if limits.max_gap is None:
         return None
     crossing = [t for t in range(schedule.period) if _crosses_nodes(schedule, t)]

@@ -41,9 +41,9 @@ Array = npt.NDArray[np.float64]
 
 
 def calibrate(curves: Sequence[Curve], *, data: str, steps: int, finalists: Collection[str] = ()) -> Pilot:
-    """Return the pilot of these curves, compared with the curves of All-Reduce in every step.
+    """Return the pilot of a job: prices fitted to loss curves, each compared with All-Reduce's of the same seed.
 
-    Runs of `finalists` (hashes by `trained_sha256`) count for the schedules themselves and for the prices.
+    Runs of `finalists` (hashes by `trained_sha256`) also give the steps ratio of the schedules themselves.
 
     Raises:
         InputError: All-Reduce did not learn, a schedule learned nothing compared with it, or there are too few seeds.
@@ -95,12 +95,12 @@ def _probe(runs: Sequence[Curve], references: dict[int, Curve], data: str) -> Pr
 
 
 def trained_sha256(schedule: Schedule) -> str:
-    """Return the SHA-256 of the fields that determine the training steps of a schedule."""
+    """Return the SHA-256 of the fields of a schedule that affect training steps; equal for equal numerical results."""
     return schedule_sha256(as_trained(schedule, name=""))
 
 
 def as_trained(schedule: Schedule, *, name: str) -> Schedule:
-    """Return the fields that determine the training steps, under another name: no links and no transport."""
+    """Return a schedule under another name with only the fields that affect training steps: no links, no transport."""
     plain = replace(schedule.strategy, transport=type(schedule.strategy.transport)())
     return Schedule(name, schedule.cluster.shape(), plain)
 
@@ -110,7 +110,7 @@ def _six_digits(value: float) -> float:
 
 
 def drift_that_counts(schedule: Schedule, data: str) -> float:
-    """Return the drift that lengthens training on data placed like this; 0 for shuffled data."""
+    """Return the drift that costs steps for this placement of samples: 0 for shuffled data."""
     return 0.0 if data == "shuffled" else float(drift(schedule, "node" if data == "per-node" else "worker"))
 
 

@@ -81,7 +81,7 @@ Pay = Callable[[float], bool]
 
 
 class Setting(NamedTuple):
-    """An iteration gap and its name."""
+    """An iteration gap, and its description in words."""
 
     words: str
     gap: IterationGap
@@ -89,9 +89,10 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """The permanently slow workers with their factors, and the ratio of a long step to a usual one.
+    """How unequal the workers' step times are.
 
-    A long step is one that each worker has about once in 4n steps; the ratio is 1 where all steps take equally long.
+    `slow` lists the permanently slow workers with their factors, `spike` is the ratio of a long step to a usual one. A
+    long step is one that each worker has about once in 4n steps; the ratio is 1 if all steps take equally long.
     """
 
     slow: tuple[tuple[int, float], ...]
@@ -99,7 +100,7 @@ class Slowdown:
 
     @classmethod
     def of(cls, job: PlanRequest) -> Slowdown:
-        """Measure a job's step times. Deterministic; 64 sampled steps of all workers where they vary."""
+        """Return the slowdowns of a job's workers; deterministic, by 64 sampled steps if step times vary."""
         times, count = job.compute_times(), job.cluster.num_workers
         if times.is_fixed and not times.slowdown:  # a table of all workers would cost more than everything else
             return cls((), 1.0)
@@ -116,7 +117,7 @@ class Slowdown:
 
     @property
     def slowest(self) -> tuple[int, float, str]:
-        """Return the slowest worker, its factor, and a phrase with the number of other slow workers, if any."""
+        """Return the slowest worker, its factor, and a phrase that counts the other slow workers (empty for none)."""
         worker, factor = max(self.slow, key=lambda one: one[1])
         return worker, factor, f" (and {len(self.slow) - 1} more)" if len(self.slow) > 1 else ""
 
@@ -126,11 +127,11 @@ class Slowdown:
 
     @property
     def is_even(self) -> bool:
-        """Return whether there is no slowdown that a gap could absorb."""
+        """Return whether all workers and steps are about equally fast, so that an iteration gap would save nothing."""
         return not self.slow and not self.has_spikes
 
     def settings(self, graph: Round, order: UpdateOrder) -> list[Setting]:
-        """Return settings for the slowdowns on this graph, the paper's where it has them, and the plain gap last.
+        """Return iteration gaps for these slowdowns on a graph: those of Hop's paper that apply, then the plain gap.
 
         Staleness s absorbs a step that takes s + 1 times as long. Neighbors of slow workers need one update fewer for
         each of these, and tokens let them run ahead for the length of a slow step.
@@ -163,13 +164,13 @@ class Slowdown:
 
 
 def is_thin(job: PlanRequest) -> bool:
-    """Return whether the sums of one step take longer than its computing."""
+    """Return whether links are slow: the All-Reduce of one step takes longer than its computing."""
     everyone = Schedule("all", job.cluster, AllReduce())
     return communication(everyone, job.hardware, algorithm=job.algorithms[-1]).per_step > job.compute_times().base
 
 
 def why_no_outer_steps(job: PlanRequest) -> str:
-    """Return, as a clause, why outer steps have no price here; empty if they have one or the job excludes them."""
+    """Return the reason, as a clause, why outer steps are no candidates; empty if they may be."""
     reasons = {
         "another kind is asked for": not job.is_open,
         "a pilot does not price them": job.pilot is not None,
@@ -199,7 +200,7 @@ def _outer(job: PlanRequest, _pay: Pay) -> Iterator[Candidate]:
 
 
 def _price_outer(schedule: Schedule, setting: OuterSetting, job: PlanRequest) -> CandidateSchedule:
-    """Return an option with event-graph seconds, sampled where step times vary, and its measured price."""
+    """Return a candidate with event-graph seconds, sampled where step times vary, and its measured price."""
     optimizer, option = Optimizer(job.optimizer or ""), measure(schedule, job)
     arrays = ScheduleFacts(option.schedule).numbers("memory")["arrays"]
     cost = communication(option.schedule, job.hardware, algorithm=option.algorithm)
@@ -273,7 +274,7 @@ def _graphs(job: PlanRequest, pay: Pay) -> Iterator[tuple[CandidateSchedule, Upd
 
 
 def all_reduce(job: PlanRequest) -> CandidateSchedule:
-    """Return synchronous All-Reduce in every step, without a codec, by its cheapest algorithm."""
+    """Return the candidate of synchronous All-Reduce in every step, without a codec, by its cheapest algorithm."""
     return measure(registry.build("allreduce", job.cluster), replace(job, codec=Codec.NONE))
 
 
@@ -304,10 +305,10 @@ def _quorums(job: PlanRequest, _pay: Pay) -> Iterator[Candidate]:
 def quorum_settings(
     base: CandidateSchedule, job: PlanRequest, seconds: npt.NDArray[np.float64]
 ) -> list[PartialAllReduce]:
-    """Return quorums of All-Reduce: without the slow workers or one, half, majority, and solo, with suitable queues.
+    """Return quorums of All-Reduce to try: all but the slow workers, all but one, half, majority, and solo.
 
-    A queue holds the rounds that pass during the longest step, so that no worker waits for it; it is shorter where
-    memory does not allow that. `seconds` (samples, num_workers) are step times.
+    Each has a queue that holds the rounds that pass during the longest step, so that no worker waits for it; shorter if
+    memory does not allow that. `seconds`, shape (samples, num_workers), are step times.
     """
     count, slow = job.cluster.num_workers, len(Slowdown.of(job).slow)
     numbers = [number for number in (count - max(1, slow), count - 1, count // 2) if 2 <= number < count]
@@ -368,9 +369,11 @@ def _on_request(kind: str, job: PlanRequest, _pay: Pay) -> Iterator[Candidate]:
 
 
 class Kind(NamedTuple):
-    """A kind of strategy: its name in sentences, its share of the time, whether a job weighs it, and its candidates.
+    """A kind of strategy among the candidates of a job.
 
-    A quick answer leaves out the kinds whose absence never cost a job anything.
+    `name` is used in sentences, `share` is its fraction of the planning time, `weighs` returns whether a job considers
+    it, and `candidates` yields its schedules. A quick answer omits kinds that are not `is_quick`: their absence never
+    cost a job anything.
     """
 
     name: str
@@ -394,6 +397,6 @@ KINDS: dict[str, Kind] = {
 
 
 def weighed_kinds(job: PlanRequest) -> dict[str, Kind]:
-    """Return the kinds that this job weighs; one may be selected by its name."""
+    """Return the kinds that a job considers, by name; only one if the job selects it by its name."""
     is_open_to_all = job.searches or job.take is not None
     return {word: kind for word, kind in KINDS.items() if (is_open_to_all or kind.is_quick) and kind.weighs(job)}

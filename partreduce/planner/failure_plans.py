@@ -42,14 +42,14 @@ WORDS = {
 
 
 class Survival(NamedTuple):
-    """A schedule with its failure plan, and a description of what survivors run."""
+    """A schedule with its failure plan, and a description of the survivors' schedule."""
 
     schedule: Schedule
     words: str
 
 
 def has_plan(schedule: Schedule) -> bool:
-    """Return whether a failure plan of the schedule can be made and run."""
+    """Return whether this schedule can have a failure plan."""
     try:
         check_planned(schedule.strategy)
     except ScheduleError:
@@ -58,7 +58,7 @@ def has_plan(schedule: Schedule) -> bool:
 
 
 def survival(schedule: Schedule, job: PlanRequest, *, say: Callable[[str], None] = lambda _: None) -> Survival:
-    """Plan for the failure of up to `job.tolerate_failures` workers, and of one node.
+    """Return the schedule with a plan for the failure of up to `job.tolerate_failures` workers, and of one node.
 
     Raises:
         ScheduleError: such a schedule cannot have a plan.
@@ -123,7 +123,7 @@ def _smaller_copy(schedule: Schedule, job: PlanRequest) -> tuple[Schedule, PlanR
 
 
 def survivors_of(cluster: Cluster, failed: tuple[int, ...]) -> Cluster:
-    """Return the remaining cluster, with the hardware of its nodes and workers renumbered."""
+    """Return the cluster without the failed workers, with its nodes, workers and their hardware renumbered."""
     shape, hardware, gone = cluster.without(failed), cluster.hardware, frozenset(failed)
     if hardware is None:
         return shape

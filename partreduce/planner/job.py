@@ -1,4 +1,4 @@
-"""Define the planner's request."""
+"""Define the planner's request: a cluster, an objective and limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from partreduce.topo.timing.compute import ComputeTimes, StragglerModel
 
 
 class Delay(StrEnum):
-    """The values of the axis *sync* that the planner weighs; `sync` is the axis in schedule files.
+    """The delays that the planner considers: values of the axis *sync*.
 
     A round waits for its averaging; parameters are averaged one round late; or gradients are one step late on all
     workers (Pipe-SGD with two overlapping iterations).
@@ -45,18 +45,18 @@ class Delay(StrEnum):
 
     @property
     def label(self) -> str:
-        """Return how schedule names write the delay."""
+        """Return the delay as it appears in the names of schedules."""
         return "late" if self is Delay.LATE else str(self)
 
     @property
     def sync(self) -> Sync:
-        """Return the `Sync` of strategies and files."""
+        """Return the delay as the `Sync` of strategies and schedule files."""
         if self is Delay.SYNCHRONOUS:
             return SYNCHRONOUS
         return DelayedAveraging() if self is Delay.LATE else Pipeline()
 
     def suits(self, strategy: Strategy) -> bool:
-        """Return whether a strategy supports it with its steps per round."""
+        """Return whether a strategy, with its steps per round, can have this delay."""
         if not isinstance(self.sync, strategy.sync_types):
             return False
         return self is not Delay.PIPELINE or replace(strategy, sync=SYNCHRONOUS).averages_gradients
@@ -75,7 +75,7 @@ LEAST_CAP, CAP_PER_EFFORT = 60.0, 5.0
 
 
 def effort_of(text: str) -> float:
-    """Return the nominal seconds of an effort, given by name or number.
+    """Return an effort in nominal seconds, from a name of `EFFORTS` or a number.
 
     Raises:
         InputError: neither a known name nor a number.
@@ -89,7 +89,7 @@ def effort_of(text: str) -> float:
 
 
 class Data(StrEnum):
-    """Placement of samples: one mixture for all workers, or another one for each worker, or for each node.
+    """The placement of samples: the same mixture on all workers, or another one on each worker, or on each node.
 
     It determines whether consensus distance or drift costs steps.
     """
@@ -101,22 +101,26 @@ class Data(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """A cluster with its hardware, the objective, and the limits.
+    """A planning job: a cluster with its hardware, the objective, and the limits.
 
     `disturbance` is the random variation of sampled step times. `effort` is the amount of computing in nominal seconds
     (see `EFFORTS`): the same `seed` then gives the same answer. `time_limit`, in seconds, ends the planning if no
     effort is given, and caps the effort otherwise; without either the effort is quick. `algorithm` and `sync` restrict
     the all-reduce algorithm and the delay of every candidate; None lets the planner choose the best for each. `codec`
-    is the codec of sums, used where a strategy allows it and it pays; the default changes no number, and None allows
-    float16 and int8. `optimizer` selects the calibrated tasks that the job resembles if there is no pilot; None: any.
-    `curvature` is the learning rate times the largest curvature of the loss and prices late gradients. `fastest`
-    chooses the least predicted time, even within 2 % of a simpler option, and takes delay at its predicted price. `gap`
-    restricts the answer to iteration gaps (True) or excludes them (False); None weighs a few where step times differ.
-    `max_queues` is the most bytes of their queues on a worker. `quorum` likewise restricts the answer to quorums, or
-    excludes them. `tables` says that tables are exchanged separately in every step, so that only schedules with common
+    is the codec of sums, used where a strategy allows it and it saves enough; the default is none, and None allows
+    float16 and int8.
+
+    `optimizer` selects the calibrated tasks that the job resembles if there is no pilot; None: any. `curvature` is the
+    learning rate times the largest curvature of the loss and prices late gradients. `fastest` chooses the least
+    predicted time, even within 2 % of a simpler candidate, and takes delay at its predicted price. `gap` restricts the
+    answer to iteration gaps (True) or excludes them (False); None considers a few where step times differ. `quorum`
+    likewise restricts the answer to quorums, or excludes them. `max_queues` is the most bytes of their queues on a
+    worker.
+
+    `tables` states that embedding tables are exchanged separately in every step, so that only schedules with common
     steps of all workers are allowed. `tolerate_failures` asks for a schedule that continues after the failure of up to
     so many workers, and of one node, with a plan for the survivors. A `pilot` of the user's job replaces the shipped
-    prices of consensus distance, drift and delay. `take` names the option to return, regardless of the objective.
+    prices of consensus distance, drift and delay. `take` names the candidate to return, regardless of the objective.
     """
 
     cluster: Cluster
@@ -224,34 +228,34 @@ class PlanRequest:
 
     @property
     def as_measured(self) -> PlanRequest:
-        """Return a request that is equal for jobs under which schedules have equal seconds and metrics."""
+        """Return the request reduced to the fields that affect measurements, as a key for their cache."""
         return _as_measured(self)
 
     @property
     def hardware(self) -> Hardware:
-        """Return the cluster's hardware (checked at construction)."""
+        """Return the cluster's hardware, which a request must have."""
         return check_cluster(self.cluster)
 
     @property
     def push(self) -> Literal["worker", "node"]:
-        """Return the drift that matters: `worker` or `node`."""
+        """Return the kind of drift that costs steps for the job's data: of each `worker`, or of each `node`."""
         return "node" if self.data is Data.PER_NODE else "worker"
 
     @property
     def algorithms(self) -> tuple[AllReduceAlgorithm, ...]:
-        """Return the algorithms that a candidate may use, the simplest first."""
+        """Return the all-reduce algorithms that a candidate may use, the simplest first."""
         every = (AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)
         return every if self.algorithm is None else (self.algorithm,)
 
     @property
     def sync_types(self) -> tuple[Delay, ...]:
-        """Return the allowed delays; no pipeline if the curvature is stated and beyond its stability limit."""
+        """Return the delays that a candidate may have; no pipeline if the curvature is known to make it unstable."""
         allowed = tuple(Delay) if self.sync is None else (self.sync,)
         return tuple(one for one in allowed if one is not Delay.PIPELINE or self.bears_pipeline)
 
     @property
     def bears_pipeline(self) -> bool:
-        """Return whether gradients may be one step late, as far as the curvature is known."""
+        """Return whether training is stable with gradients one step late; true if the curvature is not stated."""
         return self.curvature is None or self.curvature < stability_limit(PIPELINE_WIDTH)
 
     def bears_drift(self, drift: float) -> bool:
@@ -267,7 +271,7 @@ class PlanRequest:
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
-        """Return the codecs of a candidate, where its strategy allows them and they pay, the finest first."""
+        """Return the codecs that a candidate may have where its strategy allows them, the finest first."""
         if self.codec is None:
             return (Codec.NONE, Codec.FLOAT16, Codec.INT8)
         return (Codec.NONE,) if self.codec is Codec.NONE else (Codec.NONE, self.codec)
@@ -279,12 +283,12 @@ class PlanRequest:
 
     @property
     def is_open(self) -> bool:
-        """Return whether it leaves open which workers average together and when."""
+        """Return whether the planner may choose freely which workers average together and when."""
         is_asked = self.sync is not None or self.gap or self.quorum or self.tables
         return not is_asked and self.objective is Objective.BALANCED
 
     def delayed(self, sync: Sync) -> float:
-        """Return the extra steps that late gradients cost, as a fraction of All-Reduce's steps."""
+        """Return the extra steps that late gradients need, as a fraction of All-Reduce's steps."""
         return self.steps_model.delayed(sync.lag + 1, self.curvature) if sync.delays_gradients else 0.0
 
     def compute_times(self) -> ComputeTimes:
@@ -293,7 +297,7 @@ class PlanRequest:
 
     @property
     def at_mean_speeds(self) -> PlanRequest:
-        """Return the same job with every step at its mean time, which makes no schedule slower."""
+        """Return the same job with every step at its mean time; no schedule is slower under it."""
         times, count = self.compute_times(), self.cluster.num_workers
         if times.is_fixed:
             return self
@@ -317,17 +321,17 @@ class PlanRequest:
 
     @property
     def is_limited(self) -> bool:
-        """Return whether more than time decides: limits on traffic, transport or groups, or another objective."""
+        """Return whether the fastest schedule may not be the answer: other limits than time, or another objective."""
         shape = Limits(min_period=self.limits.min_period, max_period=self.limits.max_period)
         return self.objective is not Objective.BALANCED or self.limits != shape
 
     @property
     def searches(self) -> bool:
-        """Return whether schedules are also searched for: with only a time limit, or any effort but the quick one."""
+        """Return whether the planner also searches for schedules: with only a time limit, or any effort but quick."""
         return self.effort != EFFORTS["quick"] and (self.effort is not None or self.time_limit is not None)
 
     def problem(self) -> Problem:
-        """Return the search problem: least consensus distance at every cost, for any objective.
+        """Return the synthesizer's problem: least consensus distance at every communication cost, for any objective.
 
         If any algorithm is allowed, costs are those of the hierarchical one, since no phase costs less with rings.
         """

@@ -62,7 +62,7 @@ SETTINGS = 4
 
 
 class CostedTransport(NamedTuple):
-    """A transport of one schedule's sums, and its cost."""
+    """A transport of a schedule's sums (algorithm, codec, layers), and its communication cost."""
 
     transport: Transport
     cost: Communication
@@ -73,7 +73,7 @@ class CostedTransport(NamedTuple):
 
 
 def transports_of(schedule: Schedule, job: PlanRequest) -> tuple[CostedTransport, ...]:
-    """Return the cheapest transport of each codec that communicates less than all finer ones, the finest first."""
+    """Return for each codec the cheapest transport, if it communicates less than all finer codecs; finest first."""
     chosen: list[CostedTransport] = []
     for costed in cheapest_transports(schedule, job):
         if all(costed.cheapness < finer.cheapness for finer in chosen):
@@ -101,12 +101,12 @@ def cheapest_transports(schedule: Schedule, job: PlanRequest) -> list[CostedTran
 
 
 def cost_of(schedule: Schedule, job: PlanRequest, transport: Transport) -> Communication:
-    """Return the cost of a schedule's communication with a transport."""
+    """Return the communication cost of a schedule with this transport."""
     return communication(traveling(schedule, transport), job.hardware, algorithm=transport.algorithm)
 
 
 def traveling(schedule: Schedule, transport: Transport) -> Schedule:
-    """Return the schedule with this transport; rings replace an algorithm that is for comparison only."""
+    """Return the schedule with this transport; ring replaces an algorithm that no backend runs."""
     algorithm = transport.algorithm if transport.algorithm in schedule.strategy.algorithms else AllReduceAlgorithm.RING
     runs = replace(transport, algorithm=algorithm)
     if runs == schedule.strategy.transport:
@@ -115,30 +115,30 @@ def traveling(schedule: Schedule, transport: Transport) -> Schedule:
 
 
 def with_timing(schedule: Schedule, sync: Sync, steps_per_round: StepsPerRound) -> Schedule:
-    """Return the same phases with these steps per round and delay, as rings without a codec or certificate."""
+    """Return a schedule with these steps per round and this delay, by ring, without codec or certificate."""
     strategy = replace(schedule.strategy, sync=sync, steps_per_round=steps_per_round, transport=Transport())
     return replace(schedule, strategy=strategy, certificate=None)
 
 
 def coded_words(transport: Transport) -> list[str]:
-    """Return the words for a codec and for layers in a schedule's name, if any."""
+    """Return the words that name a codec, and sending by layers, in a schedule's name; empty for neither."""
     words = [] if transport.codec is Codec.NONE else [str(transport.codec)]
     words += ["across nodes"] * (transport.where is CodecScope.ACROSS_NODES)
     return words + ["by layers"] * (transport.gradient_buckets is GradientBuckets.PER_LAYER)
 
 
 def worth(schedule: Schedule) -> float:
-    """Return the fraction of the objective that the schedule's codec must save; 0 without one."""
+    """Return the fraction of the objective that the schedule's codec must save to be chosen; 0 without a codec."""
     if schedule.strategy.transport.codec is Codec.NONE:
         return 0.0
     return WORTH_OVERLAPPED if schedule.strategy.is_delayed else WORTH
 
 
 def paying(costs: Sequence[Costs], job: PlanRequest, *, overlaps: bool) -> int:
-    """Return the index of the finest codec whose costs are as good as the best; costs are ordered finest first.
+    """Return the index of the finest codec whose costs are as good as the best; `costs` are ordered finest first.
 
-    Costs are as good if `WORTH` explains the difference; those that keep the limits are preferred. For a balanced
-    objective only time counts, as hidden communication justifies no rounding.
+    Costs are as good if `WORTH` explains the difference; those that keep the limits are preferred. `overlaps`:
+    communication is hidden behind computing, so that for a balanced objective only time counts.
     """
     able = [i for i, one in enumerate(costs) if one.keep(job.limits)] or list(range(len(costs)))
     is_balanced = job.objective is Objective.BALANCED
@@ -148,27 +148,27 @@ def paying(costs: Sequence[Costs], job: PlanRequest, *, overlaps: bool) -> int:
 
 
 class Seconds(NamedTuple):
-    """Seconds per step: total, computing of the fastest workers, and the relative standard error if sampled."""
+    """Mean seconds per step: in total, and computing of the fastest workers; `error` is relative, 0 if exact."""
 
     step: float
     computing: float
     error: float = 0.0
 
     def waiting(self, communicating: float) -> float:
-        """Return the waiting time of a step, without the rounding error of the three terms."""
+        """Return the waiting seconds of a step with these seconds of communication; never negative by rounding."""
         left = self.step - self.computing - communicating
         return left if left > 1e-9 * self.step else 0.0
 
 
 class Traffic(NamedTuple):
-    """Per step: seconds of communication, and bytes out of the busiest node."""
+    """Per step: seconds of communication, and bytes out of the busiest node's NICs."""
 
     seconds: float
     nic_bytes: float
 
 
 class ScheduleMetrics(NamedTuple):
-    """The metrics that an option shows."""
+    """The convergence metrics of a schedule: consensus distance, drift, contraction, and late distance."""
 
     consensus_distance: Metric
     drift: Metric
@@ -177,9 +177,9 @@ class ScheduleMetrics(NamedTuple):
 
 
 def measure(schedule: Schedule, job: PlanRequest, *, algorithm: AllReduceAlgorithm | None = None) -> CandidateSchedule:
-    """Return all metrics of one schedule unchanged, with its delay, by the best algorithm and codec.
+    """Return a schedule as a candidate with all its costs and metrics, by the best algorithm and codec.
 
-    With an `algorithm`, the schedule uses that one and its own codec.
+    Its delay and steps per round are kept; with an `algorithm` also its codec, and that algorithm is used.
 
     Raises:
         PartreduceError: the schedule has no fixed phases, or a metric was not found within its limit.
@@ -209,17 +209,17 @@ def measure(schedule: Schedule, job: PlanRequest, *, algorithm: AllReduceAlgorit
 
 @lru_cache(maxsize=256)
 def metrics_of(schedule: Schedule, push: Literal["worker", "node"]) -> ScheduleMetrics:
-    """Return the metrics of a schedule unchanged.
+    """Return the metrics of a schedule with its own delay and steps per round; `push` is the kind of drift.
 
     Raises:
-        PartreduceError: it has no fixed phases, or a metric was not found within its limit.
+        PartreduceError: the schedule has no fixed phases, or a metric was not found within its limit.
     """
     spread, pushed = consensus_distance(schedule), drift(schedule, push)
     return ScheduleMetrics(spread, pushed, contraction(schedule), late_distance(schedule))
 
 
 def seconds_of(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm) -> Seconds:
-    """Return the seconds per step of a schedule unchanged: exact at fixed speeds, sampled otherwise.
+    """Return the seconds per step of a schedule with its own delay: exact at fixed speeds, sampled otherwise.
 
     Raises:
         PartreduceError: too many workers to sample.
@@ -240,7 +240,7 @@ _sampled_seconds = lru_cache(maxsize=256)(seconds_of)
 
 
 def sample_option(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
-    """Return an option measured at mean speeds with sampled seconds under the job's step times."""
+    """Return a candidate, measured at mean speeds, with seconds sampled from the job's random step times."""
     if job.compute_times().is_fixed:
         return option
     seconds = _sampled_seconds(option.schedule, job.as_measured, option.algorithm)
@@ -259,7 +259,7 @@ def assemble(
     metrics: ScheduleMetrics,
     status: str = "catalogue",
 ) -> CandidateSchedule:
-    """Build the option of a schedule that is already measured; its file says how to run it with this transport."""
+    """Build the candidate of a measured schedule; its schedule file states the transport."""
     option = CandidateSchedule(
         name=name,
         schedule=schedule,
@@ -280,7 +280,7 @@ def assemble(
 
 
 def reprice(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
-    """Return an option of fixed rounds with the steps that a job's prices predict from its metrics."""
+    """Return a candidate with fixed rounds, with the steps ratio that a job's steps model predicts from its metrics."""
     model, strategy = job.steps_model, option.schedule.strategy
     spread, pushed = known(option.consensus_distance), pushed_by(option.drift, job)
     ratio = model.steps_ratio(
@@ -294,16 +294,16 @@ def reprice(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
 
 
 def pushed_by(drift: Metric, job: PlanRequest) -> float:
-    """Return the drift that counts for the job's data: 0 where every worker sees the same mixture."""
+    """Return the drift that costs steps for the job's data: 0 if all workers have the same mixture of samples."""
     return 0.0 if job.data is Data.SHUFFLED else known(drift)
 
 
 def as_ran(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[CandidateSchedule]:
-    """Return the options; for those that ran in the job's pilot, their own runs also predict the steps.
+    """Return the candidates, with the steps ratio of those that ran in the job's pilot corrected by their own runs.
 
-    Their steps ratio is the mean of the model's and the measured one, weighted by the inverse squares of the errors.
-    Where the runs of a kind took more steps than the prices predict, options of that kind that did not run are scaled
-    by the same factor, so that none wins because less is known about it.
+    It is the mean of the model's and the measured one, weighted by the inverse squares of their errors. If the runs of
+    a kind took more steps than the prices predict, the other candidates of that kind are scaled by the same factor, so
+    that none wins because less is known about it.
     """
     ran = () if job.pilot is None else (*job.pilot.probes, *job.pilot.unstable)
     by_hash = {probe.sha256: probe for probe in ran if probe.sha256}
@@ -335,7 +335,7 @@ def _as_ran(option: CandidateSchedule, probe: Probe, error: float) -> CandidateS
 
 
 def work_of(schedule: Schedule, job: PlanRequest, settings: int = 1) -> float:
-    """Return the nominal seconds of all metrics of one schedule, in some settings."""
+    """Return the estimated work, in nominal seconds, of measuring one schedule in a number of settings."""
     work, per_option = settings * work_of_setting(job), PER_OPTION * (1 + len(job.codecs)) / 2
     if (rule := schedule.rule()) is None or not isinstance(schedule.strategy.steps_per_round, int):
         return work + per_option + PER_ENTRY * schedule.num_workers**3 * max(1, schedule.period)
@@ -347,12 +347,12 @@ def work_of(schedule: Schedule, job: PlanRequest, settings: int = 1) -> float:
 
 
 def work_of_setting(job: PlanRequest) -> float:
-    """Return the nominal seconds of one more setting of a schedule."""
+    """Return the estimated work, in nominal seconds, of one more setting of a schedule."""
     return PER_SETTING if job.compute_times().is_fixed else PER_SAMPLE + PER_WORKER * job.cluster.num_workers
 
 
 def payer(clock: Clock, until: float) -> Callable[[float], bool]:
-    """Return a function that says whether work fits before the clock's position `until`, and charges it if so."""
+    """Return a function that charges nominal seconds if they fit before the clock's `until`, and returns whether."""
 
     def pay(work: float) -> bool:
         if not clock.fits(work, until):

@@ -1,4 +1,4 @@
-"""Define an option, one schedule with its predicted costs, and the order in which an objective prefers its costs."""
+"""Define a candidate, one schedule with its predicted costs, and the order in which an objective prefers its costs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOTHING = 1e-12
 
 
 class Costs(NamedTuple):
-    """The costs that decide: seconds per step, metrics (infinite where unknown), and the predicted steps ratio."""
+    """The costs that decide: seconds per step, metrics (infinite where unknown), and steps over All-Reduce's."""
 
     communication: float
     step_seconds: float
@@ -34,11 +34,11 @@ class Costs(NamedTuple):
 
     @property
     def time(self) -> float:
-        """Return predicted seconds to a loss, per step that All-Reduce would need."""
+        """Return the predicted time to a loss, in seconds per step that All-Reduce would need."""
         return self.step_seconds * self.steps_ratio
 
     def keep(self, limits: Limits, exactly: Callable[[], Fraction | None] = lambda: None) -> bool:
-        """Return whether consensus and the limits on metrics hold; `exactly()` decides within the rounding error."""
+        """Return whether workers reach consensus and the limits hold; `exactly()` decides within the rounding error."""
         if not math.isfinite(self.steps_ratio) or not limits.allow_communication(self.communication):
             return False
         return limits.allow_consensus_distance(self.consensus_distance, exactly)
@@ -48,7 +48,7 @@ class Costs(NamedTuple):
 
 
 def merit(costs: Costs, objective: Objective) -> tuple[float, ...]:
-    """Return what an objective minimizes, the first number first."""
+    """Return the costs that an objective minimizes, in lexicographic order."""
     if objective is Objective.COMMUNICATION:
         return (float(costs.steps_ratio > MAX_STEPS_RATIO_WHEN_CHEAP), costs.communication, costs.time)
     if objective is Objective.CONSENSUS_DISTANCE:
@@ -67,20 +67,21 @@ def preference(costs: Costs, objective: Objective) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Results of an option's run in virtual time or of measurements, including the counters of its `kind` of protocol.
+    """Results of a candidate's run in virtual time or of measurements, with the values of its `kind` of protocol.
 
     `words` describe the setting; `memory_bytes` is the busiest worker's memory in addition to its parameters;
     `least_share` is the smallest weight of a worker's gradients, relative to an even share of 1; `unheard` lists the
     workers with a weight near 0. `more` is the possible extra cost of delay beyond `steps_ratio`, as a fraction of
     All-Reduce's steps.
 
-    Quorum: `active` is the mean number of workers in a round, with as many `gradients`; `gradients_per_second` is the
-    total. `age` is the mean delay in rounds, `delay` the same in whole steps (as many gradients as there are workers),
-    and `bound` the proved maximum in rounds. Iteration gap: `gradients` is the fraction of all workers whose gradients
-    would leave as much noise in the mean, `progress` the progress per step relative to synchronous rounds, and
-    `computed` the fraction of steps that were computed rather than skipped. Outer steps: `peak` is the most bytes that
-    one step sends out of a node, `by_task` the steps ratio on each task of the steps model, in place of a price, and
-    `rate` the fraction of All-Reduce's best learning rate used in the measurement.
+    Quorum: `active` is the mean number of workers whose gradients a round has, and so is `gradients`;
+    `gradients_per_second` is the total. `age` is the mean delay in rounds, `delay` the same in whole steps (as many
+    gradients as there are workers), and `bound` the proved maximum in rounds. Iteration gap: `gradients` is the
+    fraction of all workers whose gradients would leave as much noise in the mean, `progress` the progress per step
+    relative to synchronous rounds, and `computed` the fraction of steps that were computed rather than skipped. Outer
+    steps: `peak` is the most bytes that one step sends out of a node, `by_task` the steps ratio on each task of the
+    steps model, in place of a price, and `rate` the fraction of All-Reduce's best learning rate used in the
+    measurement.
     """
 
     kind: str
@@ -102,7 +103,7 @@ class Facts:
     rate: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields of an option's JSON; null where nothing takes time."""
+        """Return the fields of a candidate's JSON; null where nothing takes time."""
         shown = {key: getattr(self, name) for key, name in SHOWN[self.kind].items()}
         finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in shown.items()}
         return {"setting": self.words, **finite}
@@ -157,12 +158,12 @@ class CandidateSchedule:
 
     @property
     def gap(self) -> Facts | None:
-        """Return the facts of an iteration gap, or None."""
+        """Return the results of an iteration gap; None for other kinds."""
         return self.facts if self.facts is not None and self.facts.kind == "iteration_gap" else None
 
     @property
     def quorum(self) -> Facts | None:
-        """Return the facts of a quorum, or None; its rounds are the steps, with fewer gradients."""
+        """Return the results of a quorum, whose rounds count as steps with fewer gradients; None for other kinds."""
         return self.facts if self.facts is not None and self.facts.kind == "partial" else None
 
     @property
@@ -177,12 +178,12 @@ class CandidateSchedule:
 
     @property
     def time(self) -> float:
-        """Return predicted seconds to a loss, per step that All-Reduce would need."""
+        """Return the predicted time to a loss, in seconds per step that All-Reduce would need."""
         return self.step_seconds * self.steps_ratio
 
     @property
     def time_at_worst(self) -> float:
-        """Return `time` at the highest price of delay; options that ran on the job keep their measured steps."""
+        """Return `time` at the highest price of delay; candidates that ran on the job keep their measured steps."""
         more = 0.0
         if self.surprise is None and self.facts is not None:
             more = max((0.0, self.facts.more, *(ratio - self.steps_ratio for ratio in self.facts.by_task)))
@@ -198,10 +199,7 @@ class CandidateSchedule:
 
     @property
     def may_fail(self) -> bool:
-        """Return whether a calibrated task did not reach its loss with averages as rare, or as late.
-
-        An option that ran on the job itself is known to reach it.
-        """
+        """Return whether a calibrated task failed with averages as rare or as late; False if it ran on the job."""
         if self.facts is not None or self.surprise is not None or self.schedule.strategy.averages_gradients:
             return False
         return self.is_among(self.model.lost)
@@ -211,15 +209,16 @@ class CandidateSchedule:
 
     @property
     def synchronous_distance(self) -> float:
-        """Return the consensus distance without delay, which measures how rare the averages are."""
+        """Return the consensus distance without the part that delay adds: a measure of how rare averages are."""
         return known(self.consensus_distance) - (
             added_by_delay(self.steps_per_round, self.schedule.num_workers) if self.late else 0.0
         )
 
     def time_in(self, case: StepsModel, usual: StepsModel, *, delay: bool) -> float:
-        """Return `time` at the prices of one case of the `usual` model; delay is priced only if `delay` is true.
+        """Return `time` at other prices: those of `case`, one of the cases of the `usual` steps model.
 
-        An option that ran on the job itself takes equally long in every case.
+        Delay is priced only if `delay` is true. A candidate that ran on the job itself takes equally long in every
+        case.
         """
         facts = self.facts
         if self.surprise is not None:
@@ -239,22 +238,22 @@ class CandidateSchedule:
 
     @property
     def late(self) -> bool:
-        """Return whether a round's average of parameters or gradients is one round late, during computing."""
+        """Return whether averages of parameters or gradients overlap computing and arrive one round late."""
         return self.schedule.strategy.is_delayed
 
     @property
     def delay(self) -> Delay | None:
-        """Return the delay: nothing, parameters or gradients; None where the lateness of gradients varies."""
+        """Return what arrives late: nothing, parameters or gradients; None if the lateness of gradients varies."""
         return Delay.of(self.schedule.strategy)
 
     @property
     def kind(self) -> tuple[Delay | None, bool, str]:
-        """Return the kind: options of one kind agree in delay, averaged quantity, and protocol, if any."""
+        """Return the kind: delay, whether gradients are averaged, and the protocol's name, empty with fixed rounds."""
         return self.delay, self.schedule.strategy.averages_gradients, self.facts.kind if self.facts else ""
 
     @property
     def transport(self) -> Transport:
-        """Return its transport; an algorithm for comparison only is in the field `algorithm`."""
+        """Return the transport of the schedule file; `algorithm` may be another one, used only for comparison."""
         return self.schedule.strategy.transport
 
     @property
@@ -264,7 +263,7 @@ class CandidateSchedule:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether it is All-Reduce every k steps, with one k for all workers: the choice without a planner."""
+        """Return whether it is All-Reduce every k steps with one k for all workers, as chosen without a planner."""
         return self.schedule.strategy.averages_everyone and isinstance(self.steps_per_round, int) and self.facts is None
 
     @property
@@ -290,16 +289,16 @@ class CandidateSchedule:
 
     @property
     def basis(self) -> str:
-        """Return the source of `steps_ratio_error`, as the subject of a sentence."""
+        """Return the source of `steps_ratio_error` in words, as the subject of a sentence."""
         return "measured pipelines" if self.delay is Delay.PIPELINE or self.quorum else self.model.basis
 
     @property
     def num_phases(self) -> int:
-        """Return the distinct phases of a period; 1 for an iteration gap (its graph) and a quorum (all workers)."""
+        """Return the number of distinct phases in a period; 1 for an iteration gap and a quorum."""
         return self.schedule.num_distinct_phases() if self.schedule.is_mixing else 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return finite numbers only; null where a metric is infinite or unknown."""
+        """Return the fields as JSON-able data; null for an infinite or unknown metric."""
         return {
             "name": self.name,
             "algorithm": str(self.algorithm),
@@ -323,13 +322,13 @@ class CandidateSchedule:
 
 
 def added_by_delay(steps: StepsPerRound, num_workers: int) -> float:
-    """Return the consensus distance added by averages that are one round late: the noise of one more round's steps.
+    """Return how much averages that are one round late add to the consensus distance: one more round's noise.
 
-    This is exact where all workers take the same number of steps (`topo.metrics.late_distance`); else for their mean.
+    This is exact if all workers take the same number of steps (`topo.metrics.late_distance`); else for their mean.
     """
     return (1 - 1 / num_workers) * (steps if isinstance(steps, int) else sum(steps) / num_workers)
 
 
 def known(metric: Metric) -> float:
-    """Return the value of a metric; infinite where it was not found."""
+    """Return the value of a metric, or infinity if it was not found."""
     return math.inf if metric.value is None else metric.value

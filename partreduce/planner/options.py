@@ -1,4 +1,4 @@
-"""Collect the options of a job: from the catalogue on all axes, from the search, and from runs in virtual time."""
+"""Collect the candidates of a job: the catalogue in all settings, the search, and runs in virtual time."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ NOT_SEARCHED = Front(reason="it was not searched")
 
 @dataclass
 class Weighing:
-    """The options of a job, the search's answer, and by kind the names not reached in time."""
+    """The candidates of a job, the search's front, and by kind the names of candidates not reached in time."""
 
     options: list[CandidateSchedule] = field(default_factory=list)
     searched: Front = NOT_SEARCHED
@@ -78,7 +78,7 @@ class Weighing:
 
 
 def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], None]) -> Weighing:
-    """Weigh every kind until the clock's position `until`, each within its fraction of the time."""
+    """Collect the candidates of all kinds until the clock's position `until`, each kind within its share of time."""
     kinds, alone = weighed_kinds(job), bool(job.gap or job.quorum)
     weighed, missed = Weighing(), list[str]()
     rules = RULES_SHARE * clock.limit
@@ -131,7 +131,7 @@ def competitors(
     left_out: Callable[[str], None] = lambda _: None,
     names: Sequence[str] | None = None,
 ) -> list[CandidateSchedule]:
-    """Measure every catalogue entry that fits the cluster on all axes; entries that cannot run are left out.
+    """Measure every catalogue entry that fits the cluster in all settings; entries that cannot run are left out.
 
     Rules and All-Reduce are measured until the clock's position `stop` (All-Reduce in every step always), and other
     entries, baselines first, until `until`; `left_out` is called with the name of each entry not reached in time. With
@@ -249,9 +249,9 @@ def _search(weighed: Weighing, job: PlanRequest, clock: Clock, until: float, say
 
 
 def _sample_times(weighed: Weighing, job: PlanRequest, pay: Callable[[float], bool]) -> list[CandidateSchedule]:
-    """Return the baselines and the possible best options under the job's own step times.
+    """Return the baselines and the possible best candidates under the job's own step times.
 
-    No step is longer at mean speeds, so an option that is slower there than the sampled best is no candidate.
+    No step is longer at mean speeds, so one that is slower there than the sampled best is left out.
     """
     by_time = job.objective is Objective.BALANCED
 

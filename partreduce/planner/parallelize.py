@@ -1,4 +1,4 @@
-"""Distribute a script for one device over many workers, with a placement for every table chosen by the planner."""
+"""Distribute a script for one device over many workers, with a placement of every embedding table by the planner."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Plan a job: candidates, search, front, recommendation, proof.
+"""Plan a job: collect candidates, search, choose a recommendation, and prove it.
 
 Prices distinguish kinds only as well as the steps model fits the job: averaging parameters instead of gradients, or
 late gradients, cost some jobs almost nothing and others several times the steps. So for a pilot (`RunOff`) the
-recommendation by its prices and the best option of every other kind run in the same way as its probes, the prices are
-fitted again with these runs, and this repeats while the recommendation has not run. Options that ran are then predicted
-from their own runs as far as the noise allows (`measuring.as_ran`).
+recommendation by its prices and the best candidate of every other kind run in the same way as its probes, the prices
+are fitted again with these runs, and this repeats while the recommendation has not run. Candidates that ran are then
+predicted from their own runs as far as the noise allows (`measuring.as_ran`).
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ ROUNDS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """How good the recommendation is known to be: optimal or feasible, and `because`: the proof, or why it is unknown.
+    """How good the recommendation is known to be: `status` optimal or feasible, and `because`, the reason.
 
-    The status refers to the question that was asked, its objective within its limits, and not to the problem that the
-    search solves in its place. `ended` says why the search ended; `capped` is true if a time limit had an effect, so
-    that another run may differ.
+    The status refers to the job's objective within its limits, and not to the problem that the search solves in its
+    place. `ended` is the reason why the search ended; `capped` is true if a time limit had an effect, so that another
+    run may differ. `effort` and `time_limit` are in seconds.
     """
 
     status: Status
@@ -69,11 +69,11 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The answer: the recommendation with its proof, the front, the baselines, and all measured competitors.
+    """The recommendation with its proof, the front, the baselines, and all measured candidates.
 
     `gain` is the recommendation's speedup over the best plain alternative, All-Reduce every k steps by its best
     algorithm, late or not. `reasons` and `cautions` are those of this planning; `report.reasons.add_reasons` adds those
-    of schedules. `left_out` lists by kind the names not reached in time. `answer` says how good the recommendation is
+    of schedules. `left_out` lists by kind the names not reached in time. `answer` states how good the recommendation is
     known to be, and why the search ended. `search_status` is the synthesizer's status for its own problem, which
     minimizes a metric even if the objective does not. `over_quick` states the gain of a thorough answer over the quick
     one.
@@ -102,7 +102,7 @@ class Plan:
         return f"{NOT_GUARANTEED}, steady in simulation" if sampled else f"{NOT_GUARANTEED}, steady by its metrics"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the output of `partreduce design --json`; equal for equal jobs unless capped (`answer.capped`)."""
+        """Return the output of `partreduce design --json`, equal for equal jobs unless a time limit had an effect."""
         proved = {"verdict": self.proof.verdict, "consensus": self.consensus}
         document = {
             "answer": self.answer.to_json(),
@@ -173,7 +173,7 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
 
 
 class Decision(NamedTuple):
-    """The recommendation before its proof, the options that it was chosen from, and the reasons against others."""
+    """The recommendation before its proof, the candidates that it was chosen from, and the reasons against others."""
 
     chosen: CandidateSchedule
     options: list[CandidateSchedule]
@@ -183,7 +183,7 @@ class Decision(NamedTuple):
 
 
 def decide(job: PlanRequest, say: Callable[[str], None] = lambda _: None) -> Decision:
-    """Weigh all candidates of a job and choose one; `plan` proves it."""
+    """Measure all candidates of a job and choose one, without a proof; `say` receives progress messages."""
     if job.searches:
         load_searchers()
     clock = job.clock()
@@ -223,7 +223,7 @@ def _over_quick(job: PlanRequest, say: Callable[[str], None]) -> Callable[[Candi
 
 
 def load_searchers() -> None:
-    """Import the planner's libraries, which takes a second or two once, outside of any time limit."""
+    """Import the planner's libraries, which takes a second or two, before a time limit starts."""
     for name in LOADED:
         with suppress(ImportError):  # code that needs a missing library reports it
             import_module(name)
@@ -243,9 +243,9 @@ def _recommend(
 
 
 class RunOff:
-    """The runs that a pilot needs until its recommendation is a schedule that ran.
+    """The training runs that a pilot adds until its recommendation is a schedule that ran.
 
-    `finalists` are the hashes of the schedules named so far, and `plans` the plans so far: the first by the probes'
+    `finalists` are the hashes of the schedules chosen so far, and `plans` the plans so far: the first by the probes'
     prices alone, the last with all runs.
     """
 
@@ -258,7 +258,7 @@ class RunOff:
         return calibrate(curves, data=self.job.data, steps=self.steps, finalists=self.finalists)
 
     def next(self, curves: Sequence[Curve]) -> list[Schedule]:
-        """Plan with these curves; return the finalists that did not run, unless there were `ROUNDS` rounds of them."""
+        """Plan with these curves, and return the finalists that did not run yet; none after `ROUNDS` rounds of them."""
         job = replace(self.job, pilot=self.pilot(curves))
         planned = plan(job)
         self.plans.append(planned)
@@ -273,10 +273,10 @@ class RunOff:
 def finalists(
     chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest
 ) -> list[CandidateSchedule]:
-    """Return the recommendation, and the best of every other kind by the pilot's prices if it could be faster.
+    """Return the recommendation, and by the pilot's prices the best of every other kind if it could be faster.
 
     Kinds are synchronous parameters, late parameters, and a pipeline; All-Reduce in each step is always included.
-    Options of protocols, and options that connect all workers only after more steps than a run has, are not run.
+    Candidates with protocols, and those that connect all workers only after more steps than a run has, are left out.
     """
     assert job.pilot is not None, "its prices made them finalists"
     kinds: dict[object, CandidateSchedule] = {}

@@ -1,7 +1,7 @@
-"""Predict the cost of a schedule of any kind: seconds, bytes, age, memory (`partreduce.predict`).
+"""Predict the cost of a schedule of any kind: seconds, bytes, age and memory (`partreduce.predict`).
 
-Kinds with fixed phases use formulas and proofs. The others are run in virtual time, by the protocol that runs between
-real workers, and the prediction is measured there.
+Kinds with fixed phases use formulas and proofs. The others are run in virtual time, by the same protocol that runs
+between real workers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Choose the option that a job's objective prefers within its limits: the simpler one of equals.
+"""Choose the candidate that a job's objective prefers within its limits; among equals the simplest one.
 
 The ratio of two predicted times has the errors of both predictions, which are taken as independent: over all pairs of
 schedules that were measured on shuffled data, 9 of 10 measured ratios lay within 19 % (the lab's network) and 11 % (the
@@ -52,14 +52,14 @@ Options = Sequence[CandidateSchedule]
 
 
 def recommend(options: Options, job: PlanRequest) -> CandidateSchedule:
-    """Return the option that the objective prefers within the job's limits.
+    """Return the candidate that the objective prefers within the job's limits.
 
-    By default this is the least predicted time to the loss (`least_time`); if the job asks for the fastest, and for the
-    other objectives, only rounding differences are ties.
+    By default this is the least predicted time to the loss (`least_time`), where small differences are ties; if the job
+    asks for the fastest, and for the other objectives, only rounding differences are.
 
     Raises:
-        UndecidedError: no option keeps the limits; the message names the nearest one.
-        InputError: the option that the job names does not exist.
+        UndecidedError: no candidate keeps the limits; the message names the nearest one.
+        InputError: the candidate that the job names does not exist.
     """
     if (name := job.take) is not None:
         named = [option for option in options if option.name == name]
@@ -82,7 +82,7 @@ def recommend(options: Options, job: PlanRequest) -> CandidateSchedule:
 
 
 def allowed_options(options: Options, job: PlanRequest) -> list[CandidateSchedule]:
-    """Return the options that keep the job's limits and its restrictions on delay, gap and quorum."""
+    """Return the candidates that keep the job's limits and its restrictions on delay, gap and quorum."""
     if job.quorum:
         able = [option for option in options if option.quorum]
     else:
@@ -93,7 +93,7 @@ def allowed_options(options: Options, job: PlanRequest) -> list[CandidateSchedul
 
 
 def _waits_as(option: CandidateSchedule, job: PlanRequest) -> bool:
-    """Return whether an option's delay is allowed; the option is one kind among others."""
+    """Return whether a candidate's delay is allowed; the candidate is one kind among others."""
     if option.quorum:
         return job.quorum is None and job.sync is None
     if option.facts and not option.gap:
@@ -109,14 +109,12 @@ def _exactly(option: CandidateSchedule) -> Fraction | None:
 
 
 def least_time(options: Options, job: PlanRequest) -> CandidateSchedule:
-    """Return the option with the least worst-case regret among those within `WORTH` of the least time.
+    """Return the candidate with the least worst-case regret among those within `WORTH` of the least time.
 
-    Among those within `TIE` of that regret the one with the least time counts, and among those within `TIE` of its time
-    the simplest is returned.
-
-    A case is a vector of prices that the job may pay (`StepsModel.cases`). By regret alone, any option that is good for
-    one task could displace one that is predicted to be much faster: one more kind of options raised the time of the
-    answer by up to 1.8 times.
+    Among those within `TIE` of that regret, the least time counts; within `TIE` of it, the simplest is returned. Regret
+    is a candidate's time over the best one's in a case, a vector of prices that the job may pay (`StepsModel.cases`).
+    Regret alone would let a candidate that is good for one task displace one that is predicted to be much faster: one
+    more kind of candidates raised the time of the answer by up to 1.8 times.
     """
     options = contenders(options, job)
     worst = dict(zip(map(id, options), regrets(options, job), strict=True))
@@ -132,15 +130,15 @@ def least_time(options: Options, job: PlanRequest) -> CandidateSchedule:
 
 
 def contenders(options: Options, job: PlanRequest) -> list[CandidateSchedule]:
-    """Return the options that may be recommended, unless the job asks for the fastest.
+    """Return the candidates that may be recommended; all if the job asks for the fastest.
 
-    Options whose workers drift apart on different data need a price of drift (`PlanRequest.bears_drift`), and options
-    outside the measured range need a price there, if any other option is allowed. An option that is no simple baseline
-    (`family`) must beat the best of these by more than its `own_error`, or in every cost; outer steps must so beat the
-    best of all others, on every task. An option that depends on an assumption must also win if it fails: metrics under
-    which a calibrated task failed, at `LOST_RATIO` times the steps; coded sums, if coding takes longer than predicted;
-    late averages and protocols that the job did not ask for, at the highest price of delay; unequal steps and
-    protocols, if workers are less slow than stated (`trials.SteadyCheck`).
+    Candidates whose workers drift apart on different data need a price of drift (`PlanRequest.bears_drift`), and those
+    outside the measured range need a price there, if any other candidate is allowed. A candidate that is no simple
+    baseline (`family`) must beat the best of these by more than its `own_error`, or in every cost; outer steps must in
+    the same way beat the best of all others, on every task. A candidate that depends on an assumption must also win if
+    the assumption fails: metrics under which a calibrated task failed, at `LOST_RATIO` times the steps; coded sums, if
+    coding takes longer than predicted; late averages and protocols that the job did not ask for, at the highest price
+    of delay; unequal steps and protocols, if workers are less slow than stated (`trials.SteadyCheck`).
     """
     if job.fastest:
         return list(options)
@@ -160,7 +158,7 @@ def contenders(options: Options, job: PlanRequest) -> list[CandidateSchedule]:
     as_good = [one for one in simple.values() if time[id(one)] <= time[id(best)] * (1 + WORTH)]
 
     def is_better(option: CandidateSchedule) -> bool:
-        """Return whether it beats an eligible simple option in every cost, and so at any price."""
+        """Return whether it beats an eligible simple candidate in every cost, and so at any price."""
         return not (option.late or option.facts) and any(beats(option, one) for one in as_good)
 
     options = [one for one in options if id(one) in simple or wins_surely(one, best, job) or is_better(one)]
@@ -169,7 +167,7 @@ def contenders(options: Options, job: PlanRequest) -> list[CandidateSchedule]:
 
 
 def wins_surely(option: CandidateSchedule, simpler: CandidateSchedule, job: PlanRequest) -> bool:
-    """Return whether an option beats a simpler one by more than its own error; outer steps on each task, too."""
+    """Return whether a candidate beats a simpler one by more than its own error; outer steps on each task, too."""
     if not simpler.time > option.time * math.exp(own_error(option, job)):
         return False
     ours, theirs = times_by_case([option, simpler], job)
@@ -177,7 +175,7 @@ def wins_surely(option: CandidateSchedule, simpler: CandidateSchedule, job: Plan
 
 
 def own_error(option: CandidateSchedule, job: PlanRequest) -> float:
-    """Return the error of an option's time beyond the error common to all, as a logarithm.
+    """Return the error of a candidate's predicted time, as a logarithm, without the error common to all candidates.
 
     It is `LEAST_ERROR` where one model prices both synchronous schedules, plus the excess error of late rounds. Outer
     steps share no error with the model.
@@ -191,7 +189,7 @@ def own_error(option: CandidateSchedule, job: PlanRequest) -> float:
 
 @lru_cache(maxsize=1024)
 def family(schedule: Schedule) -> str:
-    """Return the simple baseline that a schedule belongs to; empty if none."""
+    """Return the name of the simple baseline that a schedule is an instance of; empty if there is none."""
     strategy, has_one_number = schedule.strategy, isinstance(schedule.strategy.steps_per_round, int)
     if strategy.is_delayed or strategy.takes_turns or strategy.protocol or not has_one_number:
         return ""
@@ -210,22 +208,22 @@ def family(schedule: Schedule) -> str:
 
 
 def is_simple(option: CandidateSchedule) -> bool:
-    """Return whether it is a simple baseline without outer steps."""
+    """Return whether a candidate is a simple baseline without outer steps."""
     return family(option.schedule) not in {"", "DiLoCo"}
 
 
 def is_unpriced(option: CandidateSchedule) -> bool:
-    """Return whether it is outside the measured range: rarer averages, or more fragments of the model."""
+    """Return whether a candidate is outside the measured range: rarer averages, or more fragments of the model."""
     return option.extrapolated and (is_outer(option) or option.model.is_unpriced_beyond)
 
 
 def is_outer(option: CandidateSchedule) -> bool:
-    """Return whether it takes outer steps, which have a measured price on each task."""
+    """Return whether a candidate takes outer steps, which were measured on each task."""
     return option.facts is not None and bool(option.facts.by_task)
 
 
 def soonest(options: Options, job: PlanRequest) -> CandidateSchedule | None:
-    """Return the option with the least decisive time; None if no time is finite."""
+    """Return the candidate with the least decisive time; None if no time is finite."""
     finite = [option for option in options if math.isfinite(option.time)]
     return min(finite, key=lambda option: (decisive_time(option, job), option.communication), default=None)
 
@@ -241,12 +239,12 @@ def simplest(options: Options, job: PlanRequest) -> CandidateSchedule | None:
 
 
 def decisive_time(option: CandidateSchedule, job: PlanRequest) -> float:
-    """Return the predicted time that options are compared by, with pessimistic prices for known prediction errors.
+    """Return the predicted time by which candidates are compared, with pessimistic prices for known errors.
 
-    All options share one vector of prices, so an error common to all does not change the order. Delay that the job did
-    not ask for costs what it may, and seconds from a run vary. Outer steps were measured on every task, so `contenders`
-    compares them task by task. Coded sums took longer in the lab than predicted (`measuring.WORTH`). An option whose
-    metrics made a calibrated task fail must win at `LOST_RATIO` times its steps.
+    All candidates share one vector of prices, so an error common to all does not change the order. Delay that the job
+    did not ask for has its highest price, and seconds sampled from a run vary. Outer steps were measured on every task,
+    so `contenders` compares them task by task. Coded sums took longer in the lab than predicted (`measuring.WORTH`). A
+    candidate whose metrics made a calibrated task fail must win at `LOST_RATIO` times its steps.
     """
     if job.fastest:
         return option.time
@@ -264,7 +262,7 @@ def _is_asked_for(option: CandidateSchedule, job: PlanRequest) -> bool:
 
 
 def times_by_case(options: Options, job: PlanRequest) -> npt.NDArray[np.float64]:
-    """Return the time of each option in each case (options, cases)."""
+    """Return the predicted time of each candidate in each case of prices, shape (candidates, cases)."""
     usual = job.steps_model
     cases = (usual,) if job.fastest else usual.cases
     rows = []
@@ -275,16 +273,17 @@ def times_by_case(options: Options, job: PlanRequest) -> npt.NDArray[np.float64]
 
 
 def regrets(options: Options, job: PlanRequest) -> list[float]:
-    """Return each option's time over the best one's, in its worst case. O(options · cases)."""
+    """Return each candidate's largest ratio, over all cases, of its time to the best one's. O(candidates · cases)."""
     times = times_by_case(options, job)
     best = times.min(axis=0)
     return [float(worst) for worst in np.where(best > 0, times / np.where(best > 0, best, 1.0), 1.0).max(axis=1)]
 
 
 def simplicity(option: CandidateSchedule) -> tuple[int, int, int, float]:
-    """Return a sort key, less is simpler: synchronous, All-Reduce every k steps, few distinct phases, a short period.
+    """Return a sort key, smaller for simpler candidates.
 
-    Iteration gaps and quorums are last, since they have queues; those with smaller queues are simpler.
+    Simpler are synchronous ones, All-Reduce every k steps, few distinct phases, and a short period. Iteration gaps and
+    quorums are last, since they have queues; those with smaller queues are simpler.
     """
     if facts := option.facts:
         return (3, option.num_phases, option.period, facts.memory_bytes)
@@ -292,29 +291,29 @@ def simplicity(option: CandidateSchedule) -> tuple[int, int, int, float]:
 
 
 def beats(option: CandidateSchedule, other: CandidateSchedule) -> bool:
-    """Return whether an option is no worse in every cost and better in one, by more than rounding."""
+    """Return whether a candidate is no worse in every cost and better in one, by more than rounding."""
     ours, theirs = option.costs.all(), other.costs.all()
     return dominates(ours, theirs) and any(a < b * (1 - MATERIAL) for a, b in zip(ours, theirs, strict=True))
 
 
 def unbeaten(options: Options) -> list[CandidateSchedule]:
-    """Return the options that no other beats. O(k · front) for k options."""
+    """Return the candidates that no other beats. O(k · front) for k candidates."""
     best = non_dominated(options, lambda option: option.costs.all())
     return [option for option in options if not any(beats(other, option) for other in best)]
 
 
 def front(options: Options) -> list[CandidateSchedule]:
-    """Return options not dominated in communication, consensus distance, drift, step time or steps, cheapest first.
+    """Return the Pareto front in communication, consensus distance, drift, step time and steps, cheapest first.
 
-    Of options with equal metrics the one with the shortest period is kept. Options that never reach consensus are left
-    out. O(k²) for k options.
+    Of candidates with equal metrics the one with the shortest period is kept. Candidates that never reach consensus are
+    left out. O(k²) for k candidates.
     """
     usable = [option for option in options if math.isfinite(option.steps_ratio)]
     return non_dominated(usable, lambda option: option.costs.all(), lambda option: (option.period, option.name))
 
 
 def baselines(options: Options) -> list[CandidateSchedule]:
-    """Return the schedules a user would run without a planner, by rising communication, dominated or not.
+    """Return the schedules that a user would run without a planner, by rising communication, dominated or not.
 
     These are All-Reduce in every step as torch runs it (ring, no codec) and in its best setting; every k steps in its
     best setting, synchronous and late; as a pipeline of gradients; and the published schedules that were measured.
@@ -332,9 +331,9 @@ def baselines(options: Options) -> list[CandidateSchedule]:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The alternative's predicted time over the option's; 9 of 10 such ratios lie between `low` and `high`.
+    """The predicted speedup `ratio` of a candidate over the `alternative`; 9 of 10 such lie in `low` … `high`.
 
-    `is_guess` is true if the option lies outside the measured range.
+    `is_guess` is true if the candidate lies outside the measured range.
     """
 
     alternative: CandidateSchedule
@@ -348,7 +347,7 @@ class Gain:
         return self.low > 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return finite numbers; null where the option takes no time."""
+        """Return the fields as JSON-able data; null where a candidate takes no time."""
         numbers = {"gain": self.ratio, "low": self.low, "high": self.high}
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         return {"alternative": self.alternative.name, **finite, "distinguishable": self.is_certain or self.high < 1}
@@ -361,7 +360,7 @@ class Gain:
 
 
 def gain(option: CandidateSchedule, alternative: CandidateSchedule, data: Data) -> Gain:
-    """Return the predicted speedup of an option over an alternative; both need a finite prediction."""
+    """Return the predicted speedup of a candidate over an alternative; both need a finite prediction."""
     if option is alternative:
         return Gain(alternative, 1.0, 1.0, 1.0)
     if not option.time > 0:
@@ -377,13 +376,13 @@ def _error(option: CandidateSchedule, data: Data) -> float:
 
 
 def gain_of(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> Gain | None:
-    """Compare the recommendation with the best plain alternative, within the limits if possible; None without one."""
+    """Return the speedup over the best All-Reduce every k steps, within the limits if possible; None without one."""
     plain = best_plain(allowed_options(options, job), job) or best_plain(options, job)
     return None if plain is None or not math.isfinite(chosen.time) else gain(chosen, plain, job.data)
 
 
 def _nothing(options: Options, job: PlanRequest) -> str:
-    """Return why no option keeps the limits, and which limit to raise."""
+    """Return why no candidate keeps the limits, and which limit to raise."""
     if job.quorum or job.gap:
         options = [option for option in options if (option.quorum if job.quorum else option.gap)]
         least = min((option.facts.memory_bytes for option in options if option.facts), default=None)
@@ -422,5 +421,5 @@ def _nothing(options: Options, job: PlanRequest) -> str:
 
 
 def ms(seconds: float) -> str:
-    """Format a duration for the planner's sentences."""
+    """Format seconds for the planner's sentences."""
     return f"{seconds:.4g} s" if seconds >= 1 else f"{seconds * 1e3:.4g} ms"

@@ -46,8 +46,8 @@ from partreduce.topo.strategies.payload import OuterStep
 class Optimizer(StrEnum):
     """The optimizer of the workers: plain SGD, SGD with a momentum of about 0.9, or Adam (AdamW).
 
-    The best rate of plain SGD is near its stability limit, so delay is expensive. Under Adam each worker has moments of
-    its own where parameters are averaged.
+    The best learning rate of plain SGD is near its stability limit, so delay costs many steps. Under Adam, where
+    parameters are averaged, each worker has moments of its gradients only.
     """
 
     SGD = "sgd"
@@ -56,7 +56,7 @@ class Optimizer(StrEnum):
 
 
 class Prices(NamedTuple):
-    """The prices of a task, as fractions of All-Reduce's steps.
+    """The extra steps of one task, as fractions of All-Reduce's steps.
 
     `noise` is the noise of a worker's gradient, which makes averaging of parameters cost steps (`price_of_moments`),
     `a` is the price of a unit of consensus distance, `late` that of a unit of late distance, and `later` that of the
@@ -71,7 +71,7 @@ class Prices(NamedTuple):
 
 
 class FailurePoint(NamedTuple):
-    """The synchronous consensus distance and late distance from which a calibrated task failed with half of its seeds.
+    """The consensus distance without delay, and late distance, from which a task failed with half of its seeds.
 
     A task fails if, at All-Reduce's best learning rate, it does not reach its loss in five times All-Reduce's steps.
     """
@@ -83,7 +83,7 @@ class FailurePoint(NamedTuple):
         """Return whether the task failed with such metrics: with averages as rare, or as late.
 
         A late distance alone does not measure how rare averages are: it hardly grows with a period in which most rounds
-        rest.
+        have no average.
         """
         return synchronous >= self.consensus_distance or late_distance >= self.late
 
@@ -95,18 +95,18 @@ DELAY_MORE = 0.63
 
 @dataclass(frozen=True, slots=True)
 class StepsModel:
-    """steps ratio = 1 + own + a·(consensus distance) + c·drift^p + price of delay; drift 0 for shuffled data.
+    """A model of steps to a loss: 1 + own + a·(consensus distance) + c·drift^p + price of delay, over All-Reduce's.
 
-    `errors` holds, per placement of the data, the relative error that 9 of 10 schedules kept: for shuffled data on
-    held-out kinds of networks, for sorted data on held-out schedules; `late_errors` the same for overlapped schedules,
-    where measured; `basis` is their source, as the subject of a sentence. `noise` is the squared noise of a worker's
-    gradient over its squared mean, where steps are normalized by it (Adam); its price depends on `num_workers`. `own`
-    is an additional price of averaging parameters at all, and `later` the price of the part of a late distance above 1,
-    times the whole. `a_beyond` and `c_beyond` are prices beyond the largest metrics that were measured, by default
-    those below them. Late gradients cost `delay` if the learning rate times the curvature is unknown, otherwise
-    `delay_noise` per multiple of the synchronous noise that they add (None if only `delay` counts), and possibly
-    `delay_more`; `delay_error` is the relative error that measured pipelines kept. `tasks` are alternative prices of
-    the job: calibrated tasks, or the corners of a pilot's intervals.
+    Drift is 0 for shuffled data. `errors` holds, per placement of the data, the relative error that 9 of 10 schedules
+    kept: for shuffled data on held-out kinds of networks, for sorted data on held-out schedules; `late_errors` the same
+    for overlapped schedules, where measured; `basis` is their source, as the subject of a sentence. `noise` is the
+    squared noise of a worker's gradient over its squared mean, where steps are normalized by it (Adam); its price
+    depends on `num_workers`. `own` is an additional price of averaging parameters at all, and `later` the price of the
+    part of a late distance above 1, times the whole. `a_beyond` and `c_beyond` are prices beyond the largest metrics
+    that were measured, by default those below them. Late gradients cost `delay` if the learning rate times the
+    curvature is unknown, otherwise `delay_noise` per multiple of the synchronous noise that they add (None if only
+    `delay` counts), and possibly `delay_more`; `delay_error` is the relative error that measured pipelines kept.
+    `tasks` are alternative prices of the job: calibrated tasks, or the corners of a pilot's intervals.
     """
 
     a: float
@@ -187,7 +187,7 @@ class StepsModel:
         return self.delay_noise * (noise_factor(curvature, width) - 1)
 
     def at_curvature(self, curvature: float) -> StepsModel:
-        """Return the model for a known learning rate times curvature: the price of a delay bounds its error.
+        """Return the model for a known product of learning rate and curvature: the error is at most the delay's price.
 
         A measured price of a delay is kept.
         """
@@ -197,12 +197,12 @@ class StepsModel:
         return replace(self, delay_error=min(self.delay_error, price), delay_more=min(self.delay_more, price))
 
     def error(self, data: str, *, late: bool = False) -> float:
-        """Return the relative error that 9 of 10 schedules, or overlapped schedules, kept on data placed like this."""
+        """Return the relative error that 9 of 10 schedules, or with `late` overlapped ones, kept for this placement."""
         return dict(self.late_errors if late and self.late_errors else self.errors)[data]
 
     @property
     def is_unpriced_beyond(self) -> bool:
-        """Return whether distances outside the measured range have no price, and no pilot's interval."""
+        """Return whether consensus distances outside the measured range have no price; a pilot always has one."""
         return self.a_beyond is None
 
     def extrapolates(self, consensus_distance: float, drift: float) -> bool:
@@ -218,7 +218,7 @@ def _charge(amount: float, most: float, price: float, beyond: float | None) -> f
 
 
 def price_of_moments(noise: float, num_workers: float) -> float:
-    """Return the cost of second moments of single workers' gradients, as a fraction of All-Reduce's steps."""
+    """Return the extra steps for Adam's second moments of single workers' gradients, over All-Reduce's steps."""
     return math.sqrt((1 + noise) / (1 + noise / num_workers)) - 1
 
 
@@ -228,7 +228,7 @@ def _delay(prices: StepsModel | Prices, late: float) -> float:
 
 
 def long_delay(late: float) -> float:
-    """Return the factor of the price `later`: the part of a late distance above 1, times the whole."""
+    """Return the quantity that the price `later` multiplies: late distance times its part above 1."""
     return late * max(0.0, late - 1)
 
 
@@ -294,7 +294,7 @@ LOST_RATIO = 5.0
 
 @lru_cache
 def shipped_model(optimizer: Optimizer | None = None, num_workers: int = 16) -> StepsModel:
-    """Return the shipped model of an optimizer, or of any optimizer, for a number of workers."""
+    """Return the model with the shipped prices of an optimizer, or of all (None), for a number of workers."""
     synchronous, late = ERRORS[optimizer]
     most, beyond = (MEASURED, None) if optimizer is None else BEYOND.get(optimizer, (MEASURED, None))
     sorted_data = (("per-worker", 0.27), ("per-node", 0.59))
@@ -325,7 +325,7 @@ DILOCO = OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
 
 @dataclass(frozen=True, slots=True)
 class OuterSetting:
-    """Outer steps every `every` steps, and the steps ratio of each kind of network with a long enough run.
+    """A measured setting of outer steps, every `every` steps, with its steps ratio on each kind of network.
 
     With `late`, `OUTER_FRAGMENTS` fragments take turns and are merged that many steps late, with weight `alpha` of a
     worker's own values. With `in_nodes`, all workers of a node average in each step. `share` is the fraction of
@@ -345,7 +345,7 @@ class OuterSetting:
         return geometric_mean(self.ratios.values())
 
     def by_task(self, optimizer: Optimizer) -> tuple[float, ...]:
-        """Return the ratio on each of the steps model's tasks; the highest measured one for tasks without a run."""
+        """Return the steps ratio on each of the steps model's tasks; the highest one for tasks without a run."""
         return tuple(self.ratios.get(kind, max(self.ratios.values())) for kind in TASKS[optimizer])
 
 

@@ -1,8 +1,8 @@
-"""Choose a placement for each embedding table, with its cost in a step, and plan for the tables and everything else.
+"""Choose a placement of each embedding table by its cost in a step, and plan for the tables and all other parameters.
 
-The seconds of a step are those of the exchanges of separately placed tables, of the strategy's averages over everything
-else, of the optimizer's work on rows (a replicated table is swept by every worker, a sharded one by its owners, each
-its part), and of handling rows. On fast links the handling makes dense averaging best for a table of which a step
+The seconds of a step are those of the exchanges of separately placed tables, of the strategy's averages over all other
+parameters, of the optimizer's work on rows (every worker visits all of a replicated table, owners each their part of a
+sharded one), and of handling rows. On fast links the handling makes dense averaging best for a table of which a step
 touches a large part. Rows are sent without a codec unless codecs are allowed; then the finest one is used, unless a
 coarser one saves enough, since it changes numbers.
 
@@ -67,7 +67,7 @@ Ways = Sequence[Placement]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A parameter with row lookups, and the number of rows that a step touches; None if unknown.
+    """An embedding table, with the fractions of its rows that a step touches (None if unknown).
 
     `ways` are its possible placements; `because` explains why the others are not. A sparse gradient, of which the
     optimizer sees only touched rows, is never averaged densely, since the optimizer would then change the other rows.
@@ -90,7 +90,7 @@ class Table:
 
     @property
     def allowed(self) -> tuple[Placement, ...]:
-        """Return the placements that its gradient also allows, the simplest first."""
+        """Return the placements that are possible with its kind of gradient, the simplest first."""
         sparse = self.gradient is Gradient.SPARSE
         return tuple(way for way in IN_ORDER if way in self.ways and not (sparse and way is Placement.DENSE))
 
@@ -103,18 +103,18 @@ class Table:
         return self.rows * self.columns * self.element_bytes
 
     def route(self, way: Placement, codec: Codec = Codec.NONE) -> TablePlacement:
-        """Return its placement; a sharded table is spread over all workers."""
+        """Return the placement for a schedule file; a sharded table is spread over all workers."""
         return TablePlacement(
             parameter=self.parameter, rows=self.rows, columns=self.columns, way=way, gradient=self.gradient, codec=codec
         )
 
     def visited(self, way: Placement, num_workers: int) -> float:
-        """Return the bytes that one worker's gradient and optimizer visit in a step."""
+        """Return the bytes of the table that one worker's gradient and optimizer visit in a step."""
         seen = self.shares.everyone if self.gradient is Gradient.SPARSE else 1.0
         return seen * self.num_bytes / (num_workers if way is Placement.SHARDED else 1)
 
     def handled(self, way: Placement, cluster: Cluster, *, local_aggregation: bool) -> float:
-        """Return the rows that a worker handles in a step: requests, answers, sends, receives, or gathers from all."""
+        """Return the number of rows that a worker requests, answers, sends, receives or gathers in a step."""
         own, most = self.shares.worker * self.rows, int(cluster.node_sizes().max())
         together = self.shares.node * self.rows
         aggregates = local_aggregation and aggregates_in(cluster)
@@ -126,7 +126,7 @@ class Table:
 
 
 class Cost(NamedTuple):
-    """Seconds of a step, and bytes out of the busiest node's NICs."""
+    """The cost of a step: seconds, and bytes out of the busiest node's NICs."""
 
     seconds: float
     nic_bytes: float
@@ -137,7 +137,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pricing:
-    """The cost of a step by the placement of its tables, used by the choice and by its check."""
+    """The predicted step cost of any placement; `applying` is in seconds per byte visited, `handling` per row."""
 
     tables: tuple[Table, ...]
     schedule: Schedule
@@ -151,12 +151,12 @@ class Pricing:
     _averaging: dict[int, Cost] = field(default_factory=dict)
 
     def averaged_bytes(self, ways: Sequence[Placement | None]) -> int:
-        """Return the bytes that the strategy averages: everything else, and the dense tables."""
+        """Return the bytes that the strategy averages: all other parameters, and the tables placed densely."""
         placed = zip(self.tables, ways, strict=True)
         return self.dense_bytes + sum(table.num_bytes for table, way in placed if way is Placement.DENSE)
 
     def averaging(self, num_bytes: int) -> Cost:
-        """Return the cost of the strategy's averages of so many bytes in a step, cached."""
+        """Return the cost of the strategy's averages of so many bytes in a step; cached."""
         if num_bytes not in self._averaging:
             sent = communication(self.schedule, self.hardware, model_bytes=num_bytes) if num_bytes else None
             cost = Cost(0.0, 0.0) if sent is None else Cost(sent.per_step, sent.nic_bytes_per_step)
@@ -164,10 +164,7 @@ class Pricing:
         return self._averaging[num_bytes]
 
     def own(self, table: Table, way: Placement, *, gathers: bool) -> tuple[Codec, Exchange]:
-        """Return the codec that pays, and a table's exchange with it, row visits counted as gradients; cached.
-
-        With `gathers`, other tables are gathered in the same step.
-        """
+        """Return a table's best codec and exchange, with row visits; cached. `gathers`: others are gathered, too."""
         key, cluster = (table.parameter, way, gathers), self.schedule.cluster
         if key not in self._own:
             finest, *coarser = self.codecs if way is not Placement.DENSE else (Codec.NONE,)
@@ -192,7 +189,7 @@ class Pricing:
         return Cost(exact.seconds - coded.seconds, exact.nic_bytes - coded.nic_bytes)
 
     def cost(self, ways: Sequence[Placement | None]) -> Cost:
-        """Return the cost of a step's exchanges, averages and visits; a placement of None leaves a table out."""
+        """Return the cost of a step's exchanges, averages and row visits; a placement of None omits its table."""
         averages, apart = self.averaging(self.averaged_bytes(ways)), Exchange()
         for table, way in zip(self.tables, ways, strict=True):
             if way is not None:
@@ -200,7 +197,7 @@ class Pricing:
         return Cost(averages.seconds + apart.seconds, averages.nic_bytes + apart.nic_bytes)
 
     def best(self) -> tuple[float, tuple[Placement, ...]]:
-        """Return the least seconds, and the placements that need them."""
+        """Return the least seconds of a step that were found, and the placements that reach them."""
         allowed = [table.allowed for table in self.tables]
         if prod(map(len, allowed)) <= MAX_COMBINATIONS:
             return min(((self.cost(ways).seconds, ways) for ways in product(*allowed)), key=lambda one: one[0])
@@ -232,7 +229,7 @@ class Pricing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableChoice:
-    """The placements, the predicted cost of the whole step's exchange, and the reasons.
+    """The chosen placements, the predicted cost of the whole step's exchange, and the reasons.
 
     `costs` holds for every table each allowed placement, with the other tables as chosen. `seconds` covers all
     communication and row visits of a step, including the strategy's averages; `dense_bytes` are averaged by the
@@ -357,9 +354,9 @@ def _reason(table: Table, route: TablePlacement, costs: dict[Placement, Cost], s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """The tables of a model, the bytes of all other trained parameters, and the number of steps measured for α.
+    """The tables of a model, the bytes of all other trained parameters, and the steps in which rows were counted.
 
-    `optimizer` is the optimizer returned with the model, if there is one of a kind that was measured.
+    `optimizer` is the optimizer returned with the model, if it is of a kind that the steps model knows.
     """
 
     tables: tuple[Table, ...]
@@ -371,7 +368,7 @@ class ModelFacts:
 def read_model(text: str, cluster: Cluster, *, touched: Mapping[str, RowAccess] | None = None) -> ModelFacts:
     """Call the function of `FILE.py:NAME`, and inspect the model that it returns, or (model, batches).
 
-    An optimizer may follow the model. The model's forward() takes the leading entries of each batch; batches are dealt
+    An optimizer may follow the model. The model's forward() gets the leading entries of each batch; batches are dealt
     to the workers of the `cluster` in turn. Tables in `touched` (by parameter name) are not measured.
 
     Raises:
@@ -411,7 +408,7 @@ def read_model(text: str, cluster: Cluster, *, touched: Mapping[str, RowAccess] 
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> Optimizer | None:
-    """Return the measured optimizer that it resembles; None if none."""
+    """Return the kind of a torch optimizer that the steps model knows; None for others."""
     if "Adam" in type(optimizer).__name__:
         return Optimizer.ADAM
     if type(optimizer).__name__ != "SGD":
@@ -460,7 +457,7 @@ def tables_of(
 def possible_ways(
     model: torch.nn.Module, name: str, optimizer: torch.optim.Optimizer | None = None
 ) -> tuple[tuple[Placement, ...], str]:
-    """Return the placements that the runtime allows a table, and its reason against the first of the others.
+    """Return the placements that the runtime allows a table, and the reason against the simplest other one.
 
     A table with `max_norm` may be dense only if it cannot be sharded: each worker would shorten the rows that it looks
     up, and the copies would diverge.
@@ -491,9 +488,10 @@ def possible_ways(
 def measure_touched(
     model: torch.nn.Module, batches: Iterable[Any], cluster: Cluster, *, num_steps: int = STEPS
 ) -> tuple[dict[str, RowAccess], int]:
-    """Measure the rows that steps touch if batches are dealt to workers in turn, and count the steps.
+    """Return the fractions of rows that steps touch, by table, and the number of steps measured.
 
-    Runs without gradients, in eval mode, on the model's device. O(batches · forward).
+    Batches are dealt to workers in turn. Runs without gradients, in eval mode, on the model's device. O(batches ·
+    forward).
 
     Raises:
         InputError: too few batches for one step, batches that are not iterable, or a batch that forward() does not
@@ -544,7 +542,7 @@ def _forward(model: torch.nn.Module, batch: object) -> None:
 class Hybrid:
     """The plan for the strategy's averages, the placements of the tables, and the schedule of both with its proof.
 
-    `job` is the request of the plan, and `num_steps` the number of steps measured for the touched fractions.
+    `job` is the request of the plan, and `num_steps` the number of steps in which touched rows were counted.
     `step_seconds` and `nic_bytes` are those of a whole step, including the tables' exchange.
     """
 
@@ -559,7 +557,7 @@ class Hybrid:
 
     @property
     def cautions(self) -> list[str]:
-        """Return what the plan does not know about tables."""
+        """Return sentences on assumptions of the plan about tables."""
         strategy, dense, averaged = self.schedule.strategy, self.chosen.dense_bytes, self.job.hardware.model_bytes or 0
         if not strategy.payload.apart:
             return []
@@ -587,7 +585,7 @@ class Hybrid:
 def plan_hybrid(job: PlanRequest, model: ModelFacts, *, progress: Callable[[str], None] | None = None) -> Hybrid:
     """Plan for the bytes that the strategy averages, and choose the tables' placements for the recommendation.
 
-    All competitors whose workers have common steps take part. Rows may use the codecs allowed for sums. If the
+    Only candidates whose workers have common steps are considered. Rows may use the codecs allowed for sums. If the
     recommendation changes which tables are dense, the plan is repeated once for the new number of bytes.
 
     Raises:

@@ -15,8 +15,8 @@ computing needed 42.2 / 27.7 = 1.53 times All-Reduce's steps in rehearsal on the
 and 70 / 43 = 1.63 times on the wire; groups on request 0.93 to 1.03 times (benchmarks/lab/rates.json,
 results/lab-baselines.md). So pairs pay at least the second at worst, and groups the error that the steps model states.
 
-A short run hides workers that drift apart without bound: updates that never arrive cost no seconds. So an option from a
-run is run for longer before it is recommended or shown: n, 2n and 4n rounds must have the same consensus distance
+A short run hides workers that drift apart without bound: updates that never arrive cost no seconds. So a candidate from
+a run is run for longer before it is recommended or shown: n, 2n and 4n rounds must have the same consensus distance
 (`SteadyCheck`).
 """
 
@@ -84,9 +84,9 @@ LISTED = 8
 
 
 class Candidate(NamedTuple):
-    """A schedule before its trial: its name, its setting in words, and its rounds if not the default.
+    """A schedule before its trial: its name, its setting in words, and the number of rounds to run.
 
-    `make`, of so many nominal `seconds`, replaces the run for a schedule with fixed phases and a price from
+    `make`, which takes so many nominal `seconds`, replaces the run for a schedule with fixed phases and a price from
     measurements.
     """
 
@@ -119,10 +119,10 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The results of a run, per step.
+    """The results of a run in virtual time, per step.
 
     `distances` are the consensus distances of the first quarter, the first half and the whole of the run; `is_sampled`
-    is true if they come from the run.
+    is true if the reported metric comes from the run.
     """
 
     seconds: Seconds
@@ -136,7 +136,7 @@ class Outcome:
 
 @lru_cache(maxsize=256)
 def trial(candidate: Candidate, job: PlanRequest, num_rounds: int) -> Outcome:
-    """Run a schedule once in virtual time.
+    """Run a schedule for `num_rounds` rounds in virtual time.
 
     Raises:
         PartreduceError: the workers deadlock, or a queue has no limit.
@@ -215,7 +215,7 @@ def _estimates(noise: float, by_worker: float, by_node: float, job: PlanRequest,
 
 
 def price_option(candidate: Candidate, outcome: Outcome, job: PlanRequest) -> CandidateSchedule:
-    """Return the option of a run, with the price of the run's effect on its steps."""
+    """Return the candidate of a run, with the steps ratio that follows from the run's consensus distance and delays."""
     schedule, model, facts, metrics = candidate.schedule, job.steps_model, outcome.facts, outcome.metrics
     strategy, spread, pushed = schedule.strategy, metrics.consensus_distance, pushed_by(metrics.drift, job)
     is_gap, adds = facts.kind == "iteration_gap", facts.kind in ("partial", "server")
@@ -250,14 +250,14 @@ def price_option(candidate: Candidate, outcome: Outcome, job: PlanRequest) -> Ca
 
 
 def price_of(delay: float, job: PlanRequest) -> float:
-    """Return the price of gradients that are late by this mean number of whole steps, interpolated linearly."""
+    """Return the extra steps, as a fraction, for gradients late by `delay` whole steps on average; interpolated."""
     model, whole = job.steps_model, floor(delay)
     below, above = (model.delayed(1 + late, job.curvature) for late in (whole, whole + 1))
     return below + (delay - whole) * (above - below) if isfinite(above) else above if delay else 0.0
 
 
 def memory_bytes(strategy: Strategy, job: PlanRequest) -> float:
-    """Return the proved bytes that the busiest worker keeps in addition to its parameters, for a known model size.
+    """Return the proved memory in bytes of the busiest worker in addition to its parameters, for a known model size.
 
     Raises:
         ScheduleError: a queue without a limit.
@@ -283,7 +283,7 @@ def _events(schedule: Schedule) -> float:
 
 
 class Trials(NamedTuple):
-    """The options of a kind that were tried, and the names not reached in time."""
+    """The candidates of a kind that were run, and the names of those not reached in time."""
 
     options: list[CandidateSchedule]
     left_out: list[str]
@@ -292,7 +292,10 @@ class Trials(NamedTuple):
 def try_all(
     candidates: Iterable[Candidate], job: PlanRequest, pay: Callable[[float], bool], *, in_any_case: bool
 ) -> Trials:
-    """Try the candidates that there is time for; if none was tried and one is needed (`in_any_case`), the cheapest."""
+    """Run the candidates for which there is time; if there is none and one is needed (`in_any_case`), the cheapest.
+
+    `pay` charges work in nominal seconds, and returns whether it fits.
+    """
     options, missed = list[CandidateSchedule](), list[Candidate]()
     for candidate in candidates:
         if not pay(candidate.work()) and candidate.name != job.take:
@@ -307,21 +310,22 @@ def try_all(
 
 
 def best_of(options: Sequence[CandidateSchedule]) -> CandidateSchedule:
-    """Return the option with the least predicted time to a loss."""
+    """Return the candidate with the least predicted time to a loss."""
     return min(options, key=lambda option: (option.time, option.name))
 
 
 def is_steady(distances: Sequence[float]) -> bool:
-    """Return whether consensus distances of n, 2n and 4n rounds are equal within 10 %."""
+    """Return whether the consensus distances of n, 2n and 4n rounds are equal within 10 %."""
     return all(map(isfinite, distances)) and max(distances) <= (1 + WITHIN) * min(distances)
 
 
 @dataclass
 class SteadyCheck:
-    """Run options that may be recommended, on the front, or best of their kind for longer, and drop unsteady ones.
+    """Run important candidates for longer, and drop those whose consensus distance is not steady.
 
-    A quick answer checks only the option to recommend, and shows no other. `left_out` maps the name of a dropped option
-    to the reason; runs end at the clock's position `until`.
+    These are the ones that may be recommended, on the front, or best of their kind. A quick answer checks only the one
+    to recommend, and shows no other. `left_out` maps the name of a dropped candidate to the reason; runs end at the
+    clock's position `until`.
     """
 
     job: PlanRequest
@@ -333,10 +337,10 @@ class SteadyCheck:
         self._pay, self._tries = payer(self.clock, self.until), Counter[str]()
 
     def settled(self, options: Sequence[CandidateSchedule]) -> list[CandidateSchedule]:
-        """Return the options without unsteady ones, and without those that need no longer run.
+        """Return the candidates that are steady in longer runs, or that need no such run.
 
         Raises:
-            UndecidedError: the option that the job names is not steady.
+            UndecidedError: the candidate that the job names is not steady.
         """
         kept = list(options)
         while (unsure := self._next(kept)) is not None:
@@ -347,7 +351,7 @@ class SteadyCheck:
         return [one for one in kept if one.longer is None]
 
     def words(self) -> list[str]:
-        """Return one sentence on the dropped options and the reasons; empty if there are none."""
+        """Return one sentence on the dropped candidates and the reasons; empty if there are none."""
         if not self.left_out:
             return []
         named = [f"{name} ({why})" for name, why in list(self.left_out.items())[:LISTED]]
@@ -355,9 +359,10 @@ class SteadyCheck:
         return [f"left out, because a longer run does not show a steady consensus distance: {', '.join(named)}{more}"]
 
     def lost(self, chosen: CandidateSchedule, options: Sequence[CandidateSchedule]) -> str:
-        """Return why an answer to slow workers is not recommended: it loses if they are half as slow.
+        """Return why an answer to slow workers is not recommended, if it loses once they are half as slow; else empty.
 
-        It is compared with the best of equal steps per round and common rounds, since stated slowdowns are uncertain.
+        It is compared with the best candidate of equal steps per round and common rounds, since stated slowdowns are
+        uncertain.
         """
         job, facts, name = self.job, chosen.facts, chosen.name
         able = allowed_options(options, job)
@@ -411,7 +416,7 @@ class SteadyCheck:
         return best_of(shown) if shown else None
 
     def _longer(self, option: CandidateSchedule) -> CandidateSchedule | None:
-        """Return the option with the prices of a run in which it is steady; None if there is no such run."""
+        """Return the candidate with the prices of a run in which it is steady; None if there is no such run."""
         candidate, name = option.longer, option.name
         assert isinstance(candidate, Candidate), "it was chosen for that"
         self._tries[candidate.kind] += 1

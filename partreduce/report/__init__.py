@@ -1,1 +1,1 @@
-"""Draw pictures and write reports."""
+"""Draw schedules and timelines, and write the planner's answers and reports."""

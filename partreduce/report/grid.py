@@ -18,12 +18,13 @@ MAX_PHASES = 48
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A readable part of a schedule.
+    """The shown part of a schedule as a table of workers × phases.
 
     `words` describe the schedule. `numbers` maps the bytes of a group's members to its number, and `styles` holds the
     style of each numbered group in all drawings. `workers` are the ranks shown, in node order; `nodes` the node and
-    `locals_` the local rank of each. `group[i, t]` numbers the group of shown worker i in shown phase t by first
-    appearance, −1 for a skip. `note` describes the omitted part, empty if there is none.
+    `locals_` the local rank of each. `group[i, t]`, shape (workers, phases), is the number of the group of shown worker
+    i in shown phase t, in the order of first appearance, −1 for a skip. `note` describes the omitted part, empty if
+    there is none.
     """
 
     title: str
@@ -42,11 +43,11 @@ class Grid:
         return int(self.group.shape[1])
 
     def index_of(self, members: Sequence[int]) -> int | None:
-        """Return the number of a group; None if it does not appear in the shown part."""
+        """Return the number of a group with these members; None if it does not appear in the shown part."""
         return self.numbers.get(np.asarray(members, dtype=np.int32).tobytes())
 
     def letter(self, index: int) -> str:
-        """Return the letter of a numbered group: A, …, Z, AA, …; colors alone would exclude readers."""
+        """Return the letter of a numbered group: A, …, Z, AA, …, for readers who cannot distinguish the colors."""
         text = ""
         while index >= 0:
             index, text = index // 26 - 1, chr(65 + index % 26) + text
@@ -60,7 +61,7 @@ def grid_of(
     max_phases: int = MAX_PHASES,
     known: dict[bytes, int] | None = None,
 ) -> Grid:
-    """Return the table of a schedule; of a large one, whole nodes from its start and middle, and the first phases.
+    """Return the table of a schedule; of a large one only whole nodes from its start and middle, and the first phases.
 
     A report with several schedules passes the same dict as `known` for each, so that a group looks the same in all.
 

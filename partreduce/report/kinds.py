@@ -1,6 +1,6 @@
-"""Describe the kinds of an answer: reasons for the recommended kind, its needs, and the costs of the best others.
+"""Explain the recommended kind of strategy: reasons, needs, and the costs of the best candidates of other kinds.
 
-The answer also names the kinds that were not weighed, for lack of time, their size, or memory.
+The answer also names the kinds that were not considered, for lack of time, their size, or memory.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Options = Sequence[CandidateSchedule]
 
 
 def reasons(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> list[str]:
-    """Return the reasons for the recommended kind, and the costs of the best option of each other kind."""
+    """Return the reasons for the recommended kind, and the costs of each other kind's best candidate, as sentences."""
     lines, allowed = [], allowed_options(options, job)
     for word in KINDS:
         able = [one for one in allowed if one.facts is not None and one.facts.kind == word]
@@ -64,7 +64,7 @@ def reasons(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> li
 
 
 def cautions(chosen: CandidateSchedule, job: PlanRequest) -> list[str]:
-    """Return the cautions of a recommendation that was run in virtual time."""
+    """Return the cautions of a recommendation that was run in virtual time, one sentence each."""
     return [] if chosen.facts is None else WORDS[chosen.facts.kind].cautions(chosen, job)
 
 
@@ -78,7 +78,7 @@ def _models(facts: Facts, job: PlanRequest) -> str:
 
 
 def _not_taken(best: CandidateSchedule, chosen: CandidateSchedule, job: PlanRequest) -> str:
-    """Return what the best option of a kind costs, or a quorum gains, if another kind is recommended."""
+    """Return what the best candidate of a kind costs, or a quorum gains, if another kind is recommended."""
     if best.quorum:
         against, is_dear = gain(best, chosen, job.data), decisive_time(best, job) > decisive_time(chosen, job)
         pays = "it does not pay if delay costs as much as it may" if is_dear else "what was taken is simpler"
@@ -263,7 +263,7 @@ def _outer_reasons(chosen: CandidateSchedule, _options: Options, job: PlanReques
 
 
 class Words(NamedTuple):
-    """The texts of a recommended option: reasons, gains and needs, and cautions."""
+    """Functions that return the sentences on a recommended kind: its reasons, and its cautions."""
 
     reasons: Callable[[CandidateSchedule, Options, PlanRequest], list[str]]
     cautions: Callable[[CandidateSchedule, PlanRequest], list[str]]
@@ -281,7 +281,7 @@ WORDS = {
 
 
 def not_reached(missed: Mapping[str, Sequence[str]], answer: Answer) -> list[str]:
-    """Return a sentence on options not scored, with the total of each kind, and whether another run may differ."""
+    """Return a sentence on candidates not measured in time, by kind, and whether another run may differ."""
     count = sum(map(len, missed.values()))
     if not count and not answer.capped:
         return []
@@ -292,7 +292,7 @@ def not_reached(missed: Mapping[str, Sequence[str]], answer: Answer) -> list[str
 
 
 def not_weighed(job: PlanRequest) -> list[str]:
-    """Return the kinds that are not weighed by default, and the reasons; O(num_workers) where step times vary."""
+    """Return sentences on the kinds that are not considered by default; O(num_workers) where step times vary."""
     lines, count = [], job.cluster.num_workers
     if job.cluster.is_regular and not holds_rules(job.cluster):
         lines.append(

@@ -24,7 +24,7 @@ figure { margin: 1rem 0; overflow-x: auto; } figcaption { color: #777; font-size
 
 
 def page(title: str, parts: Sequence[str]) -> str:
-    """Return a whole document from HTML parts."""
+    """Return an HTML document with a title and these parts."""
     body = "\n".join(parts)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
@@ -34,22 +34,22 @@ def page(title: str, parts: Sequence[str]) -> str:
 
 
 def heading(text: str) -> str:
-    """Return a section heading."""
+    """Return a section heading as HTML."""
     return f"<h2>{escape(text)}</h2>"
 
 
 def paragraph(text: str, *, note: bool = False) -> str:
-    """Return a paragraph of plain text."""
+    """Return a paragraph of plain text as HTML; `note` makes it less prominent."""
     return f'<p class="note">{escape(text)}</p>' if note else f"<p>{escape(text)}</p>"
 
 
 def command_line(text: str) -> str:
-    """Return a command to type."""
+    """Return a shell command as HTML."""
     return f"<p><code>{escape(text)}</code></p>"
 
 
 def rows(header: Sequence[str], body: Sequence[Sequence[str]], *, best: Sequence[tuple[int, int]] = ()) -> str:
-    """Return a table; `best` lists (row, column) cells to emphasize."""
+    """Return a table as HTML; `best` lists the (row, column) of cells to emphasize."""
     stressed = set(best)
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     lines = []
@@ -63,6 +63,6 @@ def rows(header: Sequence[str], body: Sequence[Sequence[str]], *, best: Sequence
 
 
 def picture(figure: Figure, caption: str) -> str:
-    """Return a matplotlib figure as inline SVG with a caption."""
+    """Return a matplotlib figure with a caption as inline SVG."""
     svg = render(figure, "svg").decode("utf-8")
     return f"<figure>{svg[svg.index('<svg') :]}<figcaption>{escape(caption)}</figcaption></figure>"

@@ -42,7 +42,7 @@ MESSAGE = OKABE_ITO[5]
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """The style of one series or group: color and hatch of areas, color and dash of lines, color and marker of dots.
+    """The style of a series or group: color and hatch of areas, color and dash of lines, color and marker of dots.
 
     `text` is a text color that is readable on the color.
     """
@@ -55,7 +55,7 @@ class Style:
 
 
 def style(index: int) -> Style:
-    """Return the style of the index-th group or series; seven differ by color, more also by hatch, marker or dash."""
+    """Return the style of the index-th group or series: seven differ by color, more by hatch, marker or dash."""
     turn, place = divmod(index, len(OKABE_ITO))
     marker, dash = MARKERS[(place + turn) % len(MARKERS)], DASHES[(place + turn) % len(DASHES)]
     text = "#ffffff" if place == 5 else "#000000"
@@ -69,7 +69,7 @@ DRIFT = "drift\n(unit: square of one step's push)"
 
 
 def quiet(axis: Axes, *, across: str = "", up: str = "", grid: bool = True) -> None:
-    """Set labels with units, remove the right and upper frame, and draw a grid behind the data."""
+    """Label the axes (`across` and `up`, with units), remove the right and upper frame, and draw a grid."""
     axis.set_xlabel(across, color=INK)
     axis.set_ylabel(up, color=INK)
     for side in ("top", "right"):
@@ -81,9 +81,9 @@ def quiet(axis: Axes, *, across: str = "", up: str = "", grid: bool = True) -> N
 
 
 def logarithmic(axis: Axes, which: str, values: Iterable[float]) -> None:
-    """Make the x or y axis logarithmic with plain numbers; zeros are placed below the smallest positive value.
+    """Make the x or y axis (`which`) logarithmic with plain numbers; zeros are below the smallest positive value.
 
-    One value a hundred times as large as the others then takes a part of the width and not all of it.
+    A value a hundred times as large as the others then does not fill the whole axis.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, SymmetricalLogLocator
 

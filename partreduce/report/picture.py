@@ -29,7 +29,7 @@ FORMATS = ("png", "svg", "pdf")
 
 
 def new_figure(width: float, height: float, title: str = "") -> Figure:
-    """Return a titled figure of the given size in inches that needs no display and no global state.
+    """Return an empty titled figure, width × height in inches, that needs no display and no global state.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -46,12 +46,12 @@ def new_figure(width: float, height: float, title: str = "") -> Figure:
 
 
 def format_title(name: str, words: str, inches: float) -> str:
-    """Return a picture title of limited width: the schedule's name and description."""
+    """Return a title of a schedule, its name and description, wrapped to a width in inches."""
     return f"{name}\n{fill(words, max(24, int(9 * inches)))}"
 
 
 def legend_below(figure: Figure, axis: Axes, *, columns: int = 3) -> None:
-    """Draw one legend for the whole figure below it, where it covers nothing."""
+    """Draw one legend for the whole figure below it, so that it covers no data."""
     handles, labels = axis.get_legend_handles_labels()
     figure.legend(
         handles, labels, loc="outside lower left", ncols=min(columns, max(1, len(labels))), fontsize=8, frameon=False,
@@ -60,7 +60,7 @@ def legend_below(figure: Figure, axis: Axes, *, columns: int = 3) -> None:
 
 
 def check(path: Path | None) -> None:
-    """Check before the work that the picture can be written after it.
+    """Check, before any work, that a picture can be written to this path.
 
     Raises:
         InputError: the file name has no picture format.
@@ -72,10 +72,10 @@ def check(path: Path | None) -> None:
 
 
 def check_ending(path: Path) -> str:
-    """Return the format of the file name's ending.
+    """Return the picture format of the file name's ending, such as "svg".
 
     Raises:
-        InputError: another ending.
+        InputError: the ending is no picture format.
     """
     ending = path.suffix.lower().lstrip(".")
     if ending not in FORMATS:
@@ -85,10 +85,10 @@ def check_ending(path: Path) -> str:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the file name's ending.
+    """Write a figure to a file in the format of the file name's ending.
 
     Raises:
-        InputError: another ending.
+        InputError: the ending is no picture format.
         FileError: the file cannot be written.
     """
     ending = check_ending(path)
@@ -96,7 +96,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def render(figure: Figure, ending: str) -> bytes:
-    """Return the bytes of a figure; the same figure gives the same bytes."""
+    """Return a figure as the bytes of a file in the format `ending`; equal figures give equal bytes."""
     import matplotlib as mpl
 
     buffer = BytesIO()
@@ -234,7 +234,7 @@ def _join(axis: Axes, spots: list[tuple[int, int]], color: str) -> None:
 
 
 def draw_rounds(schedule: Schedule) -> Figure:
-    """Draw the first rounds; the workers of a node share a color.
+    """Draw the first rounds of a weighted graph, an edge for each message; the workers of a node share a color.
 
     Raises:
         InputError: too many workers for a picture of a graph.

@@ -1,6 +1,6 @@
 """Explain a recommendation in sentences: reasons and cautions with the planner's numbers.
 
-Whether fewer bits, or gradients one step late, pay off is stated with numbers, too.
+They also state whether a codec, or gradients one step late, would pay.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ REPORTED = 0.05
 
 
 def add_reasons(planned: Plan, job: PlanRequest) -> Plan:
-    """Return the plan with all reasons and cautions: the general ones, those of single kinds, and its own."""
+    """Return the plan with the reasons and cautions of all modules added to those of its planning."""
     chosen, ended = planned.recommendation, planned.answer.ended if job.searches else "its effort is quick"
     return replace(
         planned,
@@ -78,7 +78,7 @@ def add_reasons(planned: Plan, job: PlanRequest) -> Plan:
 
 
 def reasons(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> list[str]:
-    """Return why it is recommended, compared with All-Reduce as usually run. One sentence each."""
+    """Return the reasons for a recommendation, compared with All-Reduce as usually run, one sentence each."""
     costs = f"it communicates {ms(chosen.communication)} per step and takes {ms(chosen.step_seconds)} per step in all"
     waiting = chosen.waiting if chosen.waiting > 1e-6 * chosen.step_seconds else 0.0  # the rest is rounding error
     lines = [f"{costs}, of which {ms(waiting)} are waiting", *_comparisons(chosen, options, job)]
@@ -134,7 +134,7 @@ def _changed_by(pilot: Pilot, chosen: CandidateSchedule, options: Options, job: 
 
 
 def _comparisons(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> list[str]:
-    """Compare the recommendation with the best plain alternative, the options set aside, and sums in every step."""
+    """Compare the recommendation with the best plain alternative, the candidates set aside, and sums in every step."""
     allowed, lines = allowed_options(options, job), []
     against = gain_of(chosen, options, job)
     fastest = min(allowed, key=lambda option: option.time, default=chosen)  # the chosen option may exceed the limits
@@ -170,7 +170,7 @@ def _comparisons(chosen: CandidateSchedule, options: Options, job: PlanRequest) 
 
 
 def why_not(fastest: CandidateSchedule, chosen: CandidateSchedule, options: Options, job: PlanRequest) -> str:
-    """Return, as a clause, why an option with less predicted time than the recommendation is not chosen."""
+    """Return, as a clause, why a candidate with less predicted time than the recommendation is not chosen."""
     if job.take is not None:
         return "another one was asked for"
     return _why_not(fastest, chosen, allowed_options(options, job), job)
@@ -222,7 +222,7 @@ def _why_not(fastest: CandidateSchedule, chosen: CandidateSchedule, allowed: Opt
 
 
 def _not_sure(fastest: CandidateSchedule, rival: CandidateSchedule, name: str, job: PlanRequest) -> str:
-    """Return why an option does not certainly beat its rival, which has that name."""
+    """Return why a candidate does not certainly beat its rival, which has that name."""
     there = float((times_by_case([fastest], job) / times_by_case([rival], job)).max())
     lack = f"on the task that suits it least it would take {there:.2f} times as long as {name}"
     if there <= 1 or not is_outer(fastest):
@@ -247,7 +247,7 @@ def _phases(option: CandidateSchedule) -> str:
 
 
 def cautions(chosen: CandidateSchedule, job: PlanRequest, ended: str = "its time was over") -> list[str]:
-    """Return the unproved assumptions and other cautions; `ended` is the reason why the search ended."""
+    """Return the unproved assumptions and other cautions, one sentence each; `ended` is why the search ended."""
     lines, drift = [], chosen.drift.value or 0.0
     if chosen.extrapolated:
         prices = "`partreduce measure FILE.py:NAME` prices it on your own job (docs/pilot.md)"
@@ -280,7 +280,7 @@ def cautions(chosen: CandidateSchedule, job: PlanRequest, ended: str = "its time
 
 
 def failed_networks(option: CandidateSchedule, job: PlanRequest) -> str:
-    """Return the optimizers under which a measured network did not reach its loss with an option's metrics."""
+    """Return, as words, the optimizers under which a network with a candidate's metrics did not reach its loss."""
     is_many = job.cluster.num_workers >= MANY
     may_be = [one for one in Optimizer if job.optimizer in {None, one}]
     beyond = " and ".join(str(one) for one in may_be if option.is_among(LOST[one][is_many]))
@@ -294,14 +294,14 @@ def _is_too_late(option: CandidateSchedule) -> bool:
 
 
 def _beyond(option: CandidateSchedule) -> str:
-    """Return, as a clause, which metrics of an option exceed the measured range."""
+    """Return, as a clause, which metrics of a candidate exceed the measured range."""
     if (count := option.schedule.strategy.payload.num_fragments) > 1:
         return f"its model is cut into {count} fragments and at most {OUTER_FRAGMENTS} were measured"
     return "it averages less often than any schedule that was measured"
 
 
 def late_and_small(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> list[str]:
-    """Return up to one sentence each on codecs and on late gradients."""
+    """Return up to two sentences: the predicted effects of a codec, and of late gradients."""
     return [line for line in (_codec_pays(chosen, options, job), _pipeline_pays(chosen, options, job)) if line]
 
 
@@ -350,9 +350,10 @@ def _on_the_wire(schedule: Schedule, job: PlanRequest, transport: Transport) -> 
 def best_with_codec(
     chosen: CandidateSchedule, options: Options, job: PlanRequest
 ) -> tuple[CandidateSchedule, float] | None:
-    """Return the best of the recommendation, the best plain and the fastest option with a codec, and its gain.
+    """Return the best candidate if codecs were allowed, and its predicted speedup over the recommendation.
 
-    None if a codec is already allowed, or no gain is large enough to report.
+    The recommendation, the best plain and the fastest candidate are tried with codecs. None if the job already allows
+    codecs, or if the speedup is too small to report.
     """
     if chosen.facts is not None or job.codec is not Codec.NONE:
         return None

@@ -46,12 +46,12 @@ SIMPLE = ("allreduce", "node-then-all")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The recommendation and the four schedules shown with it, each in its best priced setting.
+    """The recommendation and the schedules shown with it, each in its best priced setting.
 
-    `simple` is the strongest of All-Reduce every H steps (PyTorch's post-local SGD after its warm-up), averages inside
-    each node with rare ones over all workers, and DiLoCo; if the recommendation is one of these, `simple` is the
-    recommendation and `other` the strongest of the others. `over_simple` and `over_every_step` are predicted speedups
-    of the recommendation in time to a loss.
+    `every_step` is All-Reduce in every step. `simple` is the strongest of All-Reduce every H steps (PyTorch's
+    post-local SGD after its warm-up), averages inside each node with rare ones over all workers, and DiLoCo; if the
+    recommendation is one of these, `simple` is the recommendation and `other` the strongest of the others.
+    `over_simple` and `over_every_step` are predicted speedups of the recommendation in time to a loss.
     """
 
     chosen: CandidateSchedule
@@ -65,7 +65,7 @@ class Comparison:
 
 
 class Variant(NamedTuple):
-    """The answer for another optimizer: its speedup over All-Reduce, and whether it is another schedule."""
+    """The answer for another optimizer: its predicted speedup, and whether another schedule is recommended."""
 
     optimizer: Optimizer
     speedup: float
@@ -73,7 +73,7 @@ class Variant(NamedTuple):
 
 
 def compare(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> Comparison:
-    """Return the schedules shown with a recommendation; a limit that no simple schedule keeps is ignored for them."""
+    """Return the recommendation with the schedules to show; simple ones may break limits that none of them keeps."""
     able = [option for option in allowed_options(options, job) if option.time < math.inf] or [chosen]
     families = {id(one): family(one.schedule) for one in [*options, chosen]}
     is_simple, known = bool(families[id(chosen)]), [one for one in able if families[id(one)]]
@@ -103,12 +103,12 @@ def compare(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job
 
 
 def _strongest(options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSchedule | None:
-    """Return the option with the least decisive time; regret is ignored, so that no baseline looks weak."""
+    """Return the candidate with the least decisive time; regret is ignored, so that no baseline looks weak."""
     return min(contenders(options, job), key=lambda option: decisive_time(option, job), default=None)
 
 
 def variants(chosen: CandidateSchedule, job: PlanRequest) -> Iterator[Variant]:
-    """Yield the quick answers for other optimizers, as `design` gives them; none for a pilot, which ran with one."""
+    """Yield the quick answers for other optimizers; none with a pilot, which ran with one optimizer."""
     for optimizer in Optimizer:
         if optimizer is job.optimizer or job.pilot is not None:
             continue
@@ -121,12 +121,12 @@ def variants(chosen: CandidateSchedule, job: PlanRequest) -> Iterator[Variant]:
 
 
 def recommendation(planned: Plan, job: PlanRequest, assumed: Mapping[str, str], proved: str) -> list[str]:
-    """Return the lines, none longer than `WIDTH`.
+    """Return the lines of the answer, none longer than `WIDTH`.
 
     Args:
-        planned: the plan, with all its options.
+        planned: the plan, with all its candidates.
         job: the request.
-        assumed: defaults for values that were not stated, by option.
+        assumed: defaults for values that were not stated, by command-line option.
         proved: the result of the recommendation's proof, as a sentence.
     """
     compared, hardware = compare(planned.recommendation, planned.options, job), job.hardware
@@ -165,7 +165,7 @@ def _facts(compared: Comparison, job: PlanRequest, proved: str, *, capped: bool)
 
 
 def times(gain: Gain) -> str:
-    """Format a speedup with the range of 9 of 10 such predictions; a guess has only its range."""
+    """Format a speedup with the range of 9 of 10 such predictions; outside the measured range only that range."""
     span = f"{_factor(gain.low)} to {_factor(gain.high)}"
     return f"{span}x (a guess)" if gain.is_guess else f"{_factor(gain.ratio)}x ({span}x)"
 
@@ -261,7 +261,7 @@ def _table(compared: Comparison) -> list[str]:
 
 
 def three_reasons(compared: Comparison, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
-    """Return the time its steps save, the cost in steps, and why no faster option is chosen."""
+    """Return three sentences: the time that a step saves, the cost in steps, and why no faster candidate is chosen."""
     chosen, every, fastest = compared.chosen, compared.every_step, compared.fastest
     error = chosen.steps_ratio_error(job.data)
     if chosen is every:
@@ -292,7 +292,7 @@ def three_reasons(compared: Comparison, options: Sequence[CandidateSchedule], jo
 
 
 def sensitivity(compared: Comparison, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
-    """Return the effects of a codec and of another optimizer, as priced; the largest change first."""
+    """Return sentences on the predicted effects of a codec and of another optimizer, the largest change first."""
     said: list[tuple[float, str]] = []
     now = compared.over_every_step.ratio
     for optimizer, speedup, is_other in variants(compared.chosen, job):

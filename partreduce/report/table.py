@@ -24,9 +24,10 @@ CELL = 4
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column; columns with the highest `drop` are dropped first on a narrow terminal; 0 is never dropped.
+    """A column of a table for the terminal.
 
-    `wraps`: running text. `is_cut`: the end is left out if it does not fit into one line.
+    Columns with the highest `drop` are left out first on a narrow terminal, 0 never. `wraps`: long texts continue on
+    the next line. `is_cut`: the end of a text is left out if it does not fit into one line.
     """
 
     header: str
@@ -104,16 +105,13 @@ class Table:
 
 
 def table(title: str, name: str, *columns: str | Column) -> Table:
-    """Return an empty table whose first column names the rows; plain headers make right-aligned permanent columns."""
+    """Return an empty table whose first column, `name`, has the row names; plain headers are never left out."""
     others = [column if isinstance(column, Column) else Column(column) for column in columns]
     return Table(title, [Column(name, justify="left"), *others])
 
 
 def terminal_tables(grid: Grid, width: int) -> list[RichTable]:
-    """Return tables with workers as rows and as many phases as fit as columns; one letter and color per group.
-
-    A skip is blank. Columns are separated by one divider.
-    """
+    """Return tables of workers × phases, as wide as the terminal; a letter and color per group, blank for a skip."""
     fitting = max(1, (width - 2 * len("worker ") - CELL) // (CELL + 1))
     starts = range(0, grid.num_phases, fitting)
     return [_part(grid, range(start, min(start + fitting, grid.num_phases))) for start in starts]
@@ -140,7 +138,7 @@ def _part(grid: Grid, phases: range) -> RichTable:
 
 
 def switch_levels(hardware: Hardware, num_nodes: int) -> str:
-    """Format `, under 4 switches of 2 nodes (2 GB/s up), 2 of 4 (1 GB/s up)`, lowest level first, if there are any."""
+    """Format the switches above nodes, lowest first: `, under 4 switches of 2 nodes (2 GB/s up)`; empty for none."""
     levels: list[str] = []
     for row in above(hardware.switches, num_nodes):
         switches = [hardware.switches[index] for index in sorted({*row.tolist()} - {-1})]

@@ -29,10 +29,10 @@ MAX_STEPS = 8
 def draw_timeline(
     timeline: Timeline, title: str, *, worker_steps: Sequence[int] = (), max_rows: int = MAX_ROWS, max_rounds: int = 24
 ) -> Figure:
-    """Draw one row per worker: computing, waiting and communicating of the first rounds.
+    """Draw one row per worker: computing, waiting and communicating in the first `max_rounds` rounds.
 
     An operation that runs while its worker computes is drawn in the lower half of its row, below the computing. With
-    `worker_steps` white lines separate the steps of a round.
+    `worker_steps`, the steps per round, white lines separate the steps of a round.
     """
     count = timeline.finish.shape[1]
     rows = np.arange(count) if count <= max_rows else np.unique(np.linspace(0, count - 1, max_rows).astype(int))
@@ -88,7 +88,7 @@ def draw_timeline(
 
 
 def perfetto(timeline: Timeline, cluster: Cluster) -> str:
-    """Return the timeline as trace events: nodes are processes, workers threads; times in microseconds."""
+    """Return the timeline as a JSON trace: nodes are processes, workers threads, times in microseconds."""
     count, rounds = timeline.finish.shape[1], timeline.num_rounds
     kept = max(1, min(rounds, MAX_EVENTS // (3 * count)))
     node_of = cluster.node_of().tolist()
@@ -111,7 +111,6 @@ def perfetto(timeline: Timeline, cluster: Cluster) -> str:
 def _spans(
     timeline: Timeline, round_: int, worker: int, place: dict[str, int], other: dict[str, int]
 ) -> list[dict[str, Any]]:
-    """Return a worker's computing, waiting and group operation of one round."""
     columns = (timeline.compute_start, timeline.compute_end, timeline.communicate_start, timeline.communicate_end)
     begun, computed, start, end = (float(column[round_, worker]) for column in columns)
     waited = (begun if timeline.is_delayed else computed, start)
@@ -130,7 +129,7 @@ ROOM = 1.25
 
 
 def draw_side_by_side(rows: Sequence[dict[str, Any]], title: str) -> Figure:
-    """Draw one bar per schedule in each of two panels, with its number; `rows` as `simulate --json` lists them."""
+    """Draw two panels with one numbered bar per schedule; `rows` are those of `simulate --json`."""
     figure = new_figure(11, 1.5 + 0.5 * len(rows), title)
     steps, times = figure.subplots(1, 2, sharey=True)
     places = range(len(rows))

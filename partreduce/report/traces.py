@@ -1,4 +1,4 @@
-"""Read a run's traces: seconds per step, waiting, bytes across nodes, consensus distance, logged losses."""
+"""Read the traces of a run: seconds per step, waiting, bytes across nodes, consensus distance, logged losses."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ outside."""
 class Run:
     """The measurements of one run, per step; `words` describe the schedule.
 
-    `step_seconds` are those of the fastest worker, evaluations left out. `operation_seconds` (time in group operations)
+    `step_seconds` are those of the fastest worker, without evaluations. `operation_seconds` (time in group operations)
     and `waiting_seconds` (the part of it spent waiting for the last member) are means over the workers. `nic_bytes`
-    counts bytes out of all nodes, each group as a ring. `distances` and `losses` are (seconds of training, mean over
-    the workers).
+    counts bytes out of all nodes, each group as a ring. `distances` and `losses` are pairs (seconds of training, mean
+    over the workers).
     """
 
     folder: Path
@@ -44,7 +44,7 @@ class Run:
 
     @property
     def consensus_distance(self) -> float | None:
-        """Return the mean of the recorded distances, one per `mean_model()`."""
+        """Return the mean of the consensus distances, recorded at each `mean_model()`; None without any."""
         return float(np.mean([value for _, value in self.distances])) if self.distances else None
 
     @property
@@ -55,12 +55,12 @@ class Run:
         return [(seconds, mean) for (seconds, _), mean in zip(self.losses, means, strict=True)]
 
     def seconds_to(self, loss: float) -> float | None:
-        """Return when the logged losses reached `loss`; None if never."""
+        """Return the seconds of training at which the smoothed losses reached `loss`; None if never."""
         return next((seconds for seconds, value in self.smooth_losses if value <= loss), None)
 
 
 def events_of(folder: Path) -> tuple[list[Event], dict[str, Any]]:
-    """Return all events of a folder's traces by start time, in seconds, and the run's data of the first trace.
+    """Return all events of a folder's traces, by start time in seconds, and the run's data of the first trace.
 
     Raises:
         FileError: the folder has no trace, or a trace of another program.
@@ -93,14 +93,14 @@ def _event(event: Event) -> Event:
 
 
 def operations(folder: Path) -> list[Event]:
-    """Return every traced group operation: kind, members, bytes, rank, start and end in seconds from 0."""
+    """Return every traced group operation: kind, members, bytes, rank, start and end in seconds since the first."""
     found = [event for event in events_of(folder)[0] if event["is_operation"]]
     first = min((event["start"] for event in found), default=0.0)
     return [event | {"start": event["start"] - first, "end": event["end"] - first} for event in found]
 
 
 def bytes_across(event: Event, node_of: list[int]) -> float:
-    """Return one operation's bytes out of its nodes as a ring of its members, counted once, at its lowest rank."""
+    """Return one operation's bytes between nodes, around a ring; 0 except in the event of its lowest rank."""
     members = event["members"]
     nodes = {node_of[rank] for rank in members}
     if len(nodes) < 2 or event["rank"] != members[0]:
@@ -109,7 +109,7 @@ def bytes_across(event: Event, node_of: list[int]) -> float:
 
 
 def is_training(event: Event) -> bool:
-    """Return whether an operation belongs to a step."""
+    """Return whether an operation belongs to a training step, and not to an evaluation."""
     return event["is_operation"] and event["kind"] not in OUTSIDE_TRAINING and not event["kind"].endswith("()")
 
 
@@ -166,7 +166,7 @@ def _meeting(event: Event) -> tuple[Any, ...]:
 
 
 def verdict(base: list[Run], others: list[Run], loss: float | None) -> str:
-    """Return the ratio of times of one schedule's runs to those of another, as a range over all pairs."""
+    """Return a sentence: the range of time ratios of one schedule's runs to another's, and which is faster."""
     name, of = others[0].schedule, base[0].schedule
     ratios = [run.step_seconds / one.step_seconds for run in others for one in base]
     said = [f"{name} takes {_span(ratios)} of {of}'s seconds a step"]

@@ -42,10 +42,10 @@ from partreduce.verify.rounds import SAME_START, has_codec
 
 @dataclass(frozen=True, slots=True)
 class SecondEigenvalue:
-    """λ₂ of E[WᵀW], as the larger root of λ² − trace·λ + determinant: exact, rational or not.
+    """λ₂ of E[WᵀW] as the larger root of λ² − trace·λ + determinant, exact whether rational or not.
 
-    For one operation (random, global division) the determinant is 0 and λ₂ = trace; for inter/intra it belongs to the
-    inter phase followed by the intra phase, for node-then-all to a cycle. `how` names the operation.
+    For one operation (random, global division) the determinant is 0 and λ₂ = trace; for inter/intra W is the inter
+    phase followed by the intra phase, for node-then-all a cycle. `how` names the operation.
     """
 
     trace: Fraction
@@ -54,7 +54,7 @@ class SecondEigenvalue:
 
     @property
     def is_below_one(self) -> bool:
-        """Return whether both roots are below 1: the polynomial is positive at 1, which lies right of its vertex."""
+        """Return whether both eigenvalues are below 1: the polynomial is positive at 1, to the right of its vertex."""
         return 1 - self.trace + self.determinant > 0 and self.trace < 2
 
     def __float__(self) -> float:
@@ -68,7 +68,7 @@ UNPREDICTED = (
 
 
 class Theorem(NamedTuple):
-    """λ₂ with its operation, the reasons why the schedule is not covered, and further assumptions of the theorem."""
+    """AD-PSGD's theorem for one schedule: λ₂, the reasons `against` its use here, and its further assumptions."""
 
     second_eigenvalue: SecondEigenvalue
     against: tuple[str, ...] = ()
@@ -81,7 +81,9 @@ class Theorem(NamedTuple):
 
 
 def theorem_of(strategy: DynamicGroups, cluster: Cluster) -> Theorem:
-    """Return the theorem of the division, and the objections in this schedule. O(number of nodes).
+    """Return AD-PSGD's theorem for the schedule's division, with the conditions that this schedule violates.
+
+    O(number of nodes).
 
     Raises:
         ScheduleError: inter/intra groups on a cluster whose nodes differ in size.
@@ -106,7 +108,7 @@ MANY = 10**6
 
 
 def groups_of_a_worker(strategy: DynamicGroups, cluster: Cluster) -> int:
-    """Count the distinct groups into which one worker can be drawn while all take part, exactly up to `MANY`.
+    """Count the distinct groups that may contain a given worker while all take part; exact up to `MANY`.
 
     `random`: any `group_size` − 1 partners. `node-then-all`: any subset of its node, and all workers. Divisions form
     groups of any idle workers, for which nothing is proved.
@@ -162,12 +164,12 @@ THEOREMS: dict[GroupSplit, Callable[[DynamicGroups, Cluster], Theorem]] = {
 
 
 def any_requester(num_workers: int, size: int) -> Fraction:
-    """Return λ with E‖Wx‖² ≤ λ‖x‖² off the mean for a *given* worker i and `size` − 1 uniformly random others.
+    """Return the least λ with E‖Wx‖² ≤ λ‖x‖² for mean-free x, for a *given* worker i and `size` − 1 random others.
 
-    ‖x‖² − ‖Wx‖² is 1/g times the sum of (x_j − x_k)² over the pairs in the group. A pair with i is in the group with
-    probability a = (g−1)/(n−1), another pair with b = a·(g−2)/(n−2). Off the mean the pairs sum to n‖x‖², the pairs
-    with i to n·x_i² + ‖x‖². So the expectation is at least (b·n + a − b)‖x‖²/g, with equality at x_i = 0, which n ≥ 3
-    allows.
+    The partners are uniformly random. ‖x‖² − ‖Wx‖² is 1/g times the sum of (x_j − x_k)² over the pairs in the group (g
+    = `size`, n = `num_workers`). A pair with i is in the group with probability a = (g−1)/(n−1), another pair with b =
+    a·(g−2)/(n−2). For mean-free x all pairs sum to n‖x‖², the pairs with i to n·x_i² + ‖x‖². So the expectation is at
+    least (b·n + a − b)‖x‖²/g, with equality at x_i = 0, which n ≥ 3 allows.
     """
     n, g = num_workers, size
     if n == 2:
@@ -265,7 +267,6 @@ def _of_pairs(schedule: Schedule, _: Numbers) -> Numbers:
 
 
 def _prove_connected(facts: ScheduleFacts) -> Claim:
-    """Prove that the graph is connected, which consensus needs."""
     import networkx as nx
 
     n = facts.schedule.num_workers

@@ -39,14 +39,14 @@ STANDS_FOR = {"unit-sums": "doubly-stochastic"}
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One statement about a schedule.
+    """One statement about a schedule, with its status and evidence.
 
-    `witness` is evidence that a reader can confirm by hand (a conflict, a closed set of workers, a cycle, a bound), as
-    JSON-able data; `explanation` is the reason for the status in words. `entry` is the part of the certificate that the
-    checker reads, if the status is proved; `numbers` are those of a fact or of a claim that follows from the rules,
-    which the checker recomputes. `is_property`: the claim is an optional capability, so its refutation does not change
-    the verdict. `assumes`: assumptions about the running program, in words. `before_failure`: it may be false after a
-    failure. `summary`: a refutation in a few words.
+    `explanation` is the reason for the status in words. `witness` is evidence that a reader can confirm by hand (a
+    conflict, a closed set of workers, a cycle, a bound), as JSON-able data. `entry` is the part of the certificate that
+    the checker reads, if the status is proved; `numbers` are the values of a fact or of a claim that follows from the
+    rules, which the checker recomputes. `is_property`: the claim is an optional capability, so its refutation does not
+    change the verdict. `assumes`: assumptions about the running program, in words. `before_failure`: the claim may be
+    false after a failure. `summary`: a refutation in a few words.
     """
 
     claim: str
@@ -62,22 +62,22 @@ class Claim:
 
     @property
     def holds(self) -> bool:
-        """Return whether it is known to hold: proved, a fact, or following from the rules that its program obeys."""
+        """Return whether the claim is known to hold: proved, a fact, or following from the rules of the protocol."""
         return self.status in (Status.PROVED, Status.FACT, Status.FOLLOWS)
 
     @property
     def speaks_against(self) -> bool:
-        """Return whether it is refuted and not only a property."""
+        """Return whether the claim is refuted and is not an optional property."""
         return self.status is Status.REFUTED and not self.is_property
 
     @property
     def words(self) -> str:
-        """Return the explanation, with its limits regarding failures and the program."""
+        """Return the explanation, followed by its limits: until a failure, and assumptions about the program."""
         until = "This is so before a failure." if self.before_failure else ""
         return " ".join(filter(None, (self.explanation, until, self.assumes and f"Assumed: {self.assumes}.")))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form that `partreduce verify --json` prints."""
+        """Return the claim as in the output of `partreduce verify --json`."""
         details = {
             "property": self.is_property,
             "before_failure": self.before_failure,
@@ -102,10 +102,11 @@ class Proof:
 
     @property
     def verdict(self) -> Status:
-        """Return `refuted` if a claim other than a property is; `not proved` unless all essential claims hold.
+        """Return the status of the whole schedule.
 
-        Otherwise `proved`, or `follows from the rules` if no claim is proved. Other claims (rates, bounds) that are
-        "not proved" are only listed, and so are properties with any status.
+        It is `refuted` if a claim other than an optional property is refuted, and `not proved` unless all essential
+        claims hold; otherwise `proved`, or `follows from the rules` if no claim is proved. Other claims (rates, bounds)
+        that are not proved, and properties, do not change the verdict.
         """
         if any(claim.speaks_against for claim in self.claims):
             return Status.REFUTED
@@ -120,9 +121,9 @@ class Proof:
 
     @property
     def can_part(self) -> list[list[int]]:
-        """Return sets of workers that may never receive from one another, or one that may receive from no other.
+        """Return sets of workers that never receive a value from the others; empty unless consensus is refuted.
 
-        Empty if consensus is not refuted, and for a rule, whose witness names local ranks for any number of nodes.
+        Also empty for a rule, whose witness has local ranks.
         """
         against = self._against_consensus
         witness: Mapping[str, Any] = {} if against is None else against.witness or {}
@@ -141,23 +142,22 @@ class Proof:
 
     @property
     def _against_consensus(self) -> Claim | None:
-        """Return the claim that refutes consensus, if there is one."""
         against = (one for one in self.claims if one.claim in AGREEMENT and one.status is Status.REFUTED)
         return next((one for one in against if one.witness is not None), None)
 
     def without_consensus(self) -> Proof:
-        """Return the same proof with consensus as a property, which the verdict does not need."""
+        """Return the same proof with consensus as an optional property, so that the verdict does not depend on it."""
         claims = (replace(claim, is_property=True) if claim.claim in AGREEMENT else claim for claim in self.claims)
         return replace(self, claims=tuple(claims), essential=self.essential - AGREEMENT)
 
     @property
     def absent(self) -> frozenset[str]:
-        """Return the essential claims that were not examined."""
+        """Return the names of the essential claims that were not examined."""
         return self._without(self.claims)
 
     @property
     def open(self) -> frozenset[str]:
-        """Return the essential claims that are not known to hold."""
+        """Return the names of the essential claims that are not known to hold."""
         return self._without(claim for claim in self.claims if claim.holds)
 
     def _without(self, claims: Iterable[Claim]) -> frozenset[str]:
@@ -174,7 +174,7 @@ class Proof:
         return any(claim.claim == name for claim in self.claims)
 
     def to_json(self) -> dict[str, Any]:
-        """Return `{"verdict": …, "consensus": …, "can_part": […], "claims": […]}`; the command line adds metrics."""
+        """Return the keys `verdict`, `consensus`, `can_part` and `claims` as JSON-able data, without metrics."""
         return {
             "verdict": self.verdict.value,
             "consensus": GUARANTEED if self.guarantees_consensus else NOT_GUARANTEED,
@@ -183,12 +183,12 @@ class Proof:
         }
 
     def explain(self) -> str:
-        """Explain every claim in one paragraph each; first that consensus is not guaranteed, if it is not."""
+        """Return one paragraph for each claim, preceded by a warning if consensus is not guaranteed."""
         lines = [f"{claim.claim}: {claim.status.value}. {claim.words}" for claim in self.claims]
         return "\n".join(filter(None, (self.parting_words, *lines)))
 
     def require(self) -> Proof:
-        """Return the proof itself, or raise if a claim other than a property is refuted.
+        """Return the proof, or raise if a claim other than an optional property is refuted.
 
         Raises:
             RefutedError: with the first refuted claim's explanation.
@@ -220,13 +220,13 @@ def not_proved(claim: str, explanation: str) -> Claim:
 
 
 def fraction_above(value: float, bits: int = 32) -> Fraction:
-    """Return the least fraction with that many significant bits that is not below a positive float."""
+    """Return the least fraction with a numerator of at most `bits` significant bits that is ≥ a positive float."""
     unit = Fraction(2) ** (frexp(value)[1] - bits)
     return ceil(Fraction(value) / unit) * unit
 
 
 def upper(value: Fraction, digits: int = 6, *, power: int = 1) -> str:
-    """Format a bound: the least decimal of so many digits that is not below the value's root.
+    """Format an upper bound: the least decimal of `digits` digits that is not below value^(1/power).
 
     More digits are used if a bound below 1 would be printed as 1.
     """
@@ -240,7 +240,7 @@ def upper(value: Fraction, digits: int = 6, *, power: int = 1) -> str:
 
 
 def some(items: Sequence[int], limit: int = 12) -> str:
-    """Format a set of ranks: the first few, then the number of the rest."""
+    """Format ranks as a set: the first `limit` of them, then how many there are in all."""
     listed = [int(item) for item in items[:limit]]
     rest = f",… ({len(items)} in all)" if len(items) > limit else ""
     return "{" + ",".join(map(str, listed)) + rest + "}"

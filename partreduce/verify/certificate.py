@@ -14,7 +14,7 @@ VERSION = 1
 
 
 def certificate_of(read: Any, claims: Iterable[Claim]) -> dict[str, Any]:  # noqa: ANN401 - the checker's own schedule
-    """Return the witnesses of all proved claims about the schedule as the checker read it."""
+    """Return the certificate: the entries of all proved claims, with the hash of the schedule that the checker read."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -51,5 +51,5 @@ def confirm(schedule: Schedule) -> list[str]:
 
 
 def certificate_bytes(certificate: Mapping[str, Any]) -> bytes:
-    """Return the canonical text: sorted keys, no spaces, one final newline."""
+    """Return the canonical JSON text of a certificate: sorted keys, no spaces, one final newline."""
     return json.dumps(certificate, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"

@@ -51,10 +51,10 @@ SUMS_SENTENCE = (
 
 
 def prove_sums(facts: ScheduleFacts) -> Claim:
-    """Prove that every mixing matrix has unit row and column sums, and whether an entry is negative.
+    """Prove that the rows and columns of every mixing matrix sum to 1, or refute it by a column of a weighted graph.
 
-    With a negative entry the claim is `unit-sums` instead, which suffices for the mean. In weighted graphs rows sum to
-    1 because each worker keeps the rest; a column may not.
+    The claim is `doubly-stochastic`, or `unit-sums` if an entry is negative, which suffices to preserve the mean. In
+    weighted graphs rows sum to 1 because each worker keeps the remaining weight; a column may not.
     """
     for t, listed in enumerate(facts.schedule.strategy.graphs):
         for worker, surplus in sorted(listed.surplus().items()):
@@ -68,10 +68,10 @@ def prove_sums(facts: ScheduleFacts) -> Claim:
 
 
 def prove_consensus(schedule: Schedule) -> Claim:
-    """Prove consensus by spanning-tree witnesses, or refute it by a set of workers that never meets the others.
+    """Prove consensus of groups by spanning trees, or refute it by a set of workers that no group joins to the others.
 
-    Explicit: O(size · log size), one tree over all workers. Rules: one small tree per digit, for every number of nodes.
-    The trees use all groups with an effect, which contract if every factor is tame.
+    Explicit groups: O(size · log size), one tree over all workers. Rules: one small tree per digit, for every number of
+    nodes. Trees suffice if 0 ≤ relaxation < 2 in every group; otherwise a norm below 1 is needed, too.
     """
     rule = rule_view(schedule)
     found = _trees_of_classes(rule) if rule is not None else _tree(schedule.phased.steps(schedule.cluster))
@@ -82,7 +82,7 @@ def prove_consensus(schedule: Schedule) -> Claim:
 
 
 def is_tame(relaxation: Fraction) -> bool:
-    """Return whether a group of this factor lengthens no vector and keeps the length only of unchanged vectors."""
+    """Return whether 0 ≤ relaxation < 2, so that the group lengthens no vector, and shortens all that it changes."""
     return 0 <= relaxation < 2
 
 
@@ -158,10 +158,11 @@ def _trees_of_classes(rule: RuleView) -> Claim:
 
 
 def tree_of_phases(phases: Sequence[Phase]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return Kruskal's tree of the edges (phase, smallest member, member) of all groups with an effect, in order.
+    """Return a spanning forest of the workers by groups with an effect, and the component of each worker.
 
-    Returns the edges, shape (num_edges, 3), and the component of every worker, shape (num_workers,). Each phase is one
-    vectorized minimum spanning forest over the components of the earlier phases. O(size · log size).
+    The edges (phase, smallest member, member), shape (num_edges, 3), are those of Kruskal's algorithm in the order of
+    the phases; components have shape (num_workers,). Each phase is one vectorized minimum spanning forest over the
+    components of the earlier phases. O(size · log size).
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components, minimum_spanning_tree
@@ -202,16 +203,16 @@ def _edges(phase: Phase) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
 
 
 def why_no_average(rounds: tuple[Round, ...]) -> str:
-    """Return why a worker's new value is no average of values that include its old one; empty if it is."""
+    """Return why some worker's new value is no convex combination with a positive weight on its old one; else ""."""
     if any(map(has_negative_entries, rounds)):
         return "a weight is negative."
     return "" if all(listed.keeps_something for listed in rounds) else "a worker keeps no weight on itself."
 
 
 def out_tree_of(schedule: Schedule, *, counts_weights: bool = True) -> Claim:
-    """Prove consensus by a tree of edges; without `counts_weights` every edge counts as positive.
+    """Prove consensus by a tree of edges from one worker to all others; the claim is not proved if there is none.
 
-    The caller states the consequence of the tree.
+    Only edges of positive weight count; without `counts_weights` all do. The caller adds what follows from the tree.
     """
     rounds = schedule.strategy.graphs
     if counts_weights and (why := why_no_average(rounds)):
@@ -227,13 +228,13 @@ def out_tree_of(schedule: Schedule, *, counts_weights: bool = True) -> Claim:
 
 
 def prove_consensus_of_graph(schedule: Schedule) -> Claim:
-    """Prove consensus of a weighted graph by a tree or a power, or refute it by sets that stay apart."""
+    """Prove consensus of a weighted graph by a tree or a power; refute it by isolated sets, or a cycle of sets."""
     text = "neither positive weights on oneself with a root, nor a power with a norm below 1, were found."
     return by_tree_or_apart(schedule) or prove_power(schedule, NAME, MAX_POWER) or not_proved(NAME, text)
 
 
 def by_tree_or_apart(schedule: Schedule) -> Claim | None:
-    """Prove consensus of a `neighbor` schedule by a tree of edges, or refute it by separate sets; else None."""
+    """Prove consensus of a `neighbor` schedule by a tree; refute it by isolated sets or a cycle of sets; else None."""
     found, rounds = out_tree_of(schedule), schedule.strategy.graphs
     if found.holds:
         return found

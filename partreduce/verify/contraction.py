@@ -65,7 +65,7 @@ def rule_view(schedule: Schedule) -> RuleView | None:
 
 
 def off_mean(schedule: Schedule, periods: int = 1) -> list[ExactMatrix] | None:
-    """Return P^periods − J on every distinct class of a rule, else on all workers; None if too many or too large."""
+    """Return P^periods − J, one matrix for each distinct class of a rule, else one; None if too many or too large."""
     rule = rule_view(schedule)
     return [product_minus_mean(schedule, periods)] if rule is None else _off_mean_of_classes(rule, periods)
 
@@ -87,7 +87,7 @@ def product_minus_mean(schedule: Schedule, periods: int = 1) -> ExactMatrix:
 
 
 def prove_contraction(schedule: Schedule) -> Claim:
-    """Prove the best c² given by a simple fraction above the true value.
+    """Prove `contraction`, ‖P − J‖₂² ≤ c², for a simple fraction c² close to the true value.
 
     steps_per_round and delay have no effect: they determine when noise is added, not how the period acts on a
     difference.
@@ -110,7 +110,7 @@ def prove_contraction(schedule: Schedule) -> Claim:
 
 
 def prove_power(schedule: Schedule, name: str, max_periods: int) -> Claim | None:
-    """Prove consensus by a power of the period with a norm below 1; None if none was found up to max_periods."""
+    """Prove consensus by ‖Pᵏ − J‖₂ < 1 for a k ≤ `max_periods`; None if no such k was found."""
     if rule_view(schedule) is None and schedule.num_workers > MAX_EXACT:
         return None
     for periods in range(1, max_periods + 1):
@@ -155,7 +155,7 @@ def _is_too_long(schedule: Schedule) -> bool:
 
 
 def common_factor(step: MixingStep) -> int:
-    """Return a number that makes the entries of a step's mixing matrix integers. O(groups or edges)."""
+    """Return an integer that makes all entries of a step's mixing matrix integers. O(groups or edges)."""
     if isinstance(step, Round):
         return lcm(*(weight.denominator for weight in step.weights))
     return lcm(*(len(group.members) * group.relaxation.denominator for group in step))
@@ -184,7 +184,7 @@ def _short(number: Fraction) -> str:
 
 
 def candidates(value: float) -> Iterable[Fraction]:
-    """Yield simple fractions next to a float that may be its exact value, then dyadic ones safely above it."""
+    """Yield fractions to try as c²: simple ones near a float, which may be exact, then dyadic ones safely above."""
     seen = set()
     for limit in (1, 16, 64, 256, 1024, 4096, 2**14, 2**17):
         guess = Fraction(value).limit_denominator(limit)
@@ -214,7 +214,7 @@ def least_square(matrices: Sequence[ExactMatrix]) -> Fraction:
 
 
 def prove_exact(schedule: Schedule) -> Claim | None:
-    """Prove that one period is exactly the mean; None if it is not (which is no fault) or not shown."""
+    """Prove `exact-consensus`, P = J; None if it is false (which is no fault) or not shown."""
     rule, n = rule_view(schedule), schedule.num_workers
     if rule is None and schedule.is_phased:
         phases = schedule.phased.steps(schedule.cluster)
@@ -272,9 +272,10 @@ def _uniform_size(phase: Phase) -> int:
 
 
 def mixed_radix_labels(phases: tuple[Phase, ...], radices: list[int]) -> npt.NDArray[np.int64] | None:
-    """Return labels in which phase l varies only digit l, None if there are none. O(len(phases) · n).
+    """Return labels of the workers, shape (n,), of which phase l varies only digit l; None if there are none.
 
     Digit l must be constant within every group of the other phases, so it is the component of their union.
+    O(len(phases) · n).
     """
     n, count = phases[0].num_workers, len(phases)
     before, after = [np.arange(n)], [np.arange(n)]

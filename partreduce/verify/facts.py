@@ -1,4 +1,4 @@
-"""State facts about schedules: the checker computes them from a file, and tables hold their sentences.
+"""Define statements about schedules: the checker computes the numbers of facts, and tables hold their sentences.
 
 A statement is a row of a table: its name, its prover, the caveats of its sentence, and the condition under which a
 schedule should not be run without it. Sentences are data: texts with placeholders for numbers, and conditional clauses.
@@ -57,18 +57,21 @@ def format_sentence(sentence: Sentence, schedule: Schedule, numbers: Numbers, va
 
 
 def always(_: Schedule, __: Numbers) -> bool:
-    """Return True, for every schedule."""
+    """Return True: the condition that holds for every schedule."""
     return True
 
 
 def never(_: Schedule, __: Numbers) -> bool:
-    """Return False, for every schedule."""
+    """Return False: the condition that holds for no schedule."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A row of a table: `prove` finds the claim, None if there is no statement; `caveats` follow a claim that holds."""
+    """A statement about schedules: `prove` returns the claim, or None if the statement does not apply.
+
+    `caveats` are added to a claim that holds; `essential` tells for which schedules the claim is necessary.
+    """
 
     name: str
     prove: Callable[[ScheduleFacts], Claim | None]
@@ -76,7 +79,7 @@ class Statement:
     essential: Condition = never
 
     def claim(self, facts: ScheduleFacts) -> Claim | None:
-        """Return the claim with its caveats, its assumptions about the program, and whether it ends with a failure."""
+        """Return the claim for one schedule, with caveats and assumptions; None if the statement does not apply."""
         found, schedule = self.prove(facts), facts.schedule
         if found is None or not found.holds:
             return found
@@ -95,7 +98,10 @@ def fact(
     without: Callable[[ScheduleFacts], str] | None = None,
     witness: Callable[[Numbers], Mapping[str, Any]] | None = None,
 ) -> Statement:
-    """Return a statement with numbers from the checker; if it states none, `without` gives the reason."""
+    """Return the statement of a fact: the checker computes its numbers, and `sentence` explains them.
+
+    If the checker computes none, `without` gives the reason; `witness` makes a claim's witness of the numbers.
+    """
 
     def prove(facts: ScheduleFacts) -> Claim | None:
         found = facts.claim(name, sentence, values, witness)
@@ -113,7 +119,7 @@ def of_protocol(
     where: Condition = always,
     witness: Callable[[Numbers], Mapping[str, Any]] | None = None,
 ) -> Statement:
-    """Return a statement, `where` the rules of a protocol have it, of a kind that the checker does not read."""
+    """Return a statement that follows from a protocol's rules if `where` holds, for kinds without checked facts."""
 
     def prove(facts: ScheduleFacts) -> Claim | None:
         if not where(facts.schedule, {}):
@@ -125,7 +131,7 @@ def of_protocol(
 
 
 class ScheduleFacts:
-    """The facts of one schedule, each computed by the checker on first use."""
+    """All facts of one schedule; the checker computes each on first use."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -133,10 +139,10 @@ class ScheduleFacts:
 
     @cached_property
     def read(self) -> Any:  # noqa: ANN401 - the checker's own schedule
-        """The schedule as the checker reads it, read on first use: kinds decided at run time have none.
+        """The schedule as the checker reads it; cached.
 
         Raises:
-            ScheduleError: the checker does not read it.
+            ScheduleError: the checker does not read this kind, such as one whose groups are chosen at run time.
         """
         try:
             with collector_paused():
@@ -155,7 +161,7 @@ class ScheduleFacts:
         return self._known[name]
 
     def numbers(self, name: str) -> Numbers:
-        """Return the numbers of a fact; empty if it is not stated or takes too long."""
+        """Return the values of a fact by name; empty if the fact does not apply or takes too long."""
         found = self._fact(name)
         return {} if found is None else found.numbers or {}
 
@@ -166,7 +172,7 @@ class ScheduleFacts:
         values: Values | None = None,
         witness: Callable[[Numbers], Mapping[str, Any]] | None = None,
     ) -> Claim | None:
-        """Return a fact with its sentence; None if there is no statement."""
+        """Return a fact as a claim explained by the sentence; None if the fact does not apply."""
         found = self._fact(name)
         if found is None:
             return None

@@ -30,13 +30,13 @@ Matrix = tuple[tuple[Length, ...], ...]
 
 
 def events_of(graph: Digraph, gap: IterationGap) -> EventGraph:
-    """Return the events at all workers, and their dependencies. O(edges)."""
+    """Return the event graph of an iteration gap, from which the bounds follow. O(edges)."""
     spare = gap.backups(graph.num_workers)
     return EventGraph(graph.edges, spare, staleness=gap.staleness, max_ig=gap.max_ig, notify_ack=gap.notify_ack)
 
 
 def distances_near(events: EventGraph, start: int, ends: AbstractSet[int]) -> dict[int, Length]:
-    """Return for each end the maximum of Step(end) − Step(start), None without a limit.
+    """Return for each end the most steps that it can be ahead of `start`, None without a limit.
 
     A distance to a neighbor depends only on nearby events, so the search settles nearest events first and stops with
     the last of the ends.
@@ -46,7 +46,7 @@ def distances_near(events: EventGraph, start: int, ends: AbstractSet[int]) -> di
 
 
 def exact_bounds(graph: Digraph, setting: IterationGap) -> Matrix:
-    """Return entry [i][j]: the largest possible Step(i) − Step(j), None if unbounded. O(n·edges·log)."""
+    """Return entry [i][j]: the largest possible Step(i) − Step(j) in steps, None if unbounded. O(n·edges·log)."""
     events, everybody = events_of(graph, setting), range(graph.num_workers)
     columns = [distances_near(events, j, {*everybody}) for j in everybody]
     return tuple(tuple(columns[j][i] for j in everybody) for i in everybody)
@@ -54,12 +54,12 @@ def exact_bounds(graph: Digraph, setting: IterationGap) -> Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Capacities:
-    """The most that may wait at one worker, and the most that it may have in flight.
+    """The largest numbers of updates and tokens that can wait at one worker, or that it can have in flight.
 
-    `updates[u]`: updates of in-neighbor u from this worker's step on, queued or in flight. `slots[u]`: places that
+    `updates[u]`: updates of in-neighbor u from this worker's step on, queued or in flight. `slots[u]`: buffers that
     their payloads need; under staleness 1, because a newer update replaces an older one. `tokens[v]`: tokens of
-    out-neighbor v, held or in flight; None if they have no bound (no path leads back from v to this worker). `sent[v]`:
-    this worker's updates that out-neighbor v may still have to reduce.
+    out-neighbor v, held or in flight; None if unbounded (no path leads back from v to this worker). `sent[v]`: this
+    worker's updates that out-neighbor v may still have to reduce.
     """
 
     updates: Mapping[int, int]

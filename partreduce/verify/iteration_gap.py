@@ -27,7 +27,7 @@ EXPLORED = (
 
 
 def gap_of(schedule: Schedule) -> IterationGap:
-    """Return the setting of a schedule that has one."""
+    """Return the iteration gap of a schedule that has one."""
     assert isinstance(schedule.strategy.sync, IterationGap), "as its protocol says"
     return schedule.strategy.sync
 
@@ -186,7 +186,10 @@ def _prove_consensus(facts: ScheduleFacts) -> Claim | None:
 
 
 def halves(sources: Sequence[Sequence[int]], spare: Sequence[int]) -> tuple[set[int], set[int]] | None:
-    """Return two disjoint self-sufficient sets by a quick search: a worker with those near it, and the rest."""
+    """Return two disjoint sets that need no update from other workers, by a quick search; None if none is found.
+
+    The search tries each worker with those near it, and the rest. `spare` holds each worker's number of backup workers.
+    """
     n = len(sources)
     targets: list[list[int]] = [[] for _ in sources]
     for v, listed in enumerate(sources):

@@ -111,12 +111,12 @@ def prove_membership(schedule: Schedule) -> Claim | None:
 
 
 def asks_everyone(rule: RuleView) -> bool:
-    """Return whether the groups of a period have so few members that every worker is evaluated."""
+    """Return whether all groups of a period together are small enough to evaluate `group_of` for every worker."""
     return answers_of(rule) <= EVALUATED
 
 
 def answers_of(rule: RuleView) -> int:
-    """Count the members in the groups of all workers in all phases of a period; a worker that skips counts as 1."""
+    """Return the total number of members in the groups of all workers in all phases; a skip counts as 1."""
     total = 0
     for phase in rule.phases:
         inside = 0
@@ -203,7 +203,7 @@ MAX_EVALUATIONS = 20_000_000
 
 
 def expand(function: PhaseFunction, cluster: Cluster, period: int) -> list[Phase] | Claim:
-    """Return the phases of a function over a period, or the refuted claim: members differ, or the period is wrong.
+    """Return the phases of a user's function over a period, or the refuted claim: members differ, or no such period.
 
     The function is called for every member, and in a second period, which must repeat the first.
 
@@ -228,7 +228,7 @@ def expand(function: PhaseFunction, cluster: Cluster, period: int) -> list[Phase
 
 
 def ask(function: PhaseFunction, worker: int, step: int, cluster: Cluster) -> Group | None:
-    """Return the function's result as a Group of ascending members; raise InputError if it fails or exits."""
+    """Return a worker's group in a step by the user's function, None if it skips; an InputError if it is no group."""
     place = f"group_of(worker={worker}, step={step})"
     try:
         answer = function(worker, step, cluster)

@@ -1,7 +1,7 @@
-"""Prove claims about the payload: memory, bytes, codec errors, and separately placed tables.
+"""Prove claims about the payload: memory, bytes, codec errors, and separately exchanged tables.
 
-The theorems and the numbers are the checker's (`verify/checker/`). This module tests that the runtime's function for
-the owner of a row agrees: for all rows, or for random rows of large tables.
+The theorems and the numbers are the checker's (`verify/checker/`). This module checks that the runtime's function for
+the owner of a row agrees with the schedule: for all rows, or for random rows of large tables.
 """
 
 from __future__ import annotations
@@ -150,15 +150,15 @@ SENT_BYTES = fact(
 
 
 def in_bytes(numbers: Mapping[str, Any], model_bytes: int) -> dict[str, int]:
-    """Return the numbers of `sent-bytes` in bytes, rounded up, for a model of this size with equal fragments."""
+    """Return the numbers of the fact `sent-bytes` in bytes, rounded up, for a model with equal fragments."""
     return {name: ceil(Fraction(numbers[name]) * model_bytes / numbers["parts"]) for name in SENT}
 
 
 def as_tables_only(schedule: Schedule) -> Schedule:
-    """Return the schedule of its tables alone, which are exchanged in every step with any strategy.
+    """Return a schedule with only the tables, whose exchange in every step is independent of the strategy.
 
-    Tables of servers are read as All-Reduce's, without the outer steps and fragments of other parameters, which
-    All-Reduce may not have.
+    Its strategy is All-Reduce, without the outer steps and fragments of other parameters, which All-Reduce may not
+    have.
     """
     return replace(schedule, strategy=AllReduce(payload=replace(schedule.routes, outer=PLAIN, fragments=1)))
 

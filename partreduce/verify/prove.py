@@ -111,7 +111,7 @@ OF_FAILURE_PLAN = (
 
 
 def statements_of(schedule: Schedule) -> tuple[Statement, ...]:
-    """Return the statements on the strategy's averages; those on tables and failure plans are added separately.
+    """Return the statements that apply to a kind of strategy; those on tables and failure plans are added separately.
 
     Raises:
         ScheduleError: there are no statements for this kind.
@@ -165,7 +165,7 @@ def prove(schedule: Schedule) -> Proof:
 
 @dataclass(frozen=True, slots=True)
 class FunctionProof:
-    """The proof of a function's expansion, the schedule to export (None if members disagree), and the scope."""
+    """The proof of a user's function, its schedule (None if members disagree), and the proved workers and steps."""
 
     proof: Proof
     schedule: Schedule | None

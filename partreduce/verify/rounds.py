@@ -23,12 +23,12 @@ EXPLORED = " That the protocol's code follows this was explored for small config
 
 
 def delays_gradients(schedule: Schedule, _: Numbers) -> bool:
-    """Return whether gradients are late, in fixed rounds."""
+    """Return whether the gradients of fixed rounds are applied late."""
     return schedule.strategy.sync.delays_gradients and schedule.is_mixing
 
 
 def has_codec(schedule: Schedule, _: Numbers) -> bool:
-    """Return whether the payload is rounded."""
+    """Return whether a codec rounds the payload."""
     return schedule.strategy.transport.codec is not Codec.NONE
 
 

@@ -60,7 +60,7 @@ FLOATS = 1e-9
 
 
 def prove_consensus_distance(schedule: Schedule) -> Claim:
-    """Prove a bound slightly above the metric `consensus_distance`."""
+    """Prove an upper bound on the steady-state consensus distance, slightly above the metric `consensus_distance`."""
     motion = motion_of(schedule)
     if isinstance(motion, str):
         return not_proved(NAME, motion)
@@ -119,7 +119,7 @@ def _shrinks(motion: Sectors, rounded: Stack, bits: int) -> bool:
 
 
 def motion_of(schedule: Schedule) -> Sectors | str:
-    """Return the schedule as one batch, of all workers or of a rule's classes, or why the claim is impossible."""
+    """Return one period as linear maps with noise, on workers or a rule's classes, or why the check is impossible."""
     rule = rule_view(schedule)
     worker_steps = None if rule is None else steps_of_ranks(schedule, rule)
     found = _by_workers(schedule) if rule is None or worker_steps is None else _by_classes(schedule, rule, worker_steps)
@@ -163,7 +163,7 @@ def _by_classes(schedule: Schedule, rule: RuleView, worker_steps: tuple[int, ...
 
 
 def prove_outer_consensus(schedule: Schedule) -> Claim:
-    """Prove or refute that workers with separate outer parameters reach agreement where gradients are zero."""
+    """Prove or refute that workers with separate outer parameters reach consensus if gradients are zero."""
     agrees = prove_consensus(schedule.meetings)
     if not agrees.holds:  # a worker that never meets the others keeps its outer parameters
         return replace(agrees, claim=OUTER)

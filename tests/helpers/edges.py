@@ -430,7 +430,7 @@ EDGES = [
     aside(TREES, "a phase is not negative", meets(1), trees([[0, 0, 1], [1, 1, 2]]), trees([[-1, 1, 2], [0, 0, 1]]),
         "a later [phase, worker, worker]"),
     aside(TREES, "three integers", meets(1), trees([[0, 0, 1], [1, 1, 2]]), trees([[0, 0, 1], [1, 1, 2, 2]]),
-        "trees[0][1]: must hold 3 to 3 items"),
+        "trees[0][1]: must hold 3 items"),
     aside(TREES, "a rule has a tree for each digit", NODES, trees([[1, 0, 1]], [[0, -1, 0], [1, 0, 1]]),
         trees([[1, 0, 1]]), 'is "trees"; expected 2 trees'),
     aside(TREES, "along a digit groups inside nodes tie nothing to 0", NODES,

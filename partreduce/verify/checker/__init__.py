@@ -2,26 +2,25 @@
 
     python -I verify/checker certificate.json schedule.json
 
-It needs this folder, which may be copied and renamed, and Python 3.11; it imports nothing of the prover, which takes
-the numbers of facts and the classes of failures from it, and computes with integers and fractions only. Read it in this
-order; every theorem stands above the lines that rest on it. All suppose that groups are disjoint, which is seen first.
-Every check computes groups, matrices and their classes from the schedule itself: what an entry holds besides, a
-witness, may come from anywhere.
+It needs only this folder, which may be copied and renamed, and Python 3.11. It computes with integers and fractions
+only and imports nothing of the prover; the prover gets the numbers of facts and the classes of failures from it. Read
+it in this order; every theorem stands above the lines that depend on it. All theorems suppose that groups are disjoint,
+which is checked first. Every check computes groups, matrices and their classes from the schedule itself; the witness in
+an entry may come from anywhere.
 
-1. What is asked. `refusal.py`: the two ways to say no, and the budget of work. `strict_json.py`: reading files
-   strictly. `schema.py`: the form of both files. `schedule.py`: what a schedule says, its hash, and what proofs suppose
-   of its members together. `claims.py`: every claim and fact by its name. `program.py`: the command line.
-2. Averages as matrices. `groups.py`: groups are disjoint, workers find their own, rows and columns sum to 1.
-   `period.py`: a period as a matrix, and why a rule of any size is a few small ones. `linear_algebra.py`: a matrix is
-   positive semidefinite. `consensus.py`: all come to one value, by what factor, and when to the mean exactly.
-   `consensus_distance.py`: how far apart steps keep workers. `outer_steps.py`: outer parameters of each worker's own.
-3. Failures. `survives.py`: which failures are equivalent, what survivors run, by what factor they come to agree, and
-   how far a failure moves the mean.
-4. Who waits for whom. `rounds.py`: after how many rounds all workers have met, no worker waits for ever, how old
-   averages are, and what is equal. `events.py`: workers that keep a gap. `gaps.py`: how far apart they are.
-   `quorum.py`: rounds that start when enough workers have come.
-5. What is sent. `traffic.py`: arrays and bytes. `codec_error.py`: what rounding takes. `tables.py`: rows that go their
-   own way, and who owns them.
+1. Files. `refusal.py`: the exceptions, and the budget of work. `strict_json.py`: reading files strictly. `schema.py`:
+   the form of both files. `schedule.py`: a schedule, its hash, and the premises of the proofs about its members.
+   `claims.py`: every claim and fact by its name. `program.py`: the command line.
+2. Averages as matrices. `groups.py`: groups are disjoint, workers find their groups, rows and columns sum to 1.
+   `period.py`: a period as a matrix, and as a few small ones for a rule of any size. `linear_algebra.py`: a matrix is
+   positive semidefinite. `consensus.py`: consensus, its rate, and exact consensus. `consensus_distance.py`: its
+   bound in the steady state. `outer_steps.py`: separate outer parameters of workers.
+3. Failures. `survives.py`: equivalent failures, the survivors' schedule and its rate of consensus, and how far a
+   failure moves the mean.
+4. Waiting. `rounds.py`: the rounds until all workers have met, deadlocks, the age of averages, and equal replicas.
+   `events.py`: the event graph of iteration gaps. `gaps.py`: their bounds. `quorum.py`: rounds that a quorum starts.
+5. Traffic. `traffic.py`: arrays and bytes. `codec_error.py`: rounding errors. `tables.py`: separately exchanged tables
+   and the owners of their rows.
 
 From Python: `check(certificate, read_schedule(document))` yields the claims that hold, and raises Refusal at the first
 entry that does not; `facts(read_schedule(document))` yields the rest.

@@ -1,9 +1,9 @@
-"""All statements about a schedule: claims, with the check that decides an entry, and facts, with their function.
+"""All statements about a schedule: claims with the check of their certificate entries, and facts with their functions.
 
-A certificate holds witnesses: what takes longer to find than to confirm. What follows from the schedule alone stands in
-none: a function states it, with its proof above it or at the top of its file, and answers None where there is nothing
-to state. What holds of every program that obeys a protocol's rules, and of none that does not, is no fact about the
-file but an assumption about what runs: it is stated as following from the rules.
+A certificate holds witnesses: data that takes longer to find than to confirm. What follows from the schedule alone is a
+fact and needs none: a function computes its numbers, with the proof in its docstring or at the top of its file, and
+returns None where there is no statement. A statement that holds for every program that obeys a protocol's rules is no
+fact about the file but depends on the running program: it is marked as following from the rules.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MATRICES: frozenset[Mode] = frozenset({"rounds", "gap"})
 
 
 class Claim(NamedTuple):
-    """The check of one kind of claim, the schemas of its entry's members, and of what it can be claimed at all."""
+    """One kind of claim: the check of its entry, the schemas of the entry's members, and the modes that it is for."""
 
     check: Callable[[Schedule, dict[str, Any], str], None]
     members: dict[str, Schema]
@@ -118,20 +118,20 @@ That survivors reach consensus is `survives`: of the claim `consensus` it does n
 def check(certificate: object, schedule: Schedule) -> Iterator[str]:
     """Confirm a certificate claim by claim.
 
-    A claim that is yielded is proved of the averages that the schedule describes, from the file alone; ASSUMED has what
-    else it supposes. The certificate names the schedule's own hash, and no claim stands twice. Groups are seen to be
-    disjoint first: without that there is no mixing matrix to speak about.
+    A claim that is yielded is proved for the averages that the schedule describes, from the file alone; ASSUMED lists
+    its further assumptions. The certificate must name the schedule's hash, and each claim at most once. The groups are
+    first checked to be disjoint, since otherwise there is no mixing matrix.
 
     Args:
-        certificate: the parsed JSON, of the form that `partreduce verify` writes.
-        schedule: what `read_schedule` gives.
+        certificate: the parsed JSON, in the form that `partreduce verify` writes.
+        schedule: the result of `read_schedule`.
 
     Yields:
-        The name of each claim, without its method, once it is seen to hold.
+        The name of each claim, without its method, once it is confirmed.
 
     Raises:
-        Refusal: status 65 if the certificate has another form, or a check would take too long; 1 if it is of another
-            schedule, if two groups of a phase share a worker, or at the first entry that does not hold.
+        Refusal: status 65 if the certificate has another form, or a check would take too long; 1 if it belongs to
+            another schedule, if two groups of a phase share a worker, or at the first entry that does not hold.
     """
     hold([certificate], CERTIFICATE, "certificate")
     document: Any = certificate
@@ -161,12 +161,13 @@ MAX_WORK = 10**9
 
 
 class Fact(NamedTuple):
-    """What is stated of a schedule without a certificate.
+    """A statement about a schedule that needs no certificate.
 
     Attributes:
-        name: what is stated; the file that FACTS names has the theorem.
-        numbers: by their names, exact: integers, or fractions as text; None where computing them would take too long.
-        follows: whether it holds of every program that obeys the protocol's rules, and not by the file alone.
+        name: the name of the statement; FACTS names the file with its theorem.
+        numbers: exact values by name, as integers or as fractions in text; None if computing them would take too long.
+        follows: True if it holds for every program that obeys the protocol's rules, False if it follows from the file
+            alone.
     """
 
     name: str
@@ -218,7 +219,7 @@ OF_THE_FILE = SUMS.keys() | ASSUMED.keys() | {"mean-moved"}
 
 
 def fact(schedule: Schedule, name: str, limit: int | None = None) -> Fact | None:
-    """One fact of a schedule whose groups are disjoint, for so much work; None where there is nothing to state."""
+    """Return one fact of a schedule with disjoint groups, within `limit` units of work; None without a statement."""
     stated = FACTS[schedule.mode].get(name)
     if stated is None:
         return None
@@ -231,13 +232,13 @@ def fact(schedule: Schedule, name: str, limit: int | None = None) -> Fact | None
 
 
 def facts(schedule: Schedule) -> Iterator[Fact]:
-    """State everything that can be stated of a schedule without a certificate.
+    """Yield every fact of a schedule.
 
     Args:
-        schedule: what `read_schedule` gives.
+        schedule: the result of `read_schedule`.
 
     Yields:
-        One fact after the other, in the order of FACTS.
+        The facts, in the order of FACTS.
 
     Raises:
         Refusal: status 1 if two groups of a phase share a worker.

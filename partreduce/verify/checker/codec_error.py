@@ -1,4 +1,4 @@
-"""Fact `codec-error`: how far what all members of a group take may be from the exact mean of what they gave.
+"""Fact `codec-error`: a bound on the error of a group's coded average, compared with the exact mean of its inputs.
 
 *Statement.* Let x_i be what member i of a group gives: a gradient, or of parameters their difference to the reference
 that all share; with error feedback also what earlier roundings left over. Let A be the mean over the members of |x_i|
@@ -73,7 +73,7 @@ ROUNDING = {
 
 
 def codec_error(schedule: Schedule, _: Work) -> Numbers | None:
-    """`relative`, `absolute`, `roundings`."""
+    """Fact `codec-error`: return `relative` and `absolute`, the bounds, and `roundings`, the most of one number."""
     if schedule.transport["codec"] == "none":
         return None
     sums = [coded_sum(schedule.transport, *shape) for shape in set(_shapes(schedule))]
@@ -82,24 +82,24 @@ def codec_error(schedule: Schedule, _: Work) -> Numbers | None:
 
 
 class FollowedSum:
-    """p and q of E on the way of a sum, and how often the codec rounds."""
+    """The error bound E = p·A + q of a sum after some of its stages, and the codec's number of roundings so far."""
 
     def __init__(self) -> None:
         self.relative = self.absolute = Fraction(0)
         self.roundings = 0
 
     def round(self, count: int, relative: Fraction, absolute: Fraction) -> None:
-        """Each of `count` terms is rounded."""
+        """Update the bound for one rounding of each of `count` terms, with the codec's errors e and t."""
         self.relative += relative * (1 + self.relative)
         self.absolute += relative * self.absolute + count * absolute
 
     def add(self, count: int, relative: Fraction) -> None:
-        """Terms are added, `count` at a time."""
+        """Update the bound for an addition of `count` terms, in a format with the relative error u."""
         self.round(0, (count - 1) * relative, Fraction(0))
 
 
 def rounded_up(*sums: FollowedSum) -> tuple[str, str]:
-    """The largest p as a multiple of 2⁻³² and the largest q as a power of 2, no smaller, as texts."""
+    """Return, as texts, the largest p rounded up to a multiple of 2⁻³² and the largest q rounded up to a power of 2."""
     relative = Fraction(ceil(max(one.relative for one in sums) * 2**32), 2**32)
     largest = max(one.absolute for one in sums)
     absolute = next(power for power in (Fraction(2) ** j for j in count(-160)) if power >= largest)
@@ -107,7 +107,7 @@ def rounded_up(*sums: FollowedSum) -> tuple[str, str]:
 
 
 def coded_sum(transport: Mapping[str, Any], inside: int, nodes: int) -> FollowedSum:
-    """The stages of a group of `inside` members on each of `nodes` nodes; 1 inside where it goes as a ring."""
+    """Return the bound after all stages of a group of `inside` members on each of `nodes` nodes; 1 for a ring."""
     codec, size = transport["codec"], inside * nodes
     relative, absolute = ROUNDING[codec]
     result = FollowedSum()

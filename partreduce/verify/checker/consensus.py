@@ -1,12 +1,12 @@
-"""Claims `consensus`, `contraction` and `exact-consensus`: what period after period of averaging does to differences.
+"""Claims `consensus`, `contraction` and `exact-consensus`: how periods of averaging reduce the workers' differences.
 
-P is the matrix of a period (`period.py`); steps, and outer steps from shared outer parameters, are no part of it. Such
-an outer step adds the same to all workers: with it differences shrink as here, and the common value is another.
+P is the matrix of a period (`period.py`), without steps, and without outer steps from shared outer parameters. Such an
+outer step adds the same value to all workers: differences shrink in the same way, and the common value is another one.
 
 Claim `consensus`: averaging alone, repeated, brings all workers to one common value. It is the mean where
 `doubly-stochastic` or `unit-sums` holds as well. Connection is not enough: a cyclic shift is connected and doubly
-stochastic, and never converges. There are three ways to prove it (and a fact, `gaps.py`, where workers do without some
-of their in-neighbors).
+stochastic, and never converges. There are three methods of proof (and a fact, `gaps.py`, where reduces leave out some
+in-neighbors).
 
 **Method `trees`, for groups.** Let 0 ≤ t < 2 in every group. *Theorem:* if a spanning tree of the workers can be made
 of pairs that some group with 0 < t < 2 holds, then P contracts everything off the mean. A group replaces d = x − mean
@@ -16,8 +16,8 @@ those groups, one after the other, hence along the tree, hence everywhere: off t
 dimensions "every vector gets strictly shorter" is a factor below 1. A pair with t = 2 swaps its values, which breaks
 the argument.
 
-For rules the same is asked on the classes of characters (`period.py`). On the class of the empty set a tree joins all
-local ranks. On another class a block acts as the mean, or, where it reaches across a digit of the class, as 0: that
+For rules the same condition is on the classes of characters (`period.py`). On the class of the empty set a tree joins
+all local ranks. On another class a block acts as the mean, or, where it reaches across a digit of the class, as 0: that
 ties its local ranks to one more vertex, the value 0, and a tree joins all local ranks *and* 0. A tree for every single
 digit is enough: on a class of more digits more blocks act as 0, and a witness "these two are equal" becomes "both are
 0".
@@ -30,7 +30,7 @@ least one more edge of the tree. Such a power shrinks max − min by a factor be
 *Under staleness* (`sync.iteration_gap`) the updates that a reduce averages are of different steps. *Theorem:* the same
 tree suffices. A reduce of step k needs of every in-neighbor an update of step k − s or later. The newest that it holds
 has been averaged, in this reduce or in an earlier one since it came, with a positive weight; it is at most s steps
-older, and newer by no more than the gap; so in every stretch of as many steps as staleness, gap and longest skip are
+older, and newer by no more than the gap. So in every stretch of as many steps as staleness, gap and longest skip are
 together each edge of the tree is followed at least once, with a delay bounded likewise. That gap is finite, since the
 reader refuses a graph with an edge over which it is not. The weights are one of finitely many: those of the file and
 what is left of them, 1/(number taken + 1), or quotients of ages, which gap and staleness bound. Write the values of the
@@ -43,8 +43,8 @@ mean, but one common value.
 P sum to 1, so with Q = I − J for what is off the mean Q·Pᵏ·x = Q·Pᵏ·Q·x = Q·M·Q·x, because Q·J = 0: k periods shrink
 ‖Q·x‖ by the factor ‖M‖₂ or more.
 
-Claim `contraction`: ‖P − J‖₂ ≤ c; c² is a fraction. steps_per_round, prologue and delay do not enter: they say when new
-gradients arrive, and this claim says what a period of averaging does to a difference that is there.
+Claim `contraction`: ‖P − J‖₂ ≤ c; c² is a fraction. steps_per_round, prologue and delay do not matter: they determine
+when new gradients arrive, and this claim bounds what a period of averaging leaves of an existing difference.
 
 **Method `pivots`.** For rules M = P − J is split by classes of characters, which are orthogonal and all listed, so the
 largest norm on a class is the norm, for every number of nodes with this number of digits. **Method `factor`, for
@@ -83,7 +83,7 @@ MAX_ROWS = 1024
 
 
 def check_by_trees(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Claim `consensus`: one tree of explicit groups; of rules one for the empty set of digits, and one a digit."""
+    """Check claim `consensus` by spanning trees: one for explicit groups; for rules one, and one for each digit."""
     confirm(
         schedule.form != "graph" and lengthens_nothing(schedule), place, "trees", "0 <= relaxation < 2 in every group"
     )
@@ -95,7 +95,7 @@ def check_by_trees(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
 
 
 def lengthens_nothing(schedule: Schedule) -> bool:
-    """Whether 0 ≤ t < 2 in every group: none lengthens a vector, and none swaps two values."""
+    """Return whether 0 ≤ t < 2 in every group, so that no group lengthens a vector or swaps two values."""
     return all(0 <= relaxation < 2 for sizes in schedule.group_sizes() for _, relaxation in sizes)
 
 
@@ -126,13 +126,13 @@ def _confirm_tree(schedule: Schedule, digits: Sequence[int], tree: list[Any], pl
 
 
 class Components:
-    """Which of ZERO and the workers the witnesses have joined so far (union-find; paths are halved on the way)."""
+    """The components of ZERO and the workers under the edges joined so far (union-find with path halving)."""
 
     def __init__(self, num_workers: int) -> None:
         self._parent = {vertex: vertex for vertex in range(ZERO, num_workers)}
 
     def join(self, one: int, other: int) -> bool:
-        """Join the components of two vertices; False if they are one already."""
+        """Join the components of two vertices; return False if they are already in one."""
         root, other_root = self._root(one), self._root(other)
         self._parent[other_root] = root
         return root != other_root
@@ -145,7 +145,7 @@ class Components:
 
 
 def check_by_graph(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Claim `consensus`: from `root` n − 1 edges [round, source, target], each from a reached worker to a new one."""
+    """Check claim `consensus` by n − 1 edges [round, source, target] from `root`, each to a new worker."""
     confirm(schedule.form == "graph", place, "graph", "trees")
     needs_all = schedule.gap is None or not schedule.gap.has_backup
     confirm(needs_all, place, "graph", "workers that do without none of their in-neighbors")
@@ -168,7 +168,7 @@ def check_by_graph(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
 
 
 def check_by_pivots(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Claims `contraction`, `squared` ≥ ‖P − J‖₂², and `consensus` by a `power`, ‖Pᵏ − J‖₂² ≤ `squared` < 1."""
+    """Check claim `contraction`, ‖P − J‖₂² ≤ `squared`, or `consensus`, ‖Pᵏ − J‖₂² ≤ `squared` < 1 for a `power` k."""
     work, at = Work(place), f"{place}.squared"
     squared, listed = as_fraction(entry["squared"], at), classes(schedule, place)
     require(schedule.width <= MAX_SIZE, place, "too large for exact pivots; use another method")
@@ -179,7 +179,7 @@ def check_by_pivots(schedule: Schedule, entry: dict[str, Any], place: str) -> No
 
 
 def check_listed(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Claim `contraction` of what is listed, by methods `factor` and `norms`: ‖P − J‖₂² ≤ `squared`."""
+    """Check claim `contraction`, ‖P − J‖₂² ≤ `squared`, for explicit groups and graphs: methods `factor`, `norms`."""
     work, at, method = Work(place), f"{place}.squared", entry["method"]
     confirm(schedule.form != "rule", place, method, "pivots on the classes of a rule")
     require(method == "norms" or schedule.width <= MAX_ROWS, place, f"over {MAX_ROWS} workers")
@@ -194,7 +194,7 @@ def check_listed(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
 
 
 def check_by_product(schedule: Schedule, entry: dict[str, Any], place: str) -> None:  # noqa: ARG001 - as the others
-    """Claim `exact-consensus`: P = J, multiplied out."""
+    """Check claim `exact-consensus`, P = J, by multiplying out the period."""
     work = Work(place)
     for digits in classes(schedule, place):
         rows, _ = distance_from_mean(schedule, digits, 1, work)
@@ -202,7 +202,7 @@ def check_by_product(schedule: Schedule, entry: dict[str, Any], place: str) -> N
 
 
 def check_by_labels(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Claim `exact-consensus`: phases from `first` on average along the digits of the `labels` to these `radices`."""
+    """Check claim `exact-consensus` by `labels` in mixed `radices`: phase `first` + l averages along digit l."""
     n, labels, radices, first = schedule.num_workers, entry["labels"], entry["radices"], entry["first"]
     confirm(schedule.form == "groups" and len(radices) < 32 and prod(radices) == n, place, radices, "product n")
     confirm(0 <= first <= schedule.period - len(radices), f"{place}.first", first, "a window inside the period")

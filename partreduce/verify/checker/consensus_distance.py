@@ -1,4 +1,4 @@
-"""Claim `consensus-distance`: how far apart, in the mean of squares, steps keep the workers in the steady state.
+"""Claim `consensus-distance`: a bound on the mean squared distance of workers from their mean in the steady state.
 
 **The model.** Each step adds noise of unit variance to its worker, independent of all other noise. With H the largest
 steps_per_round a round has the instants 1 … H: at instant s < H worker i has made ⌊s·steps_per_round/H⌋ of its steps
@@ -59,11 +59,12 @@ MAX_MATRIX_BITS = 2**30
 
 
 class Steps(NamedTuple):
-    """What the places (workers, or local ranks of a rule) do between averages; H = `instants` is the most per round.
+    """The noise of the steps between averages at each place (a worker, or a local rank of a rule).
 
-    Round t averages the variance `noise[t]`, in numbers of which `unit` is 1 and rounded upwards: the steps per round,
-    or with step-normalized averages steps_per_round·f², where f is the mean steps_per_round of the place's group
-    divided by its own.
+    `worker_steps` are the steps per round of each place, and `instants` is H, the largest of them. Round t averages the
+    variance `noise[t]`, in integers of which `unit` means 1, rounded upwards: the steps per round, or with
+    step-normalized averages steps_per_round·f², where f is the mean steps_per_round of the place's group divided by its
+    own.
     """
 
     worker_steps: list[int]
@@ -73,9 +74,9 @@ class Steps(NamedTuple):
 
 
 def with_places(schedule: Schedule, place: str) -> Schedule:
-    """The schedule itself; a rule whose steps per round differ between nodes is returned with its groups listed.
+    """Return the schedule, or, for a rule whose steps per round differ between nodes, the same with explicit groups.
 
-    The places of the first are the local ranks of any node, those of the other the workers.
+    Its places are the local ranks of any node for a rule, otherwise the workers.
     """
     width = schedule.width
     require(width <= MAX_ROWS, place, f"over {MAX_ROWS} rows")
@@ -89,7 +90,7 @@ def with_places(schedule: Schedule, place: str) -> Schedule:
 
 
 def read_steps(schedule: Schedule, unit: int, work: Work) -> Steps:
-    """The steps of a schedule of which no phase lengthens a vector, and all is small."""
+    """Return the steps of a schedule, or raise a Refusal if a phase lengthens a vector or the sizes are too large."""
     for sizes in schedule.group_sizes():
         is_tame = all(0 <= relaxation <= 2 for _, relaxation in sizes)
         confirm(is_tame, work.place, "relaxation", "0 <= relaxation <= 2 in every group")
@@ -128,7 +129,7 @@ def _means(schedule: Schedule, t: int, worker_steps: Sequence[int]) -> list[Frac
 
 
 def rounded_after_phase(schedule: Schedule, t: int, digits: Sequence[int], rows: IntegerMatrix) -> IntegerMatrix:
-    """W·X·Wᵀ for a symmetric X and the W of phase t on a class; entries are rounded to the nearest integer."""
+    """Return W·X·Wᵀ, each entry rounded to the nearest integer, for a symmetric X and phase t's W on a class."""
     rows, scale = after_phase(schedule, t, digits, rows)
     rows, factor = after_phase(schedule, t, digits, list(map(list, zip(*rows, strict=True))))
     scale *= factor
@@ -137,7 +138,7 @@ def rounded_after_phase(schedule: Schedule, t: int, digits: Sequence[int], rows:
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """The distance is `at_most` so much: the X of class c is `covariance`[c] / 2^`bits`, a lower triangle by rows."""
+    """Check claim `consensus-distance`, `at_most`: `covariance`[c] / 2^`bits` is X of class c, a lower triangle."""
     work = Work(place)
     schedule = with_places(schedule, place)
     steps = read_steps(schedule, 1 << (entry["bits"] + GUARD), work)
@@ -194,6 +195,5 @@ def _trace(matrix: IntegerMatrix, digits: Sequence[int]) -> Fraction:
 
 
 def _with_diagonal(matrix: IntegerMatrix, numbers: Sequence[int]) -> IntegerMatrix:
-    """The matrix with these numbers added on its diagonal."""
     pairs = enumerate(zip(matrix, numbers, strict=True))
     return [[*row[:i], row[i] + number, *row[i + 1 :]] for i, (row, number) in pairs]

@@ -1,4 +1,4 @@
-"""The event graph of workers that keep a gap: who waits for whom, and how far events can run ahead.
+"""The event graph of an iteration gap: which worker waits for which, and by how many rounds events can be ahead.
 
 Worker v has three events: v is its *enter* (of a round), n + v its *send*, 2n + v its *reduce*. N(x) counts how often
 event x has happened; all counts start at 0. A *need* of x lists sources y, a number of tokens and a number `spare`: x
@@ -15,26 +15,27 @@ are what the program is assumed to obey:
 | enter u (token queues) | every edge (u, v) | enter v | max_ig ≥ 1 | 0 |
 
 A worker that *skips* d rounds enters all of them at once. Count their updates as sent and their reduces as done at that
-instant: it took d tokens of each out-neighbor, and it has what the last of these reduces needs, updates of round k + d
-− 1 less `staleness` or newer; who sent one of those counts as having sent all before. So the counts obey the needs
-above, and the theorems below hold. A skip passes no out-neighbor: each update that it leaves out is of a round that
-all who could reduce it have left. A waiting worker therefore waits for an event that has not happened.
+instant: it took d tokens of each out-neighbor, and it has the updates that the last of these reduces needs, of round k
++ d − 1 less `staleness` or newer; a worker that sent one of those counts as having sent all before. So the counts obey
+the needs above, and the theorems below hold. A skip passes no out-neighbor: each update that it leaves out is of a
+round that all workers that could reduce the update have left. A waiting worker therefore waits for an event that has
+not happened.
 
 **No worker waits for ever.** Needs without tokens lead from a send to a reduce to an enter, and never back. Of the
-events that have happened least often take the first in this order: nothing that it waits for is missing.
+events that have happened least often take the first in this order: all its needs are met.
 
 **How far ahead.** Let D(x) ≥ 0 be defined for some events x, with D(enter j) = 0, and let every other such D(x) be the
 smallest, over the needs of x, of the (spare+1)-th smallest D(y) + tokens over the sources y, those without a D being
 infinite, and infinite where there are not so many. *Theorem:* N(x) ≤ N(enter j) + D(x) at every instant. It holds at
 the start, where all counts are 0. An event at j's enter raises the right side only. When x happens, one of the spare +
-1 sources y of that need with D(y) + tokens ≤ D(x) is not spared, so N(x) ≤ N(y) + tokens ≤ N(enter j) + D(y) + tokens ≤
-N(enter j) + D(x). Such a D is what a search gives that settles the nearest event first, wherever it ends: all sources
+1 sources y of that need with D(y) + tokens ≤ D(x) is not left out, so N(x) ≤ N(y) + tokens ≤ N(enter j) + D(y) + tokens
+≤ N(enter j) + D(x). Such a D is what a search gives that settles the nearest event first, wherever it ends: all sources
 of a need carry the same tokens, so the (spare+1)-th of them to settle is the one that lets the event happen.
 
-**It is attained.** Hold j in round 0 and let everybody else run until nothing moves. The counts X then solve the same
-equations, which have one solution: of the events with X(x) < D(x) take one with the smallest count and, among those,
-the first of send, reduce, enter; the sources that stop it have smaller counts, or come before it, so theirs are not
-below D, and D(x) ≤ X(x) after all.
+**The bound is attained.** Keep j in round 0 and let all other workers run until no event can happen. The counts X then
+solve the same equations, which have one solution: of the events with X(x) < D(x) take one with the smallest count and,
+among those, the first of send, reduce, enter; the sources that stop it have smaller counts, or come before it, so
+theirs are not below D, and D(x) ≤ X(x) after all.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ Edges = Sequence[tuple[int, int, Fraction]]
 
 
 class Need(NamedTuple):
-    """An event waits for all of its sources but `spare`; each of them carries the same number of tokens."""
+    """A condition of an event: it waits for all `sources` but `spare` of them, each with the same number of tokens."""
 
     event: int
     tokens: int
@@ -63,7 +64,7 @@ class Need(NamedTuple):
 
 
 class EventGraph:
-    """The needs of workers with such in-neighbors; `uses[y]` are the numbers of those that event y is a source of."""
+    """The needs of all workers' events, for given in-neighbors; `uses[y]` lists the needs with event y as a source."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class EventGraph:
         self.needs.append(Need(event, tokens, spare))
 
     def leads(self, start: int, ends: Iterable[int], work: Work) -> dict[int, int]:
-        """The most rounds that each of `ends` can be ahead of the worker `start`; without those that have no limit."""
+        """Return for each of `ends` the most rounds that it can be ahead of worker `start`, without unlimited ones."""
         settled: dict[int, int] = {}
         missing = set(ends)
         left: dict[int, int] = {}  # of a need, the sources that must settle before it lets its event happen
@@ -120,7 +121,7 @@ class EventGraph:
 
 
 class KeptGap(NamedTuple):
-    """A setting as the file gives it: `backup` has a number for each worker, or is one for all."""
+    """The setting of an iteration gap as the file states it; `backup` is one number for each worker, or one for all."""
 
     max_ig: int | None
     staleness: int
@@ -132,29 +133,29 @@ class KeptGap(NamedTuple):
 
     @property
     def has_backup(self) -> bool:
-        """Whether some worker may do without an update."""
+        """Return whether some worker's reduce may leave out the update of an in-neighbor."""
         return any(self.backup) if isinstance(self.backup, list) else self.backup > 0
 
     @property
     def takes_all(self) -> bool:
-        """Whether every reduce takes the update of its own step of every in-neighbor.
+        """Return whether every reduce averages the update of its own step from every in-neighbor.
 
-        Then round after round is the recursion with the file's weights, whichever worker is ahead, and claims about
-        matrices hold. Else what a reduce takes is decided while the job runs: there is no matrix.
+        If so, rounds follow the recursion with the file's weights whichever worker is ahead, and claims about matrices
+        hold. Otherwise the averaged updates are decided at run time, and there is no matrix.
         """
         return not self.staleness and not self.has_backup  # a skip goes with either
 
     def backups(self, num_workers: int) -> list[int]:
-        """A number for each worker."""
+        """Return the number of backup workers of each worker."""
         return self.backup if isinstance(self.backup, list) else [self.backup] * num_workers
 
     def require_fit(self, num_workers: int, edges: Edges) -> None:
-        """Refuse a setting, or a graph that it does not fit, of which the theorems above do not speak.
+        """Raise a Refusal if the setting, or this graph with it, is outside the premises of the theorems above.
 
-        Where all updates are taken the file's weights must be what the program uses: claims speak about them. No worker
-        may get ahead of an out-neighbor without limit, for no queue would be long enough: token queues see to that, or
-        a way back over every edge that no worker does without. A worker that skips takes tokens for it, leaves updates
-        out, and acknowledges none of them.
+        If all updates are averaged, the file's weights must be those that the program uses, since claims are about
+        them. No worker may get ahead of an out-neighbor without limit, since no queue would be long enough: token
+        queues prevent that, or a path back over every edge whose update no reduce leaves out. A worker that skips takes
+        tokens for the skipped rounds, leaves updates out, and acknowledges none of them.
         """
         has_tokens = self.max_ig is not None
         require(num_workers <= MAX_WORKERS, PLACE, f"over {MAX_WORKERS} workers")

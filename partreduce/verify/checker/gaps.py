@@ -1,4 +1,4 @@
-"""Workers that keep a gap, by the rules of Hop: how far apart they are, what waits, and what a reduce averages.
+"""Facts of iteration gaps, by the rules of Hop: rounds between workers, queues, and the age of averaged updates.
 
 The needs of events.py are the rules that the program is assumed to obey; the theorems stand there. A worker is in a
 round from the instant it enters it.
@@ -7,17 +7,19 @@ round from the instant it enters it.
 * `gap`: the two ends of an edge are never more than `bound` rounds apart; −1 where one can get ahead without limit.
   `gap-of-pairs`: worker `to` is at most `bound` rounds ahead of worker `from`, and no two are further apart. Both are
   attained.
-* `queues`: at v, for every edge (u, v) in order, as many updates wait as there are rounds Round(v) … Round(u), at most
-  (Round(u) − Round(v)) + 1 = `update`; of tokens max_ig + Round(v) − Round(u), at most `token`, −1 without limit.
+* `queues`: at v, for every edge (u, v) in order, an update waits for each of the rounds Round(v) … Round(u), at most
+  (Round(u) − Round(v)) + 1 = `update`; of tokens max_ig + Round(v) − Round(u) wait, at most `token`, −1 without limit.
 * `skip`: a worker skips at most `longest` rounds at once, 0 if never. It passes no out-neighbor, so it skips no
   further than an out-neighbor can be ahead; and the reduce before it enters needs an update of its last round, at most
-  `staleness` older, from all in-neighbors but the backup workers, which can have sent so far only.
+  `staleness` older, from all in-neighbors but the backup workers, and these can have sent updates only up to the round
+  that they have reached.
 * `staleness`: a reduce of round k averages updates of round k − `steps` at the earliest, and k + `ahead` at the latest:
-  of no other round without staleness; with it, of one that the setting admits, and that a worker so far ahead can have
-  sent. In the parallel order an update holds what its worker did before it entered the round, so one round less.
+  without staleness of round k only; with it, of a round that the setting admits, and of which a worker so far ahead can
+  have sent the update. In the parallel order an update holds its worker's steps before it entered the round, so one
+  round less.
 * `memory`: the most `places` for payloads that one worker has for all its in-neighbors, and its `connections`. An
-  in-neighbor has as many places as updates of it can wait; under staleness one, because a newer update takes the place
-  of an older one, and no reduce asks for any but the newest. Models in flight are not counted.
+  in-neighbor has as many places as its updates can wait; under staleness one, because a newer update replaces an older
+  one, and a reduce needs only the newest. Models in flight are not counted.
 """
 
 from __future__ import annotations
@@ -39,17 +41,17 @@ Bounds = dict[tuple[int, int], tuple[float, float]]
 
 
 def live(_: Schedule, __: Work) -> Numbers:
-    """Nothing besides: it holds of every setting that can be read."""
+    """Fact `deadlock-free` of iteration gaps: return no numbers; it holds for every setting that the reader accepts."""
     return {}
 
 
 def gap(schedule: Schedule, work: Work) -> Numbers:
-    """`bound`."""
+    """Fact `gap`: return `bound`, the most rounds between the two ends of an edge; −1 without limit."""
     return {"bound": _number(max((bound for pair in _bounds(schedule, work).values() for bound in pair), default=0))}
 
 
 def gap_of_pairs(schedule: Schedule, work: Work) -> Numbers | None:
-    """`from`, `to`, `bound`: of the worst pairs the first."""
+    """Fact `gap-of-pairs`: return `bound`, the largest lead, of worker `to` over worker `from`; None for large n."""
     n = schedule.num_workers
     if n > MAX_PAIRS:
         return None
@@ -60,14 +62,14 @@ def gap_of_pairs(schedule: Schedule, work: Work) -> Numbers | None:
 
 
 def queues(schedule: Schedule, work: Work) -> Numbers:
-    """`update`, with token queues `token`: a number for each edge."""
+    """Fact `queues`: return `update`, the most updates that wait on each edge; with token queues `token`, likewise."""
     bounds, max_ig = _bounds(schedule, work), _setting(schedule).max_ig
     update = {"update": [_number(ahead + 1) for ahead, _ in bounds.values()]}
     return update if max_ig is None else update | {"token": [_number(back + max_ig) for _, back in bounds.values()]}
 
 
 def skip(schedule: Schedule, work: Work) -> Numbers | None:
-    """`longest`: a number for every worker."""
+    """Fact `skip`: return `longest`, for each worker the most rounds that it skips at once."""
     setting, n = _setting(schedule), schedule.num_workers
     if setting.skip is None:
         return None
@@ -87,14 +89,14 @@ def skip(schedule: Schedule, work: Work) -> Numbers | None:
 
 
 def staleness(schedule: Schedule, work: Work) -> Numbers:
-    """`steps`, `ahead`."""
+    """Fact `staleness`: return `steps` and `ahead`, the most rounds that an averaged update is older or newer."""
     late = _setting(schedule).staleness
     ahead = max((pair[0] for pair in _bounds(schedule, work).values()), default=0) if late else 0
     return {"steps": late + schedule.lag, "ahead": int(ahead)}
 
 
 def memory(schedule: Schedule, work: Work) -> Numbers:
-    """`places`, `connections`."""
+    """Fact `memory`: return the most `places` for payloads and the most `connections` of one worker."""
     places = [0] * schedule.num_workers
     for (_, v), (ahead, _) in _bounds(schedule, work).items():
         places[v] += 1 if _setting(schedule).staleness else int(ahead) + 1
@@ -125,35 +127,39 @@ def _number(bound: float) -> int:
 
 
 def consensus(schedule: Schedule, work: Work) -> Numbers | None:
-    """`consensus`, by the rules: workers do without some of their in-neighbors (backup workers), whichever come late.
+    """Fact `consensus`, by the rules, where reduces may leave out the latest in-neighbors (backup workers).
 
-    Let b(v) be the backup workers of v. A set of workers *can close itself* if every member has at most b(v)
-    in-neighbors outside: it can continue for ever on what its members send one another.
+    Let b(v) be the number of backup workers of v. A set of workers *can close itself* if every member has at most b(v)
+    in-neighbors outside: it can continue for ever on the updates of its own members.
 
-    *Theorem.* All workers come to one value in every run if and only if no two disjoint sets can close themselves. A
+    *Theorem.* All workers reach a common value in every run if and only if no two disjoint sets can close themselves. A
     *run* is one of the asynchronous model: a message takes any time, as long as the needs of `events.py` are kept.
 
-    *Only if,* in that model: let members of A start with 0 and those of B with 1, and let what comes from outside come
-    late to every reduce; A stays at 0 and B at 1. On machines whose messages never take that long such a run need not
-    exist. *If:* in a stretch of as many steps as staleness, gap and longest skip are together every worker averages
-    something of all its in-neighbors but b(v) at most (`consensus.py`, under staleness). Draw these edges. A set that
-    no edge enters can close itself, so of the strongly connected parts of the drawing only one has no edge into it, and
-    from it edges lead to everyone. Own weights are positive, so n² such stretches have in them n with one root in
-    common, and with it a positive column, as in `consensus.py`. The value need not be the mean.
+    *Only if,* in that model: let A and B be two such sets. Let members of A start with 0 and those of B with 1, and let
+    updates from outside arrive late for every reduce; A stays at 0 and B at 1. On machines whose messages never take
+    that long such a run need not exist. *If:* in a stretch of as many steps as staleness, gap and longest skip are
+    together, every worker averages an update of each of its in-neighbors but b(v) at most (`consensus.py`, under
+    staleness). Take the graph of these edges. A set that no edge enters can close itself, so only one strongly
+    connected component of the graph has no edge into it, and from it edges lead to all workers. Own weights are
+    positive, so n² such stretches contain n with one root in common, and with it a positive column, as in
+    `consensus.py`. The value need not be the mean.
 
     Edges of weight 0 carry nothing and are left out, where the file's weights count. (For values that lie, LeBlanc,
-    Zhang, Koutsoukos and Sundaram ask likewise for two disjoint sets: Resilient asymptotic consensus in robust
-    networks, IEEE Journal on Selected Areas in Communications 31, 2013.)
+    Zhang, Koutsoukos and Sundaram have a similar condition on two disjoint sets: Resilient asymptotic consensus in
+    robust networks, IEEE Journal on Selected Areas in Communications 31, 2013.)
 
     **By degrees.** Of two disjoint sets one has at most n div 2 workers, so a member has at most n div 2 − 1
-    in-neighbors inside. If every worker has n div 2 or more besides its backups, no such set closes itself.
+    in-neighbors inside. If every worker has n div 2 or more in-neighbors besides its backups, no such set closes
+    itself.
 
-    **By search.** The union of sets that can close themselves can do so too. So each set U of workers holds a largest
-    one: strike workers that have more than b(v) in-neighbors outside what is left, until none has. Disjoint A and B lie
-    in U and V, both all workers at first; strike as said in each; a worker in both is struck from the one or from the
-    other, both are tried, and neither may become empty. What is left disjoint would be a counter-example.
+    **By search.** The union of sets that can close themselves can do so too. So each set U of workers contains a
+    largest one: remove workers that have more than b(v) in-neighbors outside the remaining set, until there are none.
+    Disjoint A and B lie in U and V, both all workers at first; remove workers in this way from each; a worker in both
+    is removed from one or the other, both cases are tried, and neither set may become empty. Disjoint remaining sets
+    are a counterexample.
 
-    It is stated where degrees or the search say so, and nothing is where the search finds two sets, or takes too long.
+    The fact is stated if degrees or the search prove it; there is no statement if the search finds two sets, or takes
+    too long.
     """
     gap, edges = schedule.gap, schedule.rounds[0]
     assert gap is not None, "of a schedule that has no backup workers it is a claim"
@@ -173,7 +179,7 @@ def consensus(schedule: Schedule, work: Work) -> Numbers | None:
 def two_closed_sets(
     sources: Sequence[Sequence[int]], spare: Sequence[int], work: Work
 ) -> tuple[set[int], set[int]] | None:
-    """Two disjoint sets of workers that can close themselves, None if there are none."""
+    """Return two disjoint sets of workers that can close themselves (see `consensus`), or None if there are none."""
     targets: list[list[int]] = [[] for _ in sources]
     for v, listed in enumerate(sources):
         for u in listed:

@@ -4,20 +4,20 @@
 read one file, so they agree. Listed groups are disjoint iff their members, counted together, are as many as the
 different workers among them. Two workers of one block of a rule share a group iff their nodes agree in all digits
 outside `across`, which is an equivalence: the groups of a block are disjoint. So a phase of a rule is free of
-conflicts, for every number of nodes, iff no local rank stands in two of its blocks. It is asked before anything is:
-without it there is no mixing matrix to speak about.
+conflicts, for every number of nodes, iff no local rank is in two of its blocks. This is checked first: without it there
+is no mixing matrix.
 
 Rows that sum to 1 leave a common value alone, columns that sum to 1 keep the mean; with no negative entry as well,
-every new value is a mean of old ones. `smallest_weight` is the smallest number that a worker which averages gives, in
-any round of the period, to itself or to a worker it averages with (all else in a mixing matrix is 0 or 1), and 0 where
-no worker averages: `doubly-stochastic` is stated where it is not negative, else `unit-sums`.
+every new value is a mean of old ones. `smallest_weight` is the smallest weight that a worker which averages gives, in
+any round of the period, to itself or to a worker it averages with (all other entries of a mixing matrix are 0 or 1),
+and 0 if no worker averages: the fact is `doubly-stochastic` if it is not negative, else `unit-sums`.
 
 **Groups.** In a group of k workers with factor t the matrix has t/k off its diagonal and 1 − t + t/k on it. Rows and
 columns sum to 1 for every t, and the smaller of the two numbers is the smallest entry. It is negative unless 0 ≤ t ≤
 k/(k−1).
 
 **Weighted graphs.** A worker keeps 1 − (the weights of its incoming edges), so rows sum to 1 as the format is made. The
-column of a worker sums to 1 iff the weights that leave it equal the weights that enter it, in every round.
+column of a worker sums to 1 iff the sum of its outgoing weights equals that of its incoming ones, in every round.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .survives import hash_answers
 
 
 def conflict(schedule: Schedule) -> tuple[int, int, list[Average]] | None:
-    """The first worker (or local rank) in two groups of a phase: the phase, the worker, the two; None without any."""
+    """Return the first phase with a worker (or local rank) in two groups, the worker, and the two groups; else None."""
     for t, phase in enumerate(schedule.phases):
         workers = list(chain.from_iterable(members for members, _, _ in phase))
         if len(set(workers)) < len(workers):
@@ -48,7 +48,7 @@ def conflict(schedule: Schedule) -> tuple[int, int, list[Average]] | None:
 
 
 def confirm_disjoint(schedule: Schedule) -> None:
-    """Refuse a schedule in which somebody stands in two groups of a phase."""
+    """Raise a Refusal if a worker is in two groups of one phase."""
     if (found := conflict(schedule)) is not None:
         t, worker, both = found
         groups = [average.members for average in both]
@@ -60,12 +60,13 @@ EVALUATED = 2**20
 
 
 def check_membership(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Claim `membership`, for rules: the function that a worker evaluates at run time finds the group of its block.
+    """Check claim `membership` of rules: the function that a worker evaluates at run time finds the group of its block.
 
-    `answers` is the SHA-256 of what every worker has to answer in every phase: the smallest member of its group and the
-    relaxation, or `-` if it skips. Workers of one answer are a group, so other groups, anywhere, have another hash.
-    Where all answers together are long not every worker is asked, and there is no such claim. *Assumed:* it was the
-    installed function that was asked, and each of its groups holds the workers of one answer.
+    `answers` is the SHA-256 of the results of all workers in every phase: the smallest member of the worker's group and
+    the relaxation, or `-` if the worker skips. Workers with equal results form a group, so any difference in the groups
+    changes the hash. If the results of all workers together are too long, they are not all evaluated and there is no
+    such claim. *Assumed:* the function that was evaluated is the installed one, and each of its groups consists of the
+    workers with equal results.
     """
     confirm(schedule.form == "rule", place, "membership", "a rule; explicit groups are read from one list")
     num_nodes, members = prod(schedule.radices), 0  # a worker that skips is one member of its answer
@@ -80,13 +81,13 @@ def check_membership(schedule: Schedule, entry: dict[str, Any], place: str) -> N
 
 
 def doubly_stochastic(schedule: Schedule, _: Work) -> Numbers | None:
-    """`smallest_weight`, which is not negative."""
+    """Fact `doubly-stochastic`: return `smallest_weight` if no mixing matrix has a negative entry, else None."""
     smallest = _smallest_weight(schedule)
     return None if smallest is None or smallest < 0 else {"smallest_weight": str(smallest)}
 
 
 def unit_sums(schedule: Schedule, _: Work) -> Numbers | None:
-    """`smallest_weight`, which is negative."""
+    """Fact `unit-sums`: return `smallest_weight` if it is negative, else None."""
     smallest = _smallest_weight(schedule)
     return None if smallest is None or smallest >= 0 else {"smallest_weight": str(smallest)}
 
@@ -106,9 +107,9 @@ def _smallest_weight(schedule: Schedule) -> Fraction | None:
 
 
 def weights_of_round(edges: Sequence[Edge]) -> list[Fraction] | None:
-    """The weights of a round's edges, and those that targets keep; None if some column does not sum to 1.
+    """Return the weights of a round's edges and those that their targets keep; None if a column does not sum to 1.
 
-    All other entries of the matrix are 0, or 1 on the diagonal of a worker that takes nothing.
+    All other entries of the matrix are 0, or 1 on the diagonal for a worker without incoming edges.
     """
     surplus: dict[int, Fraction] = {}
     for target, source, weight in edges:

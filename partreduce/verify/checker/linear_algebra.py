@@ -38,7 +38,7 @@ FACTOR_BITS = 60
 
 
 def pivots(matrix: Matrix, place: str, work: Work) -> list[Fraction]:
-    """The pivots of a symmetric matrix, which is overwritten."""
+    """Return the pivots of a symmetric matrix, which is overwritten."""
     size = len(matrix)
     for k in range(size):
         below = [i for i in range(k + 1, size) if matrix[i][k]]
@@ -56,7 +56,7 @@ def pivots(matrix: Matrix, place: str, work: Work) -> list[Fraction]:
 def confirm_norm_by_pivots(
     squared: Fraction, m: tuple[IntegerMatrix, int], sizes: Sequence[int], place: str, work: Work, *, on: str = ""
 ) -> None:
-    """Confirm ‖M‖ ≤ c for M, rows of integers and their denominator, in the inner product with the weights `sizes`."""
+    """Confirm ‖M‖² ≤ `squared` for M, integer rows and their denominator, in the inner product weighted by `sizes`."""
     rows, scale = m
     work.spend(len(sizes) ** 3 * (8 + scale.bit_length() // 64))
     columns = list(zip(*rows, strict=True))
@@ -68,12 +68,12 @@ def confirm_norm_by_pivots(
 
 
 def inner_product(one: Sequence[int], other: Sequence[int]) -> int:
-    """Σ one[i]·other[i]."""
+    """Return Σ one[i]·other[i]."""
     return sum(map(mul, one, other))
 
 
 def symmetric(triangle: Sequence[int], size: int, place: str) -> IntegerMatrix:
-    """The symmetric matrix with these rows of its lower triangle, one after the other."""
+    """Return the symmetric matrix of `size` rows whose lower triangle is given row by row."""
     confirm(2 * len(triangle) == size * (size + 1), place, len(triangle), f"{size * (size + 1) // 2} numbers")
     firsts = [row * (row + 1) // 2 for row in range(size)]
     return [[triangle[firsts[max(i, j)] + min(i, j)] for j in range(size)] for i in range(size)]
@@ -100,10 +100,10 @@ def confirm_norm(squared: Fraction, rows: IntegerMatrix, scale: int, place: str,
 
 
 def gram(rows: IntegerMatrix) -> IntegerMatrix:
-    """NᵀN for integers, by n² products of a long integer and a short one instead of n³ products of short ones.
+    """Return NᵀN for integers, by n² products of a long integer and a short one instead of n³ products of short ones.
 
-    A row of entries is one integer, its value at x = 2ʷ as a polynomial with these coefficients. Row i of NᵀN is then
-    Σ N[k][i]·(row k); 2ʷ is so large that its coefficients, of either sign, do not run into one another.
+    A row of entries is packed into one integer: the value at x = 2ʷ of the polynomial with these coefficients. Row i of
+    NᵀN is then Σ N[k][i]·(row k); 2ʷ is so large that its coefficients, of either sign, do not overlap.
     """
     largest = max(abs(entry) for row in rows for entry in row)
     width = (2 * largest.bit_length() + len(rows).bit_length() + 2 + 7) // 8  # w, in bytes
@@ -122,9 +122,10 @@ def gram(rows: IntegerMatrix) -> IntegerMatrix:
 
 
 def confirm_semidefinite(matrix: IntegerMatrix, place: str, work: Work) -> None:
-    """Confirm that a symmetric matrix of integers is positive semidefinite, by a factor of 4ᶠ times it.
+    """Confirm that a symmetric matrix of integers is positive semidefinite, by a rounded factor of 4ᶠ times the matrix.
 
-    A matrix closer to the edge than about 2⁻⁴⁵ of its largest entry is refused though it may be positive.
+    A matrix whose smallest eigenvalue is within about 2⁻⁴⁵ of its largest entry of 0 is rejected although it may be
+    positive semidefinite.
     """
     size = len(matrix)
     largest = max(matrix[i][i] for i in range(size))

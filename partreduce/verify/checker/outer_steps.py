@@ -1,4 +1,4 @@
-"""Claim `outer-consensus`: groups that make outer steps from outer parameters of their own come to agree.
+"""Claim `outer-consensus`: workers with separate outer parameters reach consensus if gradients are zero.
 
 Every worker has outer parameters a and an outer momentum b. Where gradients are zero its model is its outer parameters,
 and a round of its group gives it, with r the outer rate, μ the outer momentum and m the group's mean of a less its own:
@@ -32,7 +32,7 @@ from .strict_json import as_fraction
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """A period shortens V by c², `squared` < 1; `weights` has the lower triangle of P by rows for each class."""
+    """Check claim `outer-consensus`, c² = `squared` < 1: `weights` has for each class P's lower triangle by rows."""
     work = Work(place)
     squared = as_fraction(entry["squared"], f"{place}.squared")
     confirm(squared < 1, f"{place}.squared", entry["squared"], "below 1")
@@ -57,7 +57,7 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
 
 
 def joint_period(schedule: Schedule, digits: Sequence[int], work: Work) -> Rational:
-    """Π·M on one class: rows of outer parameters, and then of momenta."""
+    """Return Π·M on one class: first the rows of the outer parameters, then those of the momenta."""
     half = schedule.width
     rows, scale = multiply(2 * half, (_step(schedule, t, digits) for t in range(schedule.period)), work)
     if digits:

@@ -1,8 +1,8 @@
 """One period of a schedule as a matrix, exactly, and its distance from the mean.
 
 Write P = W_T … W_1 for the product of one period from phase 0, and J for the matrix of the mean (all entries 1/n).
-Contraction, consensus by a power and exact consensus are statements about Pᵏ − J. Of explicit groups and weighted
-graphs it is computed as it stands: n × n.
+Contraction, consensus by a power and exact consensus are statements about Pᵏ − J. For explicit groups and weighted
+graphs it is computed directly, n × n.
 
 **Rules.** A node's index has digits, and a block (L, D) averages over the local ranks L on all nodes that agree outside
 the digits D. Functions on the nodes are spanned by the characters of the group of digits, which are orthogonal. Let c
@@ -46,24 +46,26 @@ ClassAverage = tuple["Sequence[int]", bool, Fraction]
 
 
 def averages_on_class(phase: Sequence[Average], digits: Sequence[int]) -> list[ClassAverage]:
-    """How the groups of one phase act on the characters that vary along `digits`; an explicit group in one way."""
+    """Return the averages of a phase on the class of characters that vary along `digits`; explicit groups have one."""
     varying = frozenset(digits)
     groups = (average for average in phase if average.is_group)
     return [(members, not varying.isdisjoint(across), relaxation) for members, across, relaxation in groups]
 
 
 def classes(schedule: Schedule, place: str, among: Sequence[int] | None = None) -> list[list[int]]:
-    """The classes of `classes_with_counts`."""
+    """Return the classes of `classes_with_counts` without the counts."""
     return [digits for digits, _ in classes_with_counts(schedule, place, among)]
 
 
 def classes_with_counts(
     schedule: Schedule, place: str, among: Sequence[int] | None = None
 ) -> list[tuple[list[int], int]]:
-    """The first class of every pattern of blocks that vanish, by size and then in order; `[[]]` without digits.
+    """Return one class of characters for each distinct matrix, with the number of characters that it stands for.
 
-    Each with the number of characters that it stands for: radix − 1 of each digit of a class. The class of the empty
-    set is a separate pattern, because it alone holds the mean. `among`: only classes that hold one of these digits.
+    A class is a list of digits. Classes on which the same blocks vanish have one matrix: the first of them, by size and
+    then in order, is listed, with the sum over all of them of the product of radix − 1 over its digits. The class of
+    the empty set is listed separately, because it alone holds the mean; without digits it is the only one. `among`:
+    only classes that contain one of these digits.
     """
     num_digits = len(schedule.radices)
     require(num_digits <= MAX_DIGITS, place, f"over {MAX_DIGITS} digits")
@@ -80,7 +82,7 @@ def classes_with_counts(
 
 
 def multiply(size: int, steps: Iterable[Step], work: Work) -> Rational:
-    """… W₂·W₁ of square matrices."""
+    """Return the product … W₂·W₁ of square matrices of this size."""
     work.spend(size**3)  # before the first matrix is made: a small file may speak of a billion workers
     rows, scale = [[int(i == j) for j in range(size)] for i in range(size)], 1
     for growth, step in steps:
@@ -93,20 +95,20 @@ def multiply(size: int, steps: Iterable[Step], work: Work) -> Rational:
 
 
 def distance_from_mean(schedule: Schedule, digits: Sequence[int], num_periods: int, work: Work) -> Rational:
-    """Pᵏ − J on one class, for k periods."""
+    """Return Pᵏ − J on one class, for k = `num_periods`."""
     steps = [(growth_bits(schedule, t), partial(after_phase, schedule, t, digits)) for t in range(schedule.period)]
     rows, scale = multiply(schedule.width, chain.from_iterable(repeat(steps, num_periods)), work)
     return (rows, scale) if digits else minus_mean(rows, scale, [1] * schedule.width)
 
 
 def minus_mean(rows: IntegerMatrix, scale: int, sizes: Sequence[int]) -> Rational:
-    """P − J for P = rows / scale, where J is the mean of places that stand for so many workers each."""
+    """Return P − J for P = rows / scale, where J takes the mean over places, place i standing for sizes[i] workers."""
     total = sum(sizes)
     return [[total * x - scale * size for x, size in zip(row, sizes, strict=True)] for row in rows], scale * total
 
 
 def growth_bits(schedule: Schedule, t: int) -> int:
-    """By at most how many bits `after_phase` lengthens integers."""
+    """Return by how many bits at most `after_phase` lengthens integers in phase t."""
     factors = [relaxation for _, _, relaxation in schedule.phases[t]] if schedule.phases else []
     weights = [edge.weight for edge in schedule.rounds[t]] if schedule.rounds else []
     sizes = {len(members) for members, _, _ in schedule.phases[t]} if schedule.phases else set()
@@ -116,20 +118,20 @@ def growth_bits(schedule: Schedule, t: int) -> int:
 
 
 def after_phase(schedule: Schedule, t: int, digits: Sequence[int], rows: IntegerMatrix) -> Rational:
-    """W · rows for the W of phase or round t on one class."""
+    """Return W · rows for the mixing matrix W of phase or round t on one class."""
     if schedule.form == "graph":
         return _after_edges(rows, schedule.rounds[t])
     return after_averages(rows, averages_on_class(schedule.phases[t], digits))
 
 
 def factor_of(phase: Sequence[ClassAverage], sizes: Sequence[int] | None = None) -> int:
-    """What makes integers of the entries of W, where member i stands for sizes[i] workers, or for itself."""
+    """Return a number that makes the entries of W integers; member i stands for sizes[i] workers, or for one."""
     weights = (sum(sizes[member] for member in members) if sizes else len(members) for members, _, _ in phase)
     return lcm(*(average[2].denominator * weight for average, weight in zip(phase, weights, strict=True)))
 
 
 def after_averages(rows: IntegerMatrix, phase: Sequence[ClassAverage], sizes: Sequence[int] | None = None) -> Rational:
-    """W · rows for a phase of groups; the denominator is `factor_of`."""
+    """Return W · rows for a phase of groups; the denominator is `factor_of`."""
     factor = factor_of(phase, sizes)
     result = [[factor * entry for entry in row] for row in rows]
     for members, vanishes, relaxation in phase:

@@ -1,6 +1,6 @@
-"""The command line of the checker: a line for every fact and every claim that holds, or one that says what is wrong.
+"""The command line of the checker: one line for every fact and every claim that holds, or one that states the error.
 
-Exit status: 0 every claim holds, 1 an entry does not hold, 65 a file cannot be read, or the answer not be written.
+Exit status: 0 if every claim holds, 1 if an entry does not hold, 65 if a file cannot be read or the output not written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rounds that a quorum of the workers starts (`sync.partial`), whichever workers come late.
+"""Facts of rounds that a quorum of the workers starts (`sync.partial`), whichever workers are late.
 
 *The rules,* which the program is assumed to obey, and whose machine is explored (docs/internals/explorer.md). n
 workers; each has a *training* and a *thread*.
@@ -60,25 +60,25 @@ from .schedule import Numbers, Schedule
 
 
 def conservation(_: Schedule, __: Work) -> Numbers:
-    """Nothing besides."""
+    """Fact `conservation`: return no numbers; every gradient is in the sum of exactly one round."""
     return {}
 
 
 def staleness(schedule: Schedule, _: Work) -> Numbers | None:
-    """`rounds`."""
+    """Fact `staleness`: return `rounds`, the largest age of a gradient in rounds; None without a limit."""
     setting = schedule.quorum
     bound = setting["staleness"] if setting["missed"] == "each" else setting["synchronize_every"]
     return {"rounds": bound} if bound else None
 
 
 def deadlock_free(schedule: Schedule, _: Work) -> Numbers:
-    """`needed`."""
+    """Fact `deadlock-free`: return `needed`, the number of workers that start a round."""
     asked = schedule.quorum["quorum"]
     return {"needed": asked if isinstance(asked, int) else 1}
 
 
 def equal_replicas(schedule: Schedule, _: Work) -> Numbers | None:
-    """`of` and `every`."""
+    """Fact `equal-replicas`: return `of` ("gradients" or "models") and `every`, the rounds until equal again."""
     if schedule.quorum["missed"] == "each":
         return {"of": "gradients", "every": 1}
     every = schedule.quorum["synchronize_every"]

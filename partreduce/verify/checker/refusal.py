@@ -1,8 +1,8 @@
-"""The two ways in which the checker says no, and the budget of work after which it gives up.
+"""The two exceptions by which the checker rejects a file, and the budget of work after which it gives up.
 
-A file that is not what it must be is *unreadable* (exit status 65); an entry that can be read and does not hold is
-*refuted* (exit status 1). Both are exceptions, so a claim is proved exactly if its function returns: no function of the
-checker answers "true". Most functions may raise a Refusal; "confirm" and "require" in a docstring say what for.
+A file that does not have the required form is *unreadable* (exit status 65); an entry that can be read and does not
+hold is *refuted* (exit status 1). Both are exceptions, so a claim is proved exactly if its function returns: no
+function of the checker returns "true". Most functions may raise a Refusal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Refusal(Exception):  # noqa: N818 - a refusal is an answer and not an erro
     """The checker does not accept a file.
 
     Attributes:
-        sentence: place, value and what was expected, in one line.
+        sentence: the place, its value and the expected value, in one line.
         status: 65 if a file cannot be read, 1 if an entry does not hold; the exit status of the program.
     """
 
@@ -29,25 +29,25 @@ class Refusal(Exception):  # noqa: N818 - a refusal is an answer and not an erro
 
 
 def one_line(text: str) -> str:
-    """The text as printable ASCII: a sentence quotes strangers, and must not forge a line of the answer."""
+    """Return a text as printable ASCII in one line, so that quoted content of a file cannot imitate another line."""
     return "".join(character if " " <= character <= "~" else f"\\u{ord(character):04x}" for character in text)
 
 
 def require(condition: object, place: str, problem: str) -> None:
-    """Call a file unreadable unless the condition holds."""
+    """Raise a Refusal of status 65 (unreadable) unless the condition holds."""
     if not condition:
         raise Refusal(f"{place}: {problem}", UNREADABLE)
 
 
 def confirm(condition: object, place: str, value: object, expected: object) -> None:
-    """Call an entry refuted unless the condition holds."""
+    """Raise a Refusal of status 1 (refuted) unless the condition holds."""
     if not condition:
         shown = json.dumps(value)[:120]
         raise Refusal(f"{place} is {shown}; expected {str(expected)[:200]}", REFUTED)
 
 
 def confirm_equal(place: str, value: object, expected: object) -> None:
-    """Call an entry refuted unless it equals what was computed, naming the first place of a list that differs.
+    """Raise a Refusal of status 1 unless a value equals the computed one; names the first item of a list that differs.
 
     Certificates hold no floats and no `true`, so `==` compares exactly.
     """
@@ -61,21 +61,21 @@ def confirm_equal(place: str, value: object, expected: object) -> None:
 
 
 class TooLarge(Refusal):
-    """A check that would take too long, or too much memory."""
+    """A check would take too much time or memory."""
 
 
 class Work:
-    """What one claim has cost so far, counted rather than timed, so that the answer is the same on every machine."""
+    """The work spent on one claim, counted and not timed, so that the result is the same on every machine."""
 
     def __init__(self, place: str, limit: int = MAX_WORK) -> None:
         self.place, self.limit, self.spent = place, limit, 0
 
     def spend(self, amount: int) -> None:
-        """Add to the cost, *before* the work is done."""
+        """Add to the work *before* it is done; raise TooLarge beyond the limit."""
         self.spent += amount
         self.require(self.spent <= self.limit)
 
     def require(self, condition: object, problem: str = "too large for this check; use another method") -> None:
-        """Give up unless the condition holds: for the claim at `place` there is a limit."""
+        """Raise TooLarge unless the condition, a limit of the claim at `place`, holds."""
         if not condition:
             raise TooLarge(f"{self.place}: {problem}", UNREADABLE)

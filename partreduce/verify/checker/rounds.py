@@ -1,24 +1,24 @@
-"""What holds of rounds, by the rules that a program obeys: a fact a function, with its theorem and its numbers.
+"""Facts of rounds, by the rules that a program obeys: one function for each fact, with its theorem and its numbers.
 
-Let a worker *meet* another in a round if a group that holds both averages then (relaxation not 0), or if it takes from
-the other over an edge (weight not 0). What began at worker i before round t has *reached* i itself at first and then,
-round by round, who meets somebody that it has reached. R, `rounds_to_meet`, is the smallest number such that any R
-successive rounds take any worker to everybody.
+Let a worker *meet* another in a round if a group that contains both averages then (relaxation not 0), or if it receives
+from the other over an edge (weight not 0). A value of worker i before round t has *reached* i itself at first and then,
+round by round, every worker that meets a reached worker. R, `rounds_to_meet`, is the smallest number such that in any R
+successive rounds the value of any worker reaches all workers.
 
 **No worker is more than R rounds ahead.** Let worker i be in round r: it has not begun to exchange in round r + 1. An
-exchange completes only when all whom one meets have begun it. So who meets i in round r + 1 cannot leave that round,
-who meets one of those in round r + 2 cannot leave that one, and after R rounds all are blocked, in round r + R at
-most. For a graph of one round R is its diameter, Hop's bound. Late averages begin with their round, and a round is not
-left before they are there, so they change nothing. A pipeline of gradients with the lag d leaves round s when the
-average of round s − d is there: no worker is more than R + d rounds ahead.
+exchange completes only when all workers that one meets have begun it. So a worker that meets i in round r + 1 cannot
+leave that round, a worker that meets one of those in round r + 2 cannot leave that one, and after R rounds all are
+blocked, in round r + R at most. For a graph of one round R is its diameter, Hop's bound. Late averages begin with their
+round, and a round is not left before they are complete, so they change nothing. A pipeline of gradients with the lag d
+leaves round s when the average of round s − d is complete: no worker is more than R + d rounds ahead.
 
 **Everything arrives after R rounds** if no worker gives up all of its own value: a reached worker stays reached.
 
 **Rules.** Start at local rank l of a node x. The nodes that are reached at a local rank are a union of sets "all nodes
-that agree with x outside the digits F", so a family of sets F says all: an average over the local ranks L across the
-digits D turns the families of L into their union with D added to each member. A union of proper sets holds no node that
-differs from x in every digit, so all nodes are reached iff F = all digits is in the family. Neither x nor the radices
-matter: R is the same for every number of nodes with so many digits.
+that agree with x outside the digits F", so a family of sets F describes them: an average over the local ranks L across
+the digits D replaces the families of L by their union with D added to each member. A union of proper sets contains no
+node that differs from x in every digit, so all nodes are reached iff F = all digits is in the family. Neither x nor the
+radices matter: R is the same for every number of nodes with so many digits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NONE = -1
 
 
 def rounds_to_meet(schedule: Schedule, work: Work) -> int | None:
-    """R, over all rounds of the period in which it can begin; None where some workers never meet."""
+    """Return R, the largest over all first rounds in the period; None if some workers never meet."""
     found, n = 0, schedule.num_workers
     for start in range(schedule.period):
         if schedule.form == "rule":
@@ -49,9 +49,9 @@ def rounds_to_meet(schedule: Schedule, work: Work) -> int | None:
 
 
 def reached_sets(schedule: Schedule, start: int, work: Work) -> Iterator[list[int]]:
-    """From whom something has arrived at every worker, as bits of an integer, after 1, 2, … rounds from round `start`.
+    """Yield, after 1, 2, … rounds from round `start`, for each worker the set of workers whose values reached it.
 
-    Ends when nothing can change any more. Not for rules.
+    A set is an integer with bit i for worker i. Ends when no set can change any more. Not for rules.
     """
     n, period = schedule.num_workers, schedule.period
     work.spend(n * (n // 8 + 40))  # before the first list is made
@@ -122,32 +122,32 @@ def _of_rule(schedule: Schedule, start: int, work: Work) -> int | None:
 
 
 def deadlock_free(schedule: Schedule, _: Work) -> Numbers:
-    """`deadlock-free`, by the rules of rounds: every group operation completes, whatever the speeds of the workers.
+    """Fact `deadlock-free`, by the rules of rounds: every group operation completes at any speeds of the workers.
 
     *Theorem.* Give every group operation one tick, the same at all its members and strictly increasing along each
-    worker's list of operations. Then all operations complete. For of all unfinished operations take one with the
-    smallest tick: what its members issue before it carries smaller ticks, so it is finished, and all members are ready
-    for it.
+    worker's list of operations. Then all operations complete: of all unfinished operations take one with the smallest
+    tick. The operations that its members issue before it have smaller ticks, so they are finished, and all members are
+    ready for it.
 
     A worker may issue operations before earlier ones are finished (a pipeline has up to `lag` in flight), cut one into
     several (layers of a gradient, buckets of a model, stages of a sum), and hand some to a thread that carries them out
     in order on separate communicators. *The theorem still holds* if no worker waits for an operation before it was
-    issued, and all members issue in the same order: let the ticks be the places in the order of issue. What a member
-    waits for, in either thread, before the operation with the smallest unfinished tick is finished, and what follows is
-    on other communicators or waits behind it.
+    issued, and all members issue in the same order: let the ticks be the places in the order of issue. Of the operation
+    with the smallest unfinished tick, all operations for which a member waits before it, in either thread, are
+    finished, and later ones are on other communicators or wait behind it.
 
     The ticks here are canonical: 1 + the largest tick that a member had before. All groups of a block of a rule get the
     tick of the block, since a worker is in at most one of them. Period q adds q times `height`, the largest tick. The
     operations of the prologue hold all workers and come first.
 
     **Weighted graphs.** An operation is one worker's exchange with its neighbors; that of round t carries the tick t +
-    1, whatever the edges. Of all unfinished exchanges take one with the smallest tick: everybody has finished the
-    rounds before, so its neighbors enter the same round, and what they send to one another arrives.
+    1, whatever the edges. Of all unfinished exchanges take one with the smallest tick: all workers have finished the
+    rounds before, so its neighbors enter the same round, and their messages to one another arrive.
 
     *Assumed of the program:* each worker issues the operations of its rounds in order (late averages too), members meet
     by round number (so steps per round do not matter), all cut and number those of a round in the same way, and all
     carry out the same number of rounds, so that every operation has all its members.
-    Numbers: `height`: the largest tick of a period; that ticks can be computed is the proof.
+    Returns `height`, the largest tick of a period; that ticks can be computed is the proof.
     """
     if schedule.form == "graph":
         return {"height": schedule.period}
@@ -165,29 +165,30 @@ def deadlock_free(schedule: Schedule, _: Work) -> Numbers:
 
 
 def end(schedule: Schedule, work: Work) -> Numbers:
-    """`end`, by the rules of rounds: a finite run ends for all after the same round; no worker waits for one that left.
+    """Fact `end`, by the rules of rounds: all workers end after the same round; none waits for a worker that left.
 
     *Theorem 1.* If every worker carries out the rounds 0 … m − 1, for any m, all their operations complete: each has
     all its members, and the argument of `deadlock-free` never looks beyond the operation with the smallest tick.
 
     *Theorem 2, data dealt by steps_per_round.* A round of all workers takes `steps` batches, of which worker i takes
-    its steps_per_round. So N batches are N div `steps` rounds for everybody, whatever the speeds; the rest is left out.
+    its steps_per_round. So N batches are N div `steps` rounds for all workers at any speeds; the rest is left out.
 
-    *Theorem 3, unequal data in join mode.* A worker with data for a round declares it before it begins; one whose data
-    ended says so once, declares nothing any more, takes part in every round that anybody declared, and leaves when all
-    have ended and, asked after that, the next round is not declared. A worker takes rounds in order, so the declared
-    rounds are 0 … m − 1. Who leaves before round k has seen that no worker can declare k any more: k = m. And none
-    leaves later, because round m is never begun. So every worker carries out exactly the rounds 0 … m − 1.
+    *Theorem 3, unequal data in join mode.* A worker with data for a round declares the round before it begins; one
+    whose data ended announces this once, declares no more rounds, takes part in every declared round, and leaves when
+    the data of all have ended and a later query shows that the next round is not declared. A worker takes rounds in
+    order, so the declared rounds are 0 … m − 1. A worker that leaves before round k has seen that no worker can declare
+    k any more: k = m. And none leaves later, because round m is never begun. So every worker carries out exactly the
+    rounds 0 … m − 1.
 
-    *Theorem 4, unequal data without it.* A worker that leaves after its round r blocks all others at most `behind`
-    rounds later (R, and R + lag in a pipeline of gradients), so unequal data cannot go unnoticed for longer. −1 where
-    somebody never meets somebody.
+    *Theorem 4, unequal data without join mode.* A worker that leaves after its round r blocks all others at most
+    `behind` rounds later (R, and R + lag in a pipeline of gradients), so unequal data cannot go unnoticed for longer.
+    −1 where some workers never meet.
 
     *A pipeline* ends with operations in flight: all workers have begun each of them, so they complete as it drains.
 
-    *Assumed of the program:* what `deadlock-free` assumes, and of join mode that what one worker noted is seen by all
-    who ask later.
-    Numbers: `steps` (of all workers in a round), `behind`.
+    *Assumed of the program:* what `deadlock-free` assumes, and of join mode that later queries of all workers see what
+    a worker announced.
+    Returns `steps` (batches of all workers in a round) and `behind` (rounds).
     """
     worker_steps = schedule.worker_steps
     steps = worker_steps[0] * schedule.num_workers if len(worker_steps) == 1 else sum(worker_steps)
@@ -197,7 +198,7 @@ def end(schedule: Schedule, work: Work) -> Numbers:
 
 
 def staleness(schedule: Schedule, work: Work) -> Numbers | None:
-    """`staleness`, by the rules of rounds: how old what a worker averages can be, in rounds and in steps.
+    """Fact `staleness`, by the rules of rounds: the largest age of an averaged value, in rounds and in steps.
 
     *Directly.* A synchronous average has all steps of its round. A late one is of the parameters with which the round
     began: it lacks the newest `late` = 1 rounds of its worker, at most `steps` steps. So does one that begins inside
@@ -205,24 +206,24 @@ def staleness(schedule: Schedule, work: Work) -> Numbers | None:
     are late by more steps than lie before the first turn, lacks steps of two: there `late` is 2. A pipeline averages
     gradients taken `late` steps before.
 
-    *Through others.* *Theorem:* whatever a worker did up to the end of round r − `age` is in everybody's parameters at
-    the end of their round r, with a positive weight. For let any R = `reach` successive rounds lead from everybody to
-    everybody. With no weight negative and a positive one on oneself, what has arrived somewhere stays there and passes
-    on with every meeting. Synchronously the steps of round k enter the average of round k and have arrived everywhere R
-    − 1 rounds later; a late average takes them in `late` rounds later: `age` = R − 1 + `late`. (In a pipeline R = 1,
-    and what a worker did in step k is the gradient that it took.) In steps these are at most `age_steps`, `age` times
-    the largest steps_per_round.
+    *Through others.* *Theorem:* every step of a worker up to the end of round r − `age` is in the parameters of all
+    workers at the end of their round r, with a positive weight. *Proof:* let any R = `reach` successive rounds lead
+    from every worker to every worker. With no weight negative and a positive self-weight, a value that has arrived at a
+    worker stays there and is passed on at every meeting. Synchronously the steps of round k enter the average of round
+    k and have arrived at all workers R − 1 rounds later; a late average includes them `late` rounds later: `age` = R −
+    1 + `late`. (In a pipeline R = 1, and the step k of a worker is its gradient of that step.) In steps these are at
+    most `age_steps`, `age` times the largest steps_per_round.
 
     *Outer steps.* With outer parameters of each worker's own, and no outer momentum, a group of s members with the
-    outer rate r leaves to a member's outer parameters the weight 1 − r + r/s, and gives r/s to what each other member
-    has: an average with relaxation r. Shared outer parameters take up r > 0 times what everybody did since the last
-    round of all, and give none of it up. Where workers keep a share α = 1 − relaxation of their own there, what arrives
-    is the sum of the outer steps so far: without momentum r·(1 + q + q² + …), q = α·(1 − r), positive for |q| < 1, as
-    the reader asks of each α, one or several in turn. With an outer momentum nothing is stated of either.
+    outer rate r gives a member's outer parameters the weight 1 − r + r/s, and those of each other member r/s: an
+    average with relaxation r. Shared outer parameters add r > 0 times the progress of all workers since the last round
+    of all, and lose none of it. If workers keep a share α = 1 − relaxation of their own values there, the sum of the
+    outer steps so far arrives: without momentum r·(1 + q + q² + …), q = α·(1 − r), positive for |q| < 1, which the
+    reader requires of each α, one or several in turn. With an outer momentum there is no statement in either case.
 
-    It is stated where the weights are such, those of the prologue too, and everybody meets everybody. A round of the
-    prologue averages over everybody, so none of the numbers grows by it.
-    Numbers: `late`, `steps`, `reach`, `age`, `age_steps`.
+    The fact is stated if the weights are as supposed, those of the prologue too, and all workers meet. A round of the
+    prologue averages over all workers, so it increases none of the numbers.
+    Returns `late`, `reach` and `age` (rounds), and `steps` and `age_steps` (steps).
     """
     outer = schedule.outer
     rate = outer.lr if outer.has_own_outer_params else 1
@@ -250,21 +251,21 @@ def staleness(schedule: Schedule, work: Work) -> Numbers | None:
 
 
 def queues(schedule: Schedule, work: Work) -> Numbers | None:
-    """`queues` of weighted graphs, by the rules of rounds: how far workers can be apart, and what waits on an edge.
+    """Fact `queues` of weighted graphs, by the rules of rounds: the most rounds between workers, and waiting messages.
 
-    *The gap.* No worker is ever more than `gap` rounds ahead of another: R, −1 where some worker never hears of
+    *The gap.* No worker is ever more than `gap` rounds ahead of another: R, or −1 if some worker's value never reaches
     another.
 
     *The queues.* Let worker u send over an edge (u, v) in some rounds of the period, and let v be in round s, whose
     message it has not read; those of rounds before s are read. Worker v has begun no exchange of round s + 1, so u is
-    in round s + d at most, if d successive rounds from round s + 1 on lead from v to u. *Theorem:* there wait at most
-    as many messages as the rounds s … s + d have that use the edge. `capacities` holds the largest such number over all
-    s, for every edge of the period in the order of (target, source), −1 where v never reaches u. For one round it is
+    in round s + d at most, if d successive rounds from round s + 1 on lead from v to u. *Theorem:* at most as many
+    messages wait as rounds of s … s + d use the edge. `capacities` holds the largest such number over all s, for every
+    edge of the period in the order of (target, source), −1 where v never reaches u. For one round it is
     d(v → u) + 1, Hop's bound for a standard queue (Luo et al., ASPLOS 2019).
 
     *Assumed of the program:* a worker exchanges with its neighbors of a round before it leaves that round. An edge of
     weight 0 sends messages and blocks no worker, so the numbers are bounds whether it is used or not.
-    Numbers: `gap`, and `capacities` (a number for each edge).
+    Returns `gap` (rounds), and `capacities` (messages, one number for each edge).
     """
     if schedule.form != "graph":
         return None
@@ -293,20 +294,20 @@ def _capacities(schedule: Schedule, work: Work) -> list[int]:
 
 
 def fragments(schedule: Schedule, _: Work) -> Numbers | None:
-    """`fragments`, by the rules of turns: when each part of the model is averaged, and how old it gets.
+    """Fact `fragments`, by the rules of turns: when each fragment of the model is averaged, and its largest age.
 
     The model is cut into P fragments, every parameter in one. Of every H = steps_per_round steps fragment p = 0 … P − 1
-    has its turn after e_p = ⌊(p + 1)·H / P⌋: what all workers hold of it after e_p − τ steps is summed, and after e_p
-    it is merged: x ← α·x + (1 − α)·g, where g is what an outer step makes of the mean. Where e_p ≤ τ it is sent so many
-    steps before its round begins, and has no turn in the first round. A worker that has both to do after a step merges
-    first, unless τ is 0. A model that is merged τ steps late is one fragment.
+    has its turn after e_p = ⌊(p + 1)·H / P⌋: its values on all workers after e_p − τ steps are summed, and after e_p
+    steps it is merged: x ← α·x + (1 − α)·g, where g is the result of an outer step with the mean. If e_p ≤ τ it is sent
+    τ − e_p steps before its round begins, and has no turn in the first round. A worker that sends and merges after the
+    same step merges first, unless τ is 0. A model that is merged τ steps late is one fragment.
 
     *Theorem*, for P ≤ H and τ < H, which every schedule that can be read obeys. (a) Every fragment has exactly one turn
     in each round of H steps, at the same place of it. (b) All workers send fragments in one order, at most one a step,
     and merge them in the same order, each before it is sent again. At most `flying` = ⌈τ·P / H⌉ are in flight at any
-    time, and one where τ is 0. (c) Between two turns lie at least `apart` = ⌊H / P⌋ steps. (d) What a worker holds of
-    the others' fragment is at most `age` = H + τ steps old. (e) Where α is 0 a fragment is equal on all workers after
-    its turn (`equal`).
+    time, and one where τ is 0. (c) Between two turns lie at least `apart` = ⌊H / P⌋ steps. (d) The values of other
+    workers in a worker's fragment are at most `age` = H + τ steps old. (e) Where α is 0 a fragment is equal on all
+    workers after its turn (`equal`).
 
     Where steps per round differ (τ and α are 0 then) all this holds with each worker's own H: each has the turns 0 … P
     − 1 in this order. `every` and `age` are of the largest H, `apart` of the least. (d) and (e) are of sums over all
@@ -316,16 +317,17 @@ def fragments(schedule: Schedule, _: Work) -> Numbers | None:
 
     *Proof.* As H / P ≥ 1, e_p ascends from ⌊H / P⌋ by ⌊H / P⌋ or one more to e_(P−1) = H: that is (a) and (c). Count
     turns through all rounds: turn j ends after E_j = ⌊(j + 1)·H / P⌋ steps of the run and is sent after E_j − τ, so
-    both ascend with j; τ < H is the rest of the first half of (b). After t steps, and what is due then, those turns are
-    in flight with t < E_j ≤ t + τ. E_j ≤ s says that (j + 1)·H / P < s + 1, so ⌈(s + 1)·P / H⌉ − 1 turns end by s, and
-    between t and t + τ end ⌈(t + τ + 1)·P / H⌉ − ⌈(t + 1)·P / H⌉ ≤ ⌈τ·P / H⌉. Before what is due then, those are in
-    flight with t ≤ E_j < t + τ: no more, and a merge comes before a send. Just before a turn ends, what came with the
-    last one is H steps after its merging and H + τ after its sending. For (e) all compute g from the same outer
-    parameters, momentum and mean.
+    both ascend with j; τ < H is the rest of the first half of (b). After t steps, and the sends and merges that follow
+    them, the turns with t < E_j ≤ t + τ are in flight. E_j ≤ s says that (j + 1)·H / P < s + 1, so ⌈(s + 1)·P / H⌉ − 1
+    turns end by s, and between t and t + τ end ⌈(t + τ + 1)·P / H⌉ − ⌈(t + 1)·P / H⌉ ≤ ⌈τ·P / H⌉. Before these sends
+    and merges, the turns with t ≤ E_j < t + τ are in flight: no more, and a merge comes before a send. Just before a
+    turn ends, the values of the fragment's turn before it were merged H steps ago and sent H + τ steps ago. For (e) all
+    compute g from the same outer parameters, momentum and mean.
 
     *Assumed of the program:* it obeys these rules, all workers take the same number of steps (join mode keeps one whose
     data ended in every turn), and each parameter is in one fragment.
-    Numbers: `fragments`, `every`, `apart`, `late`, `flying`; `age` and `equal` of sums over all, `period` of groups.
+    Returns `fragments` (P), `every` (H), `apart`, `late` (τ) and `flying`; for sums over all workers also `age` and
+    `equal`, for groups `period`. All but `fragments`, `flying` and `equal` are in steps.
     """
     if not schedule.takes_turns:
         return None
@@ -339,15 +341,15 @@ def fragments(schedule: Schedule, _: Work) -> Numbers | None:
 
 
 def equal_replicas(schedule: Schedule, _: Work) -> Numbers | None:
-    """`equal-replicas`, by the rules of rounds: after these rounds all workers hold the same parameters, bit for bit.
+    """Fact `equal-replicas`, by the rules of rounds: after which rounds all workers hold bitwise equal parameters.
 
     **Gradients** (`of` = "gradients"). Each round is one step of every worker, and averages the gradients of all of
     them, synchronously or in a pipeline. *Theorem:* all workers hold the same parameters and the same optimizer state
-    after every step. For they start so, and in each step, of a pipeline that is drained too, all apply the same bits or
-    none at the same learning rate: an update is a function of parameters, state and gradient.
+    after every step. *Proof:* they start equal, and in each step, also while a pipeline drains, all apply the same bits
+    or none at the same learning rate: an update is a function of parameters, state and gradient.
 
     **Parameters** (`of` = "parameters"). *Theorem:* after a round t of the period that is one plain average over all
-    workers (relaxation 1), synchronously, all hold the same parameters: the average, or what an outer step makes of it,
+    workers (relaxation 1), synchronously, all hold the same parameters: the average, or the outer step with it,
     from outer parameters and a momentum that are the same for all, since only rounds of all change them. With a codec
     the average is decoded from the same bytes by all, and added to a reference that is the same for all. In the other
     rounds, and after steps, parameters may differ; so may optimizer state, always. Fragments in turn are not
@@ -358,9 +360,9 @@ def equal_replicas(schedule: Schedule, _: Work) -> Numbers | None:
     is a 16-bit number, which all widen in the same way.
 
     *Assumed of the program:* the same parameters and state at the start (the runtime broadcasts them), and a
-    deterministic optimizer that is set up in the same way on all workers. What is not averaged, such as buffers,
+    deterministic optimizer that is set up in the same way on all workers. State that is not averaged, such as buffers,
     is not covered.
-    Numbers: `of` what the averages are, `rounds` of the period after which all are equal.
+    Returns `of` ("gradients" or "parameters"), and `rounds`, the rounds of the period after which all are equal.
     """
     rounds = [t for t, relaxation in schedule.averages_of_all.items() if relaxation == 1]
     if not rounds or schedule.is_late or schedule.num_fragments > 1:

@@ -1,12 +1,12 @@
-"""What a schedule file says, and the SHA-256 that a certificate must name.
+"""The schedule that a file describes, and the SHA-256 that a certificate must name.
 
 The one form that is read is the *canonical* one, which partreduce writes: members that equal their default are left
-out, groups, blocks, edges and the ranks in them ascend, fractions are in lowest terms, and what is the same for all
-workers stands once. So the hash is that of the file as it stands, whatever its layout, with repeated phases listed one
-by one and without a certificate.
+out, groups, blocks, edges and the ranks in them ascend, fractions are in lowest terms, and a value that all workers
+share is given once. So the hash is that of the file itself, whatever its layout, with repeated phases listed one by
+one and without a certificate.
 
-`schema.py` has seen to types, ranges and words, and to unknown members. What is asked besides, here and for workers
-that keep a gap in `events.py`, is asked because the proof that is named there needs it.
+`schema.py` checks types, ranges, words and unknown members. The further conditions here, and for iteration gaps in
+`events.py`, are premises of the proof that is named there.
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ steps of groups, whose rounds are no matrices."""
 
 
 class Average(NamedTuple):
-    """x ← x + relaxation · (mean − x) for every one of some groups of workers.
+    """An average over groups of workers: x ← x + relaxation · (mean − x) on each member.
 
     In an explicit phase it is one group: `members` are its workers and `across` is empty. In a rule it is a block:
-    `members` are local ranks, and one group is made for every setting of the digits that are not in `across`.
+    `members` are local ranks, `across` are digits of the node's index, and there is one group for every setting of the
+    digits that are not in `across`.
     """
 
     members: Sequence[int]
@@ -66,12 +67,12 @@ class Average(NamedTuple):
 
     @property
     def is_group(self) -> bool:
-        """Whether it averages. A block of one local rank across no digit does not: it has no operation."""
+        """Return whether the average has an operation; a block of one local rank across no digit has none."""
         return len(self.members) > 1 or bool(self.across)
 
 
 class Edge(NamedTuple):
-    """The target adds weight · (value of the source − its own value)."""
+    """An edge of a weighted graph: the target adds weight · (value of the source − its own value)."""
 
     target: int
     source: int
@@ -79,7 +80,7 @@ class Edge(NamedTuple):
 
 
 class OuterStep(NamedTuple):
-    """An outer step: with lr 1 and no momentum the mean itself is the next model."""
+    """An outer step, with outer learning rate `lr` and momentum; with lr 1 and no momentum the result is the mean."""
 
     lr: Fraction
     momentum: Fraction
@@ -88,16 +89,16 @@ class OuterStep(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it changes nothing."""
+        """Return whether the next model is the mean itself."""
         return self.lr == 1 and self.momentum == 0
 
 
 class Table(NamedTuple):
-    """A table that goes its own way.
+    """An embedding table that is exchanged separately from the strategy's averages.
 
-    Way `sharded`: row r lies in part r mod `partitions`, and part p on the worker `hosts[p mod len(hosts)]`. Every
-    worker holds a whole table of way `gather`, and of way `dense`, which the strategy's own averages take along.
-    `codec` rounds the numbers of rows that cross, handed out or brought back as gradients.
+    Way `sharded`: row r belongs to part r mod `partitions`, and part p to worker `hosts[p mod len(hosts)]`. With way
+    `gather`, and with way `dense`, which the strategy's own averages include, every worker holds the whole table.
+    `codec` rounds the numbers of rows that are sent, as answers to lookups or as gradients.
     """
 
     parameter: str
@@ -110,18 +111,18 @@ class Table(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Of a row as it crosses, without its number; int8 has a scale of 4 bytes for each row."""
+        """Return the bytes of a row as it is sent, without its row number; int8 has a scale of 4 bytes for each row."""
         return ELEMENT[self.codec] * self.columns + (4 if self.codec == "int8" else 0)
 
     def rows_of(self, place: int) -> int:
-        """Rows on the host at that place of the list (`one-owner`): ⌈(k − place)/H⌉ of 0 … k − 1 are place mod H."""
+        """Return the rows on the host at this place: ⌈(k − place)/H⌉ of 0 … k − 1 are equal to place mod H."""
         each, left = divmod(self.rows, self.partitions)
         parts, larger = (max(0, -(-(count - place) // len(self.hosts))) for count in (self.partitions, left))
         return each * parts + larger
 
 
 class FailurePlan(NamedTuple):
-    """What survivors run after failures of up to so many workers, or of one node."""
+    """The rule for the survivors' schedule after the failure of up to `failures` workers, or of one node."""
 
     rule: Literal["keep_groups", "reapply_rule", "all_reduce"]
     failures: int
@@ -131,16 +132,16 @@ class FailurePlan(NamedTuple):
 class Schedule:
     """A schedule in the form `rule`, `groups` (explicit groups) or `graph` (weighted neighbors).
 
-    The first two have `phases` and the third has `rounds`; the other list is empty, and both where a `quorum` starts
-    rounds, since what these sum is decided as the job runs. `radices` are those of a rule. `workers_per_node` is 0
-    where nodes are unequal. `nodes` are the nodes as the file lists them, empty where it says only that each has
+    The first two have `phases` and the third has `rounds`; the other list is empty, and both are if a `quorum` starts
+    rounds, since the workers in a sum are then decided at run time. `radices` are those of a rule. `workers_per_node`
+    is 0 for nodes of unequal size. `nodes` are the nodes as the file lists them, empty if it states only that each has
     `node_size` workers, in the order of ranks.
 
-    `worker_steps` holds one number, or one a worker. Where it `averages_gradients` these come late in a `pipeline`
-    (empty otherwise); elsewhere parameters are averaged, a round late where `is_late`. `gap` is None in rounds, and
-    `quorum` is empty but where one starts them. `tables` stand in the order in which they are exchanged; where it
-    `aggregates` the workers of a node agree on rows first. With `late_steps` a round averages what workers had so many
-    steps before its end, keeping the share `kept` of theirs.
+    `worker_steps` holds the steps per round: one number, or one for each worker. If `averages_gradients`, gradients are
+    averaged, late by a `pipeline` (empty: not late); otherwise parameters are, a round late if `is_late`. `gap` is None
+    and `quorum` empty in common rounds. `tables` are in the order of their exchange; if `aggregates`, the workers of a
+    node first combine their rows. With `late_steps` a round averages the values of so many steps before its end, and a
+    worker keeps the share `kept` of its value.
     """
 
     form: Literal["rule", "groups", "graph"]
@@ -171,12 +172,12 @@ class Schedule:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether averages lack the newest steps of a round, of any fragment at its end."""
+        """Return whether averages lack the newest steps of a round, or of any fragment at the end of the round."""
         return self.num_fragments > 1 or self.late_steps > 0
 
     @property
     def mode(self) -> Mode:
-        """How workers wait for one another, which decides what can be said."""
+        """Return how workers wait for one another, which determines the claims and facts that apply."""
         if self.quorum:
             return "rounds by quorum"
         if self.gap is None:
@@ -185,7 +186,7 @@ class Schedule:
 
     @cached_property
     def events(self) -> EventGraph:
-        """The events of workers that keep a gap."""
+        """Return the event graph of an iteration gap; only for schedules that have one."""
         gap = self.gap
         assert gap is not None, "asked of nothing else"
         edges, backups = sorted((source, target) for target, source, _ in self.rounds[0]), gap.backups(self.num_workers)
@@ -193,32 +194,32 @@ class Schedule:
 
     @property
     def period(self) -> int:
-        """After so many rounds it repeats."""
+        """Return the number of rounds after which the schedule repeats."""
         return len(self.phases) or len(self.rounds)
 
     @property
     def lag(self) -> int:
-        """By how many rounds what an average gives comes late."""
+        """Return by how many rounds the result of an average is late."""
         return int(self.pipeline["width"]) - 1 if self.pipeline else int(self.is_late)
 
     @property
     def width(self) -> int:
-        """The size of the matrices that decide about it: of all workers, or for a rule of one node's."""
+        """Return the size of the mixing matrices: the number of workers, or for a rule the number on one node."""
         return self.workers_per_node if self.form == "rule" else self.num_workers
 
     @cached_property
     def node_sizes(self) -> frozenset[int]:
-        """The different numbers of workers on a node."""
+        """Return the distinct numbers of workers on a node."""
         return frozenset(map(len, self.nodes)) or frozenset({self.node_size})
 
     @property
     def num_nodes(self) -> int:
-        """The number of nodes."""
+        """Return the number of nodes."""
         return len(self.nodes) or self.num_workers // self.node_size
 
     @cached_property
     def averages_of_all(self) -> dict[int, Fraction]:
-        """The relaxation of every phase that is one average over all workers."""
+        """Return the relaxation of every phase that is one average over all workers, by the number of the phase."""
         found = {}
         for t, phase in enumerate(self.phases):
             if self.width in map(len, map(itemgetter(0), phase)):  # of millions of groups, in C
@@ -228,9 +229,9 @@ class Schedule:
         return found
 
     def on_nodes(self, average: Average | None) -> tuple[int, int]:
-        """(members on each node, nodes) of an average; (members, 0) where nodes have unequal numbers.
+        """Return (members on each node, nodes) of an average; (members, 0) if its nodes have unequal numbers.
 
-        None stands for a group of all workers.
+        None as the average means a group of all workers.
         """
         if average is None:
             return (min(self.node_sizes), self.num_nodes) if len(self.node_sizes) == 1 else (self.num_workers, 0)
@@ -245,7 +246,7 @@ class Schedule:
         return (each.pop(), len(counts)) if len(each) == 1 else (size, 0)
 
     def nodes_of(self, workers: Iterable[int]) -> list[int]:
-        """The node that each of some workers stands on."""
+        """Return the node of each of these workers."""
         if self.nodes:
             return list(map(self._node_of.__getitem__, workers))
         size = self.node_size
@@ -256,7 +257,7 @@ class Schedule:
         return {worker: number for number, node in enumerate(self.nodes) for worker in node}
 
     def group_sizes(self) -> list[set[tuple[int, Fraction]]]:
-        """The different (workers in a group, relaxation) of every phase; a group of one worker is none."""
+        """Return for every phase the distinct (workers in a group, relaxation), without groups of one worker."""
         result = []
         for phase in self.phases:
             # Few factors are different objects, and hashing a million fractions would take most of the time.
@@ -267,7 +268,7 @@ class Schedule:
 
 
 def kept_weights(edges: Sequence[Edge]) -> Iterable[Fraction]:
-    """What each target of a round keeps of its value; there may be far more workers than the file has lines."""
+    """Return the weights that targets of a round keep; there may be far more workers than the file has lines."""
     kept: dict[int, Fraction] = {}
     for target, _, weight in edges:
         kept[target] = kept.get(target, Fraction(1)) - weight
@@ -275,7 +276,7 @@ def kept_weights(edges: Sequence[Edge]) -> Iterable[Fraction]:
 
 
 def keeps_something(edges: Sequence[Edge]) -> bool:
-    """No weight of a round is negative, and every worker keeps a positive weight on itself."""
+    """Return whether no weight of a round is negative, and every worker keeps a positive weight on itself."""
     return all(weight > 0 for weight in kept_weights(edges)) and all(edge.weight >= 0 for edge in edges)
 
 
@@ -283,10 +284,10 @@ def read_schedule(document: object) -> Schedule:
     """Read a parsed schedule file of kind `static`, `allreduce` or `neighbor` in canonical form.
 
     Args:
-        document: the parsed JSON, of which every list and object is only read.
+        document: the parsed JSON, which is not changed.
 
     Returns:
-        The schedule with its hash; all that proofs suppose of its members holds.
+        The schedule with its hash, for which the premises of the proofs hold.
 
     Raises:
         Refusal: status 65 if the file is not of this form, or a premise does not hold.
@@ -397,7 +398,7 @@ def _read_edges(given: dict[str, Any], n: int, place: str) -> list[Edge]:
 
 
 def exact(value: int | str, place: str) -> Fraction:
-    """The number that a file gives, in its shortest spelling."""
+    """Return the number that a file states, which must have its shortest spelling."""
     number = Fraction(value)
     short = number.numerator if number.denominator == 1 and abs(number.numerator) < 2**53 else str(number)
     require(short == value, place, f"{value} is not in lowest terms; {ONE_FORM}")

@@ -1,11 +1,11 @@
-"""The interpreter of JSON Schema that holds both files to their form.
+"""The interpreter of JSON Schema that checks the form of schedules and certificates.
 
 `schedule.schema.json`, in this folder, is exported from the models of the loader, and `claims.py` has the schema of a
-certificate. Types, ranges, words, closed objects and defaults stand there, and nowhere else in the checker. What a
-schema cannot say, and a proof needs, is asked in `schedule.py` and by each claim.
+certificate. Types, ranges, words, closed objects and defaults are defined there, and nowhere else in the checker.
+Premises of proofs that a schema cannot express are checked in `schedule.py` and by each claim.
 
-The interpreter looks at *columns*: all values that stand at one place of the schema, at once, because files hold
-millions of groups. Where a column does not fit, its values are taken one by one, to name the place of the first.
+The interpreter checks *columns*: all values at one place of the schema, at once, because files hold millions of groups.
+If a column does not fit, its values are checked one by one, to name the place of the first that does not.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WORDS = {
 
 
 def with_defaults(value: dict[str, Any], schema: Schema = SCHEMA) -> dict[str, Any]:
-    """An object that fits, with the defaults that it leaves out, in its members too; long lists stay as they are."""
+    """Return an object that fits the schema with missing defaults added, also in its members; not in long lists."""
     result = {}
     for name, part in _nearest(_of_type(_resolve(schema), value, ""), value)["properties"].items():
         if name in value or "default" in part:
@@ -52,7 +52,7 @@ def with_defaults(value: dict[str, Any], schema: Schema = SCHEMA) -> dict[str, A
 
 
 def hold(column: list[Any], schema: Schema, place: str) -> None:
-    """Refuse values of which one does not fit the schema, or in which something stands that equals its default."""
+    """Raise a Refusal if a value of the column does not fit the schema, or has a member that equals its default."""
     schema = _resolve(schema)
     if not column:
         return
@@ -84,14 +84,15 @@ def hold(column: list[Any], schema: Schema, place: str) -> None:
 
 
 def as_choice(value: object, place: str, choices: Sequence[object]) -> None:
-    """Refuse a value that is none of a few constants, or not of its very type: 1 is neither `true` nor "1"."""
+    """Raise a Refusal unless the value is one of the constants and of its exact type: 1 is neither `true` nor "1"."""
     fits = any(type(value) is type(choice) and value == choice for choice in choices)
     require(fits, place, f"must be one of {list(choices)}")
 
 
 def _hold_lists(column: list[list[Any]], schema: Schema, place: str) -> None:
     low, high = schema.get("minItems", 0), schema.get("maxItems", inf)
-    require(all(low <= length <= high for length in set(map(len, column))), place, f"must hold {low} to {high} items")
+    size = str(low) if low == high else f"{low} to {high}"
+    require(all(low <= length <= high for length in set(map(len, column))), place, f"must hold {size} items")
     try:
         hold(list(chain.from_iterable(column)), schema["items"], place)
     except Refusal:

@@ -1,4 +1,4 @@
-"""Reading JSON strictly, and exact numbers of it."""
+"""Read JSON strictly, and exact fractions from its texts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LONGEST = 2**53
 
 
 def read_file(path: str, *, is_certificate: bool, limit: int = MAX_BYTES) -> Any:  # noqa: ANN401 - parsed JSON
-    """The value in a file: UTF-8, no key twice, no float, no half of a character, at most 32 levels.
+    """Return the value in a file: UTF-8, no duplicate key, no float, no unpaired surrogate, at most 32 levels.
 
-    A certificate has no true, false or null either, and a schedule no integer that others would round.
+    A certificate has no true, false or null either, and a schedule no integer that other readers of JSON would round.
     """
 
     def object_of(members: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def read_file(path: str, *, is_certificate: bool, limit: int = MAX_BYTES) -> Any
 
 
 def as_fraction(text: str, place: str) -> Fraction:
-    """An exact number of a certificate: a text such as "4/3" in lowest terms, so that each number has one spelling."""
+    """Return the exact number that a certificate states as text in lowest terms, such as "4/3"; reject others."""
     well_formed = re.fullmatch(r"-?\d{1,4000}(/[1-9]\d{0,3999})?", text)
     confirm(well_formed and str(Fraction(text)) == text, place, text, "a fraction string in lowest terms")
     return Fraction(text)

@@ -1,8 +1,9 @@
-"""Claim `survives`: after every failure of up to so many workers, or of one node, survivors reach consensus, so fast.
+"""Claim `survives`: after every planned failure the survivors reach consensus, with a bound on the rate.
 
 *What is claimed.* The plan covers every failure of up to `failures` workers and of all workers of any one node that
-leaves two workers or more, and each is equivalent to one of `classes`. The matrix P of a period of what the survivors
-of that one run has ‖P − J‖₂² ≤ its `squared` and contracts everything off the mean, J the mean of the survivors.
+leaves two workers or more, and each is equivalent to one of `classes`. The matrix P of a period of the schedule that
+the survivors of that failure run has ‖P − J‖₂² ≤ its `squared` and contracts everything off the mean, where J is the
+mean of the survivors.
 
 **The plan** is one of three rules. `keep_groups`: the schedule's groups without the failed workers.
 `reapply_rule`: the schedule's own rule on the nodes with survivors, in their order, without the failed workers.
@@ -27,17 +28,17 @@ L that was taken for their class. Values of a digit that L does not have may sti
 kind that did not fail. So it is equivalent to L and a worker that in each digit has a value of L or the first other
 one, and is the first of its kind that did not fail there. One of each pattern is taken.
 
-**A rule that is applied again.** What survivors run is the rule on as many nodes as have survivors, without the workers
-that these lack. So two failures that leave as many nodes are equivalent if a symmetry of that rule maps what the nodes
-lack of one to what they lack of the other. Every set of workers without a whole node is what some failure of so many
-nodes leaves out, and so are its subsets: the same induction covers them.
+**A rule that is applied again.** Survivors run the rule on as many nodes as have survivors, without the failed workers
+of these nodes. So two failures that leave equally many nodes are equivalent if a symmetry of that rule maps the missing
+workers of one to those of the other. Every set of workers that contains no whole node is the set of missing workers
+after some failure of so many nodes, and so are its subsets: the same induction covers them.
 
 **All-Reduce.** P = αI + (1 − α)J after every failure, where a worker keeps a share 0 ≤ α < 1 of its value: ‖P − J‖ = α
 as before, and no class is listed.
 
 **Listed groups.** Let 0 ≤ t < 2 in every group, so that no group lengthens a vector, and one with t > 0 keeps its
 length only if the vector is constant on it. Groups without the failed workers are such groups. So a period contracts if
-those with t > 0 join all survivors (`consensus.py`), and its matrix is looked at as it stands.
+those with t > 0 join all survivors (`consensus.py`), and its matrix is computed directly.
 
 **A rule.** Let U_d be the values that digit d has on failed nodes, and r_d its radix. Functions of a digit are the sum
 of two orthogonal spaces: F_d of those that are the same on all values outside U_d, and V_d of those that are 0 on U_d
@@ -109,9 +110,9 @@ Pattern = tuple[tuple[int, ...], ...]
 
 
 class Symmetries(NamedTuple):
-    """Nodes with these digits, on each local ranks of these kinds, which are the first rank of its kind for each.
+    """The symmetries of a schedule: nodes with these radices, and for each local rank the first rank of its kind.
 
-    Listed groups are one node without digits, whose local ranks are all workers.
+    Explicit groups are one node without digits, whose local ranks are all workers.
     """
 
     radices: Sequence[int]
@@ -119,7 +120,7 @@ class Symmetries(NamedTuple):
 
     @classmethod
     def of(cls, schedule: Schedule, work: Work) -> Symmetries:
-        """Those of a schedule of groups, by the local ranks or workers that have everything in common."""
+        """Return the symmetries of a schedule of groups: ranks are of one kind if all their groups are the same."""
         size = schedule.width
         work.require(size <= MAX_WIDTH, f"over {MAX_WIDTH} workers, or workers on a node of a rule")
         work.spend(size * (1 + schedule.period) * 20)
@@ -131,7 +132,10 @@ class Symmetries(NamedTuple):
         return cls(schedule.radices, kinds)
 
     def pattern(self, failed: Iterable[int]) -> Pattern:
-        """Kinds, and for each digit who of the failed has a value first: those first whose values fewer others have."""
+        """Return the pattern of a failure: the failed workers' kinds, and for each digit the first with each value.
+
+        Workers are ordered by kind, then by how few others share their values.
+        """
         rows = [
             (self.kinds[rank], *digits_of(node, self.radices))
             for node, rank in (divmod(worker, len(self.kinds)) for worker in failed)
@@ -142,7 +146,7 @@ class Symmetries(NamedTuple):
         return (*columns[:1], *(tuple(map(column.index, column)) for column in columns[1:]))
 
     def classes(self, count: int, work: Work) -> dict[Pattern, Failure]:
-        """A failure of each pattern of up to so many workers, that of none included."""
+        """Return one failure of each pattern of up to `count` workers, with the empty failure included."""
         found: dict[Pattern, Failure] = {}
         grown: Iterable[Failure] = [()]
         for _ in range(count + 1):
@@ -169,7 +173,7 @@ class Symmetries(NamedTuple):
 
 
 def digits_of(node: int, radices: Sequence[int]) -> tuple[int, ...]:
-    """The digits of a node's index, the most significant first."""
+    """Return the digits of a node's index, the most significant first."""
     digits = []
     for radix in reversed(radices):
         node, digit = divmod(node, radix)
@@ -178,7 +182,7 @@ def digits_of(node: int, radices: Sequence[int]) -> tuple[int, ...]:
 
 
 def node_of(digits: Sequence[int], radices: Sequence[int]) -> int:
-    """The node with these digits."""
+    """Return the index of the node with these digits."""
     node = 0
     for digit, radix in zip(digits, radices, strict=True):
         node = node * radix + digit
@@ -186,13 +190,13 @@ def node_of(digits: Sequence[int], radices: Sequence[int]) -> int:
 
 
 def values_on(failed: Iterable[int], size: int, radices: Sequence[int]) -> list[list[int]]:
-    """The values that each digit has on the nodes of some workers."""
+    """Return for each digit its values on the nodes of the failed workers; `size` is the number of workers per node."""
     nodes = [digits_of(node, radices) for node in {worker // size for worker in failed}]
     return [sorted({node[digit] for node in nodes}) for digit in range(len(radices))]
 
 
 def with_another(used: Sequence[Sequence[int]], radices: Sequence[int]) -> list[list[int]]:
-    """The used values of each digit and the first other one, if there is one, which stands for all others."""
+    """Return for each digit the used values and, as a representative of all others, the first other one, if any."""
     return [
         [*values, *islice((value for value in range(radix) if value not in values), 1)]
         for values, radix in zip(used, radices, strict=True)
@@ -200,13 +204,13 @@ def with_another(used: Sequence[Sequence[int]], radices: Sequence[int]) -> list[
 
 
 def all_nodes(schedule: Schedule) -> Iterator[Sequence[int]]:
-    """The workers of each node."""
+    """Return the workers of each node."""
     size = schedule.node_size
     return iter(schedule.nodes or (range(at, at + size) for at in range(0, schedule.num_workers, size)))
 
 
 def classes_of_plan(schedule: Schedule, plan: FailurePlan, work: Work) -> list[Failure]:
-    """A failure of each class that a plan covers, smaller ones first; under All-Reduce none is needed."""
+    """Return one failure of each class that a plan covers, smaller ones first; All-Reduce needs none."""
     n, size = schedule.num_workers, schedule.node_size
     found: list[Failure] = []
     if plan.rule == "keep_groups":
@@ -232,7 +236,7 @@ def classes_of_plan(schedule: Schedule, plan: FailurePlan, work: Work) -> list[F
 
 
 def runs_after(schedule: Schedule, plan: FailurePlan, failed: Failure) -> tuple[Schedule, Failure]:
-    """What the survivors of a failure run: a schedule, and which of its workers are missing in it."""
+    """Return the schedule that survivors of a failure follow, and the workers of that schedule that are missing."""
     n, size = schedule.num_workers, schedule.node_size
     if plan.rule == "keep_groups":
         return schedule, failed
@@ -246,10 +250,11 @@ def runs_after(schedule: Schedule, plan: FailurePlan, failed: Failure) -> tuple[
 
 
 def on_nodes(schedule: Schedule, count: int) -> Schedule:
-    """A schedule's rule on so many nodes; its own on as many as it has.
+    """Return the schedule's rule applied to `count` nodes; the schedule itself for its own number of nodes.
 
-    The prime factors of the number, largest first, are multiplied to radices of 1: each to that of the digit whose new
-    radix is the smallest part of its old one, of the first such digit. Digits with radix 1 are none.
+    All new radices start at 1. The prime factors of `count`, the largest first, are multiplied into them: each into
+    that of the digit for which new radix / old radix is smallest, the first one of equals. Digits with radix 1 are
+    dropped.
     """
     size, old = schedule.node_size, schedule.radices
     if count * size == schedule.num_workers:
@@ -270,7 +275,7 @@ def on_nodes(schedule: Schedule, count: int) -> Schedule:
 
 
 def prime_factors(number: int) -> list[int]:
-    """Ascending."""
+    """Return the prime factors of a number in ascending order, repeated by multiplicity."""
     for divisor in range(2, isqrt(number) + 1):
         if number % divisor == 0:
             return [divisor, *prime_factors(number // divisor)]
@@ -278,7 +283,7 @@ def prime_factors(number: int) -> list[int]:
 
 
 def all_failures(num_workers: int, nodes: Iterable[Sequence[int]], most: int) -> Iterator[Failure]:
-    """Every failure of up to `most` workers, smaller ones first and then in order; then those of larger nodes."""
+    """Yield every failure of up to `most` workers, as ascending ranks, smaller ones first, then of larger nodes."""
     for count in range(1, most + 1):
         yield from combinations(range(num_workers), count)
     for node in nodes:
@@ -287,7 +292,7 @@ def all_failures(num_workers: int, nodes: Iterable[Sequence[int]], most: int) ->
 
 
 class Cells(NamedTuple):
-    """`sizes`: workers of each cell; a group of `phases` is (cells, relaxation); `free`: the free digits."""
+    """The survivors' cells: workers in each (`sizes`), groups by phase as (cells, relaxation), and the free digits."""
 
     sizes: list[int]
     phases: list[list[tuple[list[int], Fraction]]]
@@ -295,7 +300,7 @@ class Cells(NamedTuple):
 
 
 def cells_of(schedule: Schedule, failed: Failure, used: Sequence[Sequence[int]], work: Work) -> Cells:
-    """The cells of the survivors, in the order of ranks; each worker of listed groups is one."""
+    """Return the cells of the survivors of a failure, in the order of ranks; in explicit groups one for each worker."""
     size, radices = schedule.width, schedule.radices
     left = [radix - len(values) for values, radix in zip(used, radices, strict=True)]
     choices = with_another(used, radices)
@@ -330,7 +335,7 @@ def _groups_of_cells(
 
 
 def hash_answers(text: Any, runs: Schedule, missing: Failure, work: Work) -> None:  # noqa: ANN401 - of hashlib
-    """Hash the answers of all survivors in every phase (`groups.check_membership`)."""
+    """Update a hash with the answers of all survivors in every phase (defined in `groups.check_membership`)."""
     left = runs.num_workers - len(missing)
     for phase in cells_of(runs, missing, list(map(range, runs.radices)), work).phases:
         home = {worker: f"{members[0]} {relaxation}\n" for members, relaxation in phase for worker in members}
@@ -338,7 +343,7 @@ def hash_answers(text: Any, runs: Schedule, missing: Failure, work: Work) -> Non
 
 
 def hash_of_survivors(schedule: Schedule, plan: FailurePlan, work: Work) -> str:
-    """The `answers` of a plan."""
+    """Return `answers` of a plan: the SHA-256 of the survivors' answers, empty if there may be too many lines."""
     n = schedule.num_workers
     count = schedule.num_nodes + sum(comb(n, failed) for failed in range(1, plan.failures + 1))
     if count * n * schedule.period > ASKED:
@@ -350,7 +355,7 @@ def hash_of_survivors(schedule: Schedule, plan: FailurePlan, work: Work) -> str:
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Claim `survives`: `failures`, `classes` (a failure and a bound for each, in order), `answers`."""
+    """Check claim `survives`: `failures`, `classes` (a failure and a bound for each, in order) and `answers`."""
     work, plan = Work(place), schedule.failure_plan
     if plan is None:
         confirm(False, place, "survives", "a schedule with a failure plan")
@@ -377,14 +382,17 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
 
 
 class Confirmed(NamedTuple):
-    """What was seen to hold of an undisturbed rule: digits with trees, and bounds on classes."""
+    """Results confirmed for a rule without failures: the digits with trees, and the bounds on classes."""
 
     joined: set[int]
     bounds: set[tuple[Fraction, tuple[int, ...]]]
 
 
 def parts_left(runs: Schedule, cells: Cells, known: Confirmed, work: Work) -> tuple[int, int | None]:
-    """The parts that contracting groups leave, 1 where they join all: of a free digit, which comes too, or of cells."""
+    """Return the number of components of the cells under groups with an effect, and None; 1 if all are joined.
+
+    If on the class of a free digit local ranks and 0 are not joined, return the components there, and the digit.
+    """
     for digit in sorted(set(cells.free) - known.joined):
         groups = [
             ([ZERO, *ranks] if vanishes else ranks, relaxation)
@@ -420,7 +428,7 @@ def _number_of_parts(groups: Sequence[tuple[Sequence[int], Fraction]], vertices:
 
 
 def off_mean(cells: Cells, work: Work) -> Rational:
-    """P − J for the period P of the cells and the mean J over all their workers."""
+    """Return P − J for the period P of the cells and the mean J over all their workers."""
     sizes = cells.sizes
     phases = ([(members, False, relaxation) for members, relaxation in phase] for phase in cells.phases)
     steps = (
@@ -431,13 +439,13 @@ def off_mean(cells: Cells, work: Work) -> Rational:
 
 
 def mean_moved(schedule: Schedule, work: Work) -> Numbers | None:
-    """Fact `mean-moved`, of schedules with a failure plan: how far a failure moves the workers' mean, and a join.
+    """Fact `mean-moved`, for schedules with a failure plan: how far a failure, or a join, moves the workers' mean.
 
     Let n workers have the models x_i and the mean m, and d² = Σ ‖x_i − m‖²/n, their squared disagreement at one
     instant.
 
     *Theorem 1.* Without the k workers in S the mean is m + s/(n − k), where s = Σ_S (m − x_i); with one more, a copy of
-    worker j, it is m + (x_j − m)/(n + 1). The x_i − m sum to 0, which is all of it.
+    worker j, it is m + (x_j − m)/(n + 1). *Proof:* the x_i − m sum to 0.
 
     *Theorem 2.* A failure of k moves the mean by at most the root of k/(n − k)·d², `at_most`; a join by at most the
     root of (n − 1)/(n + 1)²·d², `joined_at_most`. Let A be the sum over S of ‖x_i − m‖²; over all others the sum of x_i
@@ -445,13 +453,13 @@ def mean_moved(schedule: Schedule, work: Work) -> Numbers | None:
     Schwarz. The smaller of the two is largest where they are equal, A = (n − k)·d², hence ‖s‖² ≤ k·(n − k)·d². For one
     worker ‖x_j − m‖² ≤ (n − 1)·d². It is attained where the k that failed are at one point and all others at another.
 
-    *Theorem 3.* In the mean over all failures of k workers the square of the way is k/((n − 1)·(n − k))·d², `usual`;
-    over all donors it is d²/(n + 1)², `joined`. The inner products of different x_i − m sum to −n·d², so that each is
-    −d²/(n − 1) in the mean, and ‖s‖² is k·d² − k·(k − 1)·d²/(n − 1) = k·(n − k)/(n − 1)·d².
+    *Theorem 3.* The mean over all failures of k workers of the squared distance moved is k/((n − 1)·(n − k))·d²,
+    `usual`; over all copied workers it is d²/(n + 1)², `joined`. The inner products of different x_i − m sum to −n·d²,
+    so that each is −d²/(n − 1) in the mean, and ‖s‖² is k·d² − k·(k − 1)·d²/(n − 1) = k·(n − k)/(n − 1)·d².
 
-    Where gradients are averaged all models are equal, and d is 0. How large d² usually is, `consensus-distance` bounds.
-    Numbers: `failed`, the sizes of failures that the plan covers, and for each `usual` and `at_most`; `joined`,
-    `joined_at_most`.
+    Where gradients are averaged all models are equal, and d is 0. `consensus-distance` bounds the mean of d².
+    Returns `failed`, the sizes of failures that the plan covers, with `usual` and `at_most` for each, and `joined` and
+    `joined_at_most`: squared distances divided by d².
     """
     plan, n = schedule.failure_plan, schedule.num_workers
     if plan is None:

@@ -1,4 +1,4 @@
-"""Facts about tables that go their own way: `one-owner`, `table-order`, `nic-bytes` and `row-error`.
+"""Facts about separately exchanged embedding tables: `one-owner`, `table-order`, `nic-bytes` and `row-error`.
 
 `one-owner`: for each sharded table its number of owners H, and the least and the most rows that one of them has.
 *Proof.* Row r lies in part r mod P and part p on the host at place p mod H of a list that names no worker twice: one
@@ -6,35 +6,35 @@ part, one place, one worker. The host at place h has the parts h, h + H, … bel
 if p < R mod P. Both numbers do not grow with h: so the first host has the most rows, the last one the least.
 
 `table-order`: the collective operations of a `lookup`, of the `gradients` at the end of a backward pass, and of the end
-of a `step`, each as `all` workers or those of each `node`. A lookup's second of a node, and second of all, are left out
-where their row numbers have room in the one before, which hangs on what all members received there. *Theorem.* No
-worker waits for ever. *Proof.* Every worker does the same lookups, backward passes and steps in one order, each of them
-the same list of operations on communicators that nothing else uses. Their places in it are ticks as `deadlock-free`
-asks for them; a worker that is alone on its node has no operation there, which takes none away from anybody.
+of a `step`, each as `all` workers or those of each `node`. A lookup's second operation of a node, and second of all,
+are left out if their row numbers fit into the one before, which depends on data that all members received there.
+*Theorem.* No worker waits for ever. *Proof.* Every worker does the same lookups, backward passes and steps in one
+order, each of them the same list of operations on communicators that nothing else uses. Their places in the list are
+ticks as `deadlock-free` needs them; a worker that is alone on its node has no operation there, and is missing in none.
 
-`nic-bytes`: for each table that goes its own way the most bytes that leave a node through its NICs in one step with one
-lookup: `lookup` and `gradients`, of float32 or in the table's codec. All rows are looked up by all workers then; no
-step sends more. Not counted: how many rows follow, which is stated as well, and whether they fit their codec.
+`nic-bytes`: for each separate table the most bytes that leave a node through its NICs in one step with one lookup:
+`lookup` and `gradients`, of float32 or in the table's codec. The maximum is reached when all workers look up all rows.
+Not counted: the messages that state how many rows follow, and whether they fit their codec.
 
-*Proof.* Let R_A rows of a table lie on node A, and m_A be the workers there, or 1 where they agree on rows first; M is
-the sum of all m. At most m_A(R − R_A) rows are asked for, 4 bytes each, and of those of A others ask for at most (M −
-m_A)R_A, each of 4c bytes for c columns, 2c in 16 bits, c + 4 in int8. The gradients of what was asked for go back, each
-row with its number. The rows of a gathered table go around a ring of all workers in the order of their ranks, in n − 1
-messages as long as the longest of what one of them brings: all R rows; or, where those of a node agree first, the rows
-r of which the worker at place r mod k of k collects all, at most R/k rounded up, k the smallest node. They leave node A
-as often as a worker of A has its successor elsewhere.
+*Proof.* Let R_A rows of a table be on node A, and m_A be the number of workers there, or 1 if they combine their rows
+first; M is the sum of all m. At most m_A(R − R_A) rows are requested from A, 4 bytes each, and of the rows of A others
+request at most (M − m_A)R_A, each of 4c bytes for c columns, 2c in 16 bits, c + 4 in int8. The gradients of the
+requested rows are sent back, each row with its number. The rows of a gathered table are sent around a ring of all
+workers in the order of their ranks, in n − 1 messages as long as the longest contribution of a worker: all R rows; or,
+if the workers of a node combine their rows first, the rows r that the worker at place r mod k of k collects, at most
+R/k rounded up, k the smallest node. They leave node A as often as a worker of A has its successor on another node.
 
-`row-error`: for each table with a codec how far what crosses may be off, as [parameter, relative, absolute]. `rows` are
-those of sharded tables: a number x that a lookup gives is off by at most relative·m + absolute, where m is |x|, or for
-int8 the largest of its row. `gradients`: the sum of what the workers bring for one row is off the exact sum by at most
-relative·A + absolute, where A is the sum of their |x_i|, or for int8 of each one's largest in the row. *Proof.*
-`codec_error.py` follows a bound through roundings and additions. A row is rounded once. Of gradients each of n workers
-rounds its own, and n are added in float32; or, where the workers of a node agree first, at most k of the largest node
-are added, one rounds the sum, and those of all nodes are added.
+`row-error`: for each table with a codec the largest error of the numbers sent, as [parameter, relative, absolute].
+`rows`, of sharded tables: the error of a number x that a lookup returns is at most relative·m + absolute, where m is
+|x|, or for int8 the largest of its row. `gradients`: the error of the sum of the workers' gradients for one row is at
+most relative·A + absolute, where A is the sum of their |x_i|, or for int8 of each one's largest in the row. *Proof.*
+`codec_error.py` follows a bound through roundings and additions. A row is rounded once. Each of n workers rounds its
+gradients, and n are added in float32; or, if the workers of a node combine their rows first, at most k of the largest
+node are added, one worker rounds the sum, and those of all nodes are added.
 
-*Assumed of the program:* all workers make the same lookups in the same order (the runtime compares that before rows
-move, and ends the run where it differs), and rows are placed and operations cut as said. For `row-error` tables are of
-float32, which keeps subnormal numbers.
+*Assumed of the program:* all workers make the same lookups in the same order (the runtime compares them before rows are
+sent, and ends the run if they differ), and rows are placed and operations divided as described. For `row-error` tables
+are of float32, which keeps subnormal numbers.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from .schedule import Numbers, Schedule, Table
 
 
 def one_owner(schedule: Schedule, _: Work) -> Numbers | None:
-    """`tables`: [parameter, owners, least, most] of every sharded table."""
+    """Fact `one-owner`: return `tables`, for every sharded table [parameter, owners, least rows, most rows]."""
     rows = [(table, len(table.hosts)) for table in _of_way(schedule, "sharded")]
     listed = [[table.parameter, hosts, table.rows_of(hosts - 1), table.rows_of(0)] for table, hosts in rows]
     return {"tables": listed} if listed else None
 
 
 def table_order(schedule: Schedule, _: Work) -> Numbers | None:
-    """`lookup`, `gradients`, `step`: lists of "node" and "all"."""
+    """Fact `table-order`: return `lookup`, `gradients` and `step`, lists of the operations, each "node" or "all"."""
     sharded, gathered = (len(_of_way(schedule, way)) > 0 for way in ("sharded", "gather"))
     if not (sharded or gathered):
         return None
@@ -68,13 +68,13 @@ def table_order(schedule: Schedule, _: Work) -> Numbers | None:
 
 
 def nic_bytes(schedule: Schedule, _: Work) -> Numbers | None:
-    """`tables`: [parameter, lookup, gradients] of every table that goes its own way."""
+    """Fact `nic-bytes`: return `tables`, for every separate table [parameter, lookup bytes, gradient bytes]."""
     apart = [table for table in schedule.tables if table.way != "dense"]
     return {"tables": [[table.parameter, *_most_bytes(schedule, table)] for table in apart]} if apart else None
 
 
 def row_error(schedule: Schedule, _: Work) -> Numbers | None:
-    """`rows` and `gradients`: [parameter, relative, absolute] of tables with a codec, the first of sharded ones."""
+    """Fact `row-error`: return `rows` (sharded tables) and `gradients`, lists of [parameter, relative, absolute]."""
     coded = [table for table in schedule.tables if table.codec != "none"]
     if not coded:
         return None

@@ -19,7 +19,7 @@ Groups = frozenset[tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 def memory(schedule: Schedule, _: Work) -> Numbers:
-    """Fact `memory`: what a run of this schedule asks of its busiest worker.
+    """Fact `memory`: return the number of communicators and arrays of the busiest worker.
 
     * `groups`: the most distinct groups (communicators) that one worker is in, over the period and the prologue, whose
       rounds have one group of all workers. 0 for weighted graphs, which exchange with single workers. With the codecs
@@ -93,7 +93,7 @@ def _communicators(schedule: Schedule, members: Sequence[int], across: Sequence[
 
 
 def most_neighbors(rounds: Sequence[Sequence[Edge]]) -> int:
-    """The most different workers that one worker exchanges with in a period."""
+    """Return the most distinct workers with which one worker exchanges in a period."""
     neighbors: dict[int, set[int]] = {}
     for target, source, _ in chain.from_iterable(rounds):
         neighbors.setdefault(target, set()).add(source)
@@ -106,9 +106,9 @@ Sent = tuple[Fraction, Fraction]
 
 
 class Spread(NamedTuple):
-    """A group of k = `size` workers, `inside` on each of `nodes` nodes (0: in unequal numbers), as one node sees it.
+    """A group of k = `size` workers, `inside` on each of `nodes` nodes (0: unequal numbers), as seen from one node.
 
-    `here` are its h, `leaving` its c.
+    h = `here` members are on that node, c = `leaving` of these have their ring successor on another node.
     """
 
     size: int
@@ -122,7 +122,7 @@ NOTHING: Sent = (Fraction(0), Fraction(0))
 
 
 def sent_bytes(schedule: Schedule, work: Work) -> Numbers:
-    """Fact `sent-bytes`: how much one step sends, and what is in flight, for each byte of what one averages.
+    """Fact `sent-bytes`: the bytes that one step sends, and those in flight, for each byte that an operation averages.
 
     An operation averages the model or, where it is cut into `parts` fragments, one of them, whose largest has at least
     a `parts`-th of the model's bytes. For each byte of that, of parameters or gradients in float32, at most
@@ -131,7 +131,7 @@ def sent_bytes(schedule: Schedule, work: Work) -> Numbers:
       round: with fragments in those of one fragment. A worker begins at most one operation in a step (of fragments,
       `fragments` says why), so where all have the same steps_per_round these are the most that one step sends;
     * `in_flight` bytes are the payload, as it is first written, of the operations that a worker has begun at one time
-      and not yet waited for, each counted once, however many it is sent to: `flying` fragments, K − 1 gradients in a
+      and not yet waited for, each counted once for any number of receivers: `flying` fragments, K − 1 gradients in a
       pipeline of width K, or one operation.
 
     *Theorem.* Let w bytes be written for each of float32: 1, in 16 bits 1/2, in int8 1/4 + 1/b and in int4 1/8 + 1/b
@@ -153,7 +153,7 @@ def sent_bytes(schedule: Schedule, work: Work) -> Numbers:
 
     *Not counted:* what cutting into parts of whole numbers and blocks adds, and tags and messages of some bytes.
     *Assumed of the backend:* it sums around one ring, in the order of ranks.
-    Numbers: `parts`, `of_worker`, `of_node`, `in_flight`.
+    Returns `parts`, `of_worker`, `of_node` and `in_flight`.
     """
     of_worker, of_node = map(max, zip(NOTHING, *_of_phases(schedule), *_of_graphs(schedule), strict=True))
     flying = (fragments(schedule, work) or {"flying": max(1, schedule.lag)})["flying"]
@@ -164,14 +164,14 @@ def sent_bytes(schedule: Schedule, work: Work) -> Numbers:
 
 
 def written(transport: Mapping[str, Any]) -> Fraction:
-    """The w of a codec."""
+    """Return w, the bytes that a codec writes for each byte of float32."""
     scales = Fraction(1, transport["block"])
     codecs = {"none": Fraction(1), "int8": Fraction(1, 4) + scales, "int4": Fraction(1, 8) + scales}
     return codecs.get(transport["codec"], Fraction(1, 2))
 
 
 def of_operation(transport: Mapping[str, Any], group: Spread) -> Sent:
-    """What leaves each worker of a group, and a node."""
+    """Return the bytes that leave each worker of a group, and a node, for each byte averaged."""
     size, inside, nodes, here, leaving = group
     is_coded = transport["codec"] != "none" and not (transport["where"] == "across-nodes" and nodes == 1)
     w = written(transport) if is_coded else Fraction(1)
