@@ -221,10 +221,15 @@ def test_numbers_of_a_joint_period_are_as_long_as_allowed(monkeypatch, n, lr, mo
     assert longest <= growth <= longest + 4
     monkeypatch.setattr(period, "MAX_ENTRY_BITS", 1 + growth + 1)
     outer_steps.joint_period(joint, [], Work("here"))
-    monkeypatch.setattr(period, "MAX_ENTRY_BITS", 1 + growth)
-    with pytest.raises(Refusal) as refused:
-        outer_steps.joint_period(joint, [], Work("here"))
-    assert refused.value.sentence == "here: too large for this check; use another method"
+    monkeypatch.setattr(period, "MAX_MATRIX_BITS", (2 * n) ** 2 * (1 + growth))
+    outer_steps.joint_period(joint, [], Work("here"))
+    few_bits = {"MAX_MATRIX_BITS": (2 * n) ** 2 * (1 + growth) - 1, "MAX_ENTRY_BITS": 1 + growth}
+    for name, bits in few_bits.items():
+        with monkeypatch.context() as limited:
+            limited.setattr(period, name, bits)
+            with pytest.raises(Refusal) as refused:
+                outer_steps.joint_period(joint, [], Work("here"))
+        assert refused.value.sentence == "here: too large for this check; use another method"
 
 
 # Work, refusals, places
@@ -233,7 +238,8 @@ def test_numbers_of_a_joint_period_are_as_long_as_allowed(monkeypatch, n, lr, mo
 @pytest.mark.parametrize("raw", [
     groups(64, [list(range(64))]), groups(3, [([0, 1], "1/1000")], [([1, 2], "999/1000")]),
     graph(3, [(0, 1, "1/1000"), (1, 2, 5000)], [(2, 0, "-1/3")]), rule([2], 2, [([0, 1], [0], "3/7")], [([0], [])]),
-], ids=["all", "factors", "weights", "blocks"])  # fmt: skip
+    graph(2, [(0, 1, "-3/4")]),
+], ids=["all", "factors", "weights", "blocks", "negative"])  # fmt: skip
 def test_a_phase_lengthens_integers_by_no_more_bits_than_are_foreseen(raw):
     schedule = read(raw)
     rows = [[(-1) ** (i + j) * (2**20 - 1) for j in range(schedule.width)] for i in range(schedule.width)]
