@@ -41,9 +41,10 @@ Array = npt.NDArray[np.float64]
 
 
 def calibrate(curves: Sequence[Curve], *, data: str, steps: int, finalists: Collection[str] = ()) -> Pilot:
-    """Return the pilot of a job: prices fitted to loss curves, each compared with All-Reduce's of the same seed.
+    """Return the pilot of a job: the prices of consensus distance, drift and delay, fitted to the runs' loss curves.
 
-    Runs of `finalists` (hashes by `trained_sha256`) also give the steps ratio of the schedules themselves.
+    Each curve is compared with All-Reduce's of the same seed. For `finalists` (hashes by `trained_sha256`) the pilot
+    also names the schedule that has the measured steps ratio.
 
     Raises:
         InputError: All-Reduce did not learn, a schedule learned nothing compared with it, or there are too few seeds.

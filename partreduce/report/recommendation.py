@@ -73,7 +73,10 @@ class Variant(NamedTuple):
 
 
 def compare(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> Comparison:
-    """Return the recommendation with the schedules to show; simple ones may break limits that none of them keeps."""
+    """Choose from `options` the schedules to show with the recommendation `chosen`, and predict its speedup over two.
+
+    If no simple schedule is among the options within the limits, a simple one that breaks them is shown.
+    """
     able = [option for option in allowed_options(options, job) if option.time < math.inf] or [chosen]
     families = {id(one): family(one.schedule) for one in [*options, chosen]}
     is_simple, known = bool(families[id(chosen)]), [one for one in able if families[id(one)]]

@@ -233,9 +233,10 @@ def code_bytes(count: int, coding: Coding) -> int:
 
 
 def encode_values(values: torch.Tensor, coding: Coding, place: str) -> torch.Tensor:
-    """Return the code, uint8, of `values` in host memory; with error feedback `values` change in place.
+    """Return the code of `values`, as uint8 in host memory.
 
-    `place` names the rounding whose error is kept (see `Leftovers`).
+    With error feedback (`Leftovers`) the last rounding error of `place` is added to `values` first, in place, and the
+    new error is kept.
     """
     if coding.leftovers is not None:
         coding.leftovers.add_to(place, values)

@@ -58,7 +58,7 @@ Exact = Annotated[Fraction, _Exactly()]
 
 
 class Choice(StrEnum):
-    """An enumeration whose members are the words that documents hold."""
+    """An enumeration whose members are written in JSON documents as their string values."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:

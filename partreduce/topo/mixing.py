@@ -110,7 +110,7 @@ class Operators:
         return onto.averaged(((g.members, g.relaxation, lives) for g, lives in zip(step, alive, strict=True)), counts)
 
     def exact_period(self, which: int = 0, periods: int = 1) -> ExactMatrix:
-        """The exact product W_T … W_1 on class `which`, to the power `periods`."""
+        """The product W_T … W_1 of a period, to the power `periods`, in fractions, on class number `which`."""
         product = ExactMatrix.identity(self.size)
         for t in range(len(self.rounds) * periods):
             if product.is_zero():

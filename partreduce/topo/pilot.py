@@ -75,7 +75,7 @@ class Prices(JsonObject):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pilot(JsonObject):
-    """The measurements of a pilot and the prices fitted to them.
+    """The measurements of a pilot (short training runs of several schedules), and the prices fitted to them.
 
     `data` is how samples are spread over workers: `shuffled`, `per-worker` or `per-node`; `steps` is the length of a
     run.

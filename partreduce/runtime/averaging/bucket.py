@@ -150,7 +150,7 @@ class Bucket:
         return parts.windows
 
     def tail_of(self, array: torch.Tensor) -> Tail:
-        """Return the presence numbers and the tag at the end of a borrowed array in host memory."""
+        """Return a NumPy view of the end of a borrowed host array: a presence per parameter, then the tag if exact."""
         parts = self._parts_of(array)
         if parts.tail is None:
             parts.tail = array[self.length :].numpy()

@@ -201,9 +201,10 @@ class OptimizerStepper:
         self._ok: torch.Tensor | None = None
 
     def apply(self, put: Callable[[], torch.Tensor | None], *, check_finite: bool) -> bool:
-        """Take an extra optimizer step with mean gradients; returns whether it was taken.
+        """Take an optimizer step, which the loop did not ask for, with mean gradients; returns whether it was taken.
 
-        `put` writes the mean gradients and returns the device's check on them, None if the host has checked.
+        `put` writes them and returns a device's flag, true if they are means (else the step is undone), or None if
+        the host has checked. With `check_finite` no step is taken unless all are finite.
         """
         aside = [parameter.grad for parameter in self._apart]
         for parameter in self._apart:
@@ -216,7 +217,7 @@ class OptimizerStepper:
         return taken
 
     def step(self, *, check_finite: bool) -> bool:
-        """Step with the present gradients; with `check_finite` only if all are finite, equally on all workers."""
+        """Step with the present gradients, with `check_finite` only if all are finite; returns whether it was taken."""
         if check_finite and not averaged_are_finite(self._flat.buckets):
             return False
         self.plain_step()

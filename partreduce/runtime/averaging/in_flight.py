@@ -114,9 +114,9 @@ class FixedMembership:
             raise
 
     def wait(self, flight: Flight, *, meets: bool = False) -> Flight:  # noqa: ARG002 - for members that change
-        """Wait for an operation's sums and take it from the queue; start it first if it was not queued.
+        """Wait for an operation's sums, remove it from the queue and return it; one that is not queued starts now.
 
-        `meets` marks an operation of all members that is not part of the schedule.
+        `meets` marks an operation of all members outside the schedule; with fixed members it changes nothing.
         """
         is_queued = flight in self.flights
         if not is_queued and flight.sums is None and flight.group is not None:

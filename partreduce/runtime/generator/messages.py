@@ -39,7 +39,7 @@ def new_key() -> str:
 
 
 def key_in(text: str, source: str) -> str:
-    """Return the key in the text of a file or variable; errors name `source`."""
+    """Return the job's key, given the text of its file or variable; errors name `source`."""
     if re.fullmatch(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\s*", text) is None:
         raise InputError(f"{source}: does not hold the keys of a job; let `partreduce generator` write them")
     return text.strip()
@@ -62,7 +62,7 @@ def write_key(path: str | os.PathLike[str], key: str) -> None:
 
 
 def read_key(path: str | os.PathLike[str]) -> str:
-    """Read the key from a file."""
+    """Return the job's key from a file; raises FileError if others than its owner may read it."""
     try:
         with open(path, encoding="utf-8") as stream:  # noqa: PTH123 - the open file's mode is what counts
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)

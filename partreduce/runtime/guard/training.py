@@ -114,7 +114,7 @@ def _parameters_of(group: Mapping[str, Any]) -> list[torch.nn.Parameter]:
     "DistributedOptimizer was made; unfreeze first, then wrap",
 )
 def added_parameter_not_wrapped(facts: Facts, group: Mapping[str, Any]) -> Found:
-    """The parameters of the new group."""
+    """Whether a parameter of the new group was missing from the model, or not trainable, at wrapping."""
     for parameter in _parameters_of(group):
         if not facts.flat.holds(parameter):
             return {"shape": list(parameter.shape)}
@@ -128,7 +128,7 @@ def added_parameter_not_wrapped(facts: Facts, group: Mapping[str, Any]) -> Found
     "DistributedOptimizer was made, so it would not be averaged; give the optimizer these settings when it is made",
 )
 def state_of_a_new_group(facts: Facts, group: Mapping[str, Any]) -> Found:
-    """With `optimizer_state='average'`: the state that the optimizer keeps under the new group's settings."""
+    """With `optimizer_state='average'`: whether the new group's settings add optimizer state that is not averaged."""
     riding = facts.flat.riding
     keys = set(state_keys(facts.optimizer, group)) if riding else set()
     for parameter in _parameters_of(group):
@@ -159,7 +159,7 @@ def live_model_used(facts: Facts, what: str) -> Found:
     "gradients before step(), so the schedule would do nothing; {instead}",
 )
 def model_inside_distributed_data_parallel(facts: Facts) -> Found:
-    """A flag set by forward passes of the model, and in the first 3 steps of its submodules."""
+    """Whether a forward pass, in the first 3 steps also of a submodule, ran inside a DistributedDataParallel."""
     return {"instead": way_out() or "train the bare model"} if facts.averaged_elsewhere else None
 
 
@@ -170,7 +170,7 @@ def model_inside_distributed_data_parallel(facts: Facts) -> Found:
     "partreduce.load_checkpoint(optimizer, FOLDER) before the first step, and save_checkpoint now and then",
 )
 def started_again_without_loading(facts: Facts) -> Found:
-    """The launcher's count of restarts, and whether anything was loaded."""
+    """Whether the launcher has restarted the workers and the script has loaded nothing."""
     has_loaded = facts.asks_for_checkpoint or facts.run.progress.step or facts.loads
     is_again = facts.steps == 1 and not facts.rank and not facts.run.alone
     return {} if is_again and not has_loaded and os.environ.get(RESTART_COUNT, "0") != "0" else None
@@ -184,7 +184,7 @@ def started_again_without_loading(facts: Facts) -> Found:
     "model.load_state_dict(...), on all workers (optimizer.state_dict() will do), to continue from there",
 )
 def model_loaded_alone(facts: Facts) -> Found:
-    """How often `load_state_dict()` of the model and its submodules was called."""
+    """Whether `load_state_dict()` of the model or a submodule was called without that of the optimizer."""
     if facts.loads == facts.known_loads:
         return None
     if facts.engine.runner.is_measured:
@@ -200,7 +200,7 @@ def model_loaded_alone(facts: Facts) -> Found:
     "back; to continue from what is loaded, call it after that",
 )
 def loaded_in_mean_model(undone: int) -> Found:
-    """How often `load_state_dict()` was called inside `mean_model()`."""
+    """Whether `load_state_dict()` was called inside `mean_model()`."""
     return {} if undone else None
 
 
@@ -210,7 +210,7 @@ def loaded_in_mean_model(undone: int) -> Found:
     "a step call zero_grad() and step() on all ranks",
 )
 def rank_of_a_sharded_model_alone(facts: Facts, step: Special) -> Found:
-    """Whether the model is sharded over ranks."""
+    """Whether the model is sharded over ranks, where one rank would skip, or look for infinities, alone."""
     if not facts.is_sharded:
         return None
     return {
@@ -224,7 +224,7 @@ def rank_of_a_sharded_model_alone(facts: Facts, step: Special) -> Found:
     "call zero_grad() and step() on all workers to drop the step everywhere",
 )
 def skip_with_tables(facts: Facts, step: Special) -> Found:
-    """Whether there are separately placed tables."""
+    """Whether `skip()` is called in a model with embedding tables that are exchanged separately."""
     return next(({"name": table.name} for table in facts.run.tables), None) if step.skip else None
 
 
@@ -234,7 +234,7 @@ def skip_with_tables(facts: Facts, step: Special) -> Found:
     "which needs no scaler",
 )
 def scaler_with_tables(facts: Facts, step: Special) -> Found:
-    """Whether there are separately placed tables."""
+    """Whether a GradScaler is used in a model with embedding tables that are exchanged separately."""
     return next(({"name": table.name} for table in facts.run.tables), None) if step.found_inf is not None else None
 
 
@@ -244,7 +244,7 @@ def scaler_with_tables(facts: Facts, step: Special) -> Found:
     "skip() before it, or call zero_grad() and step() on all workers to drop the step everywhere",
 )
 def skip_after_average_gradients(facts: Facts, step: Special) -> Found:
-    """Whether the step's gradients are averaged already."""
+    """Whether `average_gradients()` has averaged the gradients of the step that `skip()` drops."""
     return {} if step.skip and facts.means is not None else None
 
 
@@ -254,7 +254,7 @@ def skip_after_average_gradients(facts: Facts, step: Special) -> Found:
     "average_gradients(); call zero_grad() and continue as in every other step instead",
 )
 def skip_where_means_are_changed(facts: Facts, step: Special) -> Found:
-    """Whether the script changed the mean gradients of its last step."""
+    """With averaged gradients: whether the script calls `skip()` and changed the mean gradients of its last step."""
     return {} if step.skip and facts.averages_gradients and facts.run.applier.changes_means else None
 
 
@@ -277,7 +277,7 @@ def gradients_sent_with_a_scale(facts: Facts, step: Special) -> Found:
     "acts on this worker's own gradient and differs from DDP; call optimizer.average_gradients() before it",
 )
 def gradients_clipped_before_averaging(facts: Facts) -> Found:
-    """The version of each gradient at the end of backward() and before step() averages it."""
+    """Whether a gradient was changed in place (its version) between backward() and step(), which averages it."""
     allowed = 1 if facts.run.applier.scaled else 0  # a GradScaler may have changed each of them once
     for parameter, (tensor, version) in () if facts.skips else facts.made.items():
         now, changes = version_of(parameter)
@@ -305,7 +305,7 @@ def means_changed_by_join_alone(facts: Facts) -> Found:
     "them apart; use 'broadcast', or load the same model on all workers",
 )
 def models_begin_apart(facts: Facts) -> Found:
-    """With `initial='keep'` and averaged gradients: hashes of all models."""
+    """With `initial='keep'` and averaged gradients: whether the hashes of the workers' models differ."""
     compare, facts.starts = facts.starts, None
     said = compare() if compare is not None else []
     return next(({"rank": rank} for rank, one in enumerate(said) if one != said[0]), None)
@@ -320,7 +320,7 @@ def models_begin_apart(facts: Facts) -> Found:
     "files, or shuffle what it returns",
 )
 def data_in_different_orders(facts: Facts) -> Found:
-    """Hashes of a few elements of each data set that `shard_dataset()` was given, from the store."""
+    """Whether hashes of a few elements of each data set given to `shard_dataset()` differ, by way of the store."""
     if facts.notes is None:
         return None
     apart = ""
@@ -344,7 +344,7 @@ BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     "script averages gradients itself, leave that to the schedule",
 )
 def same_batches(facts: Facts) -> Found:
-    """A hash of each worker's own gradients, written to the store.
+    """Whether the hashes of all workers' own gradients, written to the store, are equal.
 
     Models begin equal, so equal batches give bitwise equal gradients. No worker waits: the last one whose gradients
     equal the first ones in the store warns.
@@ -380,7 +380,7 @@ def fingerprint(gradients: Iterable[torch.Tensor | None]) -> str:
     "worker's own to the mean of all; call backward() first, then average_gradients()",
 )
 def backward_after_average_gradients(facts: Facts) -> Found:
-    """A flag that backward passes set after `average_gradients()`."""
+    """Whether a backward pass has added to a gradient after `average_gradients()`."""
     return {"name": facts.added} if facts.added else None
 
 
@@ -427,7 +427,7 @@ def another_optimizer_with_own_gradients(facts: Facts, optimizer: torch.optim.Op
     "and it is averaged like the others",
 )
 def frozen_changed(facts: Facts) -> Found:
-    """Some numbers of the parameters that were frozen at wrapping, if the workers' models may differ."""
+    """Whether parameters that were frozen at wrapping have changed, by some numbers of each, if models may differ."""
     now = facts.frozen_now() if facts.frozen else {}
     changed = next((name for name, values in now.items() if values != facts.frozen[name]), None)
     if changed is None:
@@ -444,6 +444,6 @@ def frozen_changed(facts: Facts) -> Found:
     "all, or average parameters (steps_per_round > 1)",
 )
 def models_that_part(facts: Facts, before: list[torch.Tensor]) -> Found:
-    """With averaged gradients: 65,536 numbers of each bucket before and after the mean over all."""
+    """With averaged gradients: whether the mean over all changes 65,536 numbers of each bucket on this worker."""
     is_apart = has_moved(facts.flat, before) and facts.once("models part")
     return {"step": facts.run.progress.step, "rank": facts.rank} if is_apart else None

@@ -65,7 +65,7 @@ class KeepaliveSockets:
         Background(self._run, watched, others, name="partreduce-lifelines", stop=self.close).start()
 
     def close(self) -> None:
-        """End the thread and close the connections; a worker that watches this one looks for its last note first."""
+        """End the thread and close the sockets; a watching worker reports a death if the store has no last note."""
         self._stop.set()
         self.forget()
 

@@ -90,13 +90,13 @@ class GeneratedMeans(Runner):
             raise (error if why is None else UnavailableError(f"{error}; {why}")) from None
 
     def pause(self, place: str, *, apply: bool = True) -> int:  # noqa: ARG002 - the signature of all
-        """Leave the generator; groups already granted to this worker run first."""
+        """Leave the group generator after averaging in the groups that it has already granted; returns 0 steps."""
         while (group := self.client.leave()) is not None:
             self._average(0, *group)
         return 0
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - as above
-        """Run the groups that wait for this worker; then take part in none until the next round."""
+        """Average in the groups that wait for this worker; then take part in none until the next round."""
         self.pause("settle")
 
     def drain(self) -> str:

@@ -155,7 +155,7 @@ class Account(Generic[Item]):
         return items
 
     def owes(self) -> bool:
-        """Whether to report to the peer: half of the bound was processed since the last report."""
+        """Whether a report to the peer is due: since the last, half the bound of messages or bytes was processed."""
         new = self.received - self.reported
         return 2 * new.messages >= self.bound.messages or 2 * new.num_bytes >= self.bound.num_bytes
 

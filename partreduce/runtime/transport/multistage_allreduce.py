@@ -54,7 +54,7 @@ SMALL_BYTES = 1024
 
 
 class Stages(ABC):
-    """The stages of a sum; holds no reference to the group's communicator, so that this can be freed.
+    """Carries out a group's sums stage by stage, in order; does not keep the group's communicator from being freed.
 
     After a failure every later sum fails, since members may disagree on the order of operations.
     """
@@ -184,7 +184,7 @@ class Stage(NamedTuple):
 
 
 class CodedStages(Stages):
-    """The stages of sums with a codec, with the arrays that they reuse.
+    """Base class of sums with a codec: encodes, exchanges and decodes shards, in arrays that all sums reuse.
 
     With `at_once`, every member sends its codes to all others at once, not around a ring, in equally many messages and
     bytes: in small groups this avoids waiting for each hop.
@@ -287,7 +287,7 @@ class CodedStages(Stages):
 
 
 class FlatCodedStages(CodedStages):
-    """Coded sums over one group that nothing else uses."""
+    """Sums with a codec over all members of one group directly, not node by node; no other operation uses the group."""
 
     def __init__(self, group: Communicator) -> None:
         super().__init__()

@@ -272,9 +272,10 @@ def deaths_of(store: Store, members: Iterable[int]) -> str | None:
 
 
 def publish_stage(store: Store, rank: int, stage: str, beat: str = "") -> None:
-    """Note how far this worker has come (a clause after "while it") and the key `beat` of its heartbeat.
+    """Write to the store how far this worker has come, so that the launcher can report it if the worker dies.
 
-    A query after the write confirms it, since torch's store does not answer a `set`.
+    `stage` is a clause such as "connected its groups", `beat` the key of the worker's heartbeat in the store. A query
+    confirms the write, since torch's store does not answer a `set`.
     """
     notes, process = Notes(root_store(store), STAGES), str(processes_of(store, rank)[0])
     notes.write(process, json.dumps([stage, beat]))

@@ -182,7 +182,7 @@ class PayloadRings:
         self.dropped = 0  # how many updates came too late, or were replaced by newer ones
 
     def receive(self, source: int, step: int, part: int, payload: Sequence[Any]) -> Arrival:
-        """Add one part of an update and keep its memory; parts and updates of a sender arrive in order."""
+        """Store a part of an update, without a copy, and return the update's state; a sender's parts come in order."""
         with self._lock:
             if part == 0:
                 self._forget_arriving(source)

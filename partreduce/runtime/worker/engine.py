@@ -204,7 +204,7 @@ class Engine:
         return drops
 
     def check_load(self, steps: int) -> None:
-        """Raise InputError for a step inside a round, if the runner needs the round's beginning."""
+        """Raise InputError if the state of step `steps` cannot be loaded: it lies in a round, whose start is needed."""
         if self.traits.needs_round_start and steps % self._steps_per_round:
             raise InputError(
                 f"load_state_dict: step {steps} lies inside a round of {self._steps_per_round} steps, whose "

@@ -81,7 +81,7 @@ class HopState:
 
 @dataclass(frozen=True)
 class Hop:
-    """All workers of a job under one setting; a `Machine` that the explorer can shift and rename.
+    """Hop's protocol for all workers of a job over `graph`, under one setting; a `Machine` that the explorer checks.
 
     With `fine` a step has three events (send, reduce, enter), as it has in a run; without it they are one, which
     reaches the same gaps in fewer states. NOTIFY-ACK is always fine: its bound depends on the order of the three.

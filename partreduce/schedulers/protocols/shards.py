@@ -56,7 +56,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Message: the progress of a round. `number` counts a worker's requests."""
+    """Message to a shard: the change of the worker's parameters in a round. `number` counts the worker's requests."""
 
     generation: int
     number: int
@@ -64,7 +64,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Message: a request for the newest model."""
+    """Message to a shard: a request for the newest model, without progress."""
 
     generation: int
     number: int
@@ -72,7 +72,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Message: the present state of the shard, in answer to a request."""
+    """Message to a worker: the shard's present part of the model, in answer to request `number`."""
 
     number: int
 

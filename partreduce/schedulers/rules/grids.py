@@ -53,7 +53,10 @@ def grid_phases(num_workers: int, factors: tuple[int, ...]) -> tuple[Phase, ...]
 
 
 def hyper_cuboid(cluster: Cluster, max_group: int | None, factors: tuple[int, ...] | None) -> StaticGroups:
-    """The hyper-cuboid schedule: rule form if axes can follow the nodes without another phase, else explicit groups."""
+    """The hyper-cuboid schedule, one phase per factor of n; by default the fewest factors ≤ `max_group`.
+
+    Without `factors` it is a rule if axes can follow the nodes without another phase; else it has explicit groups.
+    """
     count = cluster.num_workers
     if factors is None:
         limit = default_group(cluster) if max_group is None else max_group

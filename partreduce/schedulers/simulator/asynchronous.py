@@ -58,7 +58,7 @@ class GroupTiming(Recorder):
         return 0.0 if state.ask.computed or state.ask.last else self.seconds[state.rounds][process]
 
     def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002
-        """The operation of a group, which all its members enter; None for other events."""
+        """The average of a worker's group that an `Enter` event begins, with its members; None for other events."""
         if not isinstance(event, Enter):
             return None
         return Meeting(state.seq, state.members, self.group(state.members))
@@ -152,7 +152,7 @@ class PairTiming(Recorder):
         return not self.is_delayed and isinstance(message, Answer)
 
     def picked(self, offered: Sequence[Hashable], *, pending: bool, rng: np.random.Generator) -> Sequence[Hashable]:
-        """One of the neighbors that are offered, drawn at random for each round."""
+        """The neighbor that the worker asks in this round, drawn at random from those offered."""
         return () if pending else (offered[int(rng.integers(len(offered)))],)
 
     def happened(self, step: Step) -> None:

@@ -48,7 +48,7 @@ class Case:
         return np.array([seconds[0] for seconds in self.compute.rounds(worker_steps, self.num_rounds, rng)])
 
     def seconds_of_steps(self) -> npt.NDArray[np.float64]:
-        """As `seconds`, for each of the k steps of a round (equal for all workers), (num_rounds, k, num_workers)."""
+        """Seconds that workers compute in each step, (num_rounds, k, num_workers); all take k steps in a round."""
         rng, count, steps = np.random.default_rng(self.seed), self.schedule.num_workers, int(self.worker_steps().max())
         listed = [self.compute.step_seconds(count, step, rng)[0] for step in range(self.num_rounds * steps)]
         return np.array(listed).reshape(self.num_rounds, steps, count)

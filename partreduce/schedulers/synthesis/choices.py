@@ -44,9 +44,10 @@ MAX_PLACES, MAX_RULE_PLACES, FEW_WORKERS = 64, 16, 8
 
 
 class Space(NamedTuple):
-    """The classes on which phases act: the multiplicity of each divided by the number of workers, (C,).
+    """What the consensus distance of periods needs: per class a `weight`, its multiplicity / workers, (C,), and noise.
 
-    `fresh` (C, G, G) is the noise of a round off the mean; `floor` the constant part from inside its `instants`.
+    `fresh` (C, G, G) is the covariance off the mean that a round adds. `floor` is the part of the consensus distance
+    from steps inside a round of `instants` steps, the same for all periods.
     """
 
     weight: Floats
@@ -57,9 +58,10 @@ class Space(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """The blocks to choose from; `radices` are () for explicit groups, `places` local ranks always in one group.
+    """The blocks from which a search composes phases; `radices` are those of the rule, () for explicit groups.
 
-    If `is_complete`, they are all groups that the limits allow, and proofs hold for all schedules.
+    `places` lists local ranks that are always in one group. If `is_complete`, the blocks are all groups that the limits
+    allow, and proofs hold for all schedules.
     """
 
     problem: Problem
@@ -264,7 +266,7 @@ class Choices:
                 yield (*period, inside)
 
     def matrices(self, phases: Period) -> Floats:
-        """The matrices of all phases on every class with the mean projected out, (A, C, G, G) for A phases."""
+        """The mixing matrices of A phases on each class, less the mean of all workers (class 0), (A, C, G, G)."""
         view = RuleView(self.radices, phases, self.num_ranks)
         matrices = Operators.of_rule(view, list(every_class(len(self.radices)))).matrices()
         matrices[:, 0] -= 1 / self.num_ranks

@@ -138,7 +138,10 @@ def _compose(pieces: Sequence[Piece], longest: int, clock: Clock, expired: Calla
 
 
 class Exchanges:
-    """The phases that may replace others in a period, with matrices (A, C, G, G), seconds (A,); phase 0 is silent."""
+    """Improves a period by exchanges: puts in another phase of a given set, inserts one, or removes one.
+
+    Each of the A phases has mixing matrices (A, C, G, G) and a cost in seconds (A,); in phase 0 no worker averages.
+    """
 
     def __init__(self, choices: Choices, worker_steps: Sequence[int], phases: Iterable[RulePhase], seed: int) -> None:
         """Take as many of the phases as memory holds."""
@@ -155,7 +158,7 @@ class Exchanges:
     def better(
         self, period: Period, front: Sequence[tuple[float, float]], clock: Clock
     ) -> Iterator[tuple[Period, tuple[float, float]]]:
-        """Yield periods one exchange away that improve the front, with their seconds and distance per step."""
+        """Yield periods one exchange away that improve `front`, with their seconds per step and consensus distance."""
         if not self.place.keys() >= set(period):
             return
         found = self._likely(tuple(self.place[phase] for phase in period), front, clock)

@@ -17,10 +17,10 @@ from partreduce.topo.timing.cost import bytes_of
 
 
 class Status(StrEnum):
-    """What is proved about an answer; the four are never merged.
+    """What is proved about an answer.
 
-    Optimal: proved that nothing better exists; infeasible: proved by a named bound that nothing exists; unknown: the
-    time was over.
+    Optimal: no better one exists; feasible: a schedule was found, a better one may exist; infeasible: a named bound
+    proves that none exists; unknown: none was found in the time.
     """
 
     OPTIMAL = "optimal"

@@ -32,7 +32,10 @@ def check_unknown(method: str) -> None:
 
 
 def constant(graph: Graph, weight: Fraction) -> Round:
-    """`weight` on every edge, the rest on the worker itself; doubly stochastic if in- and out-degrees are equal."""
+    """The round with `weight` on every edge and the rest on the worker itself.
+
+    Doubly stochastic if in- and out-degrees are equal.
+    """
     return Round.from_arrays(graph.num_workers, graph.sources, graph.targets, [weight], np.zeros(len(graph), np.int32))
 
 
@@ -69,7 +72,10 @@ def _one_over_degrees(degrees: npt.NDArray[np.int64]) -> list[Fraction]:
 
 
 def best_constant(graph: Graph) -> Round:
-    """`best_constant_weight` on every edge, as a fraction with a denominator ≤ 10⁶; self-weights may be negative."""
+    """The round with `best_constant_weight`, as a fraction with denominator ≤ 10⁶, on every edge.
+
+    It converges fastest among constant edge weights; self-weights may be negative.
+    """
     return constant(graph, Fraction(best_constant_weight(graph)).limit_denominator(10**6))
 
 

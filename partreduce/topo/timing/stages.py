@@ -63,11 +63,12 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One round. Cell c waits for the workers `sources[offsets[c]:offsets[c+1]]` and then takes `seconds[c]`.
+    """The communication of one round as cells: the groups of a phase, or one for each worker with its in-neighbors.
 
-    `cell_of` (num_workers,) is the cell of each worker, −1 for none. The cells are the groups of a phase, or one for
-    each worker and its in-neighbors. With `segments` an operation begins while its round computes; with `turns` there
-    are several operations, each of which overlaps with computing, possibly of the next round.
+    Cell c waits for the workers `sources[offsets[c]:offsets[c+1]]` and then takes `seconds[c]`. `cell_of`
+    (num_workers,) is the cell of each worker, −1 for none. With `segments` an operation begins while its round
+    computes; with `turns` there are several operations, each of which overlaps with computing, possibly of the next
+    round.
     """
 
     sources: Whole

@@ -80,9 +80,9 @@ class RowAccess(CheckedFields):
 
     @classmethod
     def independent(cls, worker: float, cluster: Cluster) -> RowAccess:
-        """Estimate all shares from a worker's, as if workers drew rows uniformly and independently.
+        """Estimate a node's and all workers' shares from that of one worker, as if rows were drawn uniformly at random.
 
-        In real data frequent rows are touched by all workers, so workers share more rows, and touch fewer in all.
+        Real data has frequent rows that every worker touches, so a node and all workers touch fewer than estimated.
         """
         most = int(cluster.node_sizes().max())
         return cls(worker, 1 - (1 - worker) ** most, 1 - (1 - worker) ** cluster.num_workers)

@@ -172,7 +172,7 @@ class Schedule:
 
     @property
     def takes_turns(self) -> bool:
-        """Return whether averages lack the newest steps of a round, or of any fragment at the end of the round."""
+        """Return whether averages begin or end inside a round: the model goes in fragments, or `late_steps` > 0."""
         return self.num_fragments > 1 or self.late_steps > 0
 
     @property

@@ -132,7 +132,7 @@ class Symmetries(NamedTuple):
         return cls(schedule.radices, kinds)
 
     def pattern(self, failed: Iterable[int]) -> Pattern:
-        """Return the pattern of a failure: the failed workers' kinds, and for each digit the first with each value.
+        """Return the failed workers' kinds, and for each digit and failed worker the first one with the same value.
 
         Workers are ordered by kind, then by how few others share their values.
         """
@@ -146,7 +146,7 @@ class Symmetries(NamedTuple):
         return (*columns[:1], *(tuple(map(column.index, column)) for column in columns[1:]))
 
     def classes(self, count: int, work: Work) -> dict[Pattern, Failure]:
-        """Return one failure of each pattern of up to `count` workers, with the empty failure included."""
+        """Return, by pattern, one failure of each pattern of at most `count` failed workers, that of none included."""
         found: dict[Pattern, Failure] = {}
         grown: Iterable[Failure] = [()]
         for _ in range(count + 1):

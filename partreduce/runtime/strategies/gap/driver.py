@@ -307,10 +307,10 @@ def wait_in_step(
     pausing: bool = False,
     paused: Callable[[], frozenset[int]] = frozenset,
 ) -> None:
-    """Like `wait_for_missing`, but also ends if too few of the neighbors waited for can still answer.
+    """Wait until `done()`, like `wait_for_missing`; raise once too few neighbors are left to send what `step` needs.
 
-    With backup workers or staleness a neighbor's end does not matter while others suffice. `pausing`: all workers meet,
-    so a worker past its last step still sends. `paused` returns the workers in a pause that this one has not entered.
+    With backup workers or staleness a neighbor may end while others suffice. `pausing`: all workers meet, so one past
+    its last step still sends. `paused` returns the workers that are in a pause which this one has not entered.
     """
     wait_for_missing(
         done,

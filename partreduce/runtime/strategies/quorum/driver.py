@@ -255,7 +255,7 @@ class Word(NamedTuple):
 
 
 class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
-    """The partial collective's state machine with one worker's state and gradients; a segment is a generation."""
+    """Runs the partial collective's protocol for one worker, with its gradients and sums; a segment is a generation."""
 
     machine: Partial
 

@@ -35,19 +35,22 @@ KIND = "partial sum"
 
 
 def room_for(num_workers: int) -> int:
-    """Return how many numbers workers exchange with a round: one per worker, one for all, and the tag."""
+    """Return how many extra numbers are summed with a round: one per worker, the GradScaler flag, and the tag."""
     return num_workers + 1 + TAG_LENGTH
 
 
 def write_counts(begun: StartedRound, room: torch.Tensor, tag: tuple[int, ...], *, place: int, size: int) -> None:
-    """Write this worker's counts of a round at its place; zeros elsewhere. `room` is [workers + 1 + tag]."""
+    """Fill `room`, the numbers of this worker that are summed with a round's gradients.
+
+    They are its number of gradients at index `place` (0 at the `size` − 1 others), the GradScaler flag, and the tag.
+    """
     numbers = [0] * size
     numbers[place] = len(begun.share.gradients)
     room.copy_(torch.tensor([*numbers, int(begun.payload.scaled), *tag], dtype=room.dtype))
 
 
 def read_counts(room: torch.Tensor, tag: tuple[int, ...], round_: int, *, size: int) -> tuple[list[Share], bool]:
-    """Return every worker's counts of a round, and whether any used a GradScaler, from the sum `room`."""
+    """Return each worker's share (its gradients) of a round, and whether any used a GradScaler, from the sum `room`."""
     if room[-TAG_LENGTH:].tolist() != [size * number for number in tag]:
         raise PeerGoneError("its members ran different rounds at the same time (their tags differ)")
     *counts, scaled = map(int, room[: size + 1].tolist())
@@ -65,13 +68,13 @@ PARTED = (
 
 
 class QuorumGradients(Runner):
-    """Worker of eager-SGD: a call adds a gradient to the send buffer and applies available results, at least one.
+    """Worker of eager-SGD: a training step adds gradients to the send buffer and applies at least one round's result.
 
-    A round is a step of the optimizer. A call may take several: with `each` it applies them one after the other, with
-    `latest` only the newest. Before a mean model, a checkpoint or the end every worker stops calling and takes the
-    results of the others' rounds until all have come. Buffers are averaged in the mean model, at the end, and where
-    models are synchronized. With a GradScaler all workers skip a round with a gradient that is not finite. Gradients
-    are summed in host memory.
+    A round sums gradients, and its result is one step of the optimizer. If several results wait, a training step
+    applies all in order (`missed: each`) or only the newest (`latest`). Before a mean model, a checkpoint or the end,
+    workers stop training and take the results of the others' rounds until all have come. The model's buffers are
+    averaged in the mean model, at the end, and where models are synchronized. With a GradScaler all workers skip a
+    round with a gradient that is not finite. Gradients are summed in host memory.
     """
 
     def __init__(self, sync: PartialAllReduce, run: Run) -> None:

@@ -67,7 +67,7 @@ DONE = (*OVER, Phase.LEAVING)
 
 
 class Workers(Setting):
-    """The transitions of the workers."""
+    """The workers' part of the protocol: which events a worker may execute, and the state and messages that follow."""
 
     def joiner(self) -> Member:
         return Member(View(-1, ()), Phase.OUTSIDE, blank=True, knocks=self.knocks)
@@ -252,7 +252,7 @@ class Authority:
 
 
 class Decisions(Setting):
-    """The transitions of the authority."""
+    """The authority's part of the protocol: which events it may execute, and the state and messages that follow."""
 
     def _ready_authority(self, state: Authority) -> Sequence[Hashable]:
         found: list[Hashable] = [Publish()] if state.told < len(state.log) else []
