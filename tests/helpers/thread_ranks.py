@@ -29,10 +29,13 @@ class ThreadRanks:
             thread.start()
 
     def close(self):
-        """End the threads, and with them their worlds' connections: one process runs many files of tests."""
-        for tasks in self.tasks:
+        """End the threads, and with them their worlds' connections: one process runs many files of tests.
+
+        One after another: threads that end together and free what torch.compile has recorded can wait for one another's
+        locks inside torch for ever.
+        """
+        for tasks, thread in zip(self.tasks, self.threads, strict=True):
             tasks.put(None)
-        for thread in self.threads:
             thread.join(5)
         gc.collect()
 
