@@ -14,6 +14,7 @@ from partreduce import strategies as st
 from partreduce.runtime.averaging import bucketed_gradients
 from partreduce.runtime.averaging import reducer as reduction
 from partreduce.runtime.averaging import reference as outer_optimizer
+from partreduce.runtime.averaging.reduction import PARAMETERS
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.strategies import gradient_average, parameter_average
 from partreduce.runtime.strategies.parameter_average import Part
@@ -178,7 +179,9 @@ FAULTS = {
     "parameters themselves by a codec": (
         "coded",
         lambda patch: patch.setattr(
-            reduction.Reducer, "begin", lambda self, *given, since=None, **named: begin(self, *given, **named)
+            reduction.Reducer,
+            "begin",
+            lambda self, *place, content=PARAMETERS: begin(self, *place[:4], replace([*place, content][4], since=None)),
         ),
     ),
     "movements since the start by a codec": (
