@@ -1,6 +1,6 @@
 """Run a schedule through torch's model averagers, DDP's communication hook, or accelerate's LocalSGD.
 
-DDP takes the hook by `register_comm_hook(ScheduleHookState(...), schedule_hook)`.
+Register the DDP hook with `model.register_comm_hook(ScheduleHookState(...), schedule_hook)`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
 
-WHOLE = ("NO", "MULTI_CPU", "MULTI_GPU")  # where every process has a whole model, and DDP can be silenced
+WHOLE = ("NO", "MULTI_CPU", "MULTI_GPU")  # distributed types with a full model per process and DDP's `no_sync`
 
 
 class ScheduleAverager:
@@ -98,7 +98,7 @@ def tensors_of(params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]) 
 
 
 def check_strategy(schedule: Schedule, who: str) -> None:
-    """Raise InputError unless the schedule averages parameters over groups after a step, without overlap."""
+    """Raise InputError unless a schedule averages over groups without overlap, codec, tables or outer steps."""
     overlaps, codec = schedule.strategy.is_delayed, schedule.strategy.transport.codec
     tables = ", with separately placed tables" if schedule.strategy.payload.apart else ""
     payload, takes_turns = schedule.strategy.payload, schedule.strategy.takes_turns
@@ -130,7 +130,8 @@ class ScheduleHookState:
         world: connection to the other workers; by default from the process group.
 
     Raises:
-        InputError: the schedule is not one of group means or of gradient averages without overlap.
+        InputError: the schedule neither averages over groups nor averages gradients, or it overlaps averages with
+            steps.
     """
 
     @check_arguments
@@ -172,7 +173,7 @@ class ScheduleHookState:
 
 @check_arguments
 def schedule_hook(state: ScheduleHookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """DDP communication hook: average a bucket of gradients over the schedule's group, or leave it as it is.
+    """Average a bucket of DDP gradients over the schedule's group, or leave it local; a DDP communication hook.
 
     Args:
         state: the state of this model's hook, for all its buckets.
@@ -200,7 +201,7 @@ schedule_hook.__annotations__.update({"bucket": GradBucket, "return": torch.futu
 
 
 class ScheduleLocalSGD:
-    """Context manager like accelerate's LocalSGD: parameters are averaged by the schedule, and over all at the end.
+    """Context manager like accelerate's LocalSGD: averages parameters by a schedule, and over all workers at the end.
 
         with ScheduleLocalSGD(accelerator, model, "schedule.json") as local_sgd:
             for batch in loader:
@@ -262,7 +263,7 @@ class ScheduleLocalSGD:
 
 
 def check_spread_models(accelerator: Any, who: str) -> None:  # noqa: ANN401 - of a library that need not be installed
-    """Raise InputError if an Accelerator shards models over processes (FSDP, DeepSpeed); `who` starts the message."""
+    """Raise InputError if an Accelerator shards models over processes (FSDP, DeepSpeed); `who` prefixes the message."""
     if not hasattr(accelerator, "distributed_type"):
         raise InputError(f"{who}: accelerator: expected accelerate.Accelerator, got {type(accelerator).__name__}")
     kind = accelerator.distributed_type.value

@@ -18,14 +18,21 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.iteration_gap import IterationGap
 
-VERDICTS = ("found_inf", "grad_scale")  # what a GradScaler leaves at the optimizer whose step it calls
+VERDICTS = ("found_inf", "grad_scale")  # attributes that a GradScaler sets on an optimizer before its `step()`
 
 
 class FrameworkRun:
-    """Runs a DistributedOptimizer on the events of a framework (train begin, evaluation, end), on all workers.
+    """Drives a DistributedOptimizer from a framework's callbacks: start of training, evaluation, end of training.
 
-    `who` names the adapter in messages, `clipping` the framework's setting that clips gradients before `step()`, if it
-    is in use; the others are arguments of `DistributedOptimizer`.
+    Every worker calls the same methods in the same order.
+
+    Args:
+        optimizer: the framework's optimizer.
+        model: the model that it trains.
+        schedule: a Schedule or the path of a schedule file.
+        who: name of the adapter, for error messages.
+        clipping: the framework's setting that clips gradients before `step()`, for error messages; empty if unused.
+        options: further arguments of `DistributedOptimizer`.
     """
 
     def __init__(
@@ -56,7 +63,7 @@ class FrameworkRun:
         self.holds_mean = False
 
     def take_mean(self) -> None:
-        """Put the mean over all workers into the model, to evaluate or save it, until `give_back`."""
+        """Replace the model's parameters by the mean over all workers, to evaluate or save it, until `give_back`."""
         if not self.holds_mean and not self.optimizer.ending.is_finished:
             self._mean.enter_context(self.optimizer.mean_model())
             self.holds_mean = True
@@ -84,8 +91,8 @@ def attach(
         attached.finish()
 
     Learning-rate schedulers and step hooks stay with the optimizer; a hook runs once per step. `optimizer.state_dict()`
-    stays as it was. Save and load `attached.state_dict()`, which adds the step count and the gradients that are still
-    to be applied.
+    is unchanged. Save and load `attached.state_dict()` instead, which adds the step count and the gradients that are
+    not applied yet.
 
     Args:
         optimizer: the optimizer of `model`; its `step` is replaced.
@@ -97,7 +104,7 @@ def attach(
         The DistributedOptimizer, for `mean_model()`, `finish()` and so on. Its `step()` is the optimizer's.
 
     Raises:
-        InputError: an optimizer that follows a schedule already, or see `DistributedOptimizer`.
+        InputError: the optimizer follows a schedule already; for others see `DistributedOptimizer`.
     """
     attached = DistributedOptimizer(optimizer, model, schedule, **options)
     applier, plain = attached.run.applier, optimizer.step
@@ -113,10 +120,10 @@ def attach(
         finally:
             for name in verdict:
                 vars(attached).pop(name, None)
-            vars(owner).update(verdict)  # the GradScaler takes it away
+            vars(owner).update(verdict)  # the GradScaler deletes them itself
 
     setattr(step, FOLLOWS, True)
-    # An optimizer's hooks cannot leave its step out, nor take one more, so its step is replaced, as schedulers do.
+    # A step hook can neither skip a step nor add one, so `step` itself is replaced, as learning-rate schedulers do.
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # noqa: SLF001 - as DistributedOptimizer says
     return attached

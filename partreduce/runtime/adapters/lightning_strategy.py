@@ -16,7 +16,7 @@ WHO = "ScheduleStrategy"
 
 
 class ScheduleStrategy(DDPStrategy):  # type: ignore[misc]
-    """Lightning strategy that starts processes as `ddp` does and averages as a schedule says.
+    """Lightning strategy that starts processes as `ddp` does and averages parameters or gradients by a schedule.
 
         trainer = Trainer(strategy=ScheduleStrategy("schedule.json"), devices=4)
 
@@ -36,7 +36,7 @@ class ScheduleStrategy(DDPStrategy):  # type: ignore[misc]
         self.run: FrameworkRun | None = None
 
     def configure_ddp(self) -> None:
-        """Leave the model unwrapped, as the schedule averages in place of DDP."""
+        """Leave the model unwrapped: the schedule averages in place of DDP."""
 
     def setup_optimizers(self, trainer: Any) -> None:  # noqa: ANN401 - of the library
         """Wrap the module's optimizer in a DistributedOptimizer.
@@ -76,7 +76,7 @@ class ScheduleStrategy(DDPStrategy):  # type: ignore[misc]
             self.run.give_back()
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the state dict of the mean over all workers, for a checkpoint; all workers call it."""
+        """Return the state dict of the mean model over all workers, for a checkpoint; all workers must call it."""
         if self.run is None or self.run.holds_mean or self.run.optimizer.ending.is_finished:
             return dict(super().lightning_module_state_dict())
         self.run.take_mean()
@@ -86,7 +86,7 @@ class ScheduleStrategy(DDPStrategy):  # type: ignore[misc]
             self.run.give_back()
 
     def on_train_end(self) -> None:
-        """End the run; the model is then the mean over all workers.
+        """End the run and set the model to the mean over all workers.
 
         Raises:
             PeerFailedError: a worker ended elsewhere, or is gone.

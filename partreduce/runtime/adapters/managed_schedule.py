@@ -1,4 +1,4 @@
-"""Run a schedule whose sums torchft's Manager carries out among the replicas of its quorum."""
+"""Run a schedule on torchft, whose Manager performs the all-reduces among the replicas of its current quorum."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ State = dict[str, Any]
 
 
 class TorchftSchedule:
-    """Context manager, like torchft's LocalSGD: replicas take local steps and average as a schedule says.
+    """Context manager, like torchft's LocalSGD: replicas take local steps and average by a schedule.
 
         manager = Manager(pg, load_state_dict, state_dict, min_replica_size=2, use_async_quorum=False)
         with TorchftSchedule(manager, model, optimizer, "schedule.json"):
@@ -32,12 +32,13 @@ class TorchftSchedule:
                 ...
                 optimizer.step()
 
-    Steps per round, fragments and the outer optimizer come from the schedule. On entry all replicas copy the model of
-    one of them; a replica that joins later waits for the next average and copies the state of another. A failed average
-    changes nothing, and the next one includes the progress since. Buffers are not averaged.
+    Steps per round, fragments and the outer optimizer come from the schedule. On entry all replicas copy one replica's
+    model; a replica that joins later waits for the next average and copies another replica's state. A failed average
+    leaves the models unchanged; the next average includes all progress since the last successful one. Buffers are not
+    averaged.
 
     Args:
-        manager: a torchft Manager without an asynchronous quorum, for the state of model and optimizer.
+        manager: a torchft Manager with `use_async_quorum=False` that transfers the state of model and optimizer.
         model: this replica's model.
         optimizer: the optimizer of the local steps.
         schedule: a Schedule or the path of a schedule file, in which all workers average parameters together.
@@ -88,7 +89,7 @@ class TorchftSchedule:
             hook.remove()
 
     def state_dict(self) -> State:
-        """Return what a healing replica needs besides model and optimizer: counters, snapshots and outer momentum."""
+        """Return what a recovering replica needs besides model and optimizer: steps, outer parameters and momentum."""
         return {"steps": self.steps, "parts": [part.state() for part in self._parts]}
 
     def load_state_dict(self, state: State) -> None:
@@ -103,9 +104,9 @@ class TorchftSchedule:
             self._meet()
 
     def _meet(self) -> None:
-        """Average the part whose turn it is; the Manager's count of meetings is the same on all replicas."""
+        """Average the next part of the model; the Manager's step count, equal on all replicas, selects the part."""
         self.manager.start_quorum()
-        part = self._parts[(self.manager.current_step() - 1) % len(self._parts)]  # the first one is at the entrance
+        part = self._parts[(self.manager.current_step() - 1) % len(self._parts)]  # the first quorum is in `__enter__`
         sums = part.moved()
         for work in [self.manager.allreduce(one) for one in sums]:
             work.wait()
@@ -114,7 +115,7 @@ class TorchftSchedule:
 
 
 class _Part:
-    """Parameters that are averaged together, as one array for each dtype."""
+    """A part of the model (all of it, or a fragment) that is averaged by one all-reduce per (device, dtype)."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], outer: OuterStep) -> None:
         self._outer = outer
@@ -131,14 +132,14 @@ class _Part:
         return [torch.cat([p.detach().reshape(-1) for p in alike]) for alike in self._alike]
 
     def moved(self) -> list[torch.Tensor]:
-        """What is averaged: the parameters, or with outer steps how far they are from the outer ones."""
+        """Return the flat tensors to all-reduce: parameters, or with an outer step their change from the outer ones."""
         values = self._values()
         for value, outer_params in zip(values, self._outer_params, strict=False):
             value.sub_(outer_params)
         return values
 
     def take(self, means: list[torch.Tensor]) -> None:
-        """Continue from the mean, or from the outer step that it makes."""
+        """Set the parameters to the means, or to the result of an outer step by the mean change."""
         for index, (mean, alike) in enumerate(zip(means, self._alike, strict=True)):
             if self._outer_params:
                 outer_step(self._outer, mean, self._momenta[index] if self._momenta else None, None)
@@ -158,7 +159,7 @@ class _Part:
 
 
 def _check_others(schedule: Schedule) -> AllReduce:
-    """Refuse what a sum over a quorum at the end of a round is not."""
+    """Return the schedule's strategy if one all-reduce per round can run it; raise InputError otherwise."""
     strategy = schedule.strategy
     if not isinstance(strategy, AllReduce):
         raise InputError(

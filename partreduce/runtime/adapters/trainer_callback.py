@@ -18,13 +18,13 @@ WHO = "ScheduleCallback"
 
 
 class ScheduleCallback(TrainerCallback):  # type: ignore[misc]
-    """Callback of the Hugging Face Trainer that averages as a schedule says, in place of DDP's average of gradients.
+    """Callback of the Hugging Face Trainer that averages by a schedule, in place of DDP's gradient average.
 
         trainer = Trainer(model, args, train_dataset=data)
         trainer.add_callback(ScheduleCallback(trainer, "schedule.json"))
         trainer.train()
 
-    Add it last. Evaluation and checkpoints during training, and the model after it, use the mean over all workers. A
+    Add it as the last callback. Evaluation and checkpoints use the mean over all workers, as does the final model. A
     checkpoint also holds worker 0's optimizer state, from which all workers resume: a resumed run does not continue bit
     for bit, and starts the schedule at its first round.
 
@@ -40,10 +40,10 @@ class ScheduleCallback(TrainerCallback):  # type: ignore[misc]
         self._silence = contextlib.ExitStack()
 
     def on_train_begin(self, args: Any, *_: object, **__: object) -> None:  # noqa: ANN401 - of the library
-        """Wrap the Trainer's optimizer in a DistributedOptimizer, and turn off DDP's average of gradients.
+        """Wrap the Trainer's optimizer in a DistributedOptimizer, and turn off DDP's gradient average.
 
         Raises:
-            InputError: a model that is spread over processes, fp16, or a schedule that does not fit the Trainer's loop.
+            InputError: a model sharded over processes, fp16, or a schedule that does not fit the Trainer's loop.
         """
         trainer = self.trainer
         check_spread_models(trainer.accelerator, WHO)
@@ -65,7 +65,7 @@ class ScheduleCallback(TrainerCallback):  # type: ignore[misc]
             self._silence.enter_context(trainer.model_wrapped.no_sync())
 
     def on_step_end(self, _args: object, _state: object, control: Any, **_: object) -> None:  # noqa: ANN401 - of the library
-        """Put the mean over all workers into the model if the Trainer evaluates or saves after this step."""
+        """Replace the model's parameters by the mean over all workers if the Trainer will evaluate or save."""
         if self.run is not None and (control.should_evaluate or control.should_save):
             self.run.take_mean()
 
@@ -76,7 +76,7 @@ class ScheduleCallback(TrainerCallback):  # type: ignore[misc]
     on_epoch_end, on_epoch_begin = on_step_end, on_step_begin
 
     def on_train_end(self, *_: object, **__: object) -> None:
-        """End the run: the model becomes the mean over all workers, and the Trainer gets its own optimizer back.
+        """End the run: set the model to the mean over all workers, and return the original optimizer to the Trainer.
 
         Raises:
             PeerFailedError: a worker ended elsewhere, or is gone.
