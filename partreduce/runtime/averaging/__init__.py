@@ -1,1 +1,1 @@
-"""Average buckets of the flat model, gradients, piggybacked tensors and the mean model."""
+"""Average a model over workers: flat buckets, gradients, buffers and optimizer state, reducers, and the mean model."""

@@ -1,7 +1,8 @@
-"""Define a bucket: one flat array that a group operation sends and commits as a whole, with the layout of its parts.
+"""Define the bucket: a flat array of parameters that is all-reduced and written back as a whole, as in DDP.
 
-The functions that commit take `ok`: None on CPU, where the tags were checked before, or a 0-d bool tensor on CUDA; with
-False nothing changes. The check is made on the device, so the host never waits inside a step.
+The `commit_` functions write averages back. Their argument `ok` is the result of the tag check: None on CPU, where the
+host has checked before, or a 0-d bool tensor on CUDA, where False leaves all values unchanged. The device evaluates
+`ok`, so the host never waits inside a step.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ ALIGN_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One parameter's place in the flat array of a bucket: `start` is the index of its first number."""
+    """Position of one parameter in the flat array of a bucket; `start` is the index of its first element."""
 
     names: tuple[str, ...]
     parameter: torch.nn.Parameter
@@ -30,12 +31,12 @@ class Slot:
 
     @property
     def values(self) -> torch.Tensor:
-        """This worker's values of the parameter; of a sharded parameter the local shard."""
+        """This worker's values of the parameter: the parameter itself, or its local shard if it is sharded."""
         return self.parameter
 
     @property
     def room(self) -> int:
-        """How many numbers the parameter takes in the flat array."""
+        """Number of elements that the parameter occupies in the flat array."""
         return self.parameter.numel()
 
     @property
@@ -49,22 +50,25 @@ class Slot:
         return torch.as_strided(flat, self.values.shape, self.stride, flat.storage_offset() + self.start)
 
     def window(self, flat: torch.Tensor) -> torch.Tensor:
-        """View of the parameter in a flat array whose storage ends with it, so `torch.save` writes no more."""
+        """Return the parameter's view in a flat array, with separate storage, so that `torch.save` writes no more."""
         own: torch.Tensor = from_dlpack(to_dlpack(flat[self.start : self.start + self.room]))
         return own.as_strided(self.values.shape, self.stride)
 
     def put(self, window: torch.Tensor) -> None:
-        """Make the parameter a view of the flat array, given by `window`."""
+        """Move the parameter into the flat array; `window` is its view there, as `Slot.window` returns it."""
         self.parameter.data = window
 
     def returns(self, flat: torch.Tensor) -> bool:  # noqa: ARG002 - for shards
-        """Move a parameter back into the flat array if torch has moved it; returns whether it did. Here False."""
+        """Move the parameter back if torch moved it out of the flat array, and return whether it did; here False."""
         return False
 
 
 @dataclass(frozen=True, slots=True)
 class Piggybacked:
-    """A buffer or optimizer state sent with a bucket; with the rule `own` as bytes, for the mean model only."""
+    """A buffer or optimizer state that is sent along with a bucket of parameters.
+
+    Under the rule `own` the tensor is sent as bytes, and only for the mean model.
+    """
 
     name: str
     spec: BufferSpec
@@ -74,7 +78,7 @@ class Piggybacked:
 
     @property
     def is_state(self) -> bool:
-        """Whether it is optimizer state, not a buffer of the model."""
+        """Whether the tensor is optimizer state rather than a buffer of the model."""
         return ":" in self.name
 
     @property
@@ -83,14 +87,14 @@ class Piggybacked:
         return count * self.spec.dtype.itemsize if self.rule is BufferRule.OWN else count
 
     def view(self, scratch: torch.Tensor) -> torch.Tensor:
-        """View of this tensor in a bucket's array; with the rule `own` the bytes are viewed in the tensor's dtype."""
+        """Return the tensor's view in a bucket's array, in its own dtype even if it is sent as bytes."""
         part = scratch[self.start : self.start + self.room]
         return (part.view(self.spec.dtype) if self.rule is BufferRule.OWN else part).view(self.spec.shape)
 
 
 @dataclass(slots=True)
 class _Parts:
-    """Parts of a lent array, made once; holding the array keeps its id from another's."""
+    """Cached views of a borrowed array; the reference to the array keeps Python from reusing its `id`."""
 
     array: torch.Tensor
     windows: list[torch.Tensor] | None = None
@@ -99,11 +103,11 @@ class _Parts:
 
 @dataclass(slots=True)
 class Bucket:
-    """One flat array per (device, dtype) that is all-reduced as a whole: parameters, piggybacked tensors and the tag.
+    """Flat array of all parameters of one device and dtype, all-reduced as a whole with piggybacked tensors and a tag.
 
-    `size` counts parameters with padding, `length` piggybacked tensors too. An operation's array has `length` numbers,
-    one number per parameter that says whether it has a gradient (presence), and the tag. Each operation borrows an
-    array until its sums are committed. Any thread may borrow and give back.
+    `size` counts the parameters with padding, `length` the piggybacked tensors too. Each all-reduce borrows an array
+    until its result is written back. The array has `length` elements, one presence flag per parameter (whether it has a
+    gradient), and the tag, which shows whether all members ran the same operation. Borrowing is thread-safe.
     """
 
     device: torch.device
@@ -113,15 +117,15 @@ class Bucket:
     slots: list[Slot] = field(default_factory=list)
     piggybacked: list[Piggybacked] = field(default_factory=list)
     length: int = 0
-    fragment: int = 0  # of the model's fragments the one that it belongs to
+    fragment: int = 0  # index of the model's fragment that the bucket belongs to
     _spare: list[torch.Tensor] = field(default_factory=list)
     _parts: dict[int, _Parts] = field(default_factory=dict)
     _home: torch.Tensor | None = None
-    _own_users: int = 0  # how many tensors lie in a live parameter's memory by this bucket's own doing
+    _own_users: int = 0  # tensors that share the parameters' memory because of the bucket itself
 
     @property
     def exact(self) -> bool:
-        """Whether sums of tags are exact in this dtype; the tag is then part of the array, else a separate tensor."""
+        """Whether sums of tags are exact in this dtype; if so the tag is part of the array, else a separate tensor."""
         return self.dtype in EXACT_DTYPES
 
     @property
@@ -133,7 +137,7 @@ class Bucket:
         return self.length + len(self.slots) + (TAG_LENGTH if self.exact else 0)
 
     def lend(self) -> torch.Tensor:
-        """Return a free array of `array_length` numbers for one operation; allocate one if there is none."""
+        """Return a free array of `array_length` elements for one all-reduce; allocate one if none is free."""
         while True:
             try:
                 array = self._spare.pop()
@@ -150,7 +154,7 @@ class Bucket:
         return parts.windows
 
     def tail_of(self, array: torch.Tensor) -> Tail:
-        """Return a NumPy view of the end of a borrowed host array: a presence per parameter, then the tag if exact."""
+        """Return a NumPy view of the end of a borrowed CPU array: presence flags, then the tag if exact."""
         parts = self._parts_of(array)
         if parts.tail is None:
             parts.tail = array[self.length :].numpy()
@@ -163,16 +167,16 @@ class Bucket:
         return parts
 
     def lose(self, array: torch.Tensor) -> None:
-        """Forget a borrowed array that may still receive data of a failed operation."""
+        """Drop a borrowed array for good, because a failed all-reduce may still write to it."""
         self._parts.pop(id(array), None)
 
     def give_back(self, array: torch.Tensor) -> None:
-        """Return a borrowed array for reuse, unless it has become the memory of the parameters."""
+        """Return a borrowed array to the pool, unless the parameters now live in it."""
         if array is not self._home:
             self._spare.append(array)
 
     def swap(self, array: torch.Tensor) -> None:
-        """Make an array the memory of the parameters; copy it instead if the script holds tensors in their memory."""
+        """Make an array the memory of the parameters; copy its values if the script holds views of the old memory."""
         if any(_users(slot.values) > self._own_users for slot in self.slots):
             self.flat.copy_(array[: self.size])
             return
@@ -185,12 +189,12 @@ class Bucket:
         self.count_own_users()
 
     def count_own_users(self) -> None:
-        """Record how many tensors share the parameters' memory, right after the parameters have moved."""
+        """Record how many tensors share the parameters' memory just after a move; later ones are the script's."""
         self._own_users = max(map(_users, (slot.values for slot in self.slots)), default=0)
 
 
 def copy_to(arrays: list[torch.Tensor], buckets: Sequence[Bucket]) -> list[torch.Tensor]:
-    """Copy the parameters of each bucket into the array of its place, or into new arrays if `arrays` is empty."""
+    """Copy the parameters of each bucket into the array at the same index, or into new arrays if `arrays` is empty."""
     arrays = arrays or [torch.empty_like(bucket.flat) for bucket in buckets]
     for array, bucket in zip(arrays, buckets, strict=True):
         array.copy_(bucket.flat)
@@ -198,20 +202,20 @@ def copy_to(arrays: list[torch.Tensor], buckets: Sequence[Bucket]) -> list[torch
 
 
 def _users(tensor: torch.Tensor) -> int:
-    """How many tensors lie in the storage of this one, autograd's among them."""
+    """Return how many tensors share the storage of `tensor`, including those that autograd keeps."""
     storage = tensor.untyped_storage()
     users: int = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001 - torch has no public way
-    return users - 1  # the handle that is asked is one, too
+    return users - 1  # without `storage` itself
 
 
 def align_count(count: int, dtype: torch.dtype) -> int:
-    """Round a count of numbers up, so that the next number of this dtype begins on a cache line of 64 bytes."""
+    """Round a number of elements up, so that the next element starts on a 64-byte cache line."""
     unit = max(1, ALIGN_BYTES // dtype.itemsize)
     return -(-count // unit) * unit
 
 
 def drop_repetitions(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view without the repeated dimensions of an expanded tensor, such as `mask.expand(8, n, n)`."""
+    """Return a view of an expanded tensor, such as `mask.expand(8, n, n)`, with size 1 in its expanded dimensions."""
     if tensor.layout is not torch.strided or 0 not in tensor.stride():
         return tensor
     once = (slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
@@ -221,7 +225,10 @@ def drop_repetitions(tensor: torch.Tensor) -> torch.Tensor:
 def commit_mean(
     bucket: Bucket, sums: torch.Tensor, relaxation: float, ok: torch.Tensor | None, *, swap: bool = False
 ) -> None:
-    """Commit x ← x + relaxation · (mean − x), in place; `swap` exchanges arrays if relaxation is 1 and `ok` None."""
+    """Apply an average in place: x ← x + relaxation · (mean − x).
+
+    `swap` exchanges the arrays instead of copying if `relaxation` is 1 and `ok` None.
+    """
     mean, live = sums[: bucket.size], bucket.flat
     if relaxation != 1:
         torch.lerp(live, mean, relaxation, out=mean if ok is not None else live)
@@ -236,7 +243,7 @@ def commit_mean(
 def commit_delayed(
     bucket: Bucket, sums: torch.Tensor, snapshot: torch.Tensor, relaxation: float, ok: torch.Tensor | None
 ) -> None:
-    """Commit x ← x + relaxation · (mean of snapshots − own snapshot), in place: progress since the snapshot stays."""
+    """Apply a delayed average in place: x ← x + relaxation · (mean of snapshots − own snapshot)."""
     change, live = sums[: bucket.size], bucket.flat
     change.sub_(snapshot[: bucket.size])
     if ok is not None:
@@ -245,12 +252,12 @@ def commit_delayed(
 
 
 def rescale_progress(bucket: Bucket, start: torch.Tensor, factor: float) -> None:
-    """Commit x ← start + factor · (x − start), in place: progress scaled to a common number of steps per round."""
+    """Scale a worker's progress in place, x ← start + factor · (x − start), to a common number of steps per round."""
     bucket.flat.sub_(start[: bucket.size]).mul_(factor).add_(start[: bucket.size])
 
 
 def replace_where(live: torch.Tensor, new: torch.Tensor, ok: torch.Tensor | None) -> None:
-    """Copy `new` into `live`, unless the device's check `ok` is False; None means that the host has checked."""
+    """Copy `new` into `live` if `ok` is None or True on the device; leave `live` unchanged otherwise."""
     if ok is None:
         live.copy_(new)
     else:
@@ -258,12 +265,12 @@ def replace_where(live: torch.Tensor, new: torch.Tensor, ok: torch.Tensor | None
 
 
 def only_where(values: torch.Tensor, ok: torch.Tensor) -> None:
-    """Set `values` to zero if `ok` is False, also where they are NaN or infinite."""
+    """Set `values` to zero if `ok` is False, including elements that are NaN or infinite."""
     torch.where(ok, values, values.new_zeros(()), out=values)
 
 
 def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_first: bool, rank: int) -> None:
-    """Copy piggybacked tensors, divided by `divisor`, into an array; those to copy from the lowest rank only there."""
+    """Copy piggybacked tensors into an array: divided by `divisor` to average, or on the first rank only to copy."""
     for tensor in bucket.piggybacked:
         value = tensor.fetch()
         if not tensor.is_state:
@@ -287,24 +294,24 @@ def snapshot_piggybacked(bucket: Bucket) -> list[torch.Tensor | None]:
 def commit_piggybacked(
     bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None, before: Sequence[torch.Tensor | None] | None = None
 ) -> None:
-    """Write averaged buffers and optimizer state back; with `before`, a snapshot, changes since then are kept."""
+    """Write averaged buffers and optimizer state back; with a snapshot `before`, keep local changes made since then."""
     for index, tensor in enumerate(bucket.piggybacked):
         value = tensor.fetch()
         if value is None:
             continue
         new = tensor.view(sums)
         if tensor.rule is BufferRule.OWN:
-            if ok is not None:  # of some dtypes a device may not choose between two tensors
+            if ok is not None:  # as bytes, since `torch.where` lacks some dtypes on a device
                 own = value.detach().contiguous().reshape(-1).view(torch.uint8)
                 new = torch.where(ok, new.reshape(-1).view(torch.uint8), own).view(value.dtype).view(value.shape)
             value.copy_(new)
             continue
         old = before[index] if before is not None else None
         if old is not None and tensor.rule is BufferRule.FIRST:
-            # Whose values these are may have others by now, and keeps them. All of it, since vectors belong together.
+            # The worker whose values were copied may have changed them since, and keeps the changed tensor as a whole.
             new = torch.where((new == old).all(), value, new)
         elif old is not None:
-            # What stood still takes the mean as it is: the infinities of a mask would make a difference of no number.
+            # Unchanged elements take the mean itself: an infinite element of a mask would give inf - inf = NaN.
             new = torch.where(value == old, new, new + (value - old))
             if tensor.name.endswith("running_var"):
                 new = new.clamp_min(0)  # a variance stays one

@@ -1,9 +1,9 @@
 """Send a step's gradients in segments during the backward pass, overlapped with the rest of it.
 
-A segment is a stretch of the flat array, from its end toward its beginning; it is sent when all its parameters have
-their gradients and all segments before it were sent, so that the order is the same on all workers. Unused parameters,
-piggybacked buffers, presence and tag follow at the end of the step. A later change to a gradient that was sent raises
-an error at the step on all workers; the operation is then completed with a tag that fits no sums.
+A segment is a range of a bucket's flat array. The ranges are sent from the end of the array toward its start, each once
+all its parameters have gradients, in the same order on all workers. Gradients of unused parameters, piggybacked
+buffers, presence flags and the tag follow at the end of the step. Changing a gradient that was already sent is an error
+at `step()`; the all-reduce is then completed with a tag that matches no other, so that it fails on every worker.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from partreduce.runtime.transport.torch_api import torch_compile_disable
 from partreduce.topo.errors import InputError, PartreduceError, UnavailableError
 from partreduce.topo.phase import Group
 
-SEGMENT_BYTES = 128 * 2**10  # smaller layers share one: at 200 Mbit/s as much takes 5 ms, above an operation's own cost
+SEGMENT_BYTES = 128 * 2**10  # smaller layers share a segment: 5 ms at 200 Mbit/s, more than an operation's fixed cost
 
 
 class Segment(NamedTuple):
-    """A range of one bucket's array, and the parameters in it; gradients are sent in such segments."""
+    """A range of one bucket's flat array whose gradients are sent together; `slots` are the parameters in it."""
 
     bucket: int
     start: int
@@ -38,7 +38,10 @@ class Segment(NamedTuple):
 
 
 def segments_of(buckets: Sequence[Bucket], order: Iterable[torch.nn.Parameter]) -> list[Segment]:
-    """Return the segments in the order in which they are sent; `order` has the parameters from first to last layer."""
+    """Return the segments in the order in which they are sent, last layer first.
+
+    `order` has the parameters from the first to the last layer.
+    """
     places = {parameter: place for place, parameter in enumerate(order)}
     found: list[tuple[int, Segment]] = []
     for index, bucket in enumerate(buckets):
@@ -52,13 +55,16 @@ def segments_of(buckets: Sequence[Bucket], order: Iterable[torch.nn.Parameter]) 
         if len(mine) > 1 and (mine[-1].stop - mine[-1].start) * bucket.dtype.itemsize < SEGMENT_BYTES:
             first, second = mine.pop(), mine.pop()
             mine.append(Segment(index, first.start, second.stop, second.slots + first.slots))
-        # A segment is complete with its first layer, which backward comes to last.
+        # The backward pass reaches a segment's first layer last; only then is the segment complete.
         found += [(min(places[bucket.slots[slot].parameter] for slot in one.slots), one) for one in mine]
     return [segment for _, segment in sorted(found, key=lambda pair: -pair[0])]
 
 
 class LayerSender:
-    """Sends gradients in segments during the backward pass; `order` has the parameters from first to last layer."""
+    """Sends gradients in segments during the backward pass, to overlap communication with computation.
+
+    `order` has the parameters from the first to the last layer.
+    """
 
     def __init__(
         self, reducer: Reducer, order: Iterable[torch.nn.Parameter], kind: str, membership: FixedMembership, *,
@@ -67,15 +73,15 @@ class LayerSender:
         self.reducer, self.kind, self.membership, self._divisor = reducer, kind, membership, divisor
         self.segments = segments_of(reducer.buckets, order)
         self.codings: Codings | None = None
-        self.clock: Callable[[], int] = lambda: 0  # the step that backward works for
-        self.settings: Callable[[], Settings] = tuple  # the settings of the optimizer that will take it
-        self.may_begin: Callable[[], bool] = lambda: True  # whether a first segment may leave already
+        self.clock: Callable[[], int] = lambda: 0  # the step that the backward pass belongs to
+        self.settings: Callable[[], Settings] = tuple  # the optimizer's settings for that step
+        self.may_begin: Callable[[], bool] = lambda: True  # whether the first segment may be sent already
         self._of: dict[torch.Tensor, tuple[int, Slot]] = {
             reducer.buckets[segment.bucket].slots[slot].parameter: (number, reducer.buckets[segment.bucket].slots[slot])
             for number, segment in enumerate(self.segments)
             for slot in segment.slots
         }
-        self._made: dict[torch.Tensor, tuple[int, int]] = {}  # of this step's gradients identity and version
+        self._made: dict[torch.Tensor, tuple[int, int]] = {}  # id and version of each gradient of this step
         self._missing: list[int] = []
         self._reduction: Reduction | None = None
         self._coded: list[Coding] | None = None
@@ -90,7 +96,7 @@ class LayerSender:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a backward pass has sent gradients of a step that has not been taken yet."""
+        """Whether a backward pass has sent gradients whose `step()` has not been taken yet."""
         return bool(self._made) and not self._closed
 
     def finish(self, step: int) -> Reduction:
@@ -118,7 +124,7 @@ class LayerSender:
         self._made.clear()
 
     def restart(self) -> None:
-        """Discard what was sent after the members changed; `finish` sends all gradients again."""
+        """Discard the segments that were sent, since the membership changed; `finish` sends all gradients again."""
         if self._reduction is not None:
             self._reduction.abandon()
         self._forget()
@@ -126,7 +132,7 @@ class LayerSender:
             self._problem = None
 
     def drop(self) -> None:
-        """Abandon this step's gradients: send the remaining segments with a tag that makes the operation fail."""
+        """Give up this step's gradients: send the rest with a tag that makes the all-reduce fail everywhere."""
         if self.is_under_way:
             step, self._gives_up = self.clock(), True
             reduction = self._open_reduction(step)
@@ -142,7 +148,7 @@ class LayerSender:
 
     @torch_compile_disable
     def _ready(self, parameter: torch.Tensor) -> None:
-        """Backward has made a gradient; may run in a thread of autograd's, so it raises nothing."""
+        """Record a finished gradient and send complete segments; keep errors for `step()`, as autograd calls this."""
         if self._problem is not None:
             return
         number, slot = self._of[parameter]

@@ -1,7 +1,8 @@
 """Define how a model's buffers are averaged: one table of rules for all strategies.
 
-A rule depends on the buffer's type, its name, and its module's class, so the handshake can compare them. One depends on
-values: a buffer of zeros and ones is a mask. It is applied where all workers have, or have exchanged, the same values.
+A rule depends on the buffer's type and name and on its module's class, so the handshake can compare the rules of all
+workers. Only one rule depends on values: a buffer of zeros and ones is a mask. It is applied where all workers have the
+same values or have exchanged them.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import torch
 
 from partreduce.topo.errors import InputError
 
-AVERAGED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # of parameters, and of averaged buffers
-QUANTIZERS = ("ObserverBase", "FakeQuantizeBase")  # by name, since versions of torch and torchao have their own
+AVERAGED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # dtypes that can be averaged
+QUANTIZERS = ("ObserverBase", "FakeQuantizeBase")  # base classes by name, since torch and torchao each have their own
 
 
 class BufferRule(StrEnum):
-    """How an average treats a buffer: mean, copy from the lowest rank, keep, and so on."""
+    """What an average does with a buffer: take the mean, copy the lowest rank's values, or leave it alone."""
 
     MEAN = "mean"  # each average of a group, and the mean model, take the mean
     FIRST = "first"  # both take the values of the group's lowest rank
@@ -28,7 +29,7 @@ class BufferRule(StrEnum):
 
 
 class Kind(NamedTuple):
-    """A row of the table of buffers: how buffers of a kind are recognized, and their rule."""
+    """A row of the table of buffer rules: how to recognize a kind of buffer, and the rule for it."""
 
     name: str
     fits: Callable[[str, torch.Tensor, torch.nn.Module], bool]
@@ -59,24 +60,24 @@ KINDS = (
     Kind("masks, by name", lambda name, _buffer, _module: name == "mask" or name.endswith("_mask"), BufferRule.FIRST),
     Kind("other real numbers", lambda _name, _buffer, _module: True, BufferRule.MEAN),
 )
-"""The table: the first kind that fits counts. Of the last kind the values decide: zeros and ones alone are a mask."""
+"""The table of rules; the first kind that fits applies. In the last kind, zeros and ones alone are a mask."""
 
 
 def buffer_kind(attribute: str, buffer: torch.Tensor, module: torch.nn.Module) -> Kind:
-    """Return the row of the table for buffer `attribute` of a module."""
+    """Return the row of the table `KINDS` for the buffer named `attribute` of a module."""
     return next(kind for kind in KINDS if kind.fits(attribute, buffer, module))
 
 
 class Values(StrEnum):
-    """What values a buffer has: zeros, ones, both, or others. Buffers of zeros and ones are masks."""
+    """Kind of values in a buffer; a buffer of zeros and ones is treated as a mask."""
 
     MASK = "mask"  # zeros and ones
-    UNIFORM = "uniform"  # only zeros, or only ones, as masks and new statistics may be
+    UNIFORM = "uniform"  # only zeros, or only ones: a mask or new running statistics
     OTHER = "other"
 
 
 def values_of(buffer: torch.Tensor) -> Values:
-    """Classify a buffer's values; waits for a CUDA device."""
+    """Classify the values of a buffer; waits for a CUDA device."""
     ones = buffer == 1
     if not buffer.numel() or not bool((ones | (buffer == 0)).all()):
         return Values.OTHER
@@ -88,7 +89,7 @@ BEFORE = "before DistributedOptimizer is made"
 
 
 class BufferSpec(NamedTuple):
-    """Shape, dtype and layout of a buffer when the model was wrapped; it must keep them."""
+    """Shape, dtype and layout that a buffer had when the model was wrapped, and must keep."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -100,9 +101,9 @@ class BufferSpec(NamedTuple):
 
 
 def change_of(buffer: torch.Tensor | None, spec: BufferSpec, rank: int, then: str = AT_WRAPPING) -> str:
-    """Describe how a buffer differs from its `spec`, and what to do; empty if it does not. Any float dtype is fine.
+    """Describe how a buffer differs from its `spec` and what to do; empty if it fits. Any float dtype fits.
 
-    `then` says when the buffer had that form.
+    `then` says, for the message, when the buffer matched the spec.
     """
     if buffer is None:
         return f"was removed on worker {rank}, and was there {then}; keep it, or remove it on every worker {BEFORE}"

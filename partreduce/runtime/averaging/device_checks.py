@@ -1,8 +1,8 @@
-"""Report the results of device-side checks of queued operations, and watch over their completion.
+"""Report the results of tag checks that a CUDA device makes, and watch whether queued operations complete.
 
-On CUDA no step waits for the device: a commit with a false check changes nothing, and neither does any later one; the
-host reads it a few operations later. A thread looks once a second at the oldest operation: when a member can no longer
-come, or the timeout has passed, it destroys the groups, which ends their kernels.
+No step waits for the device: an average whose check is false changes nothing, and neither does any later average; the
+host reads the check a few operations later. A watch thread looks at the oldest operation once a second. If a member can
+no longer take part, or the timeout has passed, the thread destroys the groups, which ends their kernels.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from partreduce.runtime.transport.work import Background
 from partreduce.runtime.transport.worlds import World
 
 MAX_IN_FLIGHT = 2
-IDLE_SECONDS = 10.0  # a watch over nothing ends after so long; the next operation starts another
+IDLE_SECONDS = 10.0  # an idle watch thread ends after this time; the next operation starts another
 
 
 @dataclass(slots=True)
 class _Pending:
-    """An operation that the device has not finished, as far as the host knows."""
+    """A queued operation that, as far as the host knows, the device has not finished."""
 
     operation: Operation
     since: float
@@ -39,20 +39,20 @@ class _Pending:
 
 
 class DeviceChecks:
-    """Queue of one reducer's operations that a CUDA device has not finished, oldest first; thread-safe."""
+    """Queue of the operations that a CUDA device has not finished, oldest first, for one reducer; thread-safe."""
 
     def __init__(self, world: World, recorder: Recorder, heartbeat: Heartbeat, *, timeout: float) -> None:
         self.world, self.recorder, self.heartbeat, self.timeout = world, recorder, heartbeat, timeout
         self._lock = threading.Lock()
         self._pending: list[_Pending] = []
         self._healthy: torch.Tensor | None = None
-        self.why: str | None = None  # why the watch destroyed the groups
+        self.why: str | None = None  # why the watch thread destroyed the groups
         self._watch: threading.Thread | None = None
         self._clock: DeviceClock | None = None
         self._closed = False
 
     def begun(self, operation: Operation, streams: Streams, *, watched: bool = True) -> None:
-        """Add a queued operation to those whose completion is watched, unless the host waits for it itself."""
+        """Add a queued operation; the watch thread checks that it completes if `watched`, else the host waits."""
         timed = self.recorder.directory is not None
         if timed and self._clock is None:
             clock = DeviceClock(streams)
@@ -66,7 +66,10 @@ class DeviceChecks:
                 self._watch.start()
 
     def add(self, operation: Operation, checks: list[torch.Tensor], streams: Streams, complaint: str) -> torch.Tensor:
-        """Return the check of this and all earlier operations, a 0-d bool tensor on the device, for `look`."""
+        """Return, as a 0-d bool tensor on the device, whether the checks of this and all earlier operations hold.
+
+        `look` later reads the result on the host and raises PeerGoneError with `complaint` if it is False.
+        """
         healthy = torch.stack(checks).all()
         with self._lock:
             if self._healthy is not None:
@@ -81,13 +84,17 @@ class DeviceChecks:
         return healthy
 
     def drop(self, operation: Operation) -> None:
-        """Ignore the device's check of an operation that has failed on the host."""
+        """Ignore the device's check of an operation that has already failed on the host."""
         with self._lock:
             self._pending = [one for one in self._pending if one.operation is not operation]
             self._healthy = None
 
     def look(self, most: int = MAX_IN_FLIGHT - 1, given_up: Callable[[], str | None] | None = None) -> None:
-        """Read the checks that are complete, and wait until at most `most` operations are in flight."""
+        """Read the checks of finished operations, and wait until at most `most` operations are in flight.
+
+        Raises PeerGoneError if a check failed, a member is gone, or the timeout has passed. `given_up`, if passed,
+        returns why to stop waiting, in place of the heartbeat and the timeout.
+        """
         start, since = time.monotonic(), own_time()
         look = start + LOOK_SECONDS
         while True:
@@ -138,7 +145,7 @@ class DeviceChecks:
             raise PeerGoneError(self.why)
 
     def _why_not(self, pending: _Pending, since: float) -> str | None:
-        """Why an operation shall not be waited for any longer; None if it may still end."""
+        """Return why to stop waiting for an operation; None if it may still finish."""
         operation = pending.operation
         members, round_ = operation.members, operation.rounds_before
         why = self.heartbeat.gone(members, round_) or self.heartbeat.elsewhere(members, round_)
@@ -147,7 +154,7 @@ class DeviceChecks:
         return why
 
     def _look_now_and_then(self) -> None:
-        """The watch: for a training loop that waits for the device and cannot look itself."""
+        """Watch the oldest operation, for a training loop that waits for the device and cannot call `look` itself."""
         idle = 0.0
         while idle < IDLE_SECONDS and self.why is None and not self._closed:
             time.sleep(LOOK_SECONDS)
@@ -157,8 +164,8 @@ class DeviceChecks:
             oldest = next((one for one in pending if one.ended is None or not one.ended.query()), None)
             if oldest is None:
                 continue
-            # Twice the time, so that a training loop that looks itself says it first. What overlaps a round has as long
-            # as the round takes.
+            # Twice the timeout, so that a training loop that calls `look` reports the failure first. An operation that
+            # overlaps a round has no deadline until it is complete on the host.
             why = self._why_not(oldest, oldest.since + self.timeout if oldest.ended is not None else float("inf"))
             with self._lock:
                 if why is None or oldest not in self._pending:

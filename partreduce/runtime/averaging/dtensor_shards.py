@@ -1,7 +1,7 @@
-"""Average each rank's local shards if a model is sharded over the ranks of a replica.
+"""Average each rank's local shards of a model that is sharded over the ranks of a replica (HSDP).
 
-A worker of the schedule is then a replica, and every rank of one runs the schedule with the ranks that hold the same
-shards of the other replicas: a `ShardSlot` gives the local numbers of a DTensor.
+A worker of the schedule is then a replica. Each rank runs the schedule with the ranks of the other replicas that hold
+the same shards; a `ShardSlot` gives access to a DTensor's local values.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from partreduce.topo.schedule import Schedule
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a DTensor; does not import torch's DTensor module."""
+    """Whether a tensor is a DTensor; avoids importing torch's DTensor module."""
     return hasattr(tensor, "device_mesh")
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's local shard of a tensor, without a copy; of a tensor that is not sharded, itself."""
-    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)  # to_local() gives a view that autograd follows
+    """Return this rank's local shard of a DTensor without a copy; return any other tensor unchanged."""
+    part: torch.Tensor = getattr(tensor, "_local_tensor", tensor)  # `to_local()` gives a view that autograd tracks
     return part
 
 
 def like(parameter: Any, values: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - a parameter, or one that is sharded
-    """Return local values as a DTensor with the sharding of `parameter`; as they are if it is not sharded."""
+    """Wrap local values as a DTensor with the sharding of `parameter`; return them unchanged if it is not sharded."""
     if not is_sharded(parameter):
         return values
     sharded: torch.Tensor = type(parameter.data).from_local(
@@ -46,7 +46,7 @@ def like(parameter: Any, values: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 
 
 @dataclass(frozen=True, slots=True)
 class ShardSlot(Slot):
-    """The place of a parameter's local shard in a bucket; `held` is FSDP's own object for the parameter."""
+    """Position of a parameter's local shard in a bucket; `held` is FSDP's internal `FSDPParam` of the parameter."""
 
     held: Any = None
 
@@ -56,7 +56,7 @@ class ShardSlot(Slot):
 
     @property
     def room(self) -> int:
-        """How many numbers the shard takes with padding, since FSDP gathers shards of equal length."""
+        """Number of elements that the shard occupies, with the padding that gives FSDP's shards equal lengths."""
         return self.values.numel() if self.held is None else int(self.held.padded_sharded_param_size.numel())
 
     @property
@@ -74,7 +74,10 @@ class ShardSlot(Slot):
             self.held._sharded_param_data = window.as_strided((self.room,), (1,))  # noqa: SLF001 - as above: it gathers from there
 
     def returns(self, flat: torch.Tensor) -> bool:
-        """Move a shard that FSDP has padded again (first forward, each load) back into the array, if it did so."""
+        """Move the shard back into the flat array if FSDP has padded it again (first forward, each load).
+
+        Returns whether it was moved.
+        """
         values = self.values
         if self.held is None or values.dtype != flat.dtype or values.device != flat.device:
             return False
@@ -84,17 +87,17 @@ class ShardSlot(Slot):
 
 
 class Sharders:
-    """The FSDP modules of a model."""
+    """Access to the FSDP modules of a model: reshards them, and makes slots for their shards."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._modules: list[Any] = []
         self._held: dict[torch.Tensor, Any] = {}
-        self.shards = any(map(is_sharded, model.parameters()))  # whether the model is sharded at all
+        self.shards = any(map(is_sharded, model.parameters()))  # whether any parameter is sharded
         if self.shards:
-            from torch.distributed.fsdp import FSDPModule  # only here: it takes a while
+            from torch.distributed.fsdp import FSDPModule  # slow to import
 
             self._modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
-        self.reshard()  # a forward pass may have left whole parameters behind
+        self.reshard()  # a forward pass may have left parameters gathered
         for module in self._modules:
             state = module._get_fsdp_state()  # noqa: SLF001 - torch has no public way to its flat shards
             groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # noqa: SLF001 - before torch 2.12
@@ -105,7 +108,7 @@ class Sharders:
             )
 
     def reshard(self) -> None:
-        """Reshard parameters that a forward pass without a backward pass left gathered."""
+        """Reshard parameters that are still gathered after a forward pass without a backward pass."""
         for module in self._modules:
             module.reshard()
 
@@ -117,7 +120,7 @@ class Sharders:
 
 
 def replica_of(model: torch.nn.Module, mesh: DeviceMesh | None, schedule: Schedule) -> list[int]:
-    """Return the ranks that shard this replica's model, this rank first; empty for a model that is not sharded."""
+    """Return the ranks over which this replica's model is sharded, this rank first; empty if it is not sharded."""
     shards: dict[str, Any] = {name: one for name, one in model.named_parameters() if is_sharded(one)}
     if mesh is None and shards:
         name, parameter = next(iter(shards.items()))

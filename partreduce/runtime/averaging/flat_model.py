@@ -1,4 +1,4 @@
-"""Store a model's parameters as views of one flat array per (device, dtype), with piggybacked tensors."""
+"""Store a model's parameters as views of flat arrays, one per (device, dtype), as in DDP's buckets."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from partreduce.runtime.averaging.dtensor_shards import Sharders, local
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.payload import Fragments, assign
 
-SAMPLED_FROZEN = 1 << 12  # numbers of each frozen parameter by which a change is noticed
+SAMPLED_FROZEN = 1 << 12  # elements of each frozen parameter that are compared to detect a change
 
 
-_newest: Any = WeakTensorKeyDictionary()  # for each parameter the flat model that it was put into last, weakly
+_newest: Any = WeakTensorKeyDictionary()  # parameter -> weak reference to the FlatModel that flattened it last
 
 
 def newest_of(parameter: torch.Tensor) -> FlatModel | None:
-    """Return the FlatModel that a parameter was last put into; None if there is none."""
+    """Return the FlatModel that flattened a parameter last; None if that object no longer exists."""
     newest: FlatModel | None = _newest[parameter]()
     return newest
 
 
 class BufferPolicy(StrEnum):
-    """What an average does to buffers: apply their rules, leave them local, or copy them from the lowest rank."""
+    """Option `buffers`: averages apply the buffers' rules, leave buffers local, or copy them from the lowest rank."""
 
     AVERAGE = "average"
     LOCAL = "local"
@@ -41,17 +41,17 @@ class BufferPolicy(StrEnum):
 
 
 class StatePolicy(StrEnum):
-    """What an average does to optimizer state (momentum, second moments): average it, or leave it local."""
+    """Option `optimizer_state`: averages leave momentum and second moments local, or average them."""
 
     LOCAL = "local"
     AVERAGE = "average"
 
 
 class FlatModel:
-    """A model's trainable parameters as views of flat buckets.
+    """A model whose trainable parameters are views of flat buckets, so that one all-reduce averages a whole bucket.
 
-    `apart` are parameters that are exchanged separately (tables), each with a line that describes it; each of the
-    `fragments` has separate buckets. `guard.wrapping` checks the model before.
+    `apart` maps parameters that are exchanged separately (embedding tables) to descriptions for the handshake. Each of
+    the `fragments` has its own buckets. `guard.wrapping` checks the model first.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class FlatModel:
             same = [entry for entry, its in zip(trainable, keys, strict=True) if its == key]
             self.buckets.append(_flatten(same, self.sharders, fragment=key[0]))
         self.buffer_policy = buffers
-        self.buffer_buckets: list[Bucket] = []  # of buffers that do not ride along with every operation
-        self.rules: dict[str, BufferRule] = {}  # what an average does with each buffer
+        self.buffer_buckets: list[Bucket] = []  # for buffers that are sent only for the mean model
+        self.rules: dict[str, BufferRule] = {}  # rule of each buffer
         self._undecided: list[str] = []  # buffers that are averaged unless their values are those of a mask
-        self.keeps_buffers = False  # whether averages of groups leave workers with different buffers, counters aside
+        self.keeps_buffers = False  # whether floating-point buffers stay different between workers
         self._add_buffers()
-        self.riding: dict[torch.nn.Parameter, list[str]] = {}  # the optimizer's states that are averaged with each
+        self.riding: dict[torch.nn.Parameter, list[str]] = {}  # names of optimizer states averaged with each parameter
         if state is StatePolicy.AVERAGE:
             self._add_state(optimizer)
         for bucket in self.buckets + self.buffer_buckets:
@@ -92,7 +92,7 @@ class FlatModel:
         self._known = {slot.parameter: slot for slot in self._slots}
 
     def fragment(self, number: int) -> list[Bucket]:
-        """Return the buckets of fragment `number`; buffers are in the first fragment of their device and dtype."""
+        """Return the buckets of fragment `number`; a buffer is in the first fragment with its device and dtype."""
         return [bucket for bucket in self.buckets if bucket.fragment == number]
 
     def arrays(self) -> list[torch.Tensor]:
@@ -100,11 +100,11 @@ class FlatModel:
 
     @property
     def frozen(self) -> list[torch.Tensor]:
-        """Parameters that were not trainable when the model was wrapped: equal on all workers, never averaged."""
+        """Parameters that were not trainable at wrapping; they are equal on all workers and never averaged."""
         return [drop_repetitions(local(parameter)) for parameter in self.frozen_names]
 
     def named_frozen(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield each frozen parameter's name and a sample of its numbers, to detect a change."""
+        """Yield each frozen parameter's name and a sample of its elements, by which a change is detected."""
         for name, values in zip(self.frozen_names.values(), self.frozen, strict=True):
             yield name, values.detach().reshape(-1)[:: max(1, values.numel() // SAMPLED_FROZEN)]
 
@@ -112,11 +112,11 @@ class FlatModel:
         return self._slots
 
     def holds(self, parameter: torch.Tensor) -> bool:
-        """Whether a parameter is exchanged: in a bucket or as a table."""
+        """Whether a parameter is averaged, in a bucket or as a table."""
         return parameter in self._known or parameter in self.apart
 
     def named_buffers(self) -> list[tuple[str, torch.Tensor]]:
-        """Return the dense buffers by name, each once; sparse buffers are taken for constants."""
+        """Return the dense buffers with their names, each once; sparse buffers are assumed constant."""
         return [
             (name, drop_repetitions(one)) for name, one in self.model.named_buffers() if one.layout is torch.strided
         ]
@@ -125,7 +125,7 @@ class FlatModel:
         return [buffer for _, buffer in self.named_buffers()]
 
     def layout(self) -> list[str]:
-        """Describe each parameter and piggybacked tensor in a line, to compare models between workers."""
+        """Describe each parameter and buffer in one line; the handshake compares the lines between workers."""
         lines = []
         for bucket in self.buckets:
             for slot in bucket.slots:
@@ -149,17 +149,20 @@ class FlatModel:
         return {"model": self.layout(), "buffer rules": rules}
 
     def undecided_values(self) -> dict[str, str]:
-        """Return what values the buffers have that are averaged unless they are masks; waits for a device."""
+        """Return the kind of values of each buffer whose rule depends on them; waits for a device."""
         named = dict(self.named_buffers())
         return {name: values_of(named[name]).value for name in self._undecided if name in named}
 
     def masks_among(self, seen: Sequence[Mapping[str, str]]) -> list[str]:
-        """Return the names of buffers that are masks: zeros and ones on all workers (`seen`), with both on some."""
+        """Return the names of mask buffers: only zeros and ones on every worker, and both on at least one.
+
+        `seen` has the result of `undecided_values` of every worker.
+        """
         looks = {name: {one.get(name) for one in seen} for name in self._undecided}
         return [name for name, found in looks.items() if Values.MASK in found and Values.OTHER not in found]
 
     def copy_masks(self, masks: Sequence[str]) -> None:
-        """Copy these buffers from the lowest rank from now on; called on all workers, between two operations."""
+        """Copy the buffers `masks` from the lowest rank in all later averages; called on all workers."""
         for bucket in self.buckets + self.buffer_buckets:
             bucket.piggybacked = [
                 replace(tensor, rule=BufferRule.FIRST) if tensor.name in masks else tensor
@@ -214,13 +217,13 @@ class FlatModel:
 def _ride(
     buckets: list[Bucket], name: str, like: torch.Tensor, rule: BufferRule, fetch: Callable[[], torch.Tensor | None]
 ) -> None:
-    """Let a tensor ride in the bucket of its device and dtype, or of bytes; a new bucket if there is none."""
+    """Add a tensor to the bucket of its device and dtype (uint8 under the rule `own`), or to a new bucket."""
     dtype = torch.uint8 if rule is BufferRule.OWN else like.dtype
     bucket = next((known for known in buckets if known.device == like.device and known.dtype == dtype), None)
     if bucket is None:
         bucket = Bucket(like.device, dtype, 0, torch.empty(0, dtype=dtype, device=like.device))
         buckets.append(bucket)
-    if rule is BufferRule.OWN:  # whose bytes are looked at in its own dtype
+    if rule is BufferRule.OWN:  # aligned, since its bytes are viewed in the tensor's dtype
         bucket.length = -(-bucket.length // ALIGN_BYTES) * ALIGN_BYTES
     bucket.piggybacked.append(Piggybacked(name, BufferSpec.of(like), bucket.length, rule, fetch))
     bucket.length += bucket.piggybacked[-1].room
@@ -229,7 +232,7 @@ def _ride(
 def _named_parameters(
     model: torch.nn.Module,
 ) -> list[tuple[tuple[str, ...], tuple[tuple[torch.nn.Module, str], ...], torch.nn.Parameter]]:
-    """Every parameter once, with all its names (tied weights have several) and the modules that hold it."""
+    """Return every parameter once, with all its names (tied weights have several) and the modules that own it."""
     names: dict[torch.nn.Parameter, list[str]] = {}
     owners: dict[torch.nn.Parameter, list[tuple[torch.nn.Module, str]]] = {}
     for prefix, module in model.named_modules():
@@ -264,7 +267,7 @@ def _flatten(
 
 
 def _digest_if_sparse(buffer: torch.Tensor) -> str:
-    """A sparse buffer is not sent, so all workers must have made the same; a fingerprint of its content says so."""
+    """Return a hash of a sparse buffer's content, which must be equal on all workers; empty for a dense buffer."""
     if buffer.layout is torch.strided:
         return ""
     whole: torch.Tensor = buffer.detach().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
@@ -272,7 +275,7 @@ def _digest_if_sparse(buffer: torch.Tensor) -> str:
 
 
 def digest_of(arrays: Iterable[torch.Tensor]) -> str:
-    """Return a hash of the arrays' bits; waits for a device."""
+    """Return a hash of the bits of all `arrays`; waits for a device."""
     digest = blake2b(digest_size=16)
     for array in arrays:
         digest.update(array.cpu().contiguous().view(torch.uint8).numpy().data)
@@ -280,7 +283,7 @@ def digest_of(arrays: Iterable[torch.Tensor]) -> str:
 
 
 def state_keys(optimizer: torch.optim.Optimizer, group: Mapping[str, Any] | None = None) -> list[str]:
-    """Return the names of an optimizer's per-parameter state tensors, found by a step of a copy of it."""
+    """Return the names of an optimizer's per-parameter state tensors, found by a step of a new optimizer."""
     device = optimizer.param_groups[0]["params"][0].device  # some settings, such as `capturable`, need a GPU
     probe = torch.nn.Parameter(torch.zeros(2, 3, device=device))
     probe.grad = torch.zeros_like(probe)

@@ -1,9 +1,9 @@
-"""Send, replace and scale a model's gradients, and take a step of the wrapped optimizer with their mean.
+"""Copy, average and scale a model's gradients, and step the wrapped optimizer with the averaged ones.
 
-Gradients own their memory, as torch made it: an average is written into them, so that neither the mean model nor the
-next average can change them afterwards. That costs one pass over the gradients in each step and no array. No worker
-takes a step with non-finite gradients if a GradScaler is used, and a step whose gradients were no means, which only a
-device knows, is undone.
+An average is written into the gradient tensors that torch allocated, so that later averages cannot change gradients
+that the script holds; this costs one pass over the gradients per step and no extra memory. With a GradScaler no worker
+steps if an averaged gradient is not finite. On CUDA only the device knows whether an average was valid; a step with
+invalid gradients is undone there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from partreduce.topo.errors import InputError
 
 
 def sparse_gradient(name: str) -> InputError:
-    """Return the error for parameter `name` with a sparse gradient, which cannot be averaged, with the remedy."""
+    """Return the InputError for a sparse gradient of parameter `name`, which cannot be averaged."""
     return InputError(
         f"gradient of {name!r}: is sparse; partreduce.parallelize instead of DistributedOptimizer sends touched rows "
         "only, or use sparse=False in its embedding"
@@ -31,7 +31,7 @@ def sparse_gradient(name: str) -> InputError:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Copy of a bucket's parameters or gradients in one step; without an array for a step that was not taken here."""
+    """Copy of a bucket's parameters or gradients at one step; `array` is None if this worker did not take the step."""
 
     bucket: Bucket
     array: torch.Tensor | None
@@ -53,7 +53,7 @@ class Snapshot:
 
     @classmethod
     def none(cls, bucket: Bucket) -> Snapshot:
-        """The snapshot of a step that this worker did not take."""
+        """Return the snapshot for a step that this worker did not take."""
         return cls(bucket, None, frozenset(range(len(bucket.slots))))
 
     def release(self) -> None:
@@ -64,7 +64,10 @@ class Snapshot:
 def load_gradients(
     bucket: Bucket, scratch: torch.Tensor, divisor: int, tail: Tail | None = None, kept: Snapshot | None = None
 ) -> frozenset[int]:
-    """Fill `scratch` with gradients (or `kept`) / `divisor` and presence flags; return the slots without a gradient."""
+    """Fill `scratch` with gradients (or with `kept`) divided by `divisor` and with presence flags.
+
+    Returns the indices of the slots without a gradient. `tail` is the end of `scratch` as a NumPy view, if it has one.
+    """
     if kept is None:
         absent = load_some(bucket.slots, bucket.windows(scratch), divisor)
     else:
@@ -78,7 +81,7 @@ def load_gradients(
 
 
 def load_some(slots: Sequence[Slot], targets: list[torch.Tensor], divisor: int) -> frozenset[int]:
-    """Copy the gradients of some parameters, divided by `divisor`, to `targets`, zeros if there is none.
+    """Copy some parameters' gradients, divided by `divisor`, to `targets`; write zeros for missing ones.
 
     Returns the indices of the slots without a gradient.
     """
@@ -104,12 +107,12 @@ def load_some(slots: Sequence[Slot], targets: list[torch.Tensor], divisor: int) 
 
 @cache
 def _as_tensor(divisor: int, dtype: torch.dtype) -> torch.Tensor:
-    """For whole small arrays a call with a number takes torch twice as long; the quotients are the same."""
+    """Return the divisor as a tensor: for small arrays, dividing by a Python number takes torch twice as long."""
     return torch.tensor(divisor, dtype=dtype)
 
 
 def own_gradients(slots: Iterable[Slot]) -> None:
-    """Copy each gradient that is a view, or that several parameters share, to separate memory."""
+    """Give each gradient its own memory: copy those that are views or shared by several parameters."""
     seen: set[int] = set()
     for slot in slots:
         gradient = slot.parameter.grad
@@ -120,7 +123,10 @@ def own_gradients(slots: Iterable[Slot]) -> None:
 
 
 def load_presence(bucket: Bucket, scratch: torch.Tensor, absent: frozenset[int], tail: Tail | None = None) -> None:
-    """Write 1 per parameter with a gradient and 0 for the slots in `absent`; `tail` as in `load_gradients`."""
+    """Write the presence flags: 1 per parameter with a gradient, 0 for the slots in `absent`.
+
+    `tail` is the end of `scratch` as a NumPy view, if it has one.
+    """
     flags = [float(place not in absent) for place in range(len(bucket.slots))] if absent else [1.0]
     if tail is not None:
         tail[: len(bucket.slots)] = flags
@@ -133,9 +139,10 @@ def load_presence(bucket: Bucket, scratch: torch.Tensor, absent: frozenset[int],
 
 
 def commit_gradients(bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None, absent: frozenset[int]) -> None:
-    """Write the mean over the group into each parameter's gradient.
+    """Write the group's mean into each parameter's gradient.
 
-    `absent` are the slots that had no gradient here when it was sent. Such a slot gets None if no member had one.
+    `absent` has the slots that had no gradient here when they were sent. If no member had one, the gradient becomes
+    None.
     """
     if ok is not None:
         only_where(sums[: bucket.size], ok)
@@ -161,7 +168,7 @@ def put_gradients(slots: Sequence[Slot], values: Sequence[torch.Tensor], missing
 
 
 def clear_gradients(buckets: Iterable[Bucket]) -> None:
-    """Set all gradients to zero, also of trainable parameters that have none."""
+    """Set all gradients to zero; trainable parameters without a gradient get one of zeros."""
     for bucket in buckets:
         for slot in bucket.slots:
             if slot.parameter.grad is not None:
@@ -180,35 +187,39 @@ def unscale(optimizer: torch.optim.Optimizer, scale: torch.Tensor) -> None:
 
 
 def averaged_are_finite(buckets: Iterable[Bucket]) -> bool:
-    """Whether the averaged gradients are finite; equal on all workers, which skip the step otherwise."""
+    """Whether all averaged gradients are finite; equal on all workers, which otherwise skip the step."""
     gradients = [slot.gradient for bucket in buckets for slot in bucket.slots]
     return all(bool(torch.isfinite(gradient).all()) for gradient in gradients if gradient is not None)
 
 
 class OptimizerStepper:
-    """Steps the wrapped optimizer with mean gradients; `apart` are parameters that are exchanged separately."""
+    """Steps the wrapped optimizer with averaged gradients, and undoes a step whose average turns out to be invalid.
+
+    `apart` are parameters that are exchanged separately (tables).
+    """
 
     def __init__(
         self, optimizer: torch.optim.Optimizer, flat: FlatModel, apart: Sequence[torch.nn.Parameter] = ()
     ) -> None:
         self.optimizer, self._flat, self._apart = optimizer, flat, apart
         self.scaled = False  # whether a GradScaler scaled the loss of this worker's last step
-        self.changes_means = False  # whether the script changed the last step's means, as clipping does
-        self.after_averaging: Callable[[], object] | None = None  # what it does to means, for those it does not see
-        self.is_stepping = False  # whether its own step is wanted, where its `step` drives the schedule (see `attach`)
-        self.evaluated: list[Any] = []  # the loss of the script's closure, which has made the averaged gradients
+        self.changes_means = False  # whether the script changed the last averaged gradients, as clipping does
+        self.after_averaging: Callable[[], object] | None = None  # how the script changes averaged gradients
+        self.is_stepping = False  # whether `optimizer.step()` means the plain step, not the schedule's (see `attach`)
+        self.evaluated: list[Any] = []  # loss of the script's closure, which was called before gradients were averaged
         self._before: list[torch.Tensor] = []
         self._ok: torch.Tensor | None = None
 
     def apply(self, put: Callable[[], torch.Tensor | None], *, check_finite: bool) -> bool:
-        """Take an optimizer step, which the loop did not ask for, with mean gradients; returns whether it was taken.
+        """Take an optimizer step that the training loop did not call, and return whether it was taken.
 
-        `put` writes them and returns a device's flag, true if they are means (else the step is undone), or None if
-        the host has checked. With `check_finite` no step is taken unless all are finite.
+        `put` writes the gradients. It returns a 0-d bool tensor on the device, False if the average is invalid, in
+        which case the step is undone; or None if the host has checked. With `check_finite` the step is skipped unless
+        all are finite.
         """
         aside = [parameter.grad for parameter in self._apart]
         for parameter in self._apart:
-            parameter.grad = None  # of a step that the training loop asks for, or asked for
+            parameter.grad = None  # belongs to a step of the training loop
         self.remember(put())
         taken = self.step(check_finite=check_finite)
         self.undo()
@@ -217,7 +228,7 @@ class OptimizerStepper:
         return taken
 
     def step(self, *, check_finite: bool) -> bool:
-        """Step with the present gradients, with `check_finite` only if all are finite; returns whether it was taken."""
+        """Step with the current gradients, if finite or without `check_finite`; return whether it was taken."""
         if check_finite and not averaged_are_finite(self._flat.buckets):
             return False
         self.plain_step()
@@ -233,7 +244,7 @@ class OptimizerStepper:
             self.is_stepping = False
 
     def _known_loss(self, loss: Any) -> Callable[[], Any]:  # noqa: ANN401 - what the closure returned
-        """A closure for an optimizer that evaluates it once and first, which has been done."""
+        """Return a closure that yields the known loss; it raises if called again or after a change of the model."""
         begun, asked = self._versions(), 0
 
         def closure() -> Any:  # noqa: ANN401 - as above
@@ -250,7 +261,7 @@ class OptimizerStepper:
         return closure
 
     def _versions(self) -> list[tuple[int, int, int]]:
-        """Which gradients and parameters there are, and how often they were changed."""
+        """Return identity and version of each parameter and gradient, to detect changes."""
         parameters = [slot.parameter for slot in self._flat.slots()]
         gradients = [parameter.grad for parameter in parameters]
         return [
@@ -259,7 +270,7 @@ class OptimizerStepper:
         ]
 
     def remember(self, ok: torch.Tensor | None) -> None:
-        """Save the parameters before a step whose check `ok` only the device knows."""
+        """Save the parameters if only the device knows whether the average is valid (`ok`, else None)."""
         self._ok = ok
         if ok is None:
             return
@@ -267,7 +278,7 @@ class OptimizerStepper:
             self._before = copy_to(self._before, self._flat.buckets)
 
     def undo(self) -> None:
-        """Restore the saved parameters if the device's check failed: a step with zeros would still apply momentum."""
+        """Restore the saved parameters if the average was invalid, since momentum moved them in spite of zeros."""
         if self._ok is None:
             return
         wrong = ~self._ok

@@ -1,7 +1,7 @@
-"""Queue operations in flight: each begins in one step, and is awaited and committed or dropped in a later one.
+"""Queue operations in flight: each starts in one step and is waited for and committed, or dropped, in a later step.
 
-The queue belongs to the run's membership, which lists the members. Here these are fixed; a run that continues after
-failures has the same queue (`elastic.member`), whose operations are committed by all members of a group or by none.
+`FixedMembership` is the queue of a run that ends at the first failure. A run that continues after failures has a queue
+with the same methods (`elastic.member`), which commits an operation on all members of a group or on none.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
 
 Sums = list[tuple[Reducer, Reduction]]
-Piggybacked = Sequence[Sequence[torch.Tensor | None]]  # by bucket what rides along; None where there is nothing yet
+Piggybacked = Sequence[Sequence[torch.Tensor | None]]  # per bucket; None for a tensor that does not exist yet
 State = dict[str, torch.Tensor]
-KEY = "flight"  # what the names of tensors begin with that belong to an operation in flight
+KEY = "flight"  # prefix of saved tensors that belong to an operation in flight
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Flight:
-    """One group operation in flight, from the start of its sums until they are committed."""
+    """A delayed or pipelined average in flight, from the start of its all-reduces until it is committed."""
 
-    turn: int  # the operation of the schedule, counted from 0, with which it is committed
+    turn: int  # index of the schedule's operation at which it is committed
     step: int
-    round: int  # where it began, as reports and tags name it
-    start: Callable[[Flight, Group], Sums]  # copies what is sent and begins to sum it; again, where members failed
-    group: Group | None = None  # with whom, as the schedule says; None where this worker rests
+    round: int  # round in which it started, for reports and tags
+    start: Callable[[Flight, Group], Sums]  # starts the all-reduces; called again after a member failed
+    group: Group | None = None  # group in the schedule; None if this worker averages with no other
     kind: str = ""
-    settings: Settings = ()  # what all members must have in common where gradients are sent
-    kept: Sequence[Snapshot] = ()  # by bucket what is sent, as it was in the beginning, where that is needed for longer
-    before: Piggybacked = ()  # what rode along, as it was when the sum began; empty where it is taken as it is
-    scaled: bool = False  # whether by a GradScaler: the step is skipped if an averaged one is infinite or NaN
-    sums: Sums | None = None  # None before they have begun, and after they were lost
+    settings: Settings = ()  # optimizer settings that must be equal on all members if gradients are sent
+    kept: Sequence[Snapshot] = ()  # per bucket, a copy of what is sent, if needed until the commit
+    before: Piggybacked = ()  # piggybacked tensors at the start; empty if the mean replaces them
+    scaled: bool = False  # whether a GradScaler is used: the step is skipped if a mean is not finite
+    sums: Sums | None = None  # the running all-reduces; None before the start and after a failure
     is_waited: bool = False
     is_restored: bool = False  # whether the sums come from a checkpoint
 
     def wait(self) -> None:
-        """Wait for the sums. Raises PeerFailedError if a member is gone, InputError if operations differ."""
+        """Wait for the all-reduces. Raises PeerFailedError if a member is gone, InputError if operations differ."""
         if not self.is_waited:
             for reducer, reduction in self.sums or ():
                 reducer.wait(reduction)
             self.is_waited = True
 
     def release(self) -> None:
-        """Return all arrays to their buckets, after the sums are committed or dropped."""
+        """Return all borrowed arrays to their buckets, after the result is committed or dropped."""
         for _, reduction in self.sums or ():
             reduction.release()
         self.sums = []
@@ -78,14 +78,14 @@ class Flight:
 
 
 class FixedMembership:
-    """The queue of operations in flight of a run that ends with the first failed worker."""
+    """Queue of operations in flight for a run that ends at the first failed worker; its members never change."""
 
-    may_change = False  # whether operations may have to begin again, so that what they send is kept until the commit
+    may_change = False  # whether operations may have to restart, so that their inputs are kept
 
     def __init__(self, members: tuple[int, ...]) -> None:
         self._members = members
-        self.flights: deque[Flight] = deque()  # what has begun and is not committed, the oldest first
-        self.changed: list[Callable[[], object]] = []  # called where members have changed, before one gives its state
+        self.flights: deque[Flight] = deque()  # started and not committed, oldest first
+        self.changed: list[Callable[[], object]] = []  # callbacks after a change of members
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -93,17 +93,17 @@ class FixedMembership:
 
     @property
     def is_between(self) -> bool:
-        """Whether the members are changing now; never here."""
+        """Whether the members are changing now; always False here."""
         return False
 
     # Operations.
 
     def outliving(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which a failed operation begins again if members may change; here it does nothing."""
+        """Return a context in which a failed operation restarts if members may change; here it does nothing."""
         return contextlib.nullcontext()
 
     def begin(self, flight: Flight) -> None:
-        """Start an operation and queue it; its sums are formed while this worker computes."""
+        """Start an operation and queue it; its all-reduces run while this worker computes."""
         self.flights.append(flight)
         if flight.group is None:
             return
@@ -114,41 +114,41 @@ class FixedMembership:
             raise
 
     def wait(self, flight: Flight, *, meets: bool = False) -> Flight:  # noqa: ARG002 - for members that change
-        """Wait for an operation's sums, remove it from the queue and return it; one that is not queued starts now.
+        """Wait for an operation, starting it first if it is not queued; remove it from the queue and return it.
 
-        `meets` marks an operation of all members outside the schedule; with fixed members it changes nothing.
+        `meets` marks an operation of all members outside the schedule; it has no effect with fixed members.
         """
         is_queued = flight in self.flights
         if not is_queued and flight.sums is None and flight.group is not None:
             flight.sums = flight.start(flight, flight.group)
         try:
             flight.wait()
-        finally:  # also where all refuse it
+        finally:  # also after an InputError, which all members raise
             if is_queued:
                 self.flights.remove(flight)
         return flight
 
     def arrive(self, flight: Flight) -> None:
-        """Wait for an operation's sums but leave it in the queue, to be saved."""
+        """Wait for an operation but leave it in the queue, to be saved in a checkpoint."""
         try:
             flight.wait()
-        except InputError:  # all members refuse it
+        except InputError:  # raised by all members
             self.flights.remove(flight)
             raise
 
     def settle(self) -> None:
-        """Wait for all sums in flight, so that a mean over all workers can follow."""
+        """Wait for all operations in flight, so that an average over all workers can follow."""
         for flight in tuple(self.flights):
             self.arrive(flight)
 
     def drop(self) -> None:
-        """Complete all operations in flight without committing them; all members call it."""
+        """Complete all operations in flight and discard their results; all members call it."""
         self.settle()
         while self.flights:
             self.flights.popleft().release()
 
     def skip(self, turn: int) -> None:
-        """Count operation `turn` of the schedule, in which nothing is averaged yet."""
+        """Count operation `turn` of the schedule as done without an average, at the start of a run."""
 
     def givers(self, step: int) -> int:  # noqa: ARG002 - for members that join
         return len(self._members)
@@ -156,33 +156,36 @@ class FixedMembership:
     def common_start(
         self, reducer: Reducer, step: int, round_: int, *, name: str, starts: int, host: Streams | None
     ) -> Reference:
-        """Return the reference parameters, equal on all workers, of the run's `starts`-th start."""
-        del name  # for members that meet by notes
+        """Return reference parameters that are equal on all workers, at the run's `starts`-th start."""
+        del name  # for members that communicate through the store
         return common_start(reducer, self._members, starts, step, round_, host=host)
 
     def average_model(self, reducers: Sequence[Reducer], members: tuple[int, ...], step: int, round_: int) -> None:
         average_model(reducers, members, step, round_)
 
-    # Who else is there, for those that wait by notes.
+    # Membership queries, for code that communicates through the store.
 
     @property
     def lost_workers(self) -> Callable[[], frozenset[int]] | None:
-        """A function that returns the workers gone for good; None for a run that ends with a failure."""
+        """A function that returns the ranks lost for good; None for a run that ends at the first failure."""
         return None
 
     def gathered(self, place: str) -> tuple[int, ...]:  # noqa: ARG002 - for runs that lose workers
-        """Wait until all workers have come to `place`; returns those that take part in its mean, connected."""
+        """Wait until all workers have reached `place`; return the ranks that take part in the average there."""
         return self._members
 
     def connect(self, members: tuple[int, ...], place: str) -> None:
-        """Create a communicator of these workers; all of them call it."""
+        """Create a communicator of the ranks `members`, which all call this; here it exists already."""
 
     def check_to_go_back(self, round_: int) -> None:
-        """Raise InputError if not all members would average again from round `round_` on."""
+        """Raise InputError unless all members would restart averaging at round `round_`; here they always do."""
 
 
 def state_of(flight: Flight, prefix: str, buckets: Sequence[Bucket], *, joins: bool = False) -> State:
-    """Return the tensors that save a flight, by name; for a worker that `joins`, those to start it again."""
+    """Return the tensors that save an operation in flight, by name.
+
+    For a worker that `joins`, only the inputs are returned, from which the operation restarts.
+    """
     begins_again = joins and not flight.is_restored
     sums, rode = ([], []) if begins_again else (flight.sums or [], flight.before)
     facts = [flight.turn, flight.step, flight.round, flight.scaled, len(sums), len(rode)]
@@ -212,7 +215,7 @@ def restore_flights(
     lag: int = 0,
     since: Callable[[Group], Reference | None] = lambda _: None,
 ) -> Flight:
-    """Return the flight that `state_of` saved. Raises KeyError, ValueError or RuntimeError for another model."""
+    """Return the operation that `state_of` saved. Raises KeyError, ValueError or RuntimeError for another model."""
     turn, step, round_, scaled, with_sums, with_before = map(int, state[f"{prefix}/facts"])
     kind, settings = _tuples(json.loads(bytes(state[f"{prefix}/common"].tolist())))
     flight = Flight(

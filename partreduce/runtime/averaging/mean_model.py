@@ -1,8 +1,8 @@
-"""Run what all workers do together: wait for all at one call, start from one model, take the mean model.
+"""Run operations of all workers: a barrier that detects mismatched calls, a common start, and the mean model.
 
-By notes in the store all members know that they have reached the same call before anything is sent. A worker that calls
-alone (it saves under `if rank == 0`, or loads a state and the others do not) then starts no operation, in which others
-would receive arrays of another length and gloo would end their processes.
+Before any data is sent, all members confirm through the store that they have reached the same call. A worker that calls
+alone (it saves under `if rank == 0`, or it alone loads a state) then starts no all-reduce; otherwise its peers would
+receive arrays of another length, and gloo would abort their processes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from partreduce.topo.phase import Group
 
 
 def average_model(reducers: Sequence[Reducer], members: tuple[int, ...], step: int, round_: int) -> None:
-    """Replace the parameters of `members` by their mean and the buffers by their rules; waits for a device."""
+    """Replace the parameters of all `members` by their mean, and average buffers by their rules; waits for a device."""
     if len(members) == 1:
         return
     for reducer in reducers:
@@ -45,7 +45,7 @@ def commit_plain_mean(_index: int, bucket: Bucket, sums: torch.Tensor, ok: torch
 
 @contextmanager
 def restore_local_values(flat: FlatModel, rank: int) -> Iterator[list[torch.Tensor]]:
-    """Inside, the model may be changed; afterwards parameters, buffers and averaged optimizer state are restored.
+    """Context in which the model may change; at its end parameters, buffers and averaged state are restored.
 
     Yields copies of the parameters, one array per bucket.
     """
@@ -81,11 +81,11 @@ def restore_local_values(flat: FlatModel, rank: int) -> Iterator[list[torch.Tens
         raise problem
 
 
-SAMPLED = 1 << 16  # numbers of each bucket that are compared
+SAMPLED = 1 << 16  # elements of each bucket that are compared
 
 
 def sample_of(flat: FlatModel) -> list[torch.Tensor]:
-    """Return copies of some numbers from all parts of the model, to detect a change (see `has_moved`)."""
+    """Return a sample of the parameters' elements, by which `has_moved` later detects a change of the model."""
     return [array[:: max(1, len(array) // SAMPLED)].clone() for array in flat.arrays()]
 
 
@@ -99,8 +99,8 @@ def has_moved(flat: FlatModel, before: list[torch.Tensor]) -> bool:
 
 
 def squared_distance(flat: FlatModel, own: list[torch.Tensor]) -> float:
-    """Return the squared distance between this worker's parameters `own` and those that the model holds now."""
-    buckets = zip(flat.buckets, own, strict=False)  # what follows them is frozen
+    """Return the squared distance between this worker's saved parameters `own` and the model's current ones."""
+    buckets = zip(flat.buckets, own, strict=False)  # the rest of `own` are frozen parameters
     return float(sum((bucket.flat - before).double().square().sum().item() for bucket, before in buckets))
 
 
@@ -112,9 +112,10 @@ POLL_SECONDS = 0.005
 
 
 def monitored_barrier(reducer: Reducer, place: str, operation: Operation, mine: str) -> dict[int, str]:
-    """Wait until all members of an operation have come to `place`; returns their texts by rank.
+    """Wait until all members of an operation have reached `place`, and return each member's text by rank.
 
-    Each reducer uses a place once; `mine` is this worker's text.
+    `mine` is this worker's text. Each reducer may use a `place` only once. Raises PeerTimeoutError or PeerGoneError,
+    which names the missing members.
     """
     heartbeat, rank = reducer.heartbeat, reducer.world.rank
     notes = Notes(reducer.world.store, f"{place}/{reducer.key}")
@@ -147,12 +148,15 @@ ADVICE = "call load_state_dict() on all workers at the same round, or on none"
 def common_start(
     reducer: Reducer, members: tuple[int, ...], starts: int, step: int, round_: int, *, host: Streams | None = None
 ) -> Reference:
-    """Return reference parameters of the run's `starts`-th start: the first worker's, sent unless all are equal."""
+    """Return reference parameters that are equal on all workers: those of the first worker, sent only if any differ.
+
+    `starts` counts the starts of the run, for unique names in the store.
+    """
     arrays = [bucket.flat.detach().clone() for bucket in reducer.buckets]
     gathering = reducer.heartbeat.gathering("a new start", round_, ADVICE)
     num_bytes = sum(array.nbytes for array in arrays)
     with reducer.recorded("reference", step, round_, members, num_bytes) as operation, gathering:
-        # For a digest the host would have to wait for a GPU, whose links are faster anyway.
+        # Hashing would make the host wait for the GPU, and GPU links are fast enough to always send.
         digest = "" if reducer.streams.runs_ahead else digest_of(arrays)
         said = monitored_barrier(reducer, f"reference/{starts}", operation, f"{round_} {digest}")
         for rank, text in said.items():
@@ -169,7 +173,10 @@ def common_start(
 def same_start(
     reducer: Reducer, is_same: Callable[[str], bool], starts: int, round_: int, *, host: Streams | None
 ) -> Reference:
-    """Return this worker's parameters as reference, sending none; `is_same` says whether all have this digest."""
+    """Return this worker's parameters as reference parameters without sending them, after checking that all are equal.
+
+    `is_same` tells whether all workers have a given digest. Raises InputError if they differ.
+    """
     arrays = [bucket.flat.detach().clone() for bucket in reducer.buckets]
     if not is_same(digest_of(arrays)):
         raise InputError(

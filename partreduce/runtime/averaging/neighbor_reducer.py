@@ -1,8 +1,8 @@
-"""Run one round of weighted averaging by point-to-point messages instead of a group reduction.
+"""Run one round of neighbor averaging (D-PSGD) by point-to-point messages instead of an all-reduce.
 
-Each worker exchanges whole scratch arrays with its neighbors, then forms x_i ← w_ii · x_i + Σ_j w_ij · x_j in a fixed
-order and commits it as a group's mean. Buffers to copy are those of the lowest rank among the worker and its
-in-neighbors. Needs one receive array of model size for every in-neighbor of the busiest round.
+Each worker exchanges whole arrays with its neighbors, then computes x_i ← w_ii · x_i + Σ_j w_ij · x_j in a fixed order
+and commits the result like a group's mean. Buffers under the rule `first` are copied from the lowest rank among the
+worker and its in-neighbors. One receive array of model size is needed per in-neighbor in the busiest round.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from partreduce.topo.strategies.neighbor import NeighborAveraging
 
 
 class Neighborhood:
-    """One worker's edges in a round: in-neighbors with weights, and out-neighbors, both ascending."""
+    """One worker's edges in a round: its in-neighbors with weights, and its out-neighbors, both in ascending order."""
 
     def __init__(self, strategy: NeighborAveraging, index: int, rank: int) -> None:
         edges = list(strategy.rounds[index].edges())
@@ -37,7 +37,7 @@ class Neighborhood:
 
 
 class PeerReducer(Reducer):
-    """A Reducer whose operation is one round of weighted neighbor averaging, x_i ← w_ii · x_i + Σ_j w_ij · x_j."""
+    """Reducer whose operation is one round of neighbor averaging, x_i ← w_ii · x_i + Σ_j w_ij · x_j."""
 
     sums_up = False
 
@@ -45,7 +45,7 @@ class PeerReducer(Reducer):
         super().__init__(base.world, base.buckets, base.recorder, base.heartbeat, key=base.key, timeout=base.timeout)
         self.checks = base.checks
         self.neighborhoods = tuple(neighborhoods)
-        self._received: dict[tuple[int, int], list[torch.Tensor]] = {}  # by bucket and place of the in-neighbor
+        self._received: dict[tuple[int, int], list[torch.Tensor]] = {}  # receive arrays by (bucket, in-neighbor)
 
     def _near(self, round_: int) -> Neighborhood:
         return self.neighborhoods[round_ % len(self.neighborhoods)]
@@ -64,7 +64,7 @@ class PeerReducer(Reducer):
                 side = reduction.sides.get(index)
                 arrays = [reduction.arrays[index], *([] if side is None else [side])]
                 heard = [self._arrays(index, place, arrays) for place in range(len(near.sources))]
-                # Where an exchange may be aborted half-way the tags follow in a separate one.
+                # On CUDA an exchange may be aborted half-way, so tags follow in a separate exchange.
                 for piece in [slice(0, 1), slice(1, 2)] if self.streams.runs_ahead else [slice(None)]:
                     sends = [(to, array) for to in near.targets for array in arrays[piece]]
                     pairs = zip(near.sources, heard, strict=True)
@@ -78,7 +78,7 @@ class PeerReducer(Reducer):
         return [self._received[index, place][-1][-TAG_LENGTH:] for place in range(len(sources))]
 
     def _arrive(self, reduction: Reduction, index: int, checks: list[torch.Tensor]) -> None:
-        """Form the weighted mean in the scratch array."""
+        """Compute the weighted mean in the scratch array, from the arrays received."""
         near, length = self._near(reduction.operation.round), self.buckets[index].length
         mean = reduction.arrays[index][:length]
         copied = [one for one in self.buckets[index].piggybacked if one.rule is BufferRule.FIRST]
@@ -92,7 +92,7 @@ class PeerReducer(Reducer):
                 mean.add_(self._received[index, place][0][:length], alpha=weight)
             for one, values in zip(copied, first, strict=True):
                 one.view(mean).copy_(values)
-        if self.streams.runs_ahead and not checks:  # a worker that only sends has nothing to judge
+        if self.streams.runs_ahead and not checks:  # a worker without in-neighbors has no tags to check
             checks.append(self.streams.upload([1], torch.float32) > 0)
 
     def _load(self, reduction: Reduction, index: int, bucket: Bucket, kept: Snapshot | None) -> None:
@@ -113,6 +113,6 @@ class PeerReducer(Reducer):
 
 
 def _pop_each(works: list[Work]) -> Iterator[Work]:
-    """Each work, of which nothing is kept once it has been waited for."""
+    """Yield each work and drop the reference to it, so that nothing is kept once it has been waited for."""
     while works:
         yield works.pop(0)

@@ -1,4 +1,4 @@
-"""Replace the tensors of a group of workers by the group's mean: the primitive P-Reduce (Prague, ASPLOS'20)."""
+"""Average tensors over a group of workers: the P-Reduce primitive of Prague (ASPLOS'20)."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ def p_reduce(
     """Average tensors over a group of workers, in place: x ← x + relaxation · (mean − x). All members call it.
 
     Groups may differ from call to call and overlap over time. All workers must call their groups in one common order,
-    as a schedule of this project gives. A group is connected by its members at its first use. With k members 2(k−1)/k
-    of the tensors cross each member's link. Without a launcher nothing happens. On CUDA the call waits for the device.
+    such as a schedule's. The members connect at the first use of a group. With k members each sends 2(k−1)/k of the
+    tensors' bytes. In a script without a launcher the call does nothing. On CUDA it waits for the device.
 
     Args:
         tensors: one real floating-point tensor or several; shapes and dtypes equal on all members.
         group: ranks, this worker's among them.
-        relaxation: 1 is the plain mean; only 0 < relaxation < 2 contracts. Default: the group's own factor, else 1.
+        relaxation: 1 is the plain mean; models approach each other only for 0 < relaxation < 2. By default the group's
+            own factor, or 1.
         timeout: seconds to wait for the members.
         world: connection to the other workers; by default from the launcher's environment or the process group.
 
@@ -67,9 +68,9 @@ def queue_p_reduce(
     timeout: float = 300.0,
     world: World | None = None,
 ) -> Reducer | None:
-    """Like `p_reduce`, but on CUDA the host only queues it; a failure is raised by a later call or by `flush`.
+    """Start a P-Reduce like `p_reduce`, but do not wait on CUDA; a failure is raised by a later call or by `flush`.
 
-    Returns the reducer, which has `flush`, or None in a script without a launcher. After a failure the tensors are
+    Returns the reducer, whose `flush` waits, or None in a script without a launcher. After a failure the tensors are
     unchanged.
     """
     all_tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
@@ -92,7 +93,7 @@ def queue_p_reduce(
 
 
 class _PReducer:
-    """The calls of one worker: counts them per group and keeps a few scratch arrays."""
+    """State of `p_reduce` for one world: counts the calls per group and reuses a few scratch arrays."""
 
     def __init__(self, world: World, timeout: float) -> None:
         self.world, self.timeout = world, timeout
@@ -100,7 +101,7 @@ class _PReducer:
         self._heartbeat = Heartbeat(world.store, world.rank, "p_reduce", beats=False)
         self._calls: dict[tuple[int, ...], int] = {}
         self._buckets: OrderedDict[tuple[torch.device, torch.dtype, int], Bucket] = OrderedDict()
-        # One for all calls: it knows of the operations that a device has still to finish.
+        # One reducer for all calls, since it tracks the operations that the device has not finished.
         self._reducer = Reducer(world, [], self._recorder, self._heartbeat, key="p_reduce", timeout=timeout)
 
     def run(self, tensors: Sequence[torch.Tensor], group: Group, relaxation: float) -> Reducer:
@@ -123,7 +124,7 @@ class _PReducer:
         return reducer
 
     def _bucket(self, kind: tuple[torch.device, torch.dtype], tensors: Sequence[torch.Tensor]) -> Bucket:
-        """A bucket over one tensor itself, or over a flat copy of several; its scratch arrays are used again."""
+        """Return a bucket over one tensor's memory, or over a flat copy of several; scratch arrays are reused."""
         size = sum(tensor.numel() for tensor in tensors)
         key = (*kind, size)
         bucket = self._buckets.pop(key, None) or Bucket(*kind, size, torch.empty(0), length=size)
@@ -149,7 +150,7 @@ def _spread(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def _checked_group(group: Group | Iterable[int]) -> Group:
-    """A group of whole numbers, each once; who is in it, and whether there are so many, is asked of the world."""
+    """Return a Group of the given ranks. Raises InputError unless they are integers."""
     if isinstance(group, Group):
         return group
     ranks = list(group) if isinstance(group, Iterable) and not isinstance(group, str) else None
@@ -159,7 +160,7 @@ def _checked_group(group: Group | Iterable[int]) -> Group:
 
 
 def _checked_relaxation(relaxation: float | Fraction) -> float:
-    """A finite factor: NaN would become the tensors of all members, and nothing would tell."""
+    """Return the factor as a float. Raises InputError unless finite: NaN would spread to all members."""
     if not isinstance(relaxation, Real) or isinstance(relaxation, bool) or not isfinite(relaxation):
         value = str(relaxation)[:80]
         raise InputError(f"p_reduce: relaxation is {value!r}; it is a finite number, 1 for the plain mean")

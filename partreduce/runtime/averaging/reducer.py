@@ -1,9 +1,9 @@
-"""Run one group operation in a scratch array, with a tag, a deadline, and a check before any commit.
+"""Run one all-reduce of a group in scratch arrays, with a tag, a deadline, and a check before the result is committed.
 
-No user-visible state changes until every sum has arrived and every tag agrees: a worker that is killed leaves partial
-sums in the scratch arrays of its peers, never in their parameters. On CUDA the commit itself checks the tag on the
-device, and a violation is reported a few rounds later, at the latest by `flush`. There the tag is always summed
-separately, after the payload: an aborted operation may have summed the end of an array and not its beginning.
+Parameters change only after every sum has arrived and every tag agrees: a killed worker leaves partial sums in its
+peers' scratch arrays, never in their parameters. On CUDA the commit checks the tag on the device, and a failure is
+reported a few rounds later, at the latest by `flush`. There the tag is summed in a separate all-reduce after the
+payload, because an aborted all-reduce may have summed the end of an array and not its start.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import InputError, PeerFailedError, StoreLostError, UnavailableError
 from partreduce.topo.phase import Group
 
-Committing = Callable[[int, Bucket, torch.Tensor, torch.Tensor | None], None]  # bucket's index, bucket, sums, check
+# bucket's index, bucket, sums, device's check
+Committing = Callable[[int, Bucket, torch.Tensor, torch.Tensor | None], None]
 _NOTHING = contextlib.nullcontext()
 SPLIT_BYTES = 4 * 2**20
 
 
 class FailureHandler(Protocol):
-    """Decides what happens to a run after a failed operation."""
+    """Interface of a run's policy for failed operations; a run without a handler ends."""
 
-    glance: float  # seconds between two questions whether anybody failed, while an operation is waited for
+    glance: float  # seconds between two checks for failed workers while waiting
 
     def why(self, operation: Operation) -> str | None:
         """Return why an operation cannot complete, or None to keep waiting."""
@@ -49,9 +50,12 @@ class FailureHandler(Protocol):
 
 
 class Reducer:
-    """Runs one worker's group operations over some buckets, in the same order on all members; thread-safe."""
+    """Runs one worker's all-reduces over its buckets, with checks and deadlines; thread-safe.
 
-    sums_up = True  # whether an array that arrives is the sum of all members
+    All members of a group must start their operations in the same order.
+    """
+
+    sums_up = True  # whether a received array is the sum over all members
 
     def __init__(
         self, world: World, buckets: Sequence[Bucket], recorder: Recorder, heartbeat: Heartbeat, *, key: str,
@@ -59,12 +63,12 @@ class Reducer:
     ) -> None:  # fmt: skip
         self.world, self.buckets, self.recorder, self.heartbeat = world, buckets, recorder, heartbeat
         self.key, self.timeout = key, timeout
-        self._lines: dict[tuple[int, ...], tuple[Group, str, Communicator]] = {}  # by members, what stays the same
-        self.outlives: FailureHandler | None = None  # says what a failure means, while it is set; else the run ends
+        self._lines: dict[tuple[int, ...], tuple[Group, str, Communicator]] = {}  # cache by members
+        self.outlives: FailureHandler | None = None  # handles failed operations; if None, a failure ends the run
         self.checks = DeviceChecks(world, recorder, heartbeat, timeout=timeout)
 
     def of(self, buckets: Sequence[Bucket], name: str = "", world: World | None = None) -> Reducer:
-        """Return a Reducer of other buckets, maybe over another world; its operations' tags contain `name`."""
+        """Return a Reducer of other buckets, possibly over another world; tags of its operations contain `name`."""
         key = f"{self.key} {name}".rstrip()
         part = Reducer(world or self.world, buckets, self.recorder, self.heartbeat, key=key, timeout=self.timeout)
         part.checks = self.checks
@@ -75,13 +79,13 @@ class Reducer:
         return self.world.streams(self.buckets[0].device if self.buckets else torch.device("cpu"))
 
     def begin(self, kind: str, step: int, round_: int, group: Group, content: Content = PARAMETERS) -> Reduction:
-        """Copy parameters (or gradients) into scratch arrays and start their sums over the group."""
+        """Copy parameters (or gradients) into scratch arrays and start their all-reduce over the group."""
         reduction = self.announce(kind, step, round_, group, content)
         self.send(reduction, lambda: self._start(reduction))
         return reduction
 
     def begin_parts(self, kind: str, step: int, group: Group, content: Content) -> Reduction:
-        """Start an operation whose parts the caller sends by `send`, in the same order on all members."""
+        """Start an operation whose parts the caller passes to `send`, in the same order on all members."""
         reduction = self.announce(kind, step, step, group, content)
         self.send(reduction, lambda: self._look(reduction.operation))
         return reduction
@@ -96,10 +100,10 @@ class Reducer:
     def attempt(
         self, kind: str, step: int, round_: int, group: Group, *, given_up: Callable[[], str | None]
     ) -> Reduction | None:
-        """Run an operation whose failure ends its group only; returns None after a failure.
+        """Run an all-reduce whose failure affects only its group, and return it; None after a failure.
 
-        `given_up` returns why not to wait any longer, or None. After a failure the caller destroys the group, to inform
-        its members.
+        `given_up` returns why to stop waiting, or None. After a failure the caller must destroy the group, so that the
+        other members notice.
         """
         reduction = self.announce(kind, step, round_, group)
         try:
@@ -127,7 +131,7 @@ class Reducer:
         *,
         num_bytes: int | None = None,
     ) -> Reduction:
-        """Create an operation and show it to the recorder and in the next heartbeat."""
+        """Create an operation without sending anything yet; show it in the trace and in the next heartbeat."""
         self._check_after_abort()
         name, communicator, copies = self._line_of(group, round_)
         num_bytes = sum([bucket.num_bytes for bucket in self.buckets]) * copies if num_bytes is None else num_bytes
@@ -138,7 +142,7 @@ class Reducer:
         return Reduction(communicator, group, operation, tag, self.buckets, content=content)
 
     def _line_of(self, group: Group, round_: int) -> tuple[str, Communicator, int]:  # noqa: ARG002 - of neighbors
-        """A group's name in tags, its communicator, and how many copies of the arrays this worker sends."""
+        """Return a group's name in tags, its communicator, and how many copies of the arrays this worker sends."""
         line = self._lines.get(group.members)
         if line is None or line[2].is_closed or (line[0] is not group and line[0] != group):
             is_alone = len(group.members) == 1
@@ -153,7 +157,7 @@ class Reducer:
                 self._launch(reduction, index, bucket)
 
     def _look(self, operation: Operation, *, watched: bool = True) -> None:
-        """Where the host runs ahead: look at what earlier operations have become, and begin to watch this one."""
+        """On CUDA, read the checks of finished operations and start to watch this one; on CPU do nothing."""
         if self.streams.runs_ahead:
             self.checks.look()
             self.checks.begun(operation, self.streams, watched=watched)
@@ -163,11 +167,14 @@ class Reducer:
             raise self.failure(self.recorder.last()[-1], PeerGoneError(self.checks.why))
 
     def _fills_first(self) -> None:
-        """Let the user's stream wait for the fills, which read what it changes next; sums run on other streams."""
+        """Make the current stream wait until scratch arrays are filled, since its next kernels change the sources."""
         self.rejoin()
 
     def agree(self, kind: str, round_: int, group: Group, *fields: object, deferred: bool = False) -> None:
-        """Raise unless `fields` are equal on all members, by a small all-reduce; `deferred`: a device checks later."""
+        """Raise PeerFailedError unless `fields` are equal on all members, by a small all-reduce.
+
+        With `deferred` a CUDA device checks, and a later call raises.
+        """
         if len(group.members) == 1:
             return
         self._check_after_abort()
@@ -204,14 +211,14 @@ class Reducer:
         streams.rejoin()
 
     def flush(self) -> None:
-        """Wait for the device's checks of all operations; raises the first failure. Does nothing on CPU."""
+        """Wait for the device's checks of all operations and raise the first failure; does nothing on CPU."""
         try:
             self.checks.flush()
         except PeerGoneError as error:
             raise self.failure(self.recorder.last()[-1], error) from None
 
     def wait(self, reduction: Reduction) -> None:
-        """Wait for the sums and check the tags; on CUDA only order the streams and leave the check to the device."""
+        """Wait for the sums and check the tags; on CUDA only order the streams, and leave the check to the device."""
         try:
             self._complete(reduction)
         except (RuntimeError, PeerGoneError) as error:
@@ -235,7 +242,7 @@ class Reducer:
         self._judge(reduction, agree, checks)
 
     def _tags(self, reduction: Reduction, index: int) -> Sequence[torch.Tensor | Tail]:
-        """The tags of all arrays that have arrived for a bucket."""
+        """Return the tags received for a bucket."""
         if index in reduction.coded:
             return (reduction.coded[index].take_back(),)
         if index in reduction.sides:
@@ -243,18 +250,18 @@ class Reducer:
         return (reduction.buckets[index].tail_of(reduction.arrays[index])[-TAG_LENGTH:],)
 
     def _arrive(self, reduction: Reduction, index: int, checks: list[torch.Tensor]) -> None:
-        """Make of what has arrived for a bucket what is committed; a device's `checks` may become more."""
+        """Turn the arrays received for a bucket into the result to commit; may append device checks to `checks`."""
         if self.streams.runs_ahead and index in reduction.coded:
             checks.append(reduction.coded[index].stays_in_range())
 
     def _reject(self, reduction: Reduction, why: str, place: str) -> NoReturn:
-        """Where the host knows that the sums are no use: say so, on all members."""
+        """Raise InputError on all members for a sum that the host knows to be unusable, after returning its arrays."""
         self.recorder.end(reduction.operation, f"failed: {why}")
         reduction.release()
         raise InputError(f"{place}: {why}")
 
     def commit(self, reduction: Reduction, action: Committing) -> None:
-        """Apply `action` to the sums of each bucket (by index), then return the scratch arrays."""
+        """Call `action` with the sums of each bucket to write them back, then return the scratch arrays."""
         with torch.no_grad():
             for index, (bucket, sums) in enumerate(zip(reduction.buckets, reduction.arrays, strict=True)):
                 with self.stream():
@@ -263,7 +270,7 @@ class Reducer:
         reduction.release()
 
     def _judge(self, reduction: Reduction, agree: bool, checks: list[torch.Tensor]) -> None:
-        """Continue where the tags `agree`, or leave that to the device, which has `checks`."""
+        """Mark an operation as successful if its tags `agree`, otherwise raise; on CUDA the device decides."""
         if self.streams.runs_ahead:
             with self.streams.side():
                 reduction.ok = self.checks.add(reduction.operation, checks, self.streams, reduction.complaint())
@@ -286,7 +293,7 @@ class Reducer:
     def recorded(
         self, kind: str, step: int, round_: int, members: tuple[int, ...], num_bytes: int = 0, *, lag: int = 0
     ) -> Iterator[Operation]:
-        """Record the block as an operation that is no reduction; an error inside ends the run."""
+        """Context that records its block as an operation without an all-reduce; an error inside ends the run."""
         operation = self.recorder.begin(kind, step, round_, members, num_bytes, lag=lag)
         try:
             yield operation
@@ -296,7 +303,7 @@ class Reducer:
         self.heartbeat.doing(operation.finished)
 
     def check_if_gone(self, watch: PeerWatch, step: int, round_: int) -> None:
-        """Raise if a watched worker has failed; for strategies in which no worker waits for all others."""
+        """Raise PeerFailedError if a watched worker has failed; for strategies that do not wait for all others."""
         if (why := watch.gone()) is not None:
             operation = self.recorder.begin("look", step, round_, tuple(range(self.world.size)), 0)
             raise self.failure(operation, PeerGoneError(why))
@@ -308,7 +315,7 @@ class Reducer:
         return self.failure(reduction.operation, error)
 
     def failure(self, operation: Operation, error: Exception) -> UnavailableError:
-        """Destroy all groups, so that members learn of the failure at once; return the error, with its cause."""
+        """Destroy all groups, so that members notice a failure at once; return the error to raise, with its cause."""
         self.world.abandon()
         self.checks.close()
         self.recorder.end(operation, f"failed: {error}")
@@ -324,21 +331,21 @@ class Reducer:
         return PeerFailedError(text + self.heartbeat.way_out(reason))
 
     def stream(self) -> contextlib.AbstractContextManager[object]:
-        """Context of the side stream of a CUDA device, after the current stream's work; does nothing on CPU."""
+        """Return a context for a CUDA device's side stream, after the current stream's work; no effect on CPU."""
         streams = self.streams
         return streams.side() if streams.runs_ahead else _NOTHING
 
     def rejoin(self) -> None:
-        """Make the current stream wait for the side stream, after a commit."""
+        """Make the current CUDA stream wait for the side stream, after a commit."""
         if self.streams.runs_ahead:
             self.streams.rejoin()
 
     def _launch(self, reduction: Reduction, index: int, bucket: Bucket) -> None:
-        """Fill and send a scratch array; a large one on CPU in two pieces, so that filling hides behind sending."""
+        """Fill a scratch array and start its all-reduce; on CPU a large one in two pieces, to overlap the copy."""
         scratch, communicator, content = reduction.arrays[index], reduction.communicator, reduction.content
         coding, kept = content.codings[index] if content.codings else None, content.kept_of(index)
-        # Every member contributes its share x / k, so that the sum is the mean: no pass over the result is needed and
-        # half precision does not overflow. A division, since multiplying by a rounded 1/k would drift in one direction.
+        # Every member contributes x / k, so the sum is the mean: no pass over the result is needed, and half precision
+        # does not overflow. Division, because multiplying by a rounded 1/k would bias repeated means.
         first, given = 0, None
         with torch.no_grad():
             if content.gradients:
@@ -358,13 +365,13 @@ class Reducer:
             self.send_rest(reduction, index, first, reduction.tag, given)
 
     def tail(self, bucket: Bucket, array: torch.Tensor) -> Tail | None:
-        """Return the presence and tag at the end of an array in host memory; None if the tag is sent separately."""
+        """Return the presence flags and tag at the end of a CPU array; None if the tag is sent separately."""
         return None if self.streams.runs_ahead or not bucket.exact else bucket.tail_of(array)
 
     def send_rest(
         self, reduction: Reduction, index: int, start: int, tag: tuple[int, ...], given: CodecInput | None = None
     ) -> None:
-        """Fill in piggybacked tensors and the tag, and start the sum of `array[start:]`, except what is coded."""
+        """Fill in piggybacked tensors and the tag; start the all-reduce of `array[start:]`, except coded parts."""
         bucket, array, works = reduction.buckets[index], reduction.arrays[index], reduction.works
         communicator = reduction.communicator
         if bucket.piggybacked:
@@ -383,13 +390,13 @@ class Reducer:
             works.append(communicator.all_reduce(side))
 
     def wait_for(self, work: Work, operation: Operation, given_up: Callable[[], str | None] | None = None) -> None:
-        """Wait for one collective; raises early if a member's note or `given_up` says that it cannot complete."""
+        """Wait for one collective; raise RuntimeError early if it is known that it cannot complete."""
         members, round_ = operation.members, operation.rounds_before
         if not self.streams.runs_ahead:
             self.heartbeat.now = operation.entered, members
         glance = GLANCE_SECONDS if self.outlives is None else self.outlives.glance
         if self.streams.runs_ahead or work.ends_soon(glance):
-            work.wait()  # on a device the user's stream waits, not the host
+            work.wait()  # on CUDA the current stream waits, not the host
             return
 
         def why() -> str | None:
@@ -400,19 +407,19 @@ class Reducer:
             else:
                 reason = self.heartbeat.gone(members, round_) or self.heartbeat.elsewhere(members, round_)
             if reason is not None:
-                raise RuntimeError(reason)  # which may have its own cause
+                raise RuntimeError(reason)  # `_why` may replace it by the cause behind it
             return None
 
         work.wait(Wait(self.heartbeat, members, self.timeout, why=why, glance=glance).look)
 
     def _why(self, operation: Operation, error: Exception) -> str:
-        """The best explanation of a failed collective: a note about a member, the first failure, or who went silent."""
+        """Explain a failed collective: by a note about a member, the first failure, or the silent members."""
         first = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
         members = operation.members
         deadline = time.monotonic() + DIAGNOSE_SECONDS
         self.heartbeat.watch(members)
         timed_out = "imed out" in first or "timeout" in first.lower()
-        ours = timed_out and "Connection timed out" not in first  # which is the kernel's, of a link that is cut
+        ours = timed_out and "Connection timed out" not in first  # the kernel's message for a cut link
         while time.monotonic() < deadline and self.heartbeat.store_lost() is None:
             if timed_out and self.heartbeat.sees_silence(members):
                 break

@@ -1,8 +1,8 @@
-"""Hold one group operation in flight, with the arrays that it borrowed from its buckets, and send its numbers coded.
+"""Hold the state of one all-reduce in flight: its scratch arrays, and for a codec the parts that are sent uncoded.
 
-The rest of a coded array (piggybacked tensors, presence, the tag) is sent as it is, together with one number: how many
-members contributed infinite or NaN values. If none did and the sum still has such values, they exceeded the codec's
-range, and all members detect this from the sum's bits and that number.
+With a codec the parameters are sent coded and the rest of the array (piggybacked tensors, presence flags, tag) as it
+is, plus the number of members that contributed infinite or NaN values. If that number is 0 but the sum is not finite, a
+value exceeded the codec's range, which all members detect.
 """
 
 from __future__ import annotations
@@ -30,47 +30,47 @@ from partreduce.topo.phase import Group
 
 @dataclass(slots=True)
 class CodedPart:
-    """One bucket's array in a running operation: its first `bucket.size` numbers are sent coded, the rest is not."""
+    """One bucket's array in an all-reduce with a codec: `bucket.size` elements are coded, the rest is not."""
 
     bucket: Bucket
     array: torch.Tensor
     coding: Coding
-    extra: torch.Tensor  # what goes uncoded and holds, at its end, the number of members that gave what is not finite
-    with_rest: bool  # whether `extra` has the rest of the array too, the tag at its end; else it begins with the tag
+    extra: torch.Tensor  # sent uncoded; its last element counts the members with non-finite values
+    with_rest: bool  # whether `extra` also has the rest of the array, tag last; otherwise tag first
     worst: tuple[str, float] | None
-    """This worker's share that is beyond the codec's range, with the name of its parameter."""
+    """Parameter name and value of this worker's largest contribution, if it exceeds the codec's range."""
 
     @classmethod
     def made(
         cls, bucket: Bucket, array: torch.Tensor, tag: tuple[int, ...], given: CodecInput, streams: Streams
     ) -> CodedPart:
-        """Create it for an array whose first numbers are being sent already."""
+        """Create the uncoded part for an array whose coded elements are being sent already."""
         with_rest = bucket.exact and not streams.runs_ahead
         rest = array[bucket.size :] if with_rest else streams.upload(tag, torch.float32)
         extra = torch.cat((rest, given.not_finite.to(rest.dtype)))
         return cls(bucket, array, given.coding, extra, with_rest, given.worst)
 
     def sent(self) -> list[torch.Tensor]:
-        """The tensors that are sent uncoded."""
+        """Return the tensors that are sent uncoded."""
         rest = self.array[self.bucket.size :]
         return [self.extra] if self.with_rest or not len(rest) else [rest, self.extra]
 
     def take_back(self) -> torch.Tensor:
-        """Copy the uncoded sums back into the array; returns the sums of the tags."""
+        """Copy the sums that were sent uncoded back into the array; return the sums of the tags."""
         if not self.with_rest:
             return self.extra[:TAG_LENGTH]
         self.array[self.bucket.size :].copy_(self.extra[:-1])
         return self.array[-TAG_LENGTH:]
 
     def stays_in_range(self) -> torch.Tensor:
-        """Whether no sum exceeded the codec's range, as a 0-d bool tensor on the array's device."""
+        """Return whether no sum exceeded the codec's range, as a 0-d bool tensor on the array's device."""
         whole = torch.isfinite(self.array[: self.bucket.size]).all() | (self.extra[-1] > 0)
         if self.coding.in_blocks:
             self._clear_padding()
         return whole
 
     def beyond_range(self) -> str:
-        """Describe why a sum exceeded the codec's range, empty if none did; waits for the device."""
+        """Describe which sum exceeded the codec's range; empty if none did. Waits for the device."""
         values = self.array[: self.bucket.size]
         if _peak(values) < math.inf:
             return ""
@@ -90,7 +90,7 @@ class CodedPart:
         )
 
     def _clear_padding(self) -> None:
-        """Where a block of numbers became NaN so did what lies between parameters, which is not written again."""
+        """Zero the padding between parameters: a codec that works in blocks may have made it NaN."""
         end = 0
         for slot in self.bucket.slots:
             self.array[end : max(end, slot.start)].zero_()
@@ -99,17 +99,17 @@ class CodedPart:
 
 
 class CodecInput(NamedTuple):
-    """Facts about a worker's numbers before they are coded: the coding, and whether all are finite."""
+    """Facts about a worker's values before they are coded: the coding, whether all are finite, and the largest one."""
 
     coding: Coding
-    not_finite: torch.Tensor  # one number on their device: 1 if one of them is infinite or none
-    worst: tuple[str, float] | None = None  # the parameter with the largest number, if beyond the codec's range, and it
+    not_finite: torch.Tensor  # one element on the values' device: 1 if any value is infinite or NaN, else 0
+    worst: tuple[str, float] | None = None  # parameter and its largest value, if beyond the codec's range
 
     @classmethod
     def of(
         cls, slots: Sequence[Slot], array: torch.Tensor, values: torch.Tensor, coding: Coding, streams: Streams
     ) -> CodecInput:
-        """Examine `values` of a bucket's array, which belong to the parameters in `slots`."""
+        """Examine `values`, a part of a bucket's array that belongs to the parameters in `slots`."""
         if streams.runs_ahead:
             return cls(coding, (~torch.isfinite(values).all()).float().view(1))
         peak = _peak(values)
@@ -130,15 +130,15 @@ def _peak(values: torch.Tensor) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What a worker sends in a group operation: parameters, their change, or with `gradients` the gradients."""
+    """What a worker sends in an all-reduce: parameters, their change since a reference, or gradients."""
 
     gradients: bool = False
-    divisor: int | None = None  # of gradients; the number of members by default
-    kept: Sequence[Snapshot] = ()  # by bucket what takes the place of what is live
-    codings: Sequence[Coding] | None = None  # by bucket how it travels
-    lag: int = 0  # 1 where the operation belongs to the beginning of the round and is waited for at its end
-    since: Reference | None = None  # only what parameters have become since then is summed; equal on all members
-    settings: Settings = ()  # of the optimizer, equal on all members (see `settings_of`)
+    divisor: int | None = None  # of gradients; by default the number of members
+    kept: Sequence[Snapshot] = ()  # per bucket, a copy to send instead of the current values
+    codings: Sequence[Coding] | None = None  # per bucket, its coding
+    lag: int = 0  # 1 if started at the beginning of a round and waited for at its end
+    since: Reference | None = None  # if set, changes since this reference are summed; equal on all members
+    settings: Settings = ()  # optimizer settings that must be equal on all members (see `settings_of`)
 
     def kept_of(self, index: int) -> Snapshot | None:
         return self.kept[index] if self.kept else None
@@ -148,7 +148,7 @@ PARAMETERS = Content()
 
 
 class Alone(Communicator):
-    """Communicator of a worker that is the only member left: each sum is its own tensor."""
+    """Communicator of the only member left: an all-reduce returns its input."""
 
     def __init__(self, rank: int) -> None:
         super().__init__((rank,), rank, None)
@@ -158,7 +158,7 @@ class Alone(Communicator):
 
 
 class Reduction:
-    """One group operation with the scratch arrays that it borrows until it is committed."""
+    """State of one all-reduce: its group, tag and the scratch arrays that it borrows until it is committed."""
 
     def __init__(
         self,
@@ -172,8 +172,8 @@ class Reduction:
     ) -> None:
         self.communicator, self.group, self.operation, self.tag = communicator, group, operation, tag
         self.buckets, self.content = tuple(buckets), content
-        self.arrays = [bucket.lend() for bucket in self.buckets]  # what is summed, one array for each bucket
-        self.absent: dict[int, frozenset[int]] = {}  # of gradients, by bucket: the slots that had none here
+        self.arrays = [bucket.lend() for bucket in self.buckets]  # inputs, then sums; one array per bucket
+        self.absent: dict[int, frozenset[int]] = {}  # per bucket, the slots without a gradient here
         self.works: list[Work] = []
         self.sides: dict[int, torch.Tensor] = {}
         self.coded: dict[int, CodedPart] = {}
@@ -191,13 +191,17 @@ class Reduction:
         self.arrays = []
 
     def abandon(self) -> None:
-        """Drop the sums and their arrays, to which the backend may still write."""
+        """Drop the sums and their arrays for good, since the backend may still write to them."""
         self.works.clear()
         for bucket, array in zip(self.buckets, self.arrays, strict=True):
             bucket.lose(array)
 
     def load(self, index: int, part: slice, kept: Snapshot | None = None) -> None:
-        """Copy this worker's parameters, or their change since the reference, into bucket `index`'s array."""
+        """Copy this worker's parameters, or their change since the reference, divided by the group size, into an array.
+
+        `index` is that of the bucket, `part` the range of elements, `kept` a copy to send in place of the current
+        values.
+        """
         whole = self.buckets[index].flat if kept is None or kept.array is None else kept.array
         values, share = whole[part], self.arrays[index][part]
         if (since := self.content.since) is None:
@@ -206,7 +210,7 @@ class Reduction:
             torch.sub(values, since.arrays[index].here(part), out=share).div_(self.num_members)
 
     def complaint(self) -> str:
-        """Return the message for tags that differ between members, or for sums beyond a codec's range."""
+        """Return the error message for tags that differ between members, or for sums beyond a codec's range."""
         text = f"its members {self.apart} at the same time"
         if self.content.since is not None:
             text += f", or measure their parameters from another reference than this worker's, {self.content.since}"

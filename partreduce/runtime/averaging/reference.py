@@ -1,7 +1,7 @@
-"""Keep reference parameters, bitwise equal on all workers, from which each encodes its change, and the outer optimizer.
+"""Keep the reference parameters from which workers measure their change, and the outer optimizer of DiLoCo.
 
-A worker's change since the last common parameters is as small as the updates, and so is its rounding error. Outer steps
-(DiLoCo) take the workers' mean change as a gradient.
+The reference is bitwise equal on all workers. Sending only the change since then keeps a codec's rounding error as
+small as the updates. An outer step (DiLoCo) uses the workers' mean change as a gradient.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ WHOLE = slice(None)
 
 
 class OffloadedArray:
-    """An array that is used only while workers average; in between it may be in pinned host memory."""
+    """An array that is used only while workers average; between averages it may be offloaded to pinned host memory."""
 
     def __init__(self, values: torch.Tensor, host: Streams | None) -> None:
         self.device = values.device
-        self.values, self._is_apart = values, host is not None and host.runs_ahead  # which may still be written
+        self.values, self._is_apart = values, host is not None and host.runs_ahead  # True if offloaded
         if self._is_apart:
             assert host is not None, "as just said"
             self.values = host.host_room(values.nbytes).view(values.dtype)
@@ -46,9 +46,10 @@ class OffloadedArray:
 
 @dataclass(slots=True)
 class Reference:
-    """Parameters, one array per bucket, equal on all workers; workers send only their change since then.
+    """Parameters that are equal on all workers, one array per bucket; workers send only their change since then.
 
-    They are those of the run's `starts`-th start, or the mean over all workers of `round`.
+    They are the model at the run's `starts`-th start, or, if `round` is not −1, the mean over all workers in that
+    round.
     """
 
     arrays: list[OffloadedArray]
@@ -57,18 +58,18 @@ class Reference:
 
     @property
     def version(self) -> str:
-        """Text that identifies the reference in the run; part of the tag of each operation that uses it."""
+        """Identifier of the reference in the run; the tag of each operation that uses the reference contains it."""
         return f"reference {self.starts}/{self.round}"
 
     def __str__(self) -> str:
         return f"the mean of round {self.round}" if self.round >= 0 else f"the model of start {self.starts}"
 
     def complete(self, index: int, change: torch.Tensor) -> None:
-        """Add the reference to the mean change of bucket `index`, in place: the mean of the parameters."""
+        """Add the reference to the mean change of bucket `index`, in place, which gives the mean parameters."""
         change.add_(self.arrays[index].here())
 
     def take(self, index: int, mean: torch.Tensor, ok: torch.Tensor | None) -> None:
-        """Set the reference of bucket `index` to a mean over all workers, unless `ok` is False."""
+        """Set the reference of bucket `index` to a mean over all workers, unless the device's check `ok` is False."""
         self.arrays[index].put(mean, ok)
 
     def state(self, name: str) -> dict[str, torch.Tensor]:
@@ -77,7 +78,7 @@ class Reference:
 
     @classmethod
     def of(cls, arrays: Sequence[torch.Tensor], starts: int, host: Streams | None) -> Reference:
-        """Create a reference of these arrays, kept in host memory if `host` is given."""
+        """Create a reference of these arrays, offloaded to host memory if `host` is given."""
         return cls([OffloadedArray(array, host) for array in arrays], starts)
 
     @classmethod
@@ -98,7 +99,10 @@ class Reference:
 
 
 class OuterOptimizer:
-    """Outer optimizer of DiLoCo: SGD on the workers' mean movement; one momentum array per bucket unless it is 0."""
+    """Outer optimizer of DiLoCo: SGD on the workers' mean change of the parameters.
+
+    It has one momentum array per bucket unless the momentum factor is 0.
+    """
 
     def __init__(self, outer: OuterStep, buckets: Sequence[Bucket], host: Streams | None) -> None:
         self._outer = outer
@@ -106,7 +110,7 @@ class OuterOptimizer:
             f"momentum/{index}": OffloadedArray(torch.zeros_like(bucket.flat), host)
             for index, bucket in enumerate(buckets if outer.momentum else ())
         }
-        """By the names that they have in a saved state."""
+        """Momentum arrays by their names in a saved state."""
         self.names = self._momenta.keys()
 
     def step(self, index: int, movement: torch.Tensor, ok: torch.Tensor | None) -> None:
@@ -127,10 +131,11 @@ class OuterOptimizer:
 def outer_step(
     outer: OuterStep, movement: torch.Tensor, momentum: OffloadedArray | None, ok: torch.Tensor | None
 ) -> None:
-    """Replace a mean movement d by what the outer optimizer adds to the outer parameters, in place.
+    """Replace the workers' mean change d by the update of the outer parameters, in place.
 
     b ← momentum · b + d, then d ← lr · (d + momentum · b) with Nesterov momentum, else d ← lr · b. `momentum` holds b,
-    None if its factor is 0; b stays if the device's check `ok` is False. Source: DiLoCo (Douillard et al., 2023).
+    or is None if its factor is 0; b is unchanged if the device's check `ok` is False. Source: DiLoCo (Douillard et al.,
+    2023).
     """
     if momentum is not None:
         following = torch.add(movement, momentum.here(), alpha=float(outer.momentum))
