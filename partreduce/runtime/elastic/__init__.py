@@ -1,1 +1,1 @@
-"""Which workers are members of a run, and what those who are left run after a failure."""
+"""Decide which workers are members of a run, and continue with the survivors after a failure."""

@@ -1,8 +1,8 @@
 """Decide in the launcher which workers of a run continue after a failure, and which join.
 
-It drives the authority of `schedulers.protocols.membership` between two polls of the workers' processes. The launcher
-owns the store: workers read views only there, so every view was written first, and nothing remains after the launcher,
-and with it the run, has ended.
+The launcher runs the authority of the membership protocol (`schedulers.protocols.membership`) between two polls of the
+workers' processes. Workers learn of a new view (the list of members) only through the launcher's store, in which every
+view is written before it takes effect; when the launcher ends, the run ends.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from partreduce.runtime.transport.torch_api import Store
 
 MEMBERSHIP = "partreduce/membership"
-"""Below all prefixes of the store: there workers vote, ask and leave, and the launcher answers."""
+"""Prefix in the store for the membership protocol: workers vote, ask to join and leave; the launcher answers."""
 JOINED, LEFT, RELEASED, NEWS, OPEN, JOIN, ANSWER = "joined", "left", "released", "news", "open", "join", "answer"
-IDLE_SECONDS, BUSY_SECONDS = 0.05, 0.002  # between two looks at the workers, and while they wait for a view
-END_SECONDS = 10.0  # how long a process that was killed here may take until its end is known
+IDLE_SECONDS, BUSY_SECONDS = 0.05, 0.002  # between two polls; the second while workers wait for a view
+END_SECONDS = 10.0  # after SIGKILL, how long to wait for the process's exit code
 
 
 class Process(Protocol):
@@ -42,7 +42,7 @@ class Process(Protocol):
 
 
 class Output(Protocol):
-    """Where the launcher's log lines go."""
+    """Interface of an object that prints the launcher's log lines."""
 
     def log_line(self, text: str) -> None: ...
 
@@ -51,32 +51,35 @@ P = TypeVar("P", bound=Process)
 
 
 class FailureRule(Generic[P]):
-    """Decides whether the others continue after a worker has failed; this rule: no, or with `patient` for a while."""
+    """Policy of the launcher after a worker fails: whether the other workers continue. This base class ends the run.
+
+    With `patient`, the others may run beyond the grace period after a signal has killed a worker.
+    """
 
     def __init__(self, workers: Sequence[P], outlet: Output, *, patient: bool = False) -> None:
         self._workers, self._outlet, self.patient = list(workers), outlet, patient
-        self.evicted: set[int] = set()  # which workers were killed here because they were silent
-        self._ended: list[tuple[P, Deadline]] = []  # processes that were ended from here, and until when that may take
+        self.evicted: set[int] = set()  # ranks killed by the launcher because they were silent
+        self._ended: list[tuple[P, Deadline]] = []  # killed processes, with the deadline for their exit
 
     @property
     def pause(self) -> float:
         return IDLE_SECONDS
 
     def continue_without(self, worker: P, *, is_failed: bool) -> bool:  # noqa: ARG002 - for other rules
-        """Whether the others continue without a worker that has ended early."""
+        """Return whether the others continue without a worker whose process has exited early."""
         return False
 
     def has_ended(self, worker: P) -> bool:
         return any(one is worker for one, _ in self._ended)
 
     def restart(self, worker: P) -> P | None:  # noqa: ARG002 - as above
-        """Return a process that replaces a failed worker; None if there is none or the others have ended."""
+        """Start and return a process that replaces a failed worker; None if no restart is left or the run is over."""
         return None
 
     def exited_well(self, worker: P) -> None: ...
 
     def poll(self) -> None:
-        """Handle new events, and give up on killed processes that do not answer."""
+        """Handle new events, and stop waiting for killed processes that do not exit in time."""
         for worker, deadline in self._ended:
             if worker.code is None and deadline.is_over:
                 deadline.renew()
@@ -88,9 +91,9 @@ class FailureRule(Generic[P]):
 
 
 class Generator(Protocol):
-    """The group generator's process."""
+    """Interface of the group service's process, as the launcher uses it."""
 
-    environment: dict[str, str]  # the variables by which workers find it
+    environment: dict[str, str]  # environment variables by which workers find the service
 
     def failed(self, rank: int) -> None: ...
 
@@ -98,7 +101,7 @@ class Generator(Protocol):
 
 
 class OnRequest(FailureRule[P]):
-    """Rule for dynamic groups: at most `max_failures` workers may fail; those that the generator evicts are killed."""
+    """Policy for dynamic groups: at most `max_failures` workers may fail; those that the service evicts are killed."""
 
     def __init__(self, workers: Sequence[P], generator: Generator, max_failures: int, outlet: Output) -> None:
         super().__init__(workers, outlet)
@@ -120,10 +123,10 @@ class OnRequest(FailureRule[P]):
 
 
 class Coordinator(FailureRule[P]):
-    """Rule for fixed rounds: decides by the workers' votes who continues; at most `max_failures` may be missing.
+    """Policy for schedules with fixed rounds: surviving workers vote, and the launcher decides who continues.
 
-    `start(rank, number)` starts a replacement, the run's number-th, or returns None; at most `max_restarts` in all.
-    `restarted` is called after each.
+    At most `max_failures` workers may be missing at a time. `start(rank, number)` starts the run's `number`-th
+    replacement or returns None; at most `max_restarts` are started, and `restarted` is called after each.
     """
 
     def __init__(
@@ -148,7 +151,7 @@ class Coordinator(FailureRule[P]):
         self._seen, self._has_begun = dict[str, int](), False
         self._lease = Deadline(float("inf"))
         self._asked: dict[int, str] = {}
-        """What workers outside asked last, by rank; it has been answered where the machine knows nothing of it."""
+        """Last request to join of each restarted worker, by rank, so that each is handled once."""
 
     @property
     def pause(self) -> float:
@@ -157,7 +160,7 @@ class Coordinator(FailureRule[P]):
     def continue_without(self, worker: P, *, is_failed: bool) -> bool:
         if not self._all_have_joined():
             return False
-        self.poll()  # a worker that had left has not failed
+        self.poll()  # a worker that has left the run has not failed
         if self.has_ended(worker):
             return True
         self._handle(Received(worker.rank, Crashed()) if is_failed else Stop())
@@ -176,14 +179,14 @@ class Coordinator(FailureRule[P]):
         return started
 
     def exited_well(self, worker: P) -> None:
-        """Record that a worker ended with exit code 0; without `finish()` the others would wait for it."""
+        """Record that a worker exited with code 0; end the run if it did not call `finish()`, as others would wait."""
         if self._all_have_joined():
             self.poll()
             if worker.rank not in self._state.left:
                 self._handle(Stop())
 
     def poll(self) -> None:
-        """Read the workers' votes and requests to join, decide, and publish the new members."""
+        """Read the workers' votes and requests to join, decide on a new view, and publish it."""
         if not self._all_have_joined():
             return
         if self._is_new(NEWS):
@@ -195,16 +198,16 @@ class Coordinator(FailureRule[P]):
         if self._state.left:
             for rank in set(range(len(self._workers))).difference(self._state.view.members, self._state.left):
                 if self._workers[rank].code is None and not self.has_ended(self._workers[rank]):
-                    self._end(rank)  # a worker that is still outside comes too late
+                    self._end(rank)  # too late to join, since members have finished
         super().poll()
 
     def _all_have_joined(self) -> bool:
-        """Before that a failure ends the run, whose facts are not known yet."""
+        """Return whether all workers have started; until then a failure ends the run."""
         self._has_begun = self._has_begun or self._notes.count(JOINED) == len(self._workers)
         return self._has_begun
 
     def _read(self) -> None:
-        """All that is new, in the order of workers; a worker that has voted is not read again."""
+        """Process all new notes of the workers in rank order; each worker's vote is read once per generation."""
         generation = self._state.view.generation + 1
         some_left, some_ask = self._is_new(LEFT), self._is_new(JOIN)
         for worker in range(len(self._workers)):
@@ -235,7 +238,7 @@ class Coordinator(FailureRule[P]):
         for action in actions:
             match action:
                 case Note(("fenced", int(rank))):
-                    # The others need not wait for its end, which may be behind a link that is cut.
+                    # Without waiting for its exit, which a cut link may hide.
                     self.evicted.add(rank)
                     self._end(rank)
                 case Send(to, Released()):
@@ -249,15 +252,15 @@ class Coordinator(FailureRule[P]):
 
     def _open(self, generation: int) -> None:
         self._notes.write(f"{OPEN}/{generation}", "1")
-        self._deaths.count(CHANGES, 1)  # so that workers that wait look closely
+        self._deaths.count(CHANGES, 1)  # makes waiting workers check for failures
 
     def _publish(self, view: View) -> None:
-        for rank in view.joined:  # it is not taken for dead from now on
+        for rank in view.joined:  # no longer counted as failed
             self._deaths.remove(str(rank))
         known = self._deaths.count(CHANGES)
         self._notes.write(f"view/{view.generation}", json.dumps({**asdict(view), CHANGES: known}))
         if not view.members:
-            self._open(view.generation)  # workers that wait by notes ask for that, and read that all end
+            self._open(view.generation)  # wakes waiting workers, which then read that the run ends
             return
         before = self._state.log[view.generation - 1].members
         failed = [worker for worker in before if worker not in view.members and worker not in self._state.left]
@@ -281,13 +284,13 @@ class Coordinator(FailureRule[P]):
         return f"{names} joined in {self._place(view)} {with_}, and all {m} continue together; {moved}"
 
     def _place(self, view: View) -> str:
-        """Where the members of a view average again."""
+        """Describe the round, and fragment, in which the members of a view average next."""
         turns = int(self._facts()["turns"])
         round_, fragment = divmod(view.resume[0], turns)
         return f"round {round_}" if turns == 1 else f"round {round_} (fragment {fragment})"
 
     def _moved(self, part: int, whole: int, model: str) -> str:
-        """How far the mean moved: by this part of the distance between it and a model."""
+        """Describe how far a change of members moved the mean: by `part`/`whole` of the distance to `model`."""
         if self._facts()["are_equal"]:
             return "their models are equal, so the mean did not move"
         share = Fraction(part, whole)
@@ -295,6 +298,6 @@ class Coordinator(FailureRule[P]):
         return f"the mean moved {how_far} {model} from it"
 
     def _facts(self) -> dict[str, Any]:
-        """What a worker said of the run when it joined."""
+        """Return what a worker published about the run at its start: timeout, fragments, whether models are equal."""
         facts: dict[str, Any] = json.loads(self._notes.wait_for(f"{JOINED}/{self._state.view.members[0]}"))
         return facts

@@ -1,7 +1,7 @@
-"""Run one worker that continues after failures; each of its operations is committed by all members or by none.
+"""Run one worker of a job that continues after failures; each operation is committed by all members or by none.
 
-If an operation breaks, a worker votes, reads the view that the launcher decides (`elastic.coordinator`), connects with
-the other survivors (`elastic.regroup`) and continues. A restarted worker joins in the same way. The rules are those of
+After a failed operation a worker votes, reads the launcher's decision (`elastic.coordinator`), connects to the other
+survivors (`elastic.regroup`) and continues. A restarted worker joins in the same way. The protocol is that of
 `schedulers.protocols.membership`. Workers keep their initial ranks, in groups and in messages.
 """
 
@@ -38,23 +38,23 @@ from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.payload import round_ends
 
-LONGEST_PAUSE = 10.0  # seconds between two times that a worker outside asks to join, at most
+LONGEST_PAUSE = 10.0  # longest time in seconds between two requests to join
 SHORTEST_GLANCE = 0.05
 MEMBERS_CHANGE = "a worker is lost, or joins"
-MAX_STORE_QUERIES = 1280  # a second, of all workers together that wait for an operation
+MAX_STORE_QUERIES = 1280  # per second, of all waiting workers together
 
 
 def joins() -> bool:
-    """Whether the launcher started this process in place of a failed worker."""
+    """Return whether the launcher started this process as the replacement of a failed worker."""
     return bool(os.environ.get(RESTARTED))
 
 
 class _BrokenError(UnavailableError):
-    """An operation that failed; what becomes of the run is to be decided."""
+    """Internal error for an operation that failed, raised while it is not decided whether the run continues."""
 
     def __init__(self, recorder: Recorder, operation: Operation, why: Exception) -> None:
         super().__init__(str(why))
-        why.__traceback__ = None  # its frames hold the sum, and with that the connections whose end the others wait for
+        why.__traceback__ = None  # its frames would keep connections open, and peers wait until these close
         self._recorder, self.operation, self.why = recorder, operation, why
 
     def record(self) -> None:
@@ -63,9 +63,9 @@ class _BrokenError(UnavailableError):
 
 
 class Member(FixedMembership):
-    """Membership of a run that continues after failures: an operation is committed by all members or by none.
+    """Queue of operations in flight for a run that continues after failures: all members commit, or none.
 
-    A run has one such optimizer, named by `key`.
+    Only one optimizer per run may have it; `key` names that optimizer.
     """
 
     may_change = True
@@ -76,13 +76,13 @@ class Member(FixedMembership):
         self.world, self.heartbeat, self.schedule, self.timeout = world, heartbeat, schedule, timeout
         self.glance = min(GLANCE_SECONDS, max(SHORTEST_GLANCE, world.size / MAX_STORE_QUERIES))
         self.turns = schedule.strategy.payload.num_fragments
-        """How many operations a round has: one, or that of each fragment. The protocol counts these, from 0."""
-        self._entered: Flight | None = None  # the operation that this worker is in
+        """Operations per round: 1, or the number of fragments. The protocol counts operations from 0."""
+        self._entered: Flight | None = None  # the operation that this worker waits for
         self._machine = Membership(world.size, int(os.environ[MAX_FAILED]))
         started, _ = self._machine.start(world.rank)
         assert isinstance(started, MemberState), "a worker"
         self.state = self._machine.joiner() if joins() else started
-        self.called = 0  # for which generation the launcher asked last to vote, as far as this worker has looked
+        self.called = 0  # generation of the last vote that this worker saw the launcher call
         self.commits_prepared = False
         self.notes = Notes(root_store(world.store), MEMBERSHIP)
         self._asked = 0
@@ -90,12 +90,15 @@ class Member(FixedMembership):
         self._is_fit = not os.environ.get(MAX_RESTARTS)
         self._key = key
         self.views: list[tuple[int, messages.Members]] = [(-1, tuple(range(world.size)))]
-        """Which workers are members from which turn on, as data is dealt (see `data.dealing`)."""
+        """(operation, members from it on) for each view, by which samples are assigned (see `data.sampler`)."""
         self.since: dict[int, int] = {}
-        """From which turn on a member that has joined is there; the others are from the first."""
+        """First operation of each member that joined later, by rank."""
 
     def connect_all(self, reducers: Sequence[Reducer], state: State) -> None:
-        """Wait until all workers are connected; a restarted one joins the run. `reducers` do its operations."""
+        """Wait until all workers have started; a restarted worker joins the run instead.
+
+        `reducers` run the operations, and `state` is handed to workers that join.
+        """
         self.regroup.reducers, self.regroup.held = {reducer: reducer.key for reducer in reducers}, state
         self.heartbeat.with_each = self.poll
         if self.state.blank:
@@ -127,7 +130,7 @@ class Member(FixedMembership):
         return self.state.view.resume[0]
 
     def begin(self, flight: Flight) -> None:
-        """Start an operation and queue it, in the same order on all members; `wait` detects lost sums."""
+        """Start an operation and queue it, in the same order on all members; a failure shows only in `wait`."""
         self.flights.append(flight)
         self._start_ahead(flight)
 
@@ -142,7 +145,10 @@ class Member(FixedMembership):
                 reducer.outlives = None
 
     def wait(self, flight: Flight, *, meets: bool = False) -> Flight:
-        """Wait for an operation that all members commit or none; after a failure the survivors run it again."""
+        """Wait for an operation, which all members commit or none; after a failure the survivors run it again.
+
+        `meets` marks an operation of all members outside the schedule.
+        """
         turn, place = flight.turn, self.state.place
         if not meets:
             place = turn, place[1]
@@ -174,7 +180,7 @@ class Member(FixedMembership):
                 raise
 
     def settle(self) -> None:
-        """Do nothing: operations in flight do not disturb a mean over all members."""
+        """Do nothing: operations in flight do not disturb an average over all members."""
 
     def drop(self) -> None:
         while self.flights:
@@ -184,11 +190,11 @@ class Member(FixedMembership):
             flight.release()
 
     def skip(self, turn: int) -> None:
-        """Take part in operation `turn` with nothing to average, since all members advance together."""
+        """Take part in operation `turn` without averaging, since all members must count the same operations."""
         self.wait(Flight(turn=turn, step=turn, round=turn // self.turns, start=lambda *_: []))
 
     def check_to_go_back(self, round_: int) -> None:
-        """Raise InputError for a round before the last change of members."""
+        """Raise InputError if round `round_` is before the last change of members."""
         if round_ * self.turns < self.resumes:
             raise InputError(
                 f"load_checkpoint: this would go back to round {round_}, and since a worker was lost or came back the "
@@ -196,7 +202,7 @@ class Member(FixedMembership):
             )
 
     def givers(self, step: int) -> int:
-        """Return how many members have taken step `step`, with one step per round; those that joined later have not."""
+        """Return how many current members have taken step `step`, given one step per round; later joiners have not."""
         return max(1, sum(self.since.get(member, 0) <= step for member in self.members))
 
     def average_model(self, reducers: Sequence[Reducer], members: messages.Members, step: int, round_: int) -> None:  # noqa: ARG002 - the survivors
@@ -210,7 +216,7 @@ class Member(FixedMembership):
     def common_start(
         self, reducer: Reducer, step: int, round_: int, *, name: str, starts: int, host: Streams | None
     ) -> Reference:
-        """Return this worker's parameters as reference; raises InputError if not all members' are equal."""
+        """Return this worker's parameters as reference parameters. Raises InputError unless equal on all members."""
         del step
 
         def is_same(digest: str) -> bool:
@@ -238,7 +244,7 @@ class Member(FixedMembership):
         return self._failed
 
     def _failed(self) -> frozenset[int]:
-        """The workers that are no members any more; a worker that waits asks often, and so votes in every vote."""
+        """Return the ranks that are not members; waiting workers call this often, and so take part in each vote."""
         if self.is_open:
             self.vote()
             self._continue(None)
@@ -253,7 +259,7 @@ class Member(FixedMembership):
         return self.members
 
     def _carry_out(self, flight: Flight, entry: messages.Enter) -> None:
-        """Bring an operation to where its sums are to be committed; none where this worker has no part in it."""
+        """Run an operation until its sums may be committed, again after each failure."""
         while True:
             group = Group(self.members) if entry.meets else self.regroup.group_of(flight.turn // self.turns)
             self.handle(replace(entry, group=() if group is None else group.members))
@@ -263,7 +269,7 @@ class Member(FixedMembership):
                     flight.sums = []
                 return
             try:
-                # What is no turn's counts to its own round: members may have ended after the last turn.
+                # Outside the schedule the operation's own round counts: members may have finished the last one.
                 round_ = flight.round if entry.meets else entry.place[0] // self.turns
                 if self.is_called and not entry.meets:
                     operation = self.regroup.first.recorder.begin("vote", 0, round_, group.members, 0)
@@ -290,7 +296,7 @@ class Member(FixedMembership):
             broken.record()
 
     def _start(self, flight: Flight) -> None:
-        """Begin the sums of a later turn, where this worker has a group in it now."""
+        """Start the all-reduces of a later operation if this worker is in one of its groups."""
         if self.is_between or flight.turn < self.resumes or flight.sums is not None:
             return
         if (group := self.regroup.group_of(flight.turn // self.turns)) is not None:
@@ -311,7 +317,7 @@ class Member(FixedMembership):
         return self.notes.has(f"{OPEN}/{self.state.view.generation + 1}")
 
     def poll(self) -> None:
-        """Check, in another thread, whether the launcher has called a vote."""
+        """Record whether the launcher has called a vote; the heartbeat thread calls this."""
         generation = self.state.view.generation + 1
         if self.notes.has(f"{OPEN}/{generation}"):
             self.called = generation
@@ -321,7 +327,7 @@ class Member(FixedMembership):
         return self.called > self.state.view.generation
 
     def handle(self, event: object) -> None:
-        """Apply an event to the membership state machine and carry out the resulting actions."""
+        """Apply an event to the membership state machine and carry out the actions that it returns."""
         state, actions = self._machine.step(self.world.rank, self.state, event)
         assert isinstance(state, MemberState), "a worker"
         self.state, rank = state, self.world.rank
@@ -335,7 +341,7 @@ class Member(FixedMembership):
                 case Send(_, messages.Left()):
                     self._write(f"{LEFT}/{rank}", "1", LEFT)
                 case Note(("unblock",)):
-                    for flight in self.flights:  # no sum in flight arrives any more
+                    for flight in self.flights:  # sums in flight will not complete any more
                         if not (flight.is_restored or (flight is self._entered and flight.is_waited)):
                             flight.abandon(MEMBERS_CHANGE)
                     self.world.start_over(name_of(state.view.generation + 1))
@@ -357,7 +363,7 @@ class Member(FixedMembership):
         self._receive(messages.Open(self.state.view.generation + 1))
 
     def await_view(self) -> bool:
-        """Wait for the launcher's decision; returns False if none comes in time."""
+        """Wait for the launcher's decision on a vote, or on leaving; return False if none arrives in time."""
         generation, deadline = self.state.view.generation + 1, Deadline(2 * self.timeout + CONNECT_SECONDS)
         leaves = self.state.phase is messages.Phase.LEAVING
         what = "that it may leave" if leaves else f"who continues in generation {generation}"
@@ -381,7 +387,7 @@ class Member(FixedMembership):
         self._receive(self._await_answer())
 
     def _await_answer(self) -> messages.View:
-        """The view that the launcher answers a question with; a worker outside waits as long as it takes."""
+        """Wait, without a deadline, for the view with which the launcher answers a request to join."""
         self.heartbeat.doing("waits to join")
         pauses = Pauses()
         while (generation := self.notes.read(f"{ANSWER}/{self.world.rank}/{self._question}")) is None:
@@ -397,7 +403,7 @@ class Member(FixedMembership):
 
     @property
     def _question(self) -> str:
-        """Names one time that this process asks to join, among all processes that had this rank."""
+        """Identifier of this request to join, unique among all processes that had this rank."""
         return f"{os.environ[RESTARTED]}.{self._asked}"
 
     def _recover(self, broken: _BrokenError) -> None:
@@ -407,7 +413,7 @@ class Member(FixedMembership):
         broken.record()
 
     def _continue(self, broken: _BrokenError | None) -> None:
-        """Come from a vote, or from outside, to the next generation in which all members are connected."""
+        """Get from a vote, or from outside the membership, to the next generation with all members connected."""
         while self.state.phase is not messages.Phase.RUN:
             match self.state.phase:
                 case messages.Phase.OUTSIDE:
@@ -428,8 +434,8 @@ class Member(FixedMembership):
                     )
                 case _:
                     raise self._end(broken)
-        # All are connected, and have a state: what was in flight begins again, in one order. The sum that this worker
-        # is about to commit all the same is over.
+        # All members are connected and have the state, so operations in flight restart, in the same order everywhere.
+        # An operation whose result this worker may still commit does not restart.
         for flight in self.flights:
             if flight is not self._entered or not self.commits_prepared:
                 if flight is self._entered and not flight.is_restored:

@@ -1,6 +1,6 @@
-"""Connect all members of a new generation; a worker that joins takes the state of one of the others.
+"""Connect all members of a new generation, the period between two changes of members; joining workers copy a state.
 
-They first compare their states, then make the groups, and continue once all have a state.
+The members first compare schedule and view, then create their groups; they continue once every member has a state.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ FAILED = "a further worker is lost"
 
 
 class State(Protocol):
-    """A worker's whole state, as a joining worker copies it."""
+    """Interface of a worker's complete training state, which a joining worker copies from a donor."""
 
     def give(self) -> bytes: ...
 
     def take(self, data: bytes, turn: int) -> None:
-        """Load the state that another worker packed; training continues with the step before operation `turn`."""
+        """Load the state that another worker packed; training then continues with the step before operation `turn`."""
 
     def check_unfit(self) -> None:
         """Raise InputError if the script holds state that a joining worker could not copy."""
 
 
 def name_of(generation: int) -> str:
-    """Return the prefix of a generation's keys in the store."""
+    """Return the prefix in the store for all keys of a generation."""
     return f"generation-{generation}"
 
 
 class Regroup:
-    """One worker's schedule and groups in a generation (while members do not change), and its change to the next."""
+    """Maps one worker to its groups in the current generation, and connects it to the members of the next."""
 
     def __init__(self, world: GlooWorld, schedule: Schedule, *, key: str, timeout: float) -> None:
         self.world, self.schedule, self.key, self.timeout = world, schedule, key, timeout
-        self.reducers: dict[Reducer, str] = {}  # whose operations go by generations, with the keys that they began with
+        self.reducers: dict[Reducer, str] = {}  # reducers of the run, with their original keys
         self.held: State | None = None
         self._members: Members = tuple(range(world.size))
-        self._now: Schedule | None = schedule  # None where this worker is alone
+        self._now: Schedule | None = schedule  # None if this worker is the only member
 
     @property
     def first(self) -> Reducer:
         return next(iter(self.reducers))
 
     def group_of(self, round_: int) -> Group | None:
-        """Return this worker's group in a round, by initial ranks; None if it has none."""
+        """Return this worker's group in a round, in initial ranks; None if it averages with no other worker."""
         rank, members = self.world.rank, self._members
         if self._now is self.schedule:
             return self._now.group_of(rank, round_)
@@ -70,15 +70,15 @@ class Regroup:
         return None if group is None else Group(tuple(members[place] for place in group.members), group.relaxation)
 
     def connect(self, view: View, is_open: Callable[[], bool], healed: Callable[[], None]) -> bool:
-        """Connect with all members of a view; returns False if another worker fails meanwhile.
+        """Connect to all members of a view; return False if another worker fails meanwhile.
 
-        `is_open` says whether another vote has been called; `healed` is called after this worker has copied a state.
+        `is_open` tells whether another vote has been called; `healed` is called after this worker has copied a state.
         """
         world, name, members = self.world, name_of(view.generation), view.members
         failed = frozenset(range(world.size)) - frozenset(members)
         self._members = members
         if world.rank in view.joined:
-            world.start_over(name)  # where the others went when they voted
+            world.start_over(name)  # the other members did so when they voted
         self._now = now = (
             self.schedule if not failed else after_failure(self.schedule, failed) if len(members) > 1 else None
         )
@@ -116,7 +116,7 @@ class Regroup:
         handshake(store, place, len(view.members), facts, key=f"{self.key}-{name}{what}", timeout=self.timeout)
 
     def _hand_over(self, view: View, members: Members, is_open: Callable[[], bool], healed: Callable[[], None]) -> None:
-        """The donor gives its state to all that have joined, which begin with it: a sum to which these add nothing."""
+        """Copy the donor's state to the joining workers, by an all-reduce to which the latter contribute zeros."""
         held, first = self.held, self.first
         assert held is not None, "as above"
         is_donor, line = self.world.rank == view.donor, self.world.communicator(members)

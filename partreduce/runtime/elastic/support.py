@@ -1,7 +1,8 @@
-"""Decide whether a run can continue after failures, also of whole nodes under torchrun.
+"""Decide whether a run can continue after failures, including the loss of whole nodes under torchrun.
 
-torchrun restarts the workers of the remaining nodes, numbered from 0, and does not say which nodes failed. So its runs
-follow the file's failure plan if all nodes are equal and the survivors' schedule is the same for every failed node.
+torchrun restarts the workers of the remaining nodes, renumbered from 0, and does not tell which nodes failed. A run
+under torchrun can therefore follow the schedule's failure plan only if all nodes are equal and the survivors' schedule
+is the same whichever node fails.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from partreduce.topo.survivors import after_failure, after_failure_of_nodes
 
 
 def supports_elastic(schedule: Schedule, world: World, key: str, replica: Sequence[int]) -> bool:
-    """Whether this run can continue after failures: launcher, schedule and transport allow it."""
+    """Return whether this run can continue after failures, given launcher, schedule and transport.
+
+    Raises InputError if the launcher is to tolerate failures and the run cannot.
+    """
     if not os.environ.get(MAX_FAILED):
         if schedule.failure_plan is not None and not world.rank and not may_be_started_again():
             warn_user(
@@ -41,7 +45,7 @@ def supports_elastic(schedule: Schedule, world: World, key: str, replica: Sequen
 
 
 def way_to_continue(schedule: Schedule, world: World, key: str, replica: Sequence[int]) -> str:
-    """Return advice for a failure's message: the option with which the run would have continued; else empty."""
+    """Return a hint for a failure's error message, if the run could have continued with another option; else empty."""
     if os.environ.get(MAX_FAILED) or _blocker_of_run(schedule, world, key, replica):
         return ""
     return "; under `partreduce run --tolerate-failures K` the other workers continue after such a failure"
@@ -57,7 +61,7 @@ def _blocker_of_run(schedule: Schedule, world: World, key: str, replica: Sequenc
 
 
 def elastic_blocker(schedule: Schedule) -> str:
-    """Return why a schedule cannot continue after a failure, as a clause; empty if it can."""
+    """Return why a schedule cannot continue after a failure, as a clause for a message; empty if it can."""
     try:
         check_covered(schedule.strategy)
         if schedule.num_workers > 2 and schedule.strategy.payload.outer.has_own_outer_params:
@@ -68,7 +72,7 @@ def elastic_blocker(schedule: Schedule) -> str:
 
 
 def schedule_for_present_nodes(schedule: Schedule) -> Schedule:
-    """Return the schedule for the workers that torchrun has started: it, or its failure plan's."""
+    """Return the schedule for the workers that torchrun has started: the given one, or its failure plan."""
     size, wanted = place()[1], schedule.num_workers
     if not may_be_started_again() or not 1 < size < wanted:
         return schedule
@@ -82,7 +86,7 @@ def schedule_for_present_nodes(schedule: Schedule) -> Schedule:
 
 
 def warn_nodes_missing(schedule: Schedule, started: Schedule) -> None:
-    """Warn, on one worker, that the run uses the failure plan because nodes are missing."""
+    """Warn that the run follows the failure plan because nodes are missing."""
     have, had = started.cluster.num_nodes, schedule.cluster.num_nodes
     if have < had:
         warn_user(
@@ -92,7 +96,7 @@ def warn_nodes_missing(schedule: Schedule, started: Schedule) -> None:
 
 
 def is_planned(schedule: Schedule, num_workers: int, sha256: str) -> bool:
-    """Whether `num_workers` workers with the schedule of this hash are all workers, or those of its failure plan."""
+    """Return whether `sha256` is the hash of this schedule, or of its failure plan for `num_workers` workers."""
     if num_workers == schedule.num_workers:
         return schedule_sha256(schedule) == sha256
     try:

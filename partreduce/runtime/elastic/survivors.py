@@ -1,7 +1,7 @@
-"""Track the members of groups on request; a worker may fail at any moment and the rest continue.
+"""Track the members of a run with dynamic groups, in which any worker may fail while the rest continue.
 
-No worker waits in a transport call for a worker that may have failed: members first note their arrival in the store,
-and while they wait for those notes they check whether the group is still possible.
+No worker waits inside a transport call for a worker that may have failed: the members of a group first record their
+arrival in the store, and while they wait for each other they check whether a member has failed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.phase import Group
 
-CONNECT_SECONDS = 15.0  # how long members that are all there may take to connect; one that dies meanwhile costs this
+CONNECT_SECONDS = 15.0  # timeout for connecting members that have all arrived; also the delay if one fails then
 
 
 class Survivors(FixedMembership):
-    """Membership of a run with dynamic groups, in which any worker may fail; `evicted` are those given up.
+    """Membership of a run with dynamic groups, in which any worker may fail.
 
-    A worker that is silent for `timeout` seconds is not waited for any longer.
+    `evicted` returns the workers that the group service gave up. A worker that is silent for `timeout` seconds is no
+    longer waited for.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Survivors(FixedMembership):
         return self.failed
 
     def failed(self) -> frozenset[int]:
-        """Return the workers known here or in the store to have failed, and destroy their groups."""
+        """Return the workers known to have failed, from the store or the group service, and destroy their groups."""
         now = time.monotonic()
         if now > self._glanced + GLANCE_SECONDS:
             self._glanced = now
@@ -58,7 +59,7 @@ class Survivors(FixedMembership):
         return self.forget()
 
     def forget(self) -> frozenset[int]:
-        """Destroy the groups of workers known here to have failed, without asking the store."""
+        """Destroy the groups of workers already known to have failed, without a store query; return the workers."""
         if new := (self._noted | self._evicted()) - self._failed:
             self._failed |= new
             self.world.destroy_with(new)
@@ -69,7 +70,7 @@ class Survivors(FixedMembership):
         return f"worker {failed[0]} has failed" if failed else None
 
     def connected(self, members: tuple[int, ...], instance: str, why: Callable[[], str | None]) -> bool:
-        """Create a communicator of these members, all of whom call it; returns False if one does not come."""
+        """Create a communicator of `members`, who all call this; return False if one of them does not arrive."""
         if self.world.has(members):
             return True
         self.heartbeat.doing(f"makes the communicator of group {Group(members)}")
@@ -88,7 +89,7 @@ class Survivors(FixedMembership):
         return True
 
     def gathered(self, place: str) -> tuple[int, ...]:
-        """Wait until all workers that have not failed have come to `place`; returns them, connected."""
+        """Wait until all workers that have not failed have reached `place`; return them, connected."""
         members: tuple[int, ...] = ()
 
         def missing() -> frozenset[int]:
@@ -98,7 +99,7 @@ class Survivors(FixedMembership):
             return awaited.difference(members)
 
         await_gathering(self.heartbeat, place, missing, self.timeout)
-        self._gatherings += 1  # the same members may have to be connected again in a later gathering
+        self._gatherings += 1  # makes the name unique if the same members connect again later
         self.connect(members, f"{place} {self._gatherings}")
         return members
 
@@ -108,7 +109,7 @@ class Survivors(FixedMembership):
 
 
 def await_gathering(heartbeat: Heartbeat, place: str, missing: Callable[[], Collection[int]], timeout: float) -> None:
-    """Wait until `missing()` returns no workers: all living workers have come to `place`."""
+    """Wait until `missing()` is empty: all living workers have reached `place`. Raises UnavailableError."""
     wait, pauses = Wait(heartbeat, (), timeout), Pauses()
     while awaited := sorted(missing()):
         heartbeat.check_without_store()
