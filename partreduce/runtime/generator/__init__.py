@@ -1,1 +1,1 @@
-"""Run the group generator as a service: the explored state machine behind a socket, with a log, keys and leases."""
+"""Run the group service (Prague's Group Generator): a model-checked state machine behind a socket."""

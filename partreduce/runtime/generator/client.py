@@ -1,6 +1,7 @@
-"""Connect a worker to the group generator by a thread that requests ahead, resends, and sends heartbeats.
+"""Connect a worker to the group service, with a thread that requests groups ahead, resends, and sends heartbeats.
 
-The thread drives the explored `GroupWorker`; the training loop only begins and ends rounds.
+The thread runs the state machine `GroupWorker` that the model checker explores; the training loop only starts and ends
+rounds.
 """
 
 from __future__ import annotations
@@ -32,23 +33,24 @@ SendMessage = Callable[[messages.FromWorker], None]
 
 
 class GeneratorClient:
-    """One worker's connection to the group generator.
+    """One worker's connection to the group service.
 
-    Call `begin()` at the start of a round and `group()` at its end; run the group's operation if there is one, then
-    call `begin()` again, which reports the group as done, or `broke()` if it failed. Call `leave()` at the end of the
-    run or before a pause of all workers; it may return one more group to run. They raise an error after an eviction, a
-    rejection, or no answer within the timeout.
+    Call `begin()` at the start of a round and `group()` at its end. If it returns a group, average with it; then call
+    `begin()` again, which reports the group as done, or `broke()` if the average failed. Call `leave()` at the end of
+    the run or before a pause of all workers; it may return one more group to average with. All of them raise an error
+    after an eviction, a rejection, or no answer within the timeout.
 
-    `failed` has the workers known to have failed, `executed` this worker's groups so far, in order.
+    `failed` holds the workers known to have failed, `executed` this worker's groups so far, in order.
 
     Args:
         address: address of the service.
         key: key of the job.
-        rank: this worker.
+        rank: this worker's rank.
         timeout: seconds without an answer after which the service counts as lost.
-        lease: at most so many seconds of silence before the service evicts this worker; it answers if it allows less.
-            Heartbeats are four times as frequent; before the answer they come with every `retry`.
-        transport: for tests: wraps the endpoint.
+        lease: longest silence in seconds before the service evicts this worker; the service may answer with a shorter
+            one. Heartbeats are sent four times per lease, and every `retry` seconds until the first answer.
+        retry: seconds after which an unanswered request is sent again.
+        transport: wraps the function that sends messages, for tests.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class GeneratorClient:
                 self._step(protocol.NextRound())
 
     def group(self) -> tuple[int, tuple[int, ...]] | None:
-        """Wait for the round's group; returns (sequence number, members), or None if there is none."""
+        """Wait for this round's group; return (sequence number, members), or None if this worker has none."""
         with self._changed:
             self._note_cost()
             deadline = Deadline(self.timeout)
@@ -120,15 +122,15 @@ class GeneratorClient:
             return self._granted
 
     def _note_cost(self) -> None:
-        """The round is computed: its cost is the least of the last rounds', so that one disturbance does not count."""
-        leaving = self._worker.rounds is not None  # such rounds compute nothing
+        """Record the duration of the round's computation; the minimum over the last rounds is reported."""
+        leaving = self._worker.rounds is not None  # rounds while leaving compute nothing
         if self._begun is not None and self._state is not None and not leaving:
             self._costs.append(time.monotonic() - self._begun)
             self._begun = None
             self._state = replace(self._state, cost=max(1, round(1e6 * min(self._costs))))
 
     def broke(self) -> None:
-        """Report that the granted group failed, and request the next round's group."""
+        """Report that averaging with the granted group failed, and request the next round's group."""
         with self._changed:
             self._raise()
             if self._granted is not None:  # else it was declared void meanwhile
@@ -141,7 +143,10 @@ class GeneratorClient:
             return self._granted is None or self._granted[0] != seq
 
     def leave(self) -> tuple[int, tuple[int, ...]] | None:
-        """Stop requesting rounds; returns a group that others wait in, to run before calling `leave` again, or None."""
+        """Stop requesting groups. Returns a group that other workers wait in, or None when done.
+
+        After averaging with a returned group, call `leave` again.
+        """
         while True:
             with self._changed:
                 self._raise()
@@ -149,14 +154,14 @@ class GeneratorClient:
                     self._taken = True
                     return None
                 if self._taken:
-                    self._worker.rounds = 0  # from here on every request is a last one
+                    self._worker.rounds = 0  # every later request says that it is the last
             self.begin()
             group = self.group()
             if group is not None:
                 return group
 
     def close(self) -> None:
-        """End the thread and the connection; without `leave` before, the generator waits for the lease to end."""
+        """End thread and connection; without `leave` before, the service waits until the lease has expired."""
         if not self._closing:
             self._closing = True
             self._endpoint.end()

@@ -1,4 +1,4 @@
-"""Write the group generator's write-ahead log: each received message is on disk before the answer is sent."""
+"""Write the group service's write-ahead log: each received message is on disk before its answer is sent."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from partreduce.topo.errors import FileError, UnavailableError
 
 APPLICATION = 0x50524747
 OLD_LOG = b"partreduce.generator.log"
-LOG_ENDINGS = ("-wal", "-journal")  # of the files that SQLite keeps next to a log
+LOG_ENDINGS = ("-wal", "-journal")  # suffixes of SQLite's files next to a log
 PAGE_BYTES = 512
-HEADER_BYTES, FRAME_BYTES = 32, 24 + PAGE_BYTES  # of the log's write-ahead file; a frame holds a page
+HEADER_BYTES, FRAME_BYTES = 32, 24 + PAGE_BYTES  # in SQLite's write-ahead file; a frame holds one page
 
 
 class Log:
-    """Write-ahead log of the messages that a generator received; locked against a second service.
+    """Write-ahead log of the messages that the group service received; locked against a second service.
 
-    An SQLite database of one table in write-ahead mode, flushed with every batch; `records` are its contents when it
-    was opened. Records that a crash cut off were never answered, and SQLite drops them; any other damage is an error.
-    Each row's checksum covers all rows before it, and skipped commits are searched for, since SQLite detects neither.
+    An SQLite database of one table in WAL mode, synced after every batch; `records` are its rows when it was opened.
+    Records cut off by a crash were never answered, and SQLite drops them; any other damage is an error. Each row's
+    checksum covers all earlier rows, and missing commits are searched for, since SQLite detects neither kind of damage.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path, self._ahead, self._checksum = Path(path), Path(f"{os.fspath(path)}-wal"), 0
         try:
-            with contextlib.suppress(FileExistsError):  # closing a file gives up all locks that this process has on it
+            with contextlib.suppress(FileExistsError):  # only if new: closing it later would drop this process's locks
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
             ahead = self._ahead.read_bytes() if self._ahead.exists() else b""
             self._database = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
@@ -51,7 +51,7 @@ class Log:
             raise
 
     def append(self, contents: Iterable[bytes], *, instead: bool = False) -> None:
-        """Write records, with `instead` in place of all earlier ones, and wait until they are on disk: all or none."""
+        """Write records and wait until they are on disk, all or none; `instead` replaces all earlier records."""
         rows, checksum = [], 0 if instead else self._checksum
         for content in contents:
             checksum = zlib.crc32(content, checksum)
@@ -71,7 +71,7 @@ class Log:
         self._checksum = checksum
 
     def size(self) -> int:
-        """Return the bytes written since the log was opened or replaced."""
+        """Return the number of bytes written since the log was opened or replaced."""
         return self._ahead.stat().st_size
 
     def close(self) -> None:
@@ -124,6 +124,6 @@ class Log:
 
 
 def _has_commit(frames: bytes) -> bool:
-    """Whether frames hold the last one of a commit that was written to its end; zeros are blocks never written."""
+    """Return whether WAL frames contain the last frame of a complete commit; frames of zeros were never written."""
     whole = (frames[place : place + FRAME_BYTES] for place in range(0, len(frames) - FRAME_BYTES + 1, FRAME_BYTES))
     return any(any(frame[4:8]) and frame[-1] for frame in whole)

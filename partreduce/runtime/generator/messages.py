@@ -1,8 +1,8 @@
-"""Define the key and the strictly parsed messages between a job's workers and its group generator.
+"""Define the messages between workers and the group service, with strict parsing, and the job's key.
 
-The key is made for each job and is the secret of its `transport.endpoint`. It travels in a file that only its owner can
-read, or in the environment that the launcher gives its children; never through the store, which any process that
-reaches its port can read.
+The key is random per job and is the secret of the service's `transport.endpoint`. It is stored in a file that only its
+owner can read, or in the environment variables that the launcher passes to its children; never in the store, which any
+process that reaches its port can read.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers
 from partreduce.topo.errors import FileError, InputError
 
 KEY_BYTES = 32
-SERVICE = -1  # the generator among the ranks of an endpoint
+SERVICE = -1  # rank of the group service at an endpoint
 MAX_REQUEST_BYTES, MAX_REPLY_BYTES = 1024, 2**20
-LEASE_SHARE = 0.75  # the lease as a part of the run's timeout: a worker stopped for half of that is not evicted
+LEASE_SHARE = 0.75  # default lease / timeout of the run; a worker stopped for half the timeout is not evicted
 MAX_NUMBER = 2**53
 KINDS = (protocol.Grant, protocol.Alone, protocol.Later, protocol.Bye, protocol.Void, protocol.Evicted)
 REPLIES: dict[str, type[protocol.Reply]] = {kind.__name__.lower(): kind for kind in KINDS}
@@ -39,7 +39,7 @@ def new_key() -> str:
 
 
 def key_in(text: str, source: str) -> str:
-    """Return the job's key, given the text of its file or variable; errors name `source`."""
+    """Parse the job's key from the text of a file or environment variable; errors name `source`."""
     if re.fullmatch(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\s*", text) is None:
         raise InputError(f"{source}: does not hold the keys of a job; let `partreduce generator` write them")
     return text.strip()
@@ -48,7 +48,7 @@ def key_in(text: str, source: str) -> str:
 def write_key(path: str | os.PathLike[str], key: str) -> None:
     """Write the key to a file that only its owner can read."""
     target = Path(path)
-    # Next to its place, then renamed: half a key file would be taken for the key of the job that is started next.
+    # To a temporary file, then renamed, so that no process reads half a key.
     part = target.with_name(f".{target.name}.{secrets.token_hex(6)}.part")
     try:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -62,7 +62,7 @@ def write_key(path: str | os.PathLike[str], key: str) -> None:
 
 
 def read_key(path: str | os.PathLike[str]) -> str:
-    """Return the job's key from a file; raises FileError if others than its owner may read it."""
+    """Read the job's key from a file. Raises FileError if users other than its owner may read the file."""
     try:
         with open(path, encoding="utf-8") as stream:  # noqa: PTH123 - the open file's mode is what counts
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
@@ -76,9 +76,9 @@ def read_key(path: str | os.PathLike[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FromWorker:
-    """Message of a worker: a heartbeat, with the request that it waits on, if any.
+    """Message from a worker to the group service: a heartbeat, with the request that it waits for, if any.
 
-    `session` is a random number of its process, `patience` its run's timeout in milliseconds (0: unknown).
+    `session` is a random number of the worker's process, `patience` the run's timeout in milliseconds (0: unknown).
     """
 
     rank: int
@@ -94,7 +94,7 @@ class FromWorker:
 
 
 def unpack_request(rank: int, kind: str, numbers: Sequence[int], num_workers: int) -> FromWorker:
-    """Parse a worker's message."""
+    """Parse a worker's message. Raises InputError for any other message."""
     if not 0 <= rank < num_workers:
         raise InputError(f"rank: is not a number in 0..{num_workers - 1}")
     if kind not in (ASK, ALIVE, GOODBYE) or len(numbers) < 2:
@@ -113,7 +113,7 @@ def unpack_request(rank: int, kind: str, numbers: Sequence[int], num_workers: in
 
 
 def plain_ask(ask: protocol.Ask) -> list[int]:
-    """Encode a request as numbers, without its salt, which only the explorer uses."""
+    """Encode a request as a list of integers, without its salt, which only the model checker uses."""
     return [ask.request, ask.done, int(ask.last), int(ask.failed), int(ask.computed), ask.cost]
 
 
@@ -125,7 +125,7 @@ def ask_of(numbers: Sequence[int]) -> protocol.Ask:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Answer to a heartbeat: the failed workers, and after how many milliseconds of silence the sender is evicted."""
+    """The service's answer to a heartbeat: failed workers, and the silence in ms before the sender is evicted."""
 
     failed: tuple[int, ...]
     lease: int
@@ -133,13 +133,13 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Answer to a message that is rejected."""
+    """The service's answer to an invalid message, with the reason."""
 
     why: str
 
 
 def pack_reply(reply: protocol.Reply | Rejection | Lease) -> tuple[str, list[int]]:
-    """Encode a reply as its kind and numbers; only its last field may hold several numbers."""
+    """Encode an answer of the service as its kind and a list of integers; only its last field may hold several."""
     if isinstance(reply, Rejection):
         return REFUSED + reply.why[:200], []
     if isinstance(reply, Lease):
@@ -149,7 +149,7 @@ def pack_reply(reply: protocol.Reply | Rejection | Lease) -> tuple[str, list[int
 
 
 def unpack_reply(kind: str, numbers: Sequence[int]) -> protocol.Reply | Rejection | Lease:
-    """Decode a reply of the generator."""
+    """Decode an answer of the service. Raises InputError for any other message."""
     if kind.startswith(REFUSED) and not numbers:
         return Rejection(kind.removeprefix(REFUSED)[:200])
     if kind == HEARD and numbers:
@@ -165,7 +165,7 @@ def unpack_reply(kind: str, numbers: Sequence[int]) -> protocol.Reply | Rejectio
 
 
 def pack_state(state: protocol.GeneratorState) -> dict[str, Any]:
-    """Encode a generator's state as a JSON object, for the log's first record."""
+    """Encode the state of the service as a JSON object, for the log's first record."""
     buffers = state.buffers
     names = [field.name for field in fields(state) if field.name not in ("buffers", "answers")]
     raw: dict[str, Any] = {name: getattr(state, name) for name in names}
@@ -175,7 +175,7 @@ def pack_state(state: protocol.GeneratorState) -> dict[str, Any]:
 
 
 def unpack_state(raw: dict[str, Any]) -> protocol.GeneratorState:
-    """Decode a state that `pack_state` encoded; the log's checksum has been confirmed."""
+    """Decode a state that `pack_state` encoded; the caller has verified the log's checksum."""
     groups = tuple(Outstanding(seq, tuple(members), tuple(active)) for seq, members, active in raw["groups"])
     buffers = GroupBuffers(groups, tuple(map(tuple, raw["queues"])), tuple(raw["locks"]), raw["next_seq"])
     answers: tuple[Any, ...] = tuple(None if answer is None else unpack_reply(*answer) for answer in raw["answers"])

@@ -1,8 +1,8 @@
-"""Start the group generator's process for a run, and restart it if it is killed.
+"""Start the group service as a child process of the launcher, and restart it if it is killed.
 
-It always ends with the launcher, by a signal of the kernel. Through a pipe it receives its key, which is in no file,
-and the workers that failed; through another it sends the workers that it evicted. Its log lies in a temporary folder
-which the launcher removes, or the generator when the launcher was killed.
+The kernel ends the process with the launcher. Through one pipe the process receives its key, which is in no file, and
+the ranks of failed workers; through another it sends the ranks that it evicted. Its log is in a temporary folder, which
+the launcher removes, or the process itself if the launcher was killed.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from partreduce.runtime.transport.work import Background
 from partreduce.topo.errors import UnavailableError
 
 PREFIX = "partreduce-generator-"
-START_SECONDS = 300.0  # in which it has imported itself, which over a network file system may take minutes
-END_SECONDS = 3.0  # in which it ends when it is asked to
+START_SECONDS = 300.0  # timeout of the start; importing over a network file system may take minutes
+END_SECONDS = 3.0  # after SIGTERM, before SIGKILL
 MAX_RESTARTS = 5
 STANDARD_INPUT = 0
-EVICTED = b"evicted "  # before the number of a worker, in a line that a generator writes to its launcher
+EVICTED = b"evicted "  # prefix of a line from the service to the launcher; a rank follows
 
 
 @contextlib.contextmanager
 def generator_process(schedule: Path, host: str = "127.0.0.1", key: str | None = None) -> Iterator[GeneratorProcess]:
-    """Run a group generator for the schedule on this machine, inside the context.
+    """Run a group service for a schedule on this machine while the context is open.
 
     Args:
         schedule: path of a schedule file, which is read again after a restart.
-        host: name or address of this machine for the workers. Unless it is the loopback, the generator listens on all
-            addresses, since a name may resolve to another address elsewhere.
+        host: name or address of this machine for the workers. Unless it is the loopback address, the service listens on
+            all addresses, since a name may resolve to another address elsewhere.
         key: the job's key; by default a new one.
     """
     _sweep()
@@ -64,12 +64,12 @@ def generator_process(schedule: Path, host: str = "127.0.0.1", key: str | None =
 
 
 class GeneratorProcess:
-    """The generator's process as the launcher sees it, also after a restart."""
+    """The launcher's handle of the group service's process, which it also restarts."""
 
     def __init__(self, command: list[str], key: str, host: str) -> None:
         self.command, self.key, self._host = command, key, host
         self.environment: dict[str, str] = {}
-        self._lines = [key]  # what each process hears: the key, then which workers have failed
+        self._lines = [key]  # input of each new process: the key, then the failed ranks
         self._evicted: set[int] = set()
         self._lock, self._ending = threading.Lock(), False
         self._reader = Background(self._keep, name="partreduce-generator-process")
@@ -77,14 +77,14 @@ class GeneratorProcess:
             self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """Start it in a new session, so that Ctrl-C does not end it before the workers."""
-        home, pipe = Path(__file__).resolve().parents[3], subprocess.PIPE  # where the packages lie
+        """Start the process in a new session, so that Ctrl-C does not end it before the workers."""
+        home, pipe = Path(__file__).resolve().parents[3], subprocess.PIPE  # folder of the packages
         process = subprocess.Popen(self.command, stdin=pipe, stdout=pipe, bufsize=0, cwd=home, start_new_session=True)
         _write(process, self._lines)
         return process
 
     def serve(self, address_file: Path) -> None:
-        """Wait until the generator listens, then restart it whenever it ends."""
+        """Wait until the service listens; from then on restart it whenever it is killed."""
         deadline = time.monotonic() + START_SECONDS
         while not address_file.exists():
             if self.process.poll() is not None:
@@ -106,9 +106,10 @@ class GeneratorProcess:
         return frozenset(self._evicted)
 
     def _keep(self) -> None:
-        """Read what it says, and start it again, on its log and its port, when a signal ended it.
+        """Read the evicted ranks that the process reports, and restart it on its log and port if a signal killed it.
 
-        The kernel ends a process with the thread that started it, so this one stays as long as its last process.
+        The kernel kills a process when the thread that started it ends, so this thread lives as long as its last
+        process.
         """
         for restarts in range(MAX_RESTARTS + 1):
             assert self.process.stdout is not None, "asked for"
@@ -144,7 +145,7 @@ def _write(process: subprocess.Popen[bytes], lines: Sequence[str]) -> None:
 
 
 def _sweep() -> None:
-    """Remove the folders of runs whose launcher and generator were killed together."""
+    """Remove temporary folders left by runs whose launcher and service were killed together."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         pid = folder.name.removeprefix(PREFIX).partition("-")[0]
         with contextlib.suppress(OSError):
@@ -160,10 +161,10 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
-    """In the generator's own process: inside, it ends with its parent, and these files and their folder are removed.
+    """Context in the service's process: ends it with its parent, and removes `files` and their folder.
 
-    The folder is created here, since the parent may be killed before it could remove it. The files are removed however
-    this process ends, except by SIGKILL, after which it is started again.
+    The folder is created here, since the parent may be killed before it could remove the folder. The files are removed
+    however this process ends, except by SIGKILL, after which it is restarted.
     """
     try:
         with raise_on_sigterm():
@@ -173,7 +174,7 @@ def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
                         raise Terminated(signal.SIGTERM)
                     files[0].parent.mkdir(mode=0o700, exist_ok=True)
                     yield
-            finally:  # signals wait again
+            finally:  # signals are deferred again
                 with contextlib.suppress(OSError):
                     for file in files:
                         file.unlink(missing_ok=True)
@@ -183,20 +184,20 @@ def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
 
 
 class Launcher:
-    """The launcher as the generator's process sees it: what arrives on one pipe and goes out on another."""
+    """The service's connection to its launcher, by pipes: reads the key and failed ranks, and reports evicted ranks."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def first_line(self) -> str:
-        """Read the job's key from the pipe."""
+        """Read the first line from the pipe, which is the job's key."""
         while b"\n" not in self._rest and (read := os.read(STANDARD_INPUT, 4096)):
             self._rest += read
         line, _, self._rest = self._rest.partition(b"\n")
         return line.decode(errors="replace")
 
     def failed(self) -> list[int]:
-        """Return the workers that have failed since the last call."""
+        """Return the ranks of workers that have failed since the last call."""
         if select.select([STANDARD_INPUT], [], [], 0)[0]:
             self._rest += os.read(STANDARD_INPUT, 4096)
         *lines, self._rest = self._rest.split(b"\n")

@@ -1,7 +1,7 @@
-"""Serve the group generator: one loop around the explored state machine, with a log, leases and an endpoint.
+"""Serve groups to workers: one loop around a model-checked state machine, with a log, leases and an endpoint.
 
-Everything that changes the state is on disk before the answer leaves, and the state is a fold over what is on disk: a
-service that is killed at any instant and restarted on its log continues at the same point.
+Each change of state is on disk before its answer is sent, and the state is computed from the log alone. A service that
+is killed at any moment and restarted on its log therefore continues at the same point.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from partreduce.schedulers.protocols.group_generator.draw import GeneratorSettin
 from partreduce.schedulers.protocols.group_generator.service import DEAD, Bye, GroupGenerator
 from partreduce.topo.errors import InputError
 
-PATIENCE_SECONDS = 300.0  # taken for the timeout of a worker that did not say it
+PATIENCE_SECONDS = 300.0  # assumed timeout of a worker that did not send its own
 COMPACT_BYTES = 8 * 2**20
 MAX_BATCH = 256
 MAX_QUEUED = 1000
 POLL_SECONDS = 0.05
-STOOD_SECONDS = 0.5  # a turn of the loop that took longer was held up: the process, its machine or its disk stood
+STOOD_SECONDS = 0.5  # longer iterations mean that the process was stopped; the time does not count against leases
 
 
 class GeneratorService:
-    """Group generator as a network service; `run` serves until all workers have ended or `stop` is called.
+    """Group service (Prague's Group Generator) on a network endpoint; `run` serves until all workers have ended.
 
     Args:
-        setting: the rules by which groups are drawn.
+        setting: rules by which groups are formed.
         key: key of the job.
         address: address to listen on; port 0 or `*` chooses a free one (`address` then contains it).
-        log: path of the write-ahead log; None keeps everything in memory, for a job that ends with its generator.
-        lease: seconds without a heartbeat after which a worker is evicted; by default a part of the run's timeout, so
-            that waiting workers learn of it in time.
-        job: name of what the log belongs to, such as the schedule's hash; the log of another job is an error.
-        probe: called with the name of each point of the loop; tests end the process there.
-        on_note: called with the state machine's notes: ("started", seq, members), ("void", seq, members).
-        failed: called in each turn of the loop; returns further workers that the launcher knows to have failed.
-        on_evicted: called with each evicted worker, after a restart with all of them.
+        log: path of the write-ahead log; None keeps the state in memory, for a job that ends with its service.
+        lease: seconds without a heartbeat after which a worker is evicted; by default 3/4 of the run's timeout, so that
+            waiting workers learn of the eviction before they time out.
+        job: identifier of the job, such as the schedule's hash; opening the log of another job is an error.
+        probe: called with the name of each point of the loop; tests kill the process there.
+        on_note: called with the state machine's events: ("started", seq, members), ("void", seq, members).
+        failed: called in each iteration; returns further workers that the launcher knows to have failed.
+        on_evicted: called with each evicted worker; after a restart, once more for all of them.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class GeneratorService:
         self.sessions: dict[int, int] = {}
         self._probe, self._on_note, self._failed, self._on_evicted = probe, on_note, failed, on_evicted
         self._routes: dict[int, bytes] = {}
-        self._seen: dict[int, float] = {}  # when each worker gave its last sign of life, on this service's own clock
+        self._seen: dict[int, float] = {}  # time of each worker's last message, by the service's own clock
         self._clock = OwnTime(STOOD_SECONDS)
         self._patience: dict[int, float] = {}
         self._parted: set[int] = set()
@@ -86,7 +86,7 @@ class GeneratorService:
             raise
 
     def _recover(self) -> None:
-        """Fold the log; a log that was there means a new life, which is a new generation."""
+        """Rebuild the state from the log; a log with records means a restart, which starts a new generation."""
         if self._log is None:
             return
         head = {"job": self.job, "workers": self.setting.num_workers}
@@ -139,7 +139,7 @@ class GeneratorService:
                 self._evict(worker)
             self._expire()
             if self.is_over:
-                end = min(end, time.monotonic() + 1.0)  # a lost goodbye may be asked for again
+                end = min(end, time.monotonic() + 1.0)  # a worker may resend a goodbye
 
     @property
     def is_over(self) -> bool:
@@ -154,7 +154,7 @@ class GeneratorService:
             self._log.close()
 
     def _serve_batch(self) -> None:
-        """Take what has arrived, log it together, then answer: one flush to disk for all."""
+        """Read all messages that have arrived, log them with one sync to disk, then answer them."""
         self._probe("before receive")
         outgoing: list[tuple[int, Any]] = []
         for _ in range(MAX_BATCH):
@@ -213,7 +213,7 @@ class GeneratorService:
         return message
 
     def _stage(self, record: dict[str, Any]) -> tuple[Any, ...]:
-        """Apply a fact now and write it with the batch; facts that change nothing are not written."""
+        """Apply a record to the state now, and queue it for the log if it changes the state."""
         before = self.state
         actions = self._apply(record)
         if self._log is not None and ("session" in record or self.state is not before):
@@ -227,8 +227,8 @@ class GeneratorService:
         return [(action.to, action.message) for action in actions if isinstance(action, Send)]
 
     def _expire(self) -> None:
-        """Evict workers that were there and have been silent for longer than the lease."""
-        now = self._clock()  # which stood while this loop did, and could hear no worker
+        """Evict workers that have connected and then been silent for longer than their lease."""
+        now = self._clock()  # excludes time in which this process was stopped
         late = [worker for worker, seen in self._seen.items() if now - seen > self.lease_of(worker)]
         for worker in late:
             if isinstance(self.state.answers[worker], Bye):
@@ -249,7 +249,7 @@ class GeneratorService:
         return tuple(worker for worker, status in enumerate(self.state.status) if status == DEAD)
 
     def lease_of(self, worker: int) -> float:
-        """Return after how many seconds of silence a worker is evicted."""
+        """Return the lease of a worker: the seconds of silence after which it is evicted."""
         return messages.LEASE_SHARE * self._patience.get(worker, PATIENCE_SECONDS) if self.lease is None else self.lease
 
     def _compact(self) -> None:
