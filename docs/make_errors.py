@@ -8,7 +8,7 @@ from pathlib import Path
 
 TARGET = Path(__file__).with_name("errors.md")
 BEGIN = "<!-- written by docs/make_errors.py from partreduce/runtime/guard; do not edit below -->\n"
-HEADER = "| check | looks at | when | cost | says |\n|---|---|---|---|---|\n"
+HEADER = "| check | what is checked | when | cost | says |\n|---|---|---|---|---|\n"
 
 
 def page() -> str:

@@ -1,4 +1,4 @@
-"""Watch one worker's run for misuse, from wrapping to its end: the engine and hooks call the rows of the table."""
+"""Watch one worker's run for misuse: hooks and the engine call the checks of `table.TABLE`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from partreduce.topo.strategies.axes import GradientBuckets
 
 
 class Guard(Facts):
-    """Checks one run for misuse; hooks on the model belong to the newest optimizer around it."""
+    """Runs the checks of one optimizer's run at the right moments, and holds the hooks that trigger them.
+
+    If several optimizers wrap the same model, its forward hooks belong to the newest.
+    """
 
     def __init__(self, engine: Any) -> None:  # noqa: ANN401 - the engines stand above
         super().__init__(engine)
@@ -36,7 +39,7 @@ class Guard(Facts):
         for module in self.flat.model.modules():
             module.register_load_state_dict_post_hook(_AfterLoad(ref(self)))  # type: ignore[no-untyped-call]
         by_layers = self.run.schedule.strategy.transport.gradient_buckets is GradientBuckets.PER_LAYER
-        if self.averages_gradients and not by_layers:  # what is changed after it has left by layers is refused there
+        if self.averages_gradients and not by_layers:  # `LayerSender` itself detects changes of gradients already sent
             self._hook_gradients()
 
     def _plan(self) -> None:
@@ -45,7 +48,7 @@ class Guard(Facts):
             for moment in (Moment.BEFORE_STEP, Moment.BEFORE_AVERAGING)
         )
 
-    # From wrapping to the end.
+    # Lifecycle of the hooks.
 
     def attach(self) -> None:
         if self.run.alone:
@@ -64,7 +67,7 @@ class Guard(Facts):
     def resume(self) -> None:
         if self.run.alone or self._hooks:
             return
-        # Not where it is defined: it imports the compiler, as every optimizer that is made has done by now.
+        # Here, not at its definition, since this imports the compiler, which creating an optimizer has done by now.
         torch.compiler.assume_constant_result(_forward_begins)  # type: ignore[no-untyped-call]
         model = self.flat.model
         _wholes[model], _modules[id(model)] = ref(self), model
@@ -76,20 +79,20 @@ class Guard(Facts):
                 if next(part.parameters(), None) is not None
             ),
         ]
-        if self._is_early or self.always:  # a wrapper may hold a part alone, or call the parts and never the model
+        if self._is_early or self.always:  # a wrapper may contain only a submodule, or call only submodules
             for part in model.modules():
                 if part is not model and next(part.parameters(recurse=False), None) is not None:
                     _parts[part], _modules[id(part)] = ref(self), part
                     self._part_hooks.append(part.register_forward_pre_hook(_BeforeForward()))
 
     def pause(self) -> None:
-        """Stop checking the use of the model, while it is the mean over all workers."""
+        """Stop checking the use of the model, while it holds the mean over all workers."""
         _remove(self._hooks)
         _remove(self._part_hooks)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside, the use of the model is not checked; afterwards warn if something was loaded into the mean model."""
+        """Context without checks of the model's use; at its end warn if a state was loaded into the mean model."""
         self.pause()
         loads = self.loads
         try:
@@ -99,7 +102,7 @@ class Guard(Facts):
             undone, self.known_loads = self.loads - loads, self.known_loads + self.loads - loads
             training.loaded_in_mean_model(undone)
 
-    # The moments of a step.
+    # Called by the engine at each moment of a step.
 
     def before_step(
         self, *, skip: bool = False, found_inf: torch.Tensor | None = None, scale: torch.Tensor | None = None
@@ -120,14 +123,14 @@ class Guard(Facts):
         training.model_inside_distributed_data_parallel(self)
 
     def before_averaging(self, *, skip: bool) -> None:
-        """Run the checks before `step()` averages gradients, or zeros with `skip`."""
+        """Run the checks before `step()` averages gradients; with `skip` this worker sends zeros."""
         self.skips = skip
         for row in self._before_averaging:
             row(self)
         self.made.clear()
 
     def compare_first(self, *, gradients: bool) -> None:
-        """Before the first average, compare the models, and with `gradients` data and first gradients."""
+        """Before the first average compare the models; with `gradients` also compare data sets and first gradients."""
         if self.starts is not None:
             training.models_begin_apart(self)
         if self.notes is not None and gradients:
@@ -135,22 +138,22 @@ class Guard(Facts):
             training.same_batches(self)
 
     def compares_data(self, store: Store, key: str, num_workers: int) -> None:
-        """Turn on the comparison of first gradients and data sets, through notes in the run's store."""
+        """Turn on the comparison of first gradients and data sets between workers, through the run's store."""
         self.notes, self.num_compared = Notes(store, f"data/{key}"), num_workers
 
     def after_averaging(self) -> None:
-        """Record the mean gradients after `average_gradients()`, to detect a change before `step()`."""
+        """Record the averaged gradients after `average_gradients()`, to detect a change before `step()`."""
         self._hook_gradients()
         self.added = ""
         self.means = self._gradients()
 
     def means_changed(self) -> bool:
-        """Whether the script changed or replaced a mean gradient before `step()`. O(parameters)."""
+        """Return whether the script changed or replaced an averaged gradient before `step()`; O(parameters)."""
         run_checks(Moment.AFTER_AVERAGING, self)
         return self.means is not None and self._gradients() != self.means
 
     def after_step(self, *, ends_round: bool = False) -> None:
-        """Run the checks after a step; with `ends_round`, also those of a round's end."""
+        """Run the checks after a step; with `ends_round`, also those at the end of a round."""
         self.means = None
         if self._is_early and self.steps >= FIRST_STEPS:
             self._is_early = False
@@ -178,14 +181,14 @@ class Guard(Facts):
 
     @contextlib.contextmanager
     def comparing_models(self) -> Iterator[None]:
-        """Around a mean over all workers: warn once if models that should be equal were not."""
+        """Context around an average over all workers: warn once if models that should be equal were not."""
         expected = self.averages_gradients and not self.engine.differs and "models part" not in self.said
         before = sample_of(self.flat) if expected else []
         yield
         if before:
             training.models_that_part(self, before)
 
-    # What rows ask.
+    # State that checks read.
 
     def _gradients(self) -> list[Version]:
         return [version_of(slot.parameter) for slot in self.flat.slots()]
@@ -199,7 +202,7 @@ class Guard(Facts):
 
     @torch_compile_disable
     def _gradient_made(self, parameter: torch.Tensor) -> None:
-        """After a backward pass has made a gradient; may run in a thread of autograd's, so it raises nothing."""
+        """Record a finished gradient; autograd's threads call this, so it must not raise."""
         if self.means is not None:
             if not self.added:
                 self.added = next(slot.names[0] for slot in self.flat.slots() if slot.parameter is parameter)
@@ -213,12 +216,13 @@ def _remove(hooks: list[RemovableHandle]) -> None:
     hooks.clear()
 
 
-# Hooks on modules. Those of forward passes know their module by id(), which is a constant to every torch that compiles
-# a call; a module is one only from 2.7 on. What they call is called while torch compiles, once, and leaves nothing in
-# what it makes.
+# Hooks on modules. Forward hooks identify their module by id(), which torch.compile treats as a constant in every
+# version; a module is a constant only from torch 2.7 on. The function that they call runs once, during compilation, and
+# leaves nothing in the compiled code.
 
 _wholes: WeakKeyDictionary[torch.nn.Module, ReferenceType[Guard]] = WeakKeyDictionary()
-_parts: WeakKeyDictionary[torch.nn.Module, ReferenceType[Guard]] = WeakKeyDictionary()  # maybe a whole model elsewhere
+# submodules, or whole models of other optimizers
+_parts: WeakKeyDictionary[torch.nn.Module, ReferenceType[Guard]] = WeakKeyDictionary()
 _modules: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
 
 
@@ -226,10 +230,10 @@ NOTHING = contextlib.nullcontext.__exit__  # takes any positional arguments, doe
 
 
 class ModuleHook:
-    """A module hook that copies and saved files of the module do not contain.
+    """Base of module hooks that are left out of copies and saved files of the module.
 
-    `torch.save(model)` and `copy.deepcopy(model)` copy hooks, too. There a function of the standard library replaces
-    this one, so that a file loads without this package and a copy is not checked.
+    `torch.save(model)` and `copy.deepcopy(model)` copy hooks too. In the copy, a function of the standard library takes
+    this hook's place, so that the file loads without this package and the copy is not checked.
     """
 
     def __deepcopy__(self, _memo: object) -> Callable[..., object]:
@@ -258,7 +262,7 @@ def _forward_begins(number: int) -> None:
 
 
 def averaged_elsewhere(module: torch.nn.Module) -> bool:
-    """Whether a DistributedDataParallel around `module` averages its gradients; called in a forward pass."""
+    """Return whether a DistributedDataParallel around `module` averages its gradients; call it in a forward pass."""
     wrapper: Any = getattr(DistributedDataParallel, "_active_ddp_module", None)
     return (
         wrapper is not None and wrapper.require_backward_grad_sync and any(one is module for one in wrapper.modules())
@@ -275,7 +279,7 @@ class _AfterLoad(ModuleHook):
 
 
 class _BeforeStateDict(ModuleHook):
-    """The hook that is called before a module's state dict is made, and knows when the module itself is pickled."""
+    """Hook that runs before a module's `state_dict()`, and notices by its own pickling that the module is pickled."""
 
     def __init__(self, guard: ReferenceType[Guard], name: str) -> None:
         self._guard, self._name = guard, name
@@ -290,10 +294,10 @@ class _BeforeStateDict(ModuleHook):
         return super().__reduce__()
 
 
-# One hook before every optimizer's step.
+# One hook that runs before the step of every torch optimizer.
 
 _watching: WeakSet[Guard] = WeakSet()
-_hooked: list[object] = []  # Torch's handle of the hook, which all runs of the process share
+_hooked: list[object] = []  # torch's handle of the hook, which all runs of the process share
 
 
 def _before_optimizer_step(optimizer: torch.optim.Optimizer, _arguments: object, _named: object) -> None:

@@ -1,4 +1,7 @@
-"""Check that a model stays as it was wrapped, by comparing addresses and identities in C, 0.15 µs per parameter."""
+"""Check that a model keeps the tensors and modules that it was wrapped with, at 0.15 µs per parameter.
+
+The checks compare addresses and object identities in C.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ _address, _is_trainable = torch.Tensor.data_ptr, attrgetter("requires_grad")
 
 
 class Layout:
-    """Where a model's parameters, buffers and modules were when it was wrapped; `tables` are exchanged separately."""
+    """Records which parameters, buffers and modules a model had when it was wrapped, and where they were in memory.
+
+    `tables` are parameters that are exchanged separately.
+    """
 
     def __init__(
         self, flat: FlatModel, rank: int, optimizer: torch.optim.Optimizer, tables: Tables | None = None
@@ -44,10 +50,10 @@ class Layout:
             for attribute, buffer in module.named_buffers(recurse=False)
         ]
         self.trained = {id(one) for one in (*self.parameters, *flat.apart, *flat.frozen_names)}
-        self.groups: list[tuple[int, int]] | None = None  # the optimizer's groups as they were found right
+        self.groups: list[tuple[int, int]] | None = None  # ids and lengths of the groups when last correct
 
     def note_parts(self) -> None:
-        """Record the parent and name of each module with parameters."""
+        """Record parent and name of each submodule with parameters."""
         parts = [
             (parent._modules, name, part)  # noqa: SLF001 - as above
             for parent in self.flat.model.modules()
@@ -59,24 +65,24 @@ class Layout:
 
     def check(self) -> None:
         self.prepare()
-        self.groups = None  # so that every parameter of them is looked at
+        self.groups = None  # forces a check of every parameter in them
         for row in LAYOUT:
             row(self)
 
     def prepare(self) -> None:
-        """Reshard FSDP's parameters, if the model is sharded."""
+        """Reshard FSDP's parameters, if the model is sharded; gathered ones would look replaced."""
         if self.is_sharded:
             self.flat.sharders.reshard()
 
 
 class _Memory:
-    """Where the parameters of a bucket have to lie."""
+    """Expected memory addresses of a bucket's parameters."""
 
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
-        self.slots = [slot for slot in bucket.slots if slot.values.numel()]  # of others nothing is stored
+        self.slots = [slot for slot in bucket.slots if slot.values.numel()]  # empty ones have no storage
         self.whole = [slot.parameter for slot in self.slots if slot.values is slot.parameter]
-        """The tensors themselves, unless they are shards, which may be other tensors each time."""
+        """Parameters that are not shards; local shards may be new tensor objects each time."""
         self.is_whole = len(self.whole) == len(self.slots)
         self._starts = [slot.start * bucket.dtype.itemsize for slot in self.slots]
         self._known: dict[int, list[int]] = {}
@@ -103,7 +109,7 @@ class _Memory:
     "so it would be trained without being averaged; {instead}",
 )
 def parameter_replaced(layout: Layout) -> Found:
-    """The identity of each parameter of each module."""
+    """Whether a module holds another object than the parameter it had at wrapping."""
     if all(map(is_, map(dict.get, layout.held, layout.attributes), layout.parameters)):
         return None
     for module, held, name, slot in zip(layout.owners, layout.held, layout.attributes, layout.slots, strict=True):
@@ -121,7 +127,7 @@ def parameter_replaced(layout: Layout) -> Found:
     "made{instead}",
 )
 def storage_moved(layout: Layout) -> Found:
-    """The memory address of each parameter; for an optimizer that is not torch's, also after its step."""
+    """Whether a parameter's memory address has changed; for an optimizer that is not torch's, also after its step."""
     for memory in layout.memory:
         for slot in memory.moved():
             if newest_of(slot.parameter) is not layout.flat:
@@ -139,14 +145,14 @@ def storage_moved(layout: Layout) -> Found:
 
 
 def _cudnn(slot: Slot) -> str:
-    """What replaces the storage of recurrent layers on a GPU, where this is one of their parameters."""
+    """Return a further cause for the message, if the parameter belongs to a recurrent layer on a GPU; else empty."""
     recurrent = any(isinstance(module, torch.nn.RNNBase) for module, _ in slot.owners)
     return ", and for recurrent layers flatten_parameters()" if recurrent and slot.parameter.is_cuda else ""
 
 
 @check(*EACH_STEP, when=When.FIRST_STEPS, cost="O(buffers), in Python", refuses="buffer {name!r}: {change}")
 def buffer_changed(layout: Layout) -> Found:
-    """Shape, dtype and layout of each buffer; after the first steps only of averaged buffers, at each average."""
+    """Whether a buffer has another shape, dtype or layout; later only averaged buffers, at each average."""
     for held, attribute, name, spec in layout.buffers:
         buffer = held.get(attribute)
         if (buffer is None or (buffer.shape, buffer.dtype, buffer.layout) != spec) and (
@@ -165,7 +171,7 @@ def buffer_changed(layout: Layout) -> Found:
     "all workers, then wrap",
 )
 def layer_replaced(layout: Layout) -> Found:
-    """The identity of each module with parameters; it may be moved into another module that contains it."""
+    """Whether a module with parameters was replaced; it may be moved into another module of the model."""
     if all(map(is_, map(dict.get, layout.parents, layout.part_names), layout.parts)):
         return None
     held = set(layout.flat.model.parameters())
@@ -184,7 +190,7 @@ def layer_replaced(layout: Layout) -> Found:
     "now, so it would be trained without being averaged; wrap first and then freeze it for as long as you like",
 )
 def parameter_unfrozen(layout: Layout) -> Found:
-    """`requires_grad` of the parameters that were frozen at wrapping."""
+    """Whether `requires_grad` was turned on for a parameter that was frozen at wrapping."""
     frozen = layout.flat.frozen_names
     if not any(map(_is_trainable, frozen)):
         return None
@@ -200,7 +206,7 @@ def parameter_unfrozen(layout: Layout) -> Found:
     "wrap",
 )
 def parameter_given_to_the_optimizer(layout: Layout) -> Found:
-    """The parameters in the optimizer's groups, if a group's list or its length has changed."""
+    """Whether the optimizer's groups contain a new parameter, if a group's list or its length has changed."""
     lists = [group["params"] for group in layout.optimizer.param_groups]
     groups = [(id(one), len(one)) for one in lists]
     if groups == layout.groups:
@@ -221,7 +227,7 @@ def parameter_given_to_the_optimizer(layout: Layout) -> Found:
     "weight, class or forward), so its rows would neither be looked up nor trained; change the model first, then wrap",
 )
 def embedding_changed(layout: Layout) -> Found:
-    """Weight, class and `forward` of each embedding that is placed as a table."""
+    """Whether an embedding placed as a table has another weight, class or `forward`."""
     tables = layout.tables
     if not tables or not tables.is_connected:
         return None

@@ -1,8 +1,8 @@
-"""List all checks: what each inspects, when it runs, its cost, and its message.
+"""List all checks for misuse: what each inspects, when it runs, its cost, and its message.
 
-`@check(...)` registers a plain function, which returns None if all is well, and otherwise the values for the message.
-All run at wrapping and in the first steps, later only those that cost almost nothing or state why they must (`why`);
-`PARTREDUCE_CHECK=always` runs all in each step. The tables of `docs/errors.md` are printed from it.
+`@check(...)` registers a function that returns None if all is well, and otherwise the values for the message. All
+checks run at wrapping and in the first steps. Later steps run only those that cost almost nothing or state a reason
+(`why`); `PARTREDUCE_CHECK=always` runs all checks in each step. The tables of `docs/errors.md` are generated from it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from partreduce.runtime.environment import CHECK
 from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.errors import InputError
 
-FIRST_STEPS = 3  # steps in which all checks run: a script that misuses a model in its loop does so from the start
+FIRST_STEPS = 3  # steps in which all checks run, since misuse in a training loop shows from the start
 
 Found: TypeAlias = "Mapping[str, object] | None"
 
 
 class Moment(StrEnum):
-    """When a check can run, in the order of a run."""
+    """A point in a run at which checks are made; the members are in the order of a run."""
 
     WRAP_OPTIMIZER = "Wrapping: the optimizer"
     WRAP_MODEL = "Wrapping: the model"
@@ -42,12 +42,12 @@ class Moment(StrEnum):
 
     @property
     def is_in_step(self) -> bool:
-        """Whether it occurs in each step, so that a check costs time in each step."""
+        """Whether this moment occurs in each step, so that its checks cost time in each step."""
         return self in (Moment.BEFORE_STEP, Moment.BEFORE_AVERAGING, Moment.ROUND_END)
 
 
 class When(StrEnum):
-    """In which steps a check runs."""
+    """Steps in which a check runs."""
 
     ALWAYS = "every step"
     FIRST_STEPS = "first 3 steps"
@@ -56,7 +56,10 @@ class When(StrEnum):
 
 @dataclass(eq=False)
 class Check:
-    """One check: its moments, its cost, and its message, with names in braces for the values that `look` returns."""
+    """A check for misuse: the moments at which it runs, its cost, and its error or warning.
+
+    `look` returns None or the values for the names in braces in `message`.
+    """
 
     name: str
     moments: tuple[Moment, ...]
@@ -83,7 +86,11 @@ TABLE: list[Check] = []
 def check(
     *moments: Moment, refuses: str = "", warns: str = "", when: When = When.ALWAYS, cost: str = "none", why: str = ""
 ) -> Callable[[Callable[..., Found]], Check]:
-    """Decorator that registers a function as a check: its name is the check's, its docstring says what is looked at."""
+    """Return a decorator that registers a function as a check.
+
+    The function's name becomes the check's name, and its docstring the text of the column "what is checked" in
+    `docs/errors.md`.
+    """
 
     def register(look: Callable[..., Found]) -> Check:
         name, looks_at = look.__name__.replace("_", " "), " ".join((look.__doc__ or "").split())
@@ -94,18 +101,18 @@ def check(
 
 
 def checks_at(moment: Moment) -> tuple[Check, ...]:
-    """Return the checks of a moment, in the order of the table."""
+    """Return the checks of a moment, in the order in which they are defined."""
     return tuple(row for row in TABLE if moment in row.moments)
 
 
 def run_checks(moment: Moment, *facts: object) -> None:
-    """Run the checks of a moment with these facts; raises InputError or warns."""
+    """Run the checks of a moment with the arguments `facts`; each raises InputError or warns if it fails."""
     for row in checks_at(moment):
         row(*facts)
 
 
 def checks_always() -> bool:
-    """Whether `PARTREDUCE_CHECK=always` makes all checks run in every step."""
+    """Return whether `PARTREDUCE_CHECK=always` makes all checks run in every step."""
     asked = os.environ.get(CHECK, "")
     if asked not in ("", "always"):
         raise InputError(f"{CHECK}: expected 'always', got {asked!r}; set it to that, or unset it")

@@ -1,4 +1,4 @@
-"""Check a script's actions while it trains, with the state of one run that these checks need."""
+"""Check what a script does while it trains; `Facts` is the state of one run that the checks read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TAKEN_ELSEWHERE = "would apply gradients to it that were taken at other paramete
 
 
 class Special(NamedTuple):
-    """A step that `skip()` or a GradScaler changes, with the scaler's `found_inf` and scale."""
+    """A step changed by `skip()` or by a GradScaler, with the scaler's `found_inf` and scale."""
 
     skip: bool
     found_inf: torch.Tensor | None
@@ -38,39 +38,39 @@ Version = tuple[int, int]
 
 
 def version_of(parameter: torch.Tensor) -> Version:
-    """Identify a parameter's gradient tensor and how often it was changed in place."""
+    """Return the identity of a parameter's gradient tensor and its version, which counts in-place changes."""
     gradient = parameter.grad
     return (0, 0) if gradient is None else (id(gradient), gradient._version)  # noqa: SLF001 - torch has no public way
 
 
-LOCK = threading.Lock()  # each step of any thread's optimizer lists all runs: none may come meanwhile
+LOCK = threading.Lock()  # guards the set of runs, over which each optimizer's step iterates, in any thread
 
 
 class Facts(Layout):
-    """State of one run that the checks need."""
+    """State of one run that the checks read."""
 
     def __init__(self, engine: Any) -> None:  # noqa: ANN401 - the engines stand above
         run: Run = engine.run
         super().__init__(run.flat, run.rank, engine.optimizer, run.tables)
         self.engine, self.run = engine, run
         self.averages_gradients = run.traits.averages_gradients
-        self.steps = 0  # that began since wrapping
-        self.skips = False  # whether the step that has begun is skipped
-        self.said: set[str] = set()  # what was warned of
+        self.steps = 0  # steps started since wrapping
+        self.skips = False  # whether the current step is skipped
+        self.said: set[str] = set()  # warnings already given
         self.averaged_elsewhere = False  # whether a forward pass ran inside a DistributedDataParallel
-        self.asks_for_checkpoint = False  # whether the script has asked for one to continue from
-        self.loads = self.known_loads = 0  # how often the model, or a part, was loaded; and how many are all right
-        self.made: dict[torch.Tensor, Version] = {}  # gradients as the last backward pass made them
-        self.means: list[Version] | None = None  # as average_gradients() left them, until the step that takes them
-        self.added = ""  # the name of a parameter to whose mean a backward pass has added
-        self.frozen: dict[str, str] = {}  # fingerprints of the frozen parameters as the first step found them
-        self.starts: Callable[[], list[dict[str, str]]] | None = None  # fingerprints of models, if each kept its own
-        self.notes: Notes | None = None  # where workers are processes: to compare their first gradients by
+        self.asks_for_checkpoint = False  # whether the script has called load_checkpoint()
+        self.loads = self.known_loads = 0  # loads of the model or a submodule; how many of them are correct
+        self.made: dict[torch.Tensor, Version] = {}  # gradients after the last backward pass
+        self.means: list[Version] | None = None  # averaged gradients, from average_gradients() to step()
+        self.added = ""  # a parameter to whose averaged gradient a backward pass has added
+        self.frozen: dict[str, str] = {}  # hashes of the frozen parameters at the first step
+        self.starts: Callable[[], list[dict[str, str]]] | None = None  # gets all model hashes, if initial='keep'
+        self.notes: Notes | None = None  # set if workers are processes, to compare first gradients
         self.num_compared = 0
         self.own = {id(one) for one in with_inner(engine.optimizer)}  # the wrapped optimizer, and those inside it
         self.shares: WeakKeyDictionary[torch.optim.Optimizer, list[Slot]] = WeakKeyDictionary()
-        """What each other optimizer that has stepped holds of the model."""
-        self.left: dict[torch.Tensor, Version] = {}  # their gradients as the last step left them, which are means
+        """For each other optimizer that has stepped, its parameters of the model."""
+        self.left: dict[torch.Tensor, Version] = {}  # gradients of those parameters after the last step, averaged
         self.has_stepped = False
 
     def once(self, what: str) -> bool:
@@ -79,7 +79,7 @@ class Facts(Layout):
         return is_new
 
     def frozen_now(self) -> dict[str, str]:
-        """Hashes of the frozen parameters, if the workers' models may differ; else empty."""
+        """Return hashes of the frozen parameters, if the workers' models may differ; else empty."""
         if self.run.alone or (self.averages_gradients and not self.engine.differs):
             return {}
         return {name: digest_of([values]) for name, values in self.flat.named_frozen()}
@@ -93,7 +93,7 @@ class Facts(Layout):
         return share
 
     def first_local(self, optimizer: torch.optim.Optimizer) -> Found:
-        """Find a parameter that another optimizer steps with a gradient that was not averaged."""
+        """Find a parameter that another optimizer would step with a gradient that was not averaged."""
         for slot in self.share_of(optimizer):
             left = self.left.get(slot.parameter)
             is_mean = self.has_stepped if left is None else left == version_of(slot.parameter)
@@ -103,7 +103,7 @@ class Facts(Layout):
 
 
 def _parameters_of(group: Mapping[str, Any]) -> list[torch.nn.Parameter]:
-    """Those of an optimizer's group, of which torch takes pairs (name, parameter) as well."""
+    """Return the parameters of an optimizer's group, which may also list pairs (name, parameter)."""
     return [entry[1] if isinstance(entry, tuple) else entry for entry in group["params"]]
 
 
@@ -145,7 +145,7 @@ def state_of_a_new_group(facts: Facts, group: Mapping[str, Any]) -> Found:
     "optimizer.mean_model():`, which all workers enter, or after optimizer.finish()",
 )
 def live_model_used(facts: Facts, what: str) -> Found:
-    """Whether the model that is evaluated or saved, in whole or in part, may differ from the mean model."""
+    """Whether the model, or a submodule, is evaluated or saved while it may differ from the mean model."""
     step = facts.run.progress.step
     is_own = step and "own model" not in facts.said and facts.engine.differs and facts.once("own model")
     return {"step": step, "what": what, "rank": facts.rank} if is_own else None
@@ -159,7 +159,7 @@ def live_model_used(facts: Facts, what: str) -> Found:
     "gradients before step(), so the schedule would do nothing; {instead}",
 )
 def model_inside_distributed_data_parallel(facts: Facts) -> Found:
-    """Whether a forward pass, in the first 3 steps also of a submodule, ran inside a DistributedDataParallel."""
+    """Whether a forward pass ran inside a DistributedDataParallel; in the first 3 steps, of a submodule too."""
     return {"instead": way_out() or "train the bare model"} if facts.averaged_elsewhere else None
 
 
@@ -170,7 +170,7 @@ def model_inside_distributed_data_parallel(facts: Facts) -> Found:
     "partreduce.load_checkpoint(optimizer, FOLDER) before the first step, and save_checkpoint now and then",
 )
 def started_again_without_loading(facts: Facts) -> Found:
-    """Whether the launcher has restarted the workers and the script has loaded nothing."""
+    """Whether the launcher has restarted the workers and the script has loaded no checkpoint or state."""
     has_loaded = facts.asks_for_checkpoint or facts.run.progress.step or facts.loads
     is_again = facts.steps == 1 and not facts.rank and not facts.run.alone
     return {} if is_again and not has_loaded and os.environ.get(RESTART_COUNT, "0") != "0" else None
@@ -210,7 +210,7 @@ def loaded_in_mean_model(undone: int) -> Found:
     "a step call zero_grad() and step() on all ranks",
 )
 def rank_of_a_sharded_model_alone(facts: Facts, step: Special) -> Found:
-    """Whether the model is sharded over ranks, where one rank would skip, or look for infinities, alone."""
+    """Whether one rank of a sharded model would skip a step, or look for infinities, on its own."""
     if not facts.is_sharded:
         return None
     return {
@@ -244,7 +244,7 @@ def scaler_with_tables(facts: Facts, step: Special) -> Found:
     "skip() before it, or call zero_grad() and step() on all workers to drop the step everywhere",
 )
 def skip_after_average_gradients(facts: Facts, step: Special) -> Found:
-    """Whether `average_gradients()` has averaged the gradients of the step that `skip()` drops."""
+    """Whether `skip()` follows an `average_gradients()` that has already averaged this step's gradients."""
     return {} if step.skip and facts.means is not None else None
 
 
@@ -254,7 +254,7 @@ def skip_after_average_gradients(facts: Facts, step: Special) -> Found:
     "average_gradients(); call zero_grad() and continue as in every other step instead",
 )
 def skip_where_means_are_changed(facts: Facts, step: Special) -> Found:
-    """With averaged gradients: whether the script calls `skip()` and changed the mean gradients of its last step."""
+    """With averaged gradients: whether `skip()` follows a step whose averages the script changed."""
     return {} if step.skip and facts.averages_gradients and facts.run.applier.changes_means else None
 
 
@@ -264,7 +264,7 @@ def skip_where_means_are_changed(facts: Facts, step: Special) -> Found:
     "when they come back; call scaler.unscale_(optimizer) before it",
 )
 def gradients_sent_with_a_scale(facts: Facts, step: Special) -> Found:
-    """In a pipeline: whether average_gradients() came before `scaler.unscale_()`."""
+    """In a pipeline: whether `average_gradients()` was called before `scaler.unscale_()`."""
     delays = facts.run.schedule.strategy.sync.delays_gradients
     return {} if step.scale is not None and facts.means is not None and delays else None
 
@@ -277,7 +277,7 @@ def gradients_sent_with_a_scale(facts: Facts, step: Special) -> Found:
     "acts on this worker's own gradient and differs from DDP; call optimizer.average_gradients() before it",
 )
 def gradients_clipped_before_averaging(facts: Facts) -> Found:
-    """Whether a gradient was changed in place (its version) between backward() and step(), which averages it."""
+    """Whether a gradient was changed in place (by its version) after `backward()` and before `step()` averages it."""
     allowed = 1 if facts.run.applier.scaled else 0  # a GradScaler may have changed each of them once
     for parameter, (tensor, version) in () if facts.skips else facts.made.items():
         now, changes = version_of(parameter)
@@ -293,7 +293,7 @@ def gradients_clipped_before_averaging(facts: Facts) -> Found:
     "before step(), or leave after_averaging out",
 )
 def means_changed_by_join_alone(facts: Facts) -> Found:
-    """Whether join() was given `after_averaging`, and this step() averages by itself."""
+    """Whether `join()` was given `after_averaging` although this `step()` averages by itself."""
     return {} if facts.run.applier.after_averaging is not None else None
 
 
@@ -320,7 +320,7 @@ def models_begin_apart(facts: Facts) -> Found:
     "files, or shuffle what it returns",
 )
 def data_in_different_orders(facts: Facts) -> Found:
-    """Whether hashes of a few elements of each data set given to `shard_dataset()` differ, by way of the store."""
+    """Whether `shard_dataset()` got different data on workers, by hashes of a few elements in the store."""
     if facts.notes is None:
         return None
     apart = ""
@@ -331,7 +331,7 @@ def data_in_different_orders(facts: Facts) -> Found:
     return {"what": apart.rpartition(",")[0]} if apart else None
 
 
-FEWEST_NUMBERS = 16  # different batches may agree in fewer gradients by chance, where data are signs or small counts
+FEWEST_NUMBERS = 16  # with fewer nonzero gradients, different batches may agree by chance, e.g. for small counts
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -344,10 +344,10 @@ BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     "script averages gradients itself, leave that to the schedule",
 )
 def same_batches(facts: Facts) -> Found:
-    """Whether the hashes of all workers' own gradients, written to the store, are equal.
+    """Whether all workers have the same local gradients, by hashes that they write to the store.
 
-    Models begin equal, so equal batches give bitwise equal gradients. No worker waits: the last one whose gradients
-    equal the first ones in the store warns.
+    Models start equal, so equal batches give bitwise equal gradients. No worker waits: only the last worker to write
+    warns, if all hashes equal the first.
     """
     if facts.notes is None or not (mine := fingerprint(slot.gradient for slot in facts.flat.slots())):
         return None
@@ -357,12 +357,12 @@ def same_batches(facts: Facts) -> Found:
 
 
 def fingerprint(gradients: Iterable[torch.Tensor | None]) -> str:
-    """Hash the bits of dense gradients; empty for few numbers, or if one is not finite."""
+    """Return a hash of the bits of dense gradients; empty if too few are nonzero or one is not finite."""
     sums, sizes = [], []
     for gradient in gradients:
         if gradient is None or gradient.layout is not torch.strided or not gradient.is_floating_point():
             continue
-        numbers = gradient.detach().contiguous() + 0.0  # one zero only
+        numbers = gradient.detach().contiguous() + 0.0  # turns -0.0 into 0.0
         sums.append(numbers.view(BITS[numbers.element_size()]).sum(dtype=torch.int64))
         sizes.append(numbers.isfinite().all() * numbers.count_nonzero() - (~numbers.isfinite()).any().long())
     if not sums:
@@ -392,7 +392,7 @@ def backward_after_average_gradients(facts: Facts) -> Found:
     "partreduce.attach",
 )
 def plain_optimizer_stepped(facts: Facts, optimizer: torch.optim.Optimizer) -> Found:
-    """Whether the wrapped optimizer steps outside of the DistributedOptimizer's step()."""
+    """Whether the wrapped optimizer's own `step()` is called, outside the DistributedOptimizer's."""
     return {"kind": type(optimizer).__name__, "rank": facts.rank} if id(optimizer) in facts.own else None
 
 
@@ -415,7 +415,7 @@ def another_optimizer_first(facts: Facts, optimizer: torch.optim.Optimizer) -> F
     "still to be averaged; call average_gradients() of the DistributedOptimizer before it",
 )
 def another_optimizer_with_own_gradients(facts: Facts, optimizer: torch.optim.Optimizer) -> Found:
-    """Whether another optimizer steps a part of the model with gradients that are not averaged yet."""
+    """Whether another optimizer steps part of the model with gradients that are not averaged yet."""
     return facts.first_local(optimizer) if facts.engine.has_local_gradients else None
 
 
@@ -427,7 +427,7 @@ def another_optimizer_with_own_gradients(facts: Facts, optimizer: torch.optim.Op
     "and it is averaged like the others",
 )
 def frozen_changed(facts: Facts) -> Found:
-    """Whether parameters that were frozen at wrapping have changed, by some numbers of each, if models may differ."""
+    """Whether a parameter frozen at wrapping has changed, by up to 4,096 sampled elements, if models may differ."""
     now = facts.frozen_now() if facts.frozen else {}
     changed = next((name for name, values in now.items() if values != facts.frozen[name]), None)
     if changed is None:
@@ -444,6 +444,6 @@ def frozen_changed(facts: Facts) -> Found:
     "all, or average parameters (steps_per_round > 1)",
 )
 def models_that_part(facts: Facts, before: list[torch.Tensor]) -> Found:
-    """With averaged gradients: whether the mean over all changes 65,536 numbers of each bucket on this worker."""
+    """With averaged gradients: whether averaging all models changes this one, by 65,536 elements per bucket."""
     is_apart = has_moved(facts.flat, before) and facts.once("models part")
     return {"step": facts.run.progress.step, "rank": facts.rank} if is_apart else None

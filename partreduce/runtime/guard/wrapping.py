@@ -1,4 +1,4 @@
-"""Reject at wrapping optimizers, models and runs that cannot be averaged, or that something else already averages."""
+"""Reject, at wrapping, optimizers, models and runs that cannot be averaged or that another library already averages."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from partreduce.topo.schedule import Schedule
 _SHARDS, _OWN_MOMENTUM = "shards its step over the workers", "averages momentum by itself"
 _BROADCASTS = "steps its share of the parameters and broadcasts them to all workers"
 WRITE_OTHERS = {"PostLocalSGDOptimizer": "averages parameters by itself"}
-"""Optimizers whose step writes other workers' parameters or gradients, by the name of a class in their ancestry.
+"""Optimizers whose step changes other workers' parameters or gradients, by the name of one of their base classes.
 
-Of torch, fairscale, apex, Megatron and DeepSpeed; by name, since copies of these classes lie in many repositories.
+They are from torch, fairscale, apex, Megatron and DeepSpeed; by name, since many repositories copy these classes.
 """
 WRITE_OTHERS |= dict.fromkeys(("ZeroRedundancyOptimizer", "OSS"), _BROADCASTS)
 WRITE_OTHERS |= dict.fromkeys(("DistributedOptimizer", "DeepSpeedOptimizer"), "communicates by itself")
@@ -43,17 +43,17 @@ WAYS_OUT: dict[str, str] = {
 }
 WAYS_OUT["pytorch_lightning"] = WAYS_OUT["lightning"]
 
-FOLLOWS = "follows_a_schedule"  # marks DistributedOptimizer, and the step of an optimizer with a schedule attached
+FOLLOWS = "follows_a_schedule"  # attribute that marks DistributedOptimizer, and the `step` that `attach` installs
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer. Raises InputError unless it is a torch optimizer without schedule or own communication."""
+    """Return the optimizer. Raises InputError unless it is a plain torch optimizer: no schedule, no communication."""
     run_checks(Moment.WRAP_OPTIMIZER, optimizer)
     return optimizer
 
 
 def check_module(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model. Raises InputError if it is no module."""
+    """Return the model. Raises InputError unless it is a module that DistributedDataParallel does not wrap."""
     of_type(model, torch.nn.Module, "model", "pass the torch.nn.Module whose parameters the optimizer trains")
     model_in_distributed_data_parallel(WrappedModel(model, {}))
     return model
@@ -73,13 +73,13 @@ class WrappedModel(NamedTuple):
 def check_model(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, apart: Mapping[torch.nn.Parameter, str]
 ) -> None:
-    """Check a model and its optimizer before FlatModel moves the parameters. Raises InputError."""
-    Sharders(model)  # a forward pass may have left whole parameters in the places of shards
+    """Run the checks of a model and its optimizer before FlatModel moves the parameters. Raises InputError."""
+    Sharders(model)  # reshards parameters that a forward pass may have left gathered
     run_checks(Moment.WRAP_MODEL, WrappedModel(model, apart, optimizer))
 
 
 def check_run(world: World, optimizer: Any) -> None:  # noqa: ANN401 - the DistributedOptimizer stands above
-    """Check the schedule against the number of workers and the other schedules of this process. Raises InputError."""
+    """Check the schedule against the number of workers and this process's other schedules. Raises InputError."""
     run_checks(Moment.WRAP_RUN, world, optimizer.schedule, optimizer)
 
 
@@ -88,7 +88,7 @@ def check_run(world: World, optimizer: Any) -> None:  # noqa: ANN401 - the Distr
 
 @check(Moment.WRAP_OPTIMIZER, refuses="optimizer: {found}")
 def wrapped_twice(optimizer: torch.optim.Optimizer) -> Found:
-    """The optimizer's class and its `step`."""
+    """Whether the optimizer is a DistributedOptimizer, or follows a schedule already by `partreduce.attach`."""
     if hasattr(type(optimizer), FOLLOWS):
         return {"found": "is a DistributedOptimizer already; wrap the plain optimizer once"}
     of_type(optimizer, torch.optim.Optimizer, "optimizer", "it must be one torch.optim.Optimizer")
@@ -103,9 +103,9 @@ def wrapped_twice(optimizer: torch.optim.Optimizer) -> Found:
     "optimizer, such as torch.optim.AdamW(model.parameters())",
 )
 def optimizer_that_communicates(optimizer: torch.optim.Optimizer) -> Found:
-    """The class names of the optimizer and of the optimizers inside it."""
+    """Whether the optimizer, or one inside it, communicates by itself, by the names of its classes."""
     for one in with_inner(optimizer):
-        if hasattr(one, "skip_synchronize"):  # a class made for each optimizer, with the name of the inner one
+        if hasattr(one, "skip_synchronize"):  # Horovod creates a class per optimizer, with the inner one's name
             return {"name": "Horovod's DistributedOptimizer", "does": "averages gradients by itself"}
         for base in type(one).__mro__:
             if base.__name__ in WRITE_OTHERS:
@@ -114,7 +114,7 @@ def optimizer_that_communicates(optimizer: torch.optim.Optimizer) -> Found:
 
 
 def with_inner(optimizer: object) -> Iterator[object]:
-    """Yield an optimizer and those in its attributes, also in lists and dicts; each once."""
+    """Yield an optimizer and all optimizers in its attributes, also those in lists and dicts; each once."""
     waiting, seen = [optimizer], set[int]()
     while waiting:
         one = waiting.pop()
@@ -135,13 +135,13 @@ def with_inner(optimizer: object) -> Iterator[object]:
     refuses="model: is wrapped in DistributedDataParallel, which averages by itself; pass the bare module",
 )
 def model_in_distributed_data_parallel(wrapped: WrappedModel) -> Found:
-    """The model's class."""
+    """Whether the model is a DistributedDataParallel."""
     return {} if isinstance(wrapped.model, DistributedDataParallel) else None
 
 
 @check(Moment.WRAP_MODEL, refuses="model: parameter {name!r} is not initialized yet; run one forward pass, then wrap")
 def uninitialized_parameter(wrapped: WrappedModel) -> Found:
-    """Parameters of lazy modules."""
+    """Whether a lazy module has a parameter without values."""
     return wrapped.first(lambda one: isinstance(one, torch.nn.parameter.UninitializedParameter))
 
 
@@ -151,13 +151,13 @@ def uninitialized_parameter(wrapped: WrappedModel) -> Found:
     "initialize it and make the optimizer, then wrap",
 )
 def parameter_on_the_meta_device(wrapped: WrappedModel) -> Found:
-    """Each parameter's device; rows of tables are initialized where they are placed."""
+    """Whether a parameter is on the meta device; rows of tables are initialized where they are placed."""
     return wrapped.first(lambda one: one.is_meta and one not in wrapped.apart)
 
 
 @check(Moment.WRAP_MODEL, refuses="model: parameter {name!r} is sparse; make it dense, or a buffer if it is a constant")
 def sparse_parameter(wrapped: WrappedModel) -> Found:
-    """Each parameter's layout."""
+    """Whether a parameter is a sparse tensor."""
     return wrapped.first(lambda one: one.layout is not torch.strided)
 
 
@@ -167,7 +167,7 @@ def sparse_parameter(wrapped: WrappedModel) -> Found:
     "wrapping",
 )
 def parameter_of_another_dtype(wrapped: WrappedModel) -> Found:
-    """The dtype of each trainable parameter."""
+    """Whether a trainable parameter has a dtype that cannot be averaged."""
     for name, one in wrapped.model.named_parameters():
         if one.requires_grad and one.dtype not in AVERAGED:
             return {"name": name, "dtype": one.dtype, "averaged": ", ".join(map(str, AVERAGED))}
@@ -179,7 +179,7 @@ def parameter_of_another_dtype(wrapped: WrappedModel) -> Found:
     refuses="model: is sharded by FullyShardedDataParallel; pass the bare module, whose parameters are whole",
 )
 def model_in_fully_sharded_data_parallel(wrapped: WrappedModel) -> Found:
-    """FSDP's mark on the modules."""
+    """Whether FSDP1 has marked a module as its own."""
     managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in wrapped.model.modules())
     by_fully_shard = any(is_sharded(parameter) for parameter in wrapped.model.parameters())
     return {} if managed and not by_fully_shard else None
@@ -190,7 +190,7 @@ def model_in_fully_sharded_data_parallel(wrapped: WrappedModel) -> Found:
     refuses="model: lies on several devices ({first}); move all of it to one before wrapping, model.to(device)",
 )
 def model_on_several_devices(wrapped: WrappedModel) -> Found:
-    """The devices of parameters and buffers, which are sent by the same groups."""
+    """Whether parameters and buffers, which the same groups average, are on several devices."""
     first: dict[torch.device, str] = {}
     others = [(name, one) for name, one in wrapped.model.named_parameters() if one not in wrapped.apart]
     for kind, tensors in (("parameter", others), ("buffer", wrapped.model.named_buffers())):
@@ -200,7 +200,7 @@ def model_on_several_devices(wrapped: WrappedModel) -> Found:
 
 
 class _Place(NamedTuple):
-    """Where a tensor lies, in bytes; `last` is where its last number ends."""
+    """Memory range of a tensor: byte addresses of its start and of the end of its last element."""
 
     first: int
     last: int
@@ -216,7 +216,7 @@ class _Place(NamedTuple):
     "forward() (a.weight.t()), or make the other a copy",
 )
 def two_tensors_in_one_memory(wrapped: WrappedModel) -> Found:
-    """The memory of parameters and buffers: wrapping gives each parameter its own."""
+    """Whether two tensors share memory and one is trainable: wrapping gives each parameter its own memory."""
     open_: list[_Place] = []
     for place in sorted(_places(wrapped.model), key=lambda place: place[:2]):
         open_ = [one for one in open_ if one.last > place.first]
@@ -239,7 +239,7 @@ def _places(model: torch.nn.Module) -> Iterator[_Place]:
 
 
 def _overlap(one: _Place, other: _Place) -> bool:
-    """Whether two tensors whose places overlap have a number in common; columns of one array have none."""
+    """Return whether two tensors with overlapping ranges share an element; two columns of an array do not."""
     size = one.tensor.element_size()
     if other.tensor.element_size() != size:
         return True
@@ -259,7 +259,7 @@ def _overlap(one: _Place, other: _Place) -> bool:
     "model that the optimizer trains",
 )
 def optimizer_of_another_model(wrapped: WrappedModel) -> Found:
-    """The parameters in the optimizer's groups."""
+    """Whether the optimizer has a parameter that the model does not have."""
     known = set(wrapped.model.parameters())
     for index, group in enumerate(wrapped.optimizer.param_groups if wrapped.optimizer is not None else ()):
         for place, parameter in enumerate(group["params"]):
@@ -270,7 +270,7 @@ def optimizer_of_another_model(wrapped: WrappedModel) -> Found:
 
 @check(Moment.WRAP_MODEL, refuses="model: has no trainable parameter{besides}; nothing could be averaged")
 def nothing_to_train(wrapped: WrappedModel) -> Found:
-    """`requires_grad` of each parameter."""
+    """Whether the model has no trainable parameter besides its tables."""
     if any(one.requires_grad and one not in wrapped.apart for one in wrapped.model.parameters()):
         return None
     return {"besides": " besides its tables" if wrapped.apart else ""}
@@ -285,7 +285,7 @@ def nothing_to_train(wrapped: WrappedModel) -> Found:
     "for {size}",
 )
 def schedule_for_other_workers(world: World, schedule: Schedule, _optimizer: object = None) -> Found:
-    """The schedule's number of workers."""
+    """Whether the schedule is for another number of workers than the run has."""
     if schedule.num_workers == world.size:
         return None
     return {"name": schedule.name, "planned": schedule.num_workers, "size": world.size}
@@ -301,7 +301,7 @@ _running: WeakKeyDictionary[World, WeakSet[Any]] = WeakKeyDictionary()
     "per round",
 )
 def rounds_of_several_optimizers(world: World, mine: Schedule, optimizer: object) -> Found:
-    """The steps per round of all schedules of the process: their operations need one order on all workers."""
+    """Whether the steps per round of this process's schedules are not proportional to each other."""
     others = _running.setdefault(world, WeakSet())
     own = mine.worker_steps().tolist()
     for other in list(others):
@@ -316,11 +316,11 @@ def rounds_of_several_optimizers(world: World, mine: Schedule, optimizer: object
     return None
 
 
-# Who else is at work.
+# Other libraries that wrap models.
 
 
 def way_out() -> str:
-    """Return what to do instead, if a framework that wraps models itself is the caller; else empty."""
+    """Return what to do instead, if a framework that wraps models itself is among the callers; else empty."""
     callers = set(_callers())
     state = sys.modules.get("accelerate.state")
     if state is not None and state.PartialState._shared_state:  # noqa: SLF001 - set while an Accelerator lives
@@ -329,7 +329,7 @@ def way_out() -> str:
 
 
 def wrapped_by(module: torch.nn.Module) -> str:
-    """Return which library replaced a module's parameters, and what to do instead; empty if unknown."""
+    """Return which library replaced a module's parameters and what to do instead; empty if unknown."""
     if getattr(module, "_is_fsdp_managed_module", False):
         return (
             "FullyShardedDataParallel has sharded the model after DistributedOptimizer was made; "
@@ -339,7 +339,7 @@ def wrapped_by(module: torch.nn.Module) -> str:
 
 
 def _callers() -> Iterator[str]:
-    """The packages whose functions are being called, from here to the script."""
+    """Yield the top-level packages of all functions on the call stack, innermost first."""
     frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack() reads source files, too
     while frame is not None:
         yield str(frame.f_globals.get("__name__", "")).partition(".")[0]
