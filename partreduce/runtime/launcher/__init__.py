@@ -1,1 +1,1 @@
-"""Start local workers as torchrun would, watch over them, and clean up behind them: `partreduce run`."""
+"""Start local workers as torchrun does, supervise them, and clean up after them: `partreduce run`."""

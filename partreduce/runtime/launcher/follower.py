@@ -1,4 +1,4 @@
-"""Launch workers on a node other than node 0: fork them, forward their output, and follow node 0's commands."""
+"""Launch the workers of a node other than node 0: fork them, forward their output, and execute node 0's commands."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from partreduce.topo.errors import InputError, UnavailableError
 
 
 class _LostError(Exception):
-    """Node 0 is gone."""
+    """The connection to node 0's launcher has ended."""
 
 
 class _Orders:
-    """What node 0 says during an attempt, and how it is obeyed; `workers` are the released ones of this machine."""
+    """Receives node 0's commands during an attempt and executes them; `workers` are this machine's started workers."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class _Orders:
         self._first, self._spares, self._generator_key = first, spares, generator_key
         self._starter: Spares | None = None
         self._started = dict[tuple[int, int], Worker]()
-        """By rank and the number of its restart, as node 0 names processes."""
+        """Workers by rank and number of the restart, which identify a process to node 0."""
         self._is_over = False
 
     def take(self, _: int, *, last: bool = False) -> tuple[list[Line], bool]:
@@ -91,7 +91,7 @@ class _Orders:
         match self._connection.records[0]:
             case ["end", *_]:
                 self._is_over = True
-                return  # for who waits for the next attempt
+                return  # left in the queue for `_follow_orders`
             case ["over"]:
                 self._is_over = True
             case ["go", dict(further)]:
@@ -114,7 +114,7 @@ class _Orders:
 
 @dataclass(frozen=True)
 class Follower:
-    """The launcher on a node other than 0: runs a script in `num_workers` processes as node 0 commands."""
+    """Launcher of a node other than node 0: runs a script in `num_workers` processes as node 0 commands."""
 
     endpoint: Endpoint
     rank: int
@@ -128,7 +128,7 @@ class Follower:
     may_restart: bool
 
     def run(self) -> int:
-        """Follow node 0 until the run ends; returns its exit code."""
+        """Follow node 0's commands until the run ends; return its exit code."""
         with raise_on_sigterm():
             import_once()
             before, problem = threads_of_process(), ""
@@ -170,7 +170,7 @@ class Follower:
         )
 
     def _is_accepted(self, connection: Connection, until: float, *, comes_back: bool) -> bool:
-        """Whether node 0 takes this node in; not where the connection ends, or an earlier one seems to stand."""
+        """Join node 0's run; return False if the connection ended or this node's earlier one still exists."""
         key = key_of(self.run_id)
         match connection.next(until):
             case ["partreduce", int(version), str(nonce)] if version == VERSION:
@@ -212,7 +212,7 @@ class Follower:
         raise _LostError(connection.problem)
 
     def _attempt(self, connection: Connection, attempt: int, cluster: Cluster, spares: int, nonce: str) -> int:
-        """Run this machine's workers; the exit code if this launcher was asked to end, else 0."""
+        """Run this machine's workers for one attempt; return an exit code if this launcher was asked to end, else 0."""
         key, ranks = key_of(self.run_id), cluster.workers_of(self.rank)
         shared = {env.RUN_SECRET: derive_key(key, "run", nonce), **self.environment}
         variables = worker_variables(cluster, ranks, self.threads, shared)

@@ -1,13 +1,12 @@
-"""Launch the workers of this machine, forked after torch was imported (seconds instead of tens of seconds).
+"""Launch this machine's workers by forking after torch was imported, in seconds instead of tens of seconds.
 
-The workers see the environment variables that torchrun sets, so an ordinary torch script works too. The store lives
-here, in the launcher: it outlives every worker, is notified at once when one fails, and only this machine reaches it,
-or the nodes of the run (see `nodes`). However the launcher ends, none of its child processes remains (see
-`process_cleanup`).
+Workers see the environment variables that torchrun sets, so an ordinary torch script works too. The launcher hosts the
+store: it outlives every worker, notices failures at once, and is reachable only from this machine, or from the nodes of
+the run (see `nodes`). However the launcher ends, none of its child processes remains (see `process_cleanup`).
 
-torch's elastic agent would suffice for one node: keeping survivors takes 57 lines of overrides (torch 2.13). But it
-starts each worker in its own interpreter, which imports torch: 8 workers take 14 to 17 s on 2 cores, forked ones 3 to
-4.
+torch's elastic agent would suffice for one node: keeping survivors takes 57 lines of overrides (torch 2.13). But the
+agent starts each worker in its own interpreter, which imports torch: 8 workers take 14 to 17 s on 2 cores, and forked
+workers 3 to 4 s.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ if TYPE_CHECKING:
     from partreduce.runtime.transport.torch_api import Store
 
 FINAL = frozenset(error.exit_code for error in (InputError, FileError, MissingDependencyError, EvictedError))
-"""Exit codes of mistakes, which the next attempt would meet as well, and of a run whose others ended well."""
-LONGEST_PAUSE = 60.0  # seconds between two attempts, at most; nodes need a while until they are back
-THREAD_SECONDS = 10.0  # in which the threads of an attempt that has ended are gone
+"""Exit codes after which no attempt follows: mistakes that would recur, and a run whose other workers succeeded."""
+LONGEST_PAUSE = 60.0  # longest pause in seconds between two attempts, while nodes recover
+THREAD_SECONDS = 10.0  # timeout for the threads of an ended attempt
 
 
 def launch(
@@ -62,10 +61,10 @@ def launch(
     nodes: Nodes | None = None,
     generator: Callable[[str, str | None], AbstractContextManager[Generator]] | None = None,
 ) -> int:
-    """Run a script (or a function) in `num_workers` processes and return the exit code of the first that failed, or 0.
+    """Run a script or function in `num_workers` processes; return the exit code of the first that failed, or 0.
 
-    A worker that fails because another one is missing (exit code 69) counts as a consequence, so the exit code is the
-    other one's. SIGTERM and SIGHUP are passed on to the workers as SIGTERM, and the exit code is the signal's.
+    A worker that fails only because another one is missing (exit code 69) is ignored in favor of that other worker's
+    exit code. SIGTERM and SIGHUP are passed on to the workers as SIGTERM, and the exit code is the signal's.
 
     Args:
         target: the script or function that each worker runs (see `Target`).
@@ -75,15 +74,15 @@ def launch(
         threads: torch threads per worker; by default the cores are divided, at least 1 each.
         environment: further environment variables for the workers.
         grace: seconds between the first failure, or a signal, and the end of the other workers.
-        patient: whether the others may continue beyond `grace` after a signal has ended a worker.
-        max_failures: how many workers may be killed or fall silent while the others continue; without a `generator`
-            only once all are connected (see `elastic.member`). A worker's own error still ends the run.
-        max_restarts: how many times in all a failed worker is started again and joins the others.
+        patient: whether the others may continue beyond `grace` after a signal has killed a worker.
+        max_failures: how many workers may be killed or become silent while the others continue; without a `generator`
+            only after all have connected (see `elastic.member`). A worker's own exception still ends the run.
+        max_restarts: how many failed workers the run may replace in all; a replacement joins the others.
         restarted: called after each such restart.
         output: stream for the workers' lines, prefixed with their ranks; standard output and error by default.
-        nodes: connections to the launchers of the other nodes; this one is node 0.
-        generator: context manager that runs a group generator; called with the address to listen on, and with the key
-            if the nodes have one.
+        nodes: connections to the launchers of the other nodes; this launcher is node 0's.
+        generator: function that returns a context manager, which runs a group service; called with the address to
+            listen on, and with the key if the nodes have one.
     """
     if num_workers < 1 or num_nodes < 1 or num_workers % num_nodes:
         raise InputError(f"num_nodes: expected a divisor of {num_workers} workers, got {num_nodes}")
@@ -113,14 +112,14 @@ def launch(
 
 
 class _WorkersOfRun(NamedTuple):
-    """A run whose workers have been released: `mine` are those of this machine."""
+    """A started run: its workers on all nodes (`mine` are on this machine), its store and its group service."""
 
     workers: list[Worker]
     mine: list[Child]
     store: Store
     generator: Generator | None
     start: Callable[[int, int], Worker | None]
-    """Starts a worker of a rank as number so many of the run, in the place of a failed one; None where it cannot."""
+    """Starts the replacement of a failed rank, given the number of the restart; returns None if impossible."""
 
 
 def _prepare(
@@ -136,13 +135,13 @@ def _prepare(
     nodes: Nodes | None,
     generator: Callable[[str, str | None], AbstractContextManager[Generator]] | None,
 ) -> _WorkersOfRun:
-    """Fork the workers, start what they need, and release them; `stack` ends everything."""
+    """Fork the workers, start store and group service, and release the workers; closing `stack` ends all of them."""
     address, secret = (LOOPBACK, secrets.token_hex(32)) if nodes is None else (nodes.address, nodes.secret)
     shared = {env.MASTER_ADDR: address, env.RUN_SECRET: secret, **environment}
     variables = worker_variables(cluster, ranks, threads, shared)
     waiting = [variables(rank) for rank in [*ranks, *ranks[:1] * num_spares]]
     processes = stack.enter_context(fork_workers(target, args, waiting))
-    # The store's server starts a thread, so it comes after the last fork; the workers wait for its port.
+    # The store's server starts a thread, so it must start after the last fork; the workers wait for its port.
     store, port = serve_store(address)
     further = {env.MASTER_PORT: str(port), env.RUN_ID: f"partreduce-{os.getpid()}"}
     process = None
@@ -181,7 +180,7 @@ def _failure_rule(
     max_restarts: int,
     restarted: Callable[[], object],
 ) -> FailureRule[Worker]:
-    """Whether the others of a run continue after a failure, and which workers join; parameters as of `launch`."""
+    """Return the policy for failures of this run; the parameters are those of `launch`."""
     from partreduce.runtime.elastic import coordinator  # loads torch, as every worker does
 
     workers = prepared.workers
@@ -196,13 +195,13 @@ def _failure_rule(
 
 
 def failure_environment(max_failures: int, max_restarts: int) -> dict[str, str]:
-    """Return the environment variables that tell workers how the run continues after failures."""
+    """Return the environment variables that tell workers how many failures and restarts the run allows."""
     limits = {env.MAX_FAILED: max_failures, env.MAX_RESTARTS: max_restarts}
     return {name: str(number) for name, number in limits.items() if number}
 
 
 def check_failure_limits(num_workers: int, max_failures: int, max_restarts: int) -> None:
-    """Raise InputError unless one worker remains after all failures, and restarts come with allowed failures."""
+    """Raise InputError unless at least one worker would remain, and restarts are used only with tolerated failures."""
     if not 0 <= max_failures < num_workers:
         raise InputError(
             f"--tolerate-failures: expected 0 to {num_workers - 1} for {num_workers} workers, got {max_failures}"
@@ -215,7 +214,7 @@ def check_failure_limits(num_workers: int, max_failures: int, max_restarts: int)
 
 
 class Spares:
-    """Forked processes that wait to replace failed workers; forking later would copy locks of threads."""
+    """Forked processes that wait to replace failed workers; a fork later would copy locks that threads hold."""
 
     def __init__(
         self, waiting: Sequence[Child], variables: Callable[[int], dict[str, str]], further: Mapping[str, str]
@@ -223,7 +222,7 @@ class Spares:
         self._waiting, self._variables, self._further = list(waiting), variables, further
 
     def started(self, rank: int, number: int) -> Child | None:
-        """Start a waiting process as worker `rank`, the run's number-th replacement; None if none waits."""
+        """Start a waiting process as worker `rank`, the run's `number`-th replacement; None if none is waiting."""
         if not self._waiting:
             return None
         child = self._waiting.pop(0)
@@ -234,7 +233,7 @@ class Spares:
 
 @dataclass
 class Restarts:
-    """How many restarts of workers, or of the whole run, are left."""
+    """Counter of the remaining restarts, of single workers or of the whole run."""
 
     left: int
 
@@ -243,16 +242,16 @@ class Restarts:
 
 
 def run_attempts(attempt: Callable[[Mapping[str, str], Restarts], int], most: int, *, pause: float = 0.0) -> int:
-    """Run an attempt, and again while it fails and restarts are left; returns the last attempt's exit code.
+    """Run an attempt, and repeat it while it fails and restarts are left; return the last attempt's exit code.
 
-    It works for every schedule, also after more failures than the survivors can handle. An attempt continues only from
-    what the script has saved. Workers see torchrun's environment variables of a restart. SIGINT, SIGTERM and SIGHUP are
-    passed on to the running attempt, and no other follows.
+    This works for every schedule, also after more failures than the survivors can handle. An attempt continues from the
+    checkpoint that the script saved. Workers see torchrun's environment variables of a restart. SIGINT, SIGTERM and
+    SIGHUP are passed on to the running attempt, and no further attempt follows.
 
     Args:
-        attempt: function that runs an attempt, with further environment variables for its workers; it returns the exit
-            code, and counts the single workers that it restarts.
-        most: restarts in all; each further attempt takes one.
+        attempt: function that runs an attempt, given environment variables for its workers and the counter of restarts,
+            from which it subtracts single workers that it restarts; it returns the exit code.
+        most: number of restarts in all; each further attempt uses one.
         pause: seconds before the second attempt; doubled before each later one.
     """
     import_once()
@@ -287,13 +286,13 @@ def _code_of(
 
 
 def threads_of_process() -> set[str]:
-    """Return the thread IDs of this process, those of torch's C++ code included."""
+    """Return the IDs of all threads of this process, including those of torch's C++ code."""
     return {path.name for path in Path("/proc/self/task").iterdir()}
 
 
 def check_threads_ended(before: set[str]) -> None:
-    """Wait until no thread of the last attempt is left, since a fork would copy the locks that it holds."""
-    gc.collect()  # an error that is not yet forgotten keeps the store, and that its server
+    """Wait until no thread of the last attempt is left, since a fork would copy the locks that the thread holds."""
+    gc.collect()  # a lingering exception would keep the store and its server thread alive
     deadline = time.monotonic() + THREAD_SECONDS
     while left := threads_of_process() - before:
         if time.monotonic() > deadline:
@@ -308,7 +307,7 @@ def check_threads_ended(before: set[str]) -> None:
 def worker_variables(
     cluster: Cluster, ranks: Sequence[int], threads: int | None, shared: dict[str, str]
 ) -> Callable[[int], dict[str, str]]:
-    """Return a function from rank to the environment variables of that worker."""
+    """Return a function that maps a rank to the environment variables of that worker."""
     return lambda rank: worker_env(rank, cluster, threads, num_here=len(ranks)) | shared
 
 
@@ -316,7 +315,7 @@ def worker_env(rank: int, nodes: Cluster, threads: int | None, *, num_here: int 
     """Return the environment variables of worker `rank`, one of `num_here` (default: all) on this machine."""
     node, local = int(nodes.node_of()[rank]), int(nodes.local_rank_of()[rank])
     cores = len(os.sched_getaffinity(0))
-    # OpenMP takes a list with a number for each level of nesting; what it does not understand it ignores, and so do we.
+    # OpenMP accepts a list with a number for each level of nesting and ignores invalid values, and so does this.
     stated = re.match(r"\s*([0-9]{1,6})\s*(,|$)", os.environ.get(env.OMP_NUM_THREADS, ""), re.ASCII)
     count = threads or int(stated[1] if stated else 0) or max(1, cores // (num_here or nodes.num_workers))
     return {
@@ -340,9 +339,9 @@ def worker_env(rank: int, nodes: Cluster, threads: int | None, *, num_here: int 
 
 
 def serve_store(address: str = LOOPBACK) -> tuple[Store, int]:
-    """Start the run's store on a free port; returns the store and the port.
+    """Start the run's store on a free port; return the store and its port.
 
-    It listens on `address` only, by which other nodes reach it; torch's store alone would listen on all addresses.
+    It listens on `address` only, at which other nodes reach it; torch's own store would listen on all addresses.
     """
     from partreduce.runtime.transport.torch_api import store_on
 

@@ -1,4 +1,4 @@
-"""Write all of a launcher's output; an error that all workers report is shown once."""
+"""Write the output of all workers to the launcher's streams; an error that all workers report is printed once."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TextIO
 from partreduce.topo.errors import DocumentError, HandshakeError, InputError, ScheduleError
 
 MISTAKES = tuple(f"{kind.__name__}: " for kind in (InputError, DocumentError, HandshakeError, ScheduleError))
-"""How lines begin that tell a mistake of the script, which all workers make."""
-ALIKE_SECONDS = 0.3  # how long the first such line waits for the others
+"""Prefixes of error lines for mistakes in the script, which all workers report."""
+ALIKE_SECONDS = 0.3  # how long the first such line is held back for the other workers'
 
 
 class LogMultiplexer:
-    """Writes the workers' complete lines to standard output and error, or to another file."""
+    """Writes the workers' complete lines to standard output and error, or to another stream."""
 
     def __init__(self, output: TextIO | None = None) -> None:
         self._output = output
@@ -29,12 +29,12 @@ class LogMultiplexer:
 
 
 def write_line(text: str) -> None:
-    """Print a line of the launcher's own and flush it."""
+    """Print a line of the launcher itself and flush it."""
     LogMultiplexer().log_line(text)
 
 
 class ErrorDeduplicator:
-    """Shows an error that several workers report with equal text only once: `[0-3] InputError: …`."""
+    """Prints an error that several workers report with the same text only once: `[0-3] InputError: …`."""
 
     def __init__(self, outlet: LogMultiplexer, num_workers: int) -> None:
         self._outlet, self._num_workers = outlet, num_workers
@@ -47,7 +47,7 @@ class ErrorDeduplicator:
         return True
 
     def show(self, *, everything: bool = False) -> None:
-        """Print errors that have waited long enough or that all workers have reported; with `everything` all."""
+        """Print errors that were held long enough or that all workers have reported; with `everything` print all."""
         for line, (until, ranks) in list(self._held.items()):
             if everything or len(ranks) == self._num_workers or time.monotonic() > until:
                 del self._held[line]
@@ -55,7 +55,7 @@ class ErrorDeduplicator:
 
 
 def _ranges(ranks: set[int]) -> str:
-    """As in `0-3,6`."""
+    """Format ranks as ranges, such as `0-3,6`."""
     starts = sorted(rank for rank in ranks if rank - 1 not in ranks)
     ends = sorted(rank for rank in ranks if rank + 1 not in ranks)
     return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))

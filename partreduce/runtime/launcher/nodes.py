@@ -1,13 +1,12 @@
-"""Launch a run over several nodes: node 0's launcher decides, and the others follow over one connection each.
+"""Launch a run over several nodes: node 0's launcher decides, and each other launcher follows over one connection.
 
-`supervision` on node 0 handles failures, notifies workers and ends the rest; node 0 also serves the store and the group
-generator. The other launchers fork their workers, forward their lines to their own output, and follow commands. Records
-are JSON texts, one per line. TCP keepalive probes a silent connection, so that a failed node, a cut link and a killed
-launcher are noticed on both sides; a stopped launcher is not.
+On node 0, `supervision` handles failures, notifies workers and ends the rest; node 0 also hosts the store and the group
+service. The other launchers fork their workers, print their output, and execute commands. Records are JSON texts, one
+per line. TCP keepalive probes a silent connection, so both sides notice a failed node, a cut link or a killed launcher;
+a launcher that is only stopped is not noticed.
 
-Both sides prove that they know the run's name and its secret, if it has one, and nothing secret is sent: the workers'
-key is derived from both and from a random number of node 0. An attacker who can change packets is outside the threat
-model.
+Both sides prove that they know the run's ID and its secret, if there is one, without sending a secret: the workers' key
+is derived from both and from a random number of node 0. An attacker who can change packets is outside the threat model.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ from partreduce.topo.errors import InputError, PartreduceError, UnavailableError
 LOOPBACK = "127.0.0.1"
 VERSION = 1
 DEFAULT_PORT = 29400  # torchrun's
-START_SECONDS = 300.0  # in which all nodes have come and imported torch, which over a network file system takes minutes
-PATIENCE_SECONDS = 3.0  # after which a node says for whom it waits
-END_SECONDS = 10.0  # in which the other launchers have ended once the run has
+START_SECONDS = 300.0  # timeout for all nodes to connect and import torch (slow over a network file system)
+PATIENCE_SECONDS = 3.0  # after this time a waiting node prints which nodes are missing
+END_SECONDS = 10.0  # timeout for the other launchers to end after the run
 IDLE_SECONDS, ASK_SECONDS, SILENT_SECONDS = 5, 5, 20
-"""The kernel asks a silent connection's other side after so long, then every few seconds, and gives up at last."""
+"""TCP keepalive: first probe of a silent connection, interval between probes, and time until it counts as lost."""
 LONGEST_RECORD = 2**20
-TAKEN = "is taken by another launcher"  # why a node is refused whose rank another one has
-UNSENT = (env.RUN_SECRET, env.GENERATOR_KEYS, env.SCHEDULE)  # each launcher sets these by itself
+TAKEN = "is taken by another launcher"  # reason for rejecting a node with a rank in use
+UNSENT = (env.RUN_SECRET, env.GENERATOR_KEYS, env.SCHEDULE)  # variables that each launcher sets itself
 
 
 class Endpoint(NamedTuple):
@@ -70,7 +69,7 @@ class Endpoint(NamedTuple):
 
 
 def _is_host(name: str) -> bool:
-    """Whether a text can be the name or the address of a machine, so that it is known or not, and no error."""
+    """Return whether a text is a valid host name or address, which may still be unknown."""
     try:
         return bool(name.encode("idna")) and not set("[] \t\n/\0") & set(name)
     except UnicodeError:  # an empty or too long label
@@ -78,34 +77,34 @@ def _is_host(name: str) -> bool:
 
 
 def same_on_all(schedule: str, **options: object) -> dict[str, str]:
-    """Return the settings that must be equal on all nodes, as texts by name."""
+    """Return the settings that must be equal on all nodes, as option names and texts."""
     digest = hashlib.sha256(schedule.encode()).hexdigest()[:12] if schedule else "none"
     return {f"--{name.replace('_', '-')}": str(value) for name, value in options.items()} | {"--schedule": digest}
 
 
 def key_of(run_id: str) -> bytes:
-    """Return the key that all launchers of a run share, from the run's ID and its secret."""
+    """Return the key that all launchers of a run share, derived from the run's ID and its secret."""
     return hashlib.sha256(f"{os.environ.get(env.RUN_SECRET, '')}\0{run_id}".encode()).digest()
 
 
 def derive_key(key: bytes, *parts: object) -> str:
-    """Return a keyed hash of `parts`, which only holders of the key can compute."""
+    """Return a keyed hash (HMAC) of `parts`, which only holders of the key can compute."""
     return hmac.new(key, json.dumps(parts).encode(), hashlib.sha256).hexdigest()
 
 
 def is_proof(text: str, expected: str) -> bool:
-    """Whether a launcher's proof that it knows the key equals the expected one; compared in constant time."""
+    """Return whether a launcher has proved that it knows the key; compares `text` with `expected` in constant time."""
     return hmac.compare_digest(text.encode(errors="replace"), expected.encode())
 
 
 def listen(address: str, port: int = 0) -> tuple[socket.socket, str]:
-    """Open a listening socket at an address of this machine; returns it and this machine's name."""
+    """Open a listening socket at an address of this machine; return it and its family's loopback address."""
     here, family = ("::1", socket.AF_INET6) if ":" in address else (LOOPBACK, socket.AF_INET)
     return socket.create_server((here if here == address else "", port), family=family, backlog=4096), here
 
 
 class Connection:
-    """Sends and receives JSON records to and from another launcher; `problem` says why it is closed."""
+    """Sends and receives JSON records to and from another launcher; `problem` tells why the connection is closed."""
 
     def __init__(self, connected: socket.socket) -> None:
         connected.settimeout(ASK_SECONDS)
@@ -138,13 +137,13 @@ class Connection:
             if len(self._rest) > LONGEST_RECORD:
                 raise ValueError
         except OSError as error:
-            if error.errno is not None:  # else nothing has come yet
+            if error.errno is not None:  # otherwise a timeout
                 self.problem = self.problem or reason_of(error)
         except (ValueError, RecursionError):
             self.problem = "the other side is no launcher of partreduce"
 
     def next(self, until: float = float("inf")) -> list[Any] | None:
-        """Return the next record; None if the connection is closed or at time `until`."""
+        """Return the next record; None if the connection is closed or the time `until` has passed."""
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, selectors.EVENT_READ)
             while not self.records and not self.problem and time.monotonic() < until:
@@ -158,17 +157,17 @@ class Connection:
 
 
 def reason_of(error: OSError) -> str:
-    """Return the reason of an OSError in a few words."""
+    """Return a short description of an OSError."""
     return error.strerror or str(error) or type(error).__name__
 
 
 @dataclass(slots=True)
 class RemoteWorker(Worker):
-    """A worker of another node; its launcher reports what happens to it."""
+    """A worker on another node, whose launcher reports its exit and forwards signals to it."""
 
     node: _Node
-    start: int = 0  # which process of this rank it is: 0 the first, else the number of its restart
-    reported: int | None = None  # its `code`, if the launcher there has said it
+    start: int = 0  # 0 for the first process of this rank, else the number of the restart
+    reported: int | None = None  # exit code reported by that node's launcher
 
     def reap(self) -> bool:
         self.code = self.reported
@@ -189,13 +188,13 @@ class RemoteWorker(Worker):
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """Another node, as node 0 knows it."""
+    """Node 0's record of another node: its connection and its workers."""
 
     rank: int
     num_workers: int
     connection: Connection
-    workers: dict[int, RemoteWorker] = field(default_factory=dict)  # of the attempt that runs
-    ready: int = 0  # for which attempt its processes wait
+    workers: dict[int, RemoteWorker] = field(default_factory=dict)  # workers of the current attempt
+    ready: int = 0  # the attempt for which its processes are prepared
     refusal: str = ""
 
     @property
@@ -203,7 +202,7 @@ class _Node:
         return bool(self.connection.problem)
 
     def read_records(self, attempt: int) -> None:
-        """Note what its launcher said; of an attempt that has ended, nothing."""
+        """Process the records of the node's launcher; reports on earlier attempts are ignored."""
         while self.connection.records:
             match self.connection.records.popleft():
                 case ["ready", int(number)]:
@@ -216,10 +215,10 @@ class _Node:
 
 
 class Nodes:
-    """The other nodes, as node 0 sees them; it accepts their launchers' connections during the run.
+    """The other nodes, as node 0's launcher manages them; accepts their launchers' connections during the run.
 
-    `facts` are those of `same_on_all`. The schedule may say which workers run on which node (`placement`; else
-    consecutive ones), and how many there are on all `num_nodes` nodes, this one included.
+    `facts` are the settings of `same_on_all`. `placement` tells which workers run on which node, by default consecutive
+    ranks; `num_workers` is the expected total, if known, on all `num_nodes` nodes, node 0 included.
     """
 
     def __init__(
@@ -264,9 +263,12 @@ class Nodes:
         return [], not last
 
     def gathered(self, num_workers: int, spares: int) -> Cluster:
-        """Wait for all nodes, and have each prepare its workers and `spares` spare processes for the next attempt."""
+        """Wait for all nodes, and have each prepare its workers and `spares` spare processes for the next attempt.
+
+        Returns the placement of ranks on nodes.
+        """
         self._attempt += 1
-        self._mismatch = ""  # who was refused while an attempt ran harms no other
+        self._mismatch = ""  # a node rejected during the last attempt does not affect this one
         self._nodes = {rank: node for rank, node in self._nodes.items() if not node.is_gone}
         self._wait("to connect", lambda rank: rank in self._nodes)
         sizes = [num_workers, *(self._nodes[rank].num_workers for rank in range(1, self._num_nodes))]
@@ -286,7 +288,7 @@ class Nodes:
         return cluster
 
     def released(self, variables: Mapping[str, str]) -> list[RemoteWorker]:
-        """Start the workers of all other nodes with these further environment variables; returns them."""
+        """Start the workers of all other nodes with these further environment variables, and return them."""
         self._wait("to start its workers", lambda rank: self._nodes[rank].ready == self._attempt)
         kept = {name: value for name, value in variables.items() if name not in UNSENT}
         for node in self._nodes.values():
@@ -294,9 +296,9 @@ class Nodes:
         return [worker for node in self._nodes.values() for worker in node.workers.values()]
 
     def started(self, rank: int, number: int) -> RemoteWorker | None:
-        """Start a replacement for worker `rank` on its node; None if that node is gone."""
+        """Start and return a replacement for worker `rank` on its node; None if that node is gone."""
         node = next((node for node in self._nodes.values() if rank in node.workers), None)
-        if node is None or node.is_gone:  # None where it has come back, for the next attempt
+        if node is None or node.is_gone:  # None if the node reconnected, to wait for the next attempt
             return None
         node.workers[rank] = RemoteWorker(rank, node, number)
         node.connection.send("start", rank, number)
@@ -307,7 +309,7 @@ class Nodes:
             node.connection.send("over")
 
     def end(self, code: int, reason: str = "") -> None:
-        """End the run on all other nodes with this exit code, and wait until they have ended."""
+        """End the run on all other nodes with this exit code, and wait until their launchers have ended."""
         if self._has_ended:
             return
         self._has_ended = True

@@ -1,10 +1,9 @@
 """End every process that a launcher started, however the launcher or one of its workers ended.
 
-It uses three means of Linux, each for cases that the others miss. A process dies with its parent if it requests that
-from the kernel. A worker's children stay in the worker's process group, which is ended with the worker; a small
-guardian process does so if the launcher itself was killed. Processes that left their group are inherited by the
-launcher, which ends them at its end. Each gets SIGTERM first: Python's and torch's helpers remove shared memory only
-then.
+Three mechanisms of Linux cover different cases. A process can ask the kernel to be killed with its parent. A worker's
+children stay in the worker's process group, which is killed with the worker; if the launcher itself is killed, a small
+cleanup process does this. Processes that left their group are inherited by the launcher, which kills them at its end.
+Each process gets SIGTERM first, since helper processes of Python and torch remove shared memory only then.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from pathlib import Path
 from partreduce.runtime.launcher.signals import defer_signals
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-ASKED_SECONDS = 2.0  # between asking a process to end and ending it
+ASKED_SECONDS = 2.0  # between SIGTERM and SIGKILL
 LOOK_SECONDS = 0.02
 MESSAGE = struct.Struct(">ci")
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> bool:
-    """Have the kernel send a signal when the parent thread ends; returns False if process `parent` is already gone."""
+    """Ask the kernel to send a signal when the parent thread ends; return False if process `parent` is already gone."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
     return os.getppid() == parent
 
 
 @contextlib.contextmanager
 def orphans_ended() -> Iterator[None]:
-    """Inside, adopt orphaned descendants of this process; end them and all other new children afterwards."""
+    """Context in which this process adopts orphaned descendants; at its end, end them and all other new children."""
     me = os.getpid()
     before = {pid for pid, parent, _, _ in _processes() if parent == me}
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -57,7 +56,7 @@ def orphans_ended() -> Iterator[None]:
 
 
 def end_groups(groups: Collection[int]) -> None:
-    """End all processes of these process groups; their leaders stay as zombies, so that the numbers stay reserved."""
+    """End all processes of these groups; their leaders stay zombies, so that the group IDs stay reserved."""
 
     def living() -> list[int]:
         return sorted({group for _, _, group, state in _processes() if group in groups and state != "Z"})
@@ -66,7 +65,7 @@ def end_groups(groups: Collection[int]) -> None:
 
 
 def _end(left: Callable[[], list[int]], send: Callable[[int, int], None]) -> None:
-    """Ask what is left to end, and end it when it does not."""
+    """Send SIGTERM to all processes or groups that `left` returns, and SIGKILL to those that do not end."""
     start, number = time.monotonic(), signal.SIGTERM
     asked: set[int] = set()
     while (targets := left()) and time.monotonic() < start + 2 * ASKED_SECONDS:
@@ -82,18 +81,18 @@ def _end(left: Callable[[], list[int]], send: Callable[[int, int], None]) -> Non
 
 
 def _processes() -> list[tuple[int, int, int, str]]:
-    """(pid, parent, group, state) of every process of this machine."""
+    """Return (pid, parent, group, state) of every process of this machine."""
     processes = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
-            # The name stands in parentheses and may hold anything, so what follows the last one counts.
+            # The name is in parentheses and may contain any character, so the fields start after the last `)`.
             state, parent, group = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
             processes.append((int(folder.name), int(parent), int(group), state))
     return processes
 
 
 class CleanupProcess:
-    """A process that ends the workers' process groups if the launcher is killed; fork it before the workers."""
+    """A process that kills the workers' process groups if the launcher is killed; fork it before the workers."""
 
     def __init__(self) -> None:
         reading, self._writing = os.pipe()
@@ -104,7 +103,7 @@ class CleanupProcess:
         os.close(reading)
 
     def forget_in_child(self) -> None:
-        """Close, in a forked worker, the pipe whose end tells that the launcher is gone."""
+        """Close, in a forked worker, the pipe whose closing tells the cleanup process that the launcher is gone."""
         os.close(self._writing)
 
     def watch(self, group: int) -> None:
@@ -120,9 +119,9 @@ class CleanupProcess:
 
 
 def _guard(reading: int) -> None:
-    """The guardian's whole life, in a forked child; holds nothing of the launcher's open."""
+    """Main function of the cleanup process, run in a forked child, with no other file of the launcher open."""
     try:
-        os.setsid()  # signals to the launcher's group are not for the guardian
+        os.setsid()  # so that signals to the launcher's group do not reach it
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         os.dup2(reading, 0)

@@ -1,9 +1,9 @@
-"""Run workers as processes forked after torch was imported, which start and end like independent processes.
+"""Run workers in processes forked after torch was imported, which behave like independently started processes.
 
-A fork copies the launcher's random generators, its standard input, and what it still has to clean up. None of these is
-a worker's: equal draws would be equal batches, a reader in the background of a terminal is stopped, and the first
-worker to end must not remove a temporary folder that the others still read. A worker ends by `os._exit`, so what Python
-does at its end is done here. Also under torchrun a script ends by an error of ours in one line, with its exit code.
+A fork copies the launcher's random generators, standard input and pending cleanup. A worker must have none of them:
+equal random numbers would give equal batches, a background reader of a terminal is stopped, and the first worker to end
+must not remove a temporary folder that the others still use. A worker exits by `os._exit`, so this module performs what
+Python does at exit. Under torchrun too, an error of partreduce ends the script with one line and its exit code.
 """
 
 from __future__ import annotations
@@ -36,48 +36,48 @@ from partreduce.runtime.launcher.process_cleanup import CleanupProcess, die_with
 from partreduce.runtime.launcher.signals import default_signals, defer_signals, end_by_signal, reraise_pending
 from partreduce.topo.errors import PartreduceError
 
-MESSAGE_BYTES = 4096  # what a pipe passes on in one piece
+MESSAGE_BYTES = 4096  # size up to which a pipe write is atomic
 IMPORTED_ONCE = (
     "torch",
-    "torch._dynamo",  # torch.optim imports it when the first optimizer is made, which costs seconds
+    "torch._dynamo",  # torch.optim imports it with the first optimizer, which costs seconds
     "partreduce.runtime.optimizer",
     "partreduce.topo.document.canonical",
     "partreduce.topo.document.schedule",
 )
 
 Target = str | Path | Callable[[], object]
-"""The path of a Python script, run as `__main__`, which draws its own random numbers in each worker, or a function
-without parameters, which draws those of the program that forks it. That must not have computed in several threads of
-torch: its copies would wait for them for ever."""
+"""What a worker runs: the path of a Python script, run as `__main__`, or a function without parameters. A script gets
+new random seeds in each worker, a function the state of the program that forks. That program must not have computed in
+several torch threads, since its copies would wait for these threads for ever."""
 
 
 @dataclass(slots=True)
 class Worker:
-    """A worker as the launcher sees it, on this machine or on another node."""
+    """A worker process as the launcher sees it, on this machine or on another node."""
 
     rank: int
-    code: int | None = field(default=None, kw_only=True)  # its exit code, or minus the signal that ended it
-    lost: str = field(default="", kw_only=True)  # why it is not known how it ended: its node is gone
+    code: int | None = field(default=None, kw_only=True)  # exit code, or minus the signal that killed it
+    lost: str = field(default="", kw_only=True)  # if its node is gone: why its exit code is unknown
     has_complained: bool = field(default=False, kw_only=True)  # whether it wrote to its standard error
-    children_until: float = field(default=float("inf"), kw_only=True)  # when what it has started is ended
+    children_until: float = field(default=float("inf"), kw_only=True)  # when its child processes are killed
 
     def reap(self) -> bool:
-        """Whether the worker has ended; its exit code is then in `code`."""
+        """Set `code` if the worker has ended; return whether it has."""
         raise NotImplementedError
 
     def signal(self, number: signal.Signals) -> None:
         raise NotImplementedError
 
     def give_up(self) -> None:
-        """Stop waiting for a worker that was killed and does not answer."""
+        """Stop waiting for a killed worker whose exit is not reported."""
 
     def has_more_to_say(self) -> bool:
-        """Whether an ended worker's errors have not all been forwarded yet."""
+        """Return whether an ended worker wrote errors that have not been forwarded yet."""
         return False
 
 
 class Line(NamedTuple):
-    """A line that a worker wrote, and whether to standard error."""
+    """A line of a worker's output, and whether it was written to standard error."""
 
     worker: Worker
     errors: bool
@@ -86,9 +86,10 @@ class Line(NamedTuple):
 
 @dataclass(slots=True)
 class Child(Worker):
-    """A forked process of this machine; gets its environment by the pipe `go`; `streams` are its output and errors.
+    """A forked worker process on this machine; it waits for its environment on the pipe `go`, then runs the script.
 
-    It stays a zombie until the run ends, so that no other process gets its number, which names its process group.
+    `streams` holds the unfinished lines of its output and errors. It stays a zombie until the run ends, so that its
+    process ID, which is also that of its process group, is not reused.
     """
 
     pid: int
@@ -105,14 +106,14 @@ class Child(Worker):
     def signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
-            os.killpg(self.pid, signal.SIGCONT)  # a stopped process gets other signals only when it continues
+            os.killpg(self.pid, signal.SIGCONT)  # a stopped process handles other signals only after SIGCONT
 
     def has_more_to_say(self) -> bool:
         errors = list(self.streams)[-1]
         return bool(_num_waiting(errors) or self.streams[errors])
 
     def take(self, descriptor: int, *, last: bool = False) -> tuple[list[Line], bool]:
-        """Return the complete lines so far, and whether more may come; with `last` also an incomplete one."""
+        """Read a stream; return its complete lines (with `last` all), and whether more may follow."""
         chunk = os.read(descriptor, _num_waiting(descriptor) if last else 65536)
         *lines, rest = (self.streams[descriptor] + chunk).split(b"\n")
         if (last or not chunk) and rest:
@@ -133,7 +134,7 @@ def _num_waiting(descriptor: int) -> int:
 
 
 def import_once() -> None:
-    """Import, before the fork, what every worker would import after it."""
+    """Import, before the fork, the modules that every worker would otherwise import itself."""
     for name in IMPORTED_ONCE:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -141,7 +142,7 @@ def import_once() -> None:
 
 @contextlib.contextmanager
 def fork_workers(target: Target, args: Sequence[str], variables: Sequence[Mapping[str, str]]) -> Iterator[list[Child]]:
-    """Fork a process for each of these environments, which waits for `release`; all are gone afterwards."""
+    """Context that forks a process per environment; each waits for `release`. At its end all of them are killed."""
     import_once()
     reraise_pending()
     flush_everything()
@@ -176,7 +177,7 @@ def _fork(
     earlier: Sequence[Child],
     guardian: CleanupProcess,
 ) -> Child:
-    """Start one worker; signals are held. It closes the pipes of the workers before it and of the guardian."""
+    """Fork one worker, with signals blocked; the child closes its copies of other processes' pipes."""
     go_read, go_write = os.pipe()
     out_read, out_write = os.pipe()
     err_read, err_write = os.pipe()
@@ -185,7 +186,7 @@ def _fork(
     if pid:
         for descriptor in (go_read, out_write, err_write):
             os.close(descriptor)
-        with contextlib.suppress(OSError):  # the child does so, too; either may be first
+        with contextlib.suppress(OSError):  # the child calls it too; either may be first
             os.setpgid(pid, pid)
         return Child(int(variables[env.RANK]), pid, go_write, {out_read: b"", err_read: b""})
     code = 70
@@ -209,20 +210,20 @@ def _fork(
             traceback.print_exc()
         with contextlib.suppress(BaseException):
             flush_everything()
-    finally:  # alone, so that Ctrl-C in the lines before does not let a second launcher out
+    finally:  # outermost, so that Ctrl-C above cannot return from this function in the child
         if code < 0:
             end_by_signal(-code)
         os._exit(code & 0xFF)
 
 
 _left: list[object] = []
-"""The names of the script that ended, or the exception that ended it: nothing of it is destroyed while Python runs, as
-in its own program. The destructor of a gloo group keeps the interpreter's lock while it waits for a thread, which may
-need it to let go of the last sum (torch 2.13)."""
+"""Keeps the script's globals, or its exception, so that its objects are not destroyed before the process exits. The
+destructor of a gloo group holds the GIL while it waits for a thread, which may need the GIL to release the last sum
+(torch 2.13)."""
 
 
 def _keep_destroyed_groups() -> None:
-    """Keep also groups that the script destroys: a DistributedDataParallel is often the last to let go of one."""
+    """Keep references to process groups that the script destroys, so that no destructor runs (see `_left`)."""
     import torch.distributed as dist
 
     destroy = dist.destroy_process_group
@@ -236,7 +237,7 @@ def _keep_destroyed_groups() -> None:
 
 
 def _become_worker(target: Target, args: Sequence[str], variables: Mapping[str, str]) -> int:
-    """What a forked child does; returns its exit code, or minus the signal that ends it."""
+    """Run the script or function in a forked child; return its exit code, or minus the signal that ends it."""
     import runpy
 
     import torch
@@ -248,7 +249,7 @@ def _become_worker(target: Target, args: Sequence[str], variables: Mapping[str, 
     _keep_destroyed_groups()
     code = 0
     try:
-        default_signals()  # from here on Ctrl-C ends it like any other program
+        default_signals()  # from here on Ctrl-C ends the worker like any program
         if callable(target):
             target()
         else:
@@ -266,7 +267,7 @@ def _become_worker(target: Target, args: Sequence[str], variables: Mapping[str, 
 
 
 def _code_of(error: BaseException) -> int:
-    """Say what ended the script, as Python does, and with which exit code; minus the signal that ends it."""
+    """Print the error that ended the script, as Python does, and return the exit code, or minus a signal."""
     if isinstance(error, SystemExit):
         if error.code is not None and not isinstance(error.code, int):
             sys.stderr.write(f"{error.code}\n")
@@ -277,19 +278,19 @@ def _code_of(error: BaseException) -> int:
     sys.last_value = known = translate_error(error)
     if isinstance(known, PartreduceError):
         return print_error(known)
-    trace = error.__traceback__  # without the launcher's own frames; whole where nothing else is in it
+    trace = error.__traceback__  # without the launcher's frames, unless there are no others
     while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
         trace = trace.tb_next
     try:
         error.with_traceback(trace or error.__traceback__)
-        sys.excepthook(type(error), error, error.__traceback__)  # as the script wants it shown
+        sys.excepthook(type(error), error, error.__traceback__)  # which the script may have replaced
     except BaseException:  # noqa: BLE001 - as Python does
         traceback.print_exc()
     return 1
 
 
 def _warn_if_schedule_unused(script: str | Path, variables: Mapping[str, str]) -> None:
-    """Say once what a script lacks that has trained, if at all, without the schedule that it was started with."""
+    """Print which lines a script lacks if it was started with a schedule and ended without using it."""
     from partreduce.runtime.transport.rendezvous import has_joined
 
     schedule = variables.get(env.SCHEDULE)
@@ -304,14 +305,17 @@ def _warn_if_schedule_unused(script: str | Path, variables: Mapping[str, str]) -
 
 
 def fill_standard_descriptors() -> None:
-    """Open the null device for closed standard streams, so that no pipe gets their numbers."""
+    """Open the null device in place of closed standard streams, so that no pipe gets file descriptors 0 to 2."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
 
 
 def own_standard_streams(output: int, errors: int) -> None:
-    """Make two pipes standard output and error, and standard input empty; close the pipes' other copies."""
+    """Make two pipes this process's standard output and error, and its standard input empty.
+
+    Other copies of the pipes' descriptors are closed.
+    """
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, number in ((nothing, 0), (output, 1), (errors, 2)):
         os.dup2(descriptor, number)
@@ -323,7 +327,7 @@ def own_standard_streams(output: int, errors: int) -> None:
 
 
 def _seed_from_system() -> None:
-    """Seed torch's and NumPy's generators as at their import; a fork seeds Python's, and devices' come after it."""
+    """Give torch's and NumPy's generators new seeds, as at import; Python's are reseeded by the fork itself."""
     import torch
 
     torch.default_generator.seed()
@@ -332,34 +336,34 @@ def _seed_from_system() -> None:
 
 
 def leave_clean_up_to_parent() -> None:
-    """Drop, in a forked worker, the parent's finalizers: temporary folders, daemon processes, file buffers."""
-    gc.freeze()  # so that the collector lists what the worker makes, and nothing else
-    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # noqa: SLF001 - nothing else lists them
+    """Drop the parent's finalizers in a forked worker: for temporary folders, daemon processes and file buffers."""
+    gc.freeze()  # so that gc.get_objects() later lists only the worker's own objects
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # noqa: SLF001 - no public way
         finalizer.atexit = False
     if (processes := sys.modules.get("multiprocessing.process")) is not None:
         processes._children.clear()  # noqa: SLF001 - as multiprocessing does in its own
 
 
 def end_as_python_does() -> None:
-    """Wait for the script's threads and pools, or Ctrl-C; then run exit functions and close open files."""
+    """Wait for the script's threads and pools, or for Ctrl-C; then run exit functions and close open files."""
     with contextlib.suppress(KeyboardInterrupt):
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing does for its processes
-    atexit._run_exitfuncs()  # noqa: SLF001 - they also tell the other workers that this one left
-    left = [one for one in gc.get_objects() if issubclass(type(one), io.IOBase)]  # of a proxy nothing is asked
+    atexit._run_exitfuncs()  # noqa: SLF001 - one of them notifies the other workers
+    left = [one for one in gc.get_objects() if issubclass(type(one), io.IOBase)]  # `isinstance` asks proxies
     for file in sorted(left, key=_outermost_first):
         with contextlib.suppress(Exception):
-            if file.fileno() > 2:  # those are flushed last
+            if file.fileno() > 2:  # standard streams are flushed last
                 file.close()
 
 
 def _outermost_first(file: io.IOBase) -> tuple[bool, bool, bool]:
-    """Text above a compressed file above the buffer above the file itself."""
+    """Sort key that closes wrappers first: text, then compressed file, then buffer, then raw file."""
     is_buffer = isinstance(file, io.BufferedWriter | io.BufferedRandom)
     return isinstance(file, io.RawIOBase), is_buffer, not isinstance(file, io.TextIOBase)
 
 
 def flush_everything() -> None:
-    """Flush the buffers of C and Python, before a fork (which would copy them) or `os._exit`."""
+    """Flush the output buffers of C and Python, before a fork (which would copy them) or `os._exit`."""
     ctypes.CDLL(None).fflush(None)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -370,23 +374,26 @@ _explanations: list[Callable[[BaseException], PartreduceError | None]] = []
 
 
 def add_error_translator(explanation: Callable[[BaseException], PartreduceError | None]) -> None:
-    """Register a function that explains errors which end the script, such as torch's, which name no rank."""
+    """Register a function that returns a clearer PartreduceError for an error that ends the script, or None.
+
+    torch's errors, for example, name no rank.
+    """
     _explanations.append(explanation)
 
 
 def translate_error(error: BaseException) -> BaseException:
-    """Return the error that explains `error`, from the registered translators; else `error`."""
+    """Return the PartreduceError that explains `error`, by the registered functions; else `error` itself."""
     return next((known for explain in _explanations if (known := explain(error)) is not None), error)
 
 
 def print_error(error: PartreduceError) -> int:
-    """Print an error as one line; returns its exit code."""
+    """Print an error as one line; return its exit code."""
     sys.stderr.write(f"{type(error).__name__}: {error}\n")
     return error.exit_code
 
 
 def install_excepthook(*, own_process: bool = True) -> None:
-    """Print errors of partreduce that end the script as one line, unless the program has its own excepthook."""
+    """Print PartreduceErrors that end the script as one line, unless the program has its own excepthook."""
     global _before
     is_typed = hasattr(sys, "ps1") or sys.flags.interactive
     if own_process and not is_typed and _is_default(sys.excepthook):
@@ -395,11 +402,11 @@ def install_excepthook(*, own_process: bool = True) -> None:
             threading.excepthook = _show_of_thread
 
 
-_before = sys.__excepthook__  # what shows the errors that are not ours
+_before = sys.__excepthook__  # handles all other errors
 
 
 def _is_default(hook: Callable[..., object]) -> bool:
-    """Whether it is Python's, around which torch puts one with the rank when a script makes a process group."""
+    """Return whether an excepthook is Python's, also inside torch's wrapper, which adds the rank to messages."""
     while getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d":
         hook = inspect.getclosurevars(hook).nonlocals.get("old_hook", print)
     return hook is sys.__excepthook__
@@ -415,7 +422,7 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 
 def _show_of_thread(ended: threading.ExceptHookArgs) -> None:
-    """A thread's error is a line, too; it ends that thread alone."""
+    """Print a PartreduceError that ends a thread as one line."""
     if isinstance(ended.exc_value, PartreduceError):
         print_error(ended.exc_value)
     else:

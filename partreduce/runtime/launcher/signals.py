@@ -1,4 +1,4 @@
-"""Turn signals that end a launcher into exceptions where it waits, and defer them in critical sections."""
+"""Turn signals that end a launcher into exceptions at points where it waits, and block them in critical sections."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-SIGNALLED = 128  # a shell's exit code of a process that a signal ended is this and the signal's number
+SIGNALLED = 128  # a shell reports a process killed by a signal as this plus the signal's number
 AGAIN_SECONDS = 1.0
-"""Signals that follow one another faster are one request: GNU `timeout` signals a process and then its whole group."""
+"""Signals closer together count as one request: GNU `timeout` signals a process and then its whole process group."""
 
 
-_unheard: list[int] = []  # signals whose exception has not been caught, as far as is known
-_asked = float("-inf")  # when the last request to end came, on the monotonic clock
+_unheard: list[int] = []  # signals whose exception was raised and is not known to be caught
+_asked = float("-inf")  # time of the last request to end, on the monotonic clock
 
 
 class Terminated(BaseException):
-    """Raised when a signal asks the process to end, so that everything it started is ended."""
+    """Raised when a signal asks the launcher to end, so that it ends everything that it started."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by signal {number}")
@@ -35,7 +35,7 @@ def shell_exit_code(returncode: int) -> int:
 
 
 def format_end(returncode: int) -> str:
-    """Describe how a process ended, as the end of a sentence; `returncode` is subprocess's."""
+    """Describe how a process with this subprocess `returncode` ended, as the end of a sentence."""
     if returncode >= 0:
         return f"ended with exit code {returncode}"
     known = -returncode in set(signal.Signals)  # most real-time signals have no name
@@ -43,7 +43,7 @@ def format_end(returncode: int) -> str:
 
 
 def end_by_signal(number: int) -> None:
-    """End this process by a signal with its default action."""
+    """Kill this process with a signal, at its default action."""
     signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     os.kill(os.getpid(), number)
@@ -51,9 +51,9 @@ def end_by_signal(number: int) -> None:
 
 @contextlib.contextmanager
 def raise_on_sigterm() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP raise `Terminated`, unless the program handles or ignores them itself.
+    """Context in which SIGTERM and SIGHUP raise `Terminated`, unless the program handles or ignores them itself.
 
-    A repeated signal (or Ctrl-C) right after another raises nothing. SIGCHLD interrupts waits.
+    A signal (or Ctrl-C) that closely follows another raises nothing. SIGCHLD interrupts waits.
     """
     global _asked  # noqa: PLW0603 - belongs to the process, as its handlers do
     ours: list[signal.Signals] = []
@@ -62,7 +62,7 @@ def raise_on_sigterm() -> Iterator[None]:
         if ignores_children := signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         ours = [number for number in ENDING if signal.getsignal(number) is _default(number)]
-    if ours:  # not inside another one, which may have one to hear
+    if ours:  # not if nested, since the outer context may have a pending signal
         _unheard.clear()
         _asked = float("-inf")
     for number in ours:
@@ -81,7 +81,7 @@ def _default(number: int) -> object:
 
 def _restore(numbers: Iterable[int]) -> None:
     for number in numbers:
-        signal.signal(number, _default(number))  # type: ignore[arg-type]  # it is one
+        signal.signal(number, _default(number))  # type: ignore[arg-type]
 
 
 def _raise(number: int, _: FrameType | None) -> None:
@@ -98,13 +98,13 @@ def _exception(number: int) -> BaseException:
 
 
 def reraise_pending() -> None:
-    """Raise a signal's exception again that was lost in a finalizer or a callback."""
+    """Raise a signal's exception again if it was lost in a finalizer or callback."""
     if _unheard:
         raise _exception(_unheard[0])
 
 
 def end_requested() -> bool:
-    """Whether a signal has asked to end the block of `raise_on_sigterm`."""
+    """Return whether a signal has asked the process to end since `raise_on_sigterm` was entered."""
     return _asked > float("-inf")
 
 
@@ -115,7 +115,7 @@ def mark_delivered() -> None:
 
 @contextlib.contextmanager
 def defer_signals() -> Iterator[set[int]]:
-    """Inside, signals that would end this process are blocked, as for a fork. Yields the old signal mask."""
+    """Context in which signals that would end this process are blocked, as for a fork. Yields the old mask."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield before
@@ -125,7 +125,7 @@ def defer_signals() -> Iterator[set[int]]:
 
 @contextlib.contextmanager
 def allow_signals(before: set[int]) -> Iterator[None]:
-    """Inside, unblock the signals that `defer_signals`, which yielded `before`, has blocked."""
+    """Context that unblocks signals inside `defer_signals`, given the signal mask `before` that it yielded."""
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         yield

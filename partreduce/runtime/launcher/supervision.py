@@ -1,4 +1,4 @@
-"""Supervise running workers: forward output, report how one died, end the rest."""
+"""Supervise running workers: forward their output, report how a worker failed, and end the rest."""
 
 from __future__ import annotations
 
@@ -33,39 +33,39 @@ if TYPE_CHECKING:
     from partreduce.runtime.transport.torch_api import Store
 
 CONSEQUENCE = UnavailableError.exit_code
-"""Of a worker that ends because another one is missing: who ends first of these two is chance."""
-GRACE_SECONDS = 5.0  # how long the others may take to report a failure by themselves before they are ended
-ANSWER_SECONDS = 10.0  # how long a node may take to report that its workers, which it was asked to kill, have ended
+"""Exit code of a worker that ended because another one is missing; either of the two may exit first."""
+GRACE_SECONDS = 5.0  # after a failure, how long the other workers may report it before they are killed
+ANSWER_SECONDS = 10.0  # after SIGKILL, how long a node may take to report that its workers have ended
 LOOK_SECONDS = 0.05
-CHILDREN_SECONDS = 2.0  # how long what a failed worker has started may live on, to clean up
+CHILDREN_SECONDS = 2.0  # how long child processes of a failed worker may take to clean up
 
 
 class Source(Protocol):
-    """What the launcher reads from: a worker's process, or the launchers of other nodes."""
+    """Interface of what the launcher reads: a worker's output, or records of other nodes' launchers."""
 
-    streams: dict[int, bytes]  # by descriptor, the line that is unfinished
+    streams: dict[int, bytes]  # unfinished line by file descriptor
 
     def take(self, descriptor: int, *, last: bool = False) -> tuple[list[Line], bool]: ...
 
 
 @dataclass(slots=True)
 class Shutdown:
-    """Ends the rest of a run after a failure or Ctrl-C: first a grace period, then SIGTERM, then SIGKILL."""
+    """Ends the rest of a run after a failure or Ctrl-C: after a grace period SIGTERM, then SIGKILL."""
 
-    code: int = 0  # the run's exit code; that of a signal is as a shell reports it
-    cause: str = ""  # which worker's failure that was, as a clause
-    request: int = 0  # the signal by which somebody asked for the end of the run
+    code: int = 0  # the run's exit code; 128 + signal, as in a shell
+    cause: str = ""  # the failure that ended the run, as a clause
+    request: int = 0  # the signal by which the user asked the run to end
     deadline: float = float("inf")
     signals: list[signal.Signals] = field(default_factory=lambda: [signal.SIGTERM, signal.SIGKILL])
 
     def begin(self, code: int, grace: float, cause: str = "") -> None:
-        """Start a grace period of `grace` seconds; exit code and cause are those of the first independent failure."""
+        """Start a grace period of `grace` seconds; keep exit code and cause of the first independent failure."""
         if not self.knows_cause and not self.has_signalled:
             self.code, self.cause = shell_exit_code(code), cause
         self.deadline = min(self.deadline, time.monotonic() + grace)
 
     def asked(self, number: int, grace: float, workers: Sequence[Worker]) -> None:
-        """Pass a signal that asks the run to end on to the workers; send SIGKILL if it is repeated."""
+        """Pass a signal that asks the run to end on to the workers; if it is repeated, send SIGKILL."""
         gentle = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         _signal(workers, signal.SIGKILL if self.request == number else gentle)
         self.request, self.code = number, shell_exit_code(-number)
@@ -75,16 +75,16 @@ class Shutdown:
 
     @property
     def knows_cause(self) -> bool:
-        """Whether a worker has failed for a reason other than another worker's absence."""
+        """Whether a worker has failed for a reason other than the absence of another worker."""
         return self.code not in (0, CONSEQUENCE)
 
     @property
     def has_signalled(self) -> bool:
-        """Whether the launcher has sent signals to workers already."""
+        """Whether the launcher has already sent signals to workers."""
         return len(self.signals) < 2 or bool(self.request)
 
     def failed(self, worker: Worker, rule: FailureRule[Worker], grace: float) -> bool:
-        """Handle a failed worker: whether the run continues without it; else the others have `grace` seconds."""
+        """Handle a failed worker: return True if the run continues without it, else start the others' grace period."""
         assert worker.code is not None
         is_failed = _is_lost(worker)
         if not self.has_signalled and rule.continue_without(worker, is_failed=is_failed):
@@ -94,13 +94,13 @@ class Shutdown:
         return False
 
     def escalate(self, workers: Sequence[Worker], outlet: LogMultiplexer | None = None) -> None:
-        """Send the next signal when its time has come; at last give up on workers that do not answer."""
+        """Send SIGTERM, later SIGKILL, once the deadline has passed; finally give up on workers that do not exit."""
         if time.monotonic() <= self.deadline:
             return
         if self.signals:
             running = [worker.rank for worker in workers if worker.code is None]
             if outlet is not None and self.cause and running and not self.has_signalled:
-                # They could train without it, so that none of them has named it.
+                # The others did not need the failed worker, so none has reported it.
                 outlet.log_line(f"{self.cause}, so the run ends: SIGTERM to {format_workers(running)}")
             _signal(workers, self.signals.pop(0))
             self.deadline = time.monotonic() + (2.0 if self.signals else ANSWER_SECONDS)
@@ -120,14 +120,15 @@ def supervise(
     *,
     rule: FailureRule[Worker],
 ) -> int:
-    """Forward the workers' output until all have ended; after the first failure the others have `grace` seconds.
+    """Forward the workers' output until all have ended, and return the run's exit code.
 
-    The run continues without failed or evicted workers as long as `rule` allows; replacements are added to `workers`.
+    After the first failure the other workers have `grace` seconds, unless the policy `rule` lets the run continue
+    without failed or evicted workers. Replacements are added to `workers`.
     """
     shutdown = Shutdown()
     collect = partial(_collect, workers, store, shutdown, grace, outlet, rule=rule)
     watch(workers, sources, shutdown, outlet, collect, grace=grace, pause=lambda: rule.pause)
-    # A run that continued without a worker that was evicted says so, even where all others ended well.
+    # The exit code tells that a worker was evicted, even if all others ended well.
     evicted = rule.evicted or any(worker.code == EvictedError.exit_code for worker in workers)
     return shutdown.code or (EvictedError.exit_code if evicted else 0)
 
@@ -144,9 +145,9 @@ def watch(
     num_workers: int | None = None,
     num_here: int | None = None,
 ) -> None:
-    """Forward output and signals, and call `collect` between looks until it returns that no worker runs.
+    """Forward output and signals, and call `collect` repeatedly until it returns that no worker runs.
 
-    `num_workers` is the number of workers of the run, `num_here` of those whose lines come here.
+    `num_workers` is the number of workers of the run, `num_here` of those whose output this launcher prints.
     """
     drained = float("inf")
     width = len(str((num_workers or len(workers)) - 1))
@@ -156,7 +157,7 @@ def watch(
             for descriptor in source.streams:
                 selector.register(descriptor, selectors.EVENT_READ, source)
         running = True
-        # A worker's pipes close before its exit code can be read; its own child may hold a pipe open for ever.
+        # A worker's pipes close before its exit code is available; a child of the worker may keep them open for ever.
         while running or (
             time.monotonic() < drained and any(isinstance(key.data, Child) for key in selector.get_map().values())
         ):
@@ -186,13 +187,13 @@ def watch(
 
 
 def _is_lost(worker: Worker) -> bool:
-    """Whether the others of a run that outlives lost workers continue without this one."""
+    """Return whether a worker was killed, evicted or lost with its node, after which a tolerant run continues."""
     assert worker.code is not None
     return worker.code < 0 or worker.code == EvictedError.exit_code or bool(worker.lost)
 
 
 def _ended_by_itself(worker: Worker) -> bool:
-    """Whether no signal ended a worker: of those that are seen to have ended at one time, these are looked at last."""
+    """Return whether no signal killed the worker; sort key to handle killed workers first if several ended at once."""
     assert worker.code is not None
     return worker.code >= 0 and not worker.lost
 
@@ -201,7 +202,7 @@ def _collect(
     workers: list[Worker], store: Store, shutdown: Shutdown, grace: float, outlet: LogMultiplexer,
     *, rule: FailureRule[Worker],
 ) -> bool:  # fmt: skip
-    """Note which workers ended, and how; shut down the rest after a failure. Returns whether any worker still runs."""
+    """Process the workers that have ended, and shut down after a failure; return whether any still runs."""
     ended = [worker for worker in workers if worker.code is None and worker.reap()]
     rule.poll()
     for worker in ended:
@@ -220,13 +221,13 @@ def _collect(
 
 
 def ask_children_to_end(worker: Worker) -> None:
-    """Send SIGTERM to the child processes of a failed worker."""
+    """Send SIGTERM to the child processes of a failed worker, and set the time at which they are killed."""
     worker.signal(signal.SIGTERM)
     worker.children_until = time.monotonic() + CHILDREN_SECONDS
 
 
 def end_children(workers: Sequence[Worker]) -> None:
-    """Kill the child processes of failed workers, after they had time to clean up."""
+    """Kill the child processes of failed workers, once their time to clean up is over."""
     for worker in workers:
         if time.monotonic() > worker.children_until:
             worker.children_until = float("inf")
@@ -242,7 +243,7 @@ def _forward(
     *,
     last: bool = False,
 ) -> bool:
-    """Pass on complete lines, each with its worker's rank before it; False at the end of the output."""
+    """Print a source's complete lines, each prefixed with its worker's rank; return False at the end of the output."""
     lines, is_open = source.take(descriptor, last=last)
     for errors, written in groupby(lines, key=lambda line: line.errors):
         shown = []
@@ -256,14 +257,14 @@ def _forward(
 
 
 def _publish_failure(store: Store, worker: Worker, outlet: LogMultiplexer, *, first: bool, ended: bool) -> None:
-    """Leave word in the store of how a worker died, for others' messages; say here what it cannot say itself."""
+    """Write to the store how a worker died, for others' messages; print it if the worker could not."""
     from partreduce.runtime.transport.store import CHANGES, DEATHS, Notes, read_stage  # loads torch, as workers do
 
     assert worker.code is not None
     text, is_lost = worker.lost or format_end(worker.code), _is_lost(worker) and worker.code != EvictedError.exit_code
     if not (is_lost or first):
         return
-    # A worker that a signal ends prints nothing itself.
+    # A worker killed by a signal prints nothing itself.
     if not ended and (is_lost or not (worker.has_complained or worker.has_more_to_say())):
         hint = "; the kernel does that when memory runs out" if worker.code == -signal.SIGKILL else ""
         with contextlib.suppress(RuntimeError):
