@@ -1,8 +1,8 @@
-"""Compare through the store, before any collective, the settings that must be equal on all workers.
+"""Compare the settings that must be equal on all workers, through the store, before any collective.
 
-Bare `torch.distributed` answers different schedules, models or dtypes with wrong numbers, an abort or a hang. Here
-every worker writes its facts and reads those of all, and all raise the same sentence, which names the differing rank
-and the field; a worker that never arrives is named by all others after the timeout.
+Bare `torch.distributed` reacts to different schedules, models or dtypes with wrong numbers, an abort or a hang. Here
+every worker writes its facts and reads those of all others. If a field differs, all workers raise the same error, which
+names the field and a differing rank; after the timeout all name the workers that never arrived.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def handshake(
     key: str = "1",
     timeout: float,
 ) -> None:
-    """Compare `facts` (field → short text) over all workers through the store; all raise the same HandshakeError.
+    """Compare `facts` (field → short text) over all workers through the store; if any differ, all raise HandshakeError.
 
     Args:
         store: a torch store that all workers reach.
-        rank: this worker.
+        rank: this worker's rank.
         size: number of workers as this worker knows it; compared as the field `number of workers`.
         facts: values to compare by field; short texts such as hashes.
-        details: for a field whose value is a hash, the lines that were hashed; the error names the first that differs.
+        details: for a field whose value is a hash, the lines that were hashed; the error names the first difference.
         key: name of the handshake in the run, equal on all workers.
         timeout: seconds to wait for the others.
     """
@@ -69,7 +69,7 @@ def handshake(
 
 
 def compare(everybody: Mapping[int, Mapping[str, str]]) -> tuple[str, int, int, str] | None:
-    """Find the first field that differs: (field, a differing rank, a usual rank, sentence); None if none differs."""
+    """Find the first field that differs: (field, differing rank, majority rank, sentence); None if none."""
     fields = list(dict.fromkeys(field for facts in everybody.values() for field in facts))
     for field in fields:
         values = {rank: facts.get(field, "nothing") for rank, facts in sorted(everybody.items())}
@@ -88,7 +88,10 @@ def compare(everybody: Mapping[int, Mapping[str, str]]) -> tuple[str, int, int, 
 def _collect(
     notes: Notes, size: int, deadline: Deadline, death: Callable[[Sequence[int]], str | None]
 ) -> dict[int, dict[str, str]]:
-    """Everybody's facts; also of workers that believe in fewer workers."""
+    """Read all workers' facts; once two differ, wait only a little longer for the rest.
+
+    Raises UnavailableError if a worker dies before it writes its facts, or none differ and the deadline passes.
+    """
     missing = list(range(size))
     everybody: dict[int, dict[str, str]] = {}
     disputed = False
@@ -98,7 +101,7 @@ def _collect(
         together = notes.read_all([f"facts/{rank}" for rank in missing])
         if together is not None:
             return everybody | {rank: json.loads(facts) for rank, facts in zip(missing, together, strict=True)}
-        if is_over or time.monotonic() > look:  # who is it that the others wait for?
+        if is_over or time.monotonic() > look:  # find out which workers are missing
             look = time.monotonic() + LOOK_SECONDS
             found = {rank: facts for rank in missing if (facts := notes.read(f"facts/{rank}")) is not None}
             everybody |= {rank: json.loads(facts) for rank, facts in found.items()}
@@ -106,7 +109,7 @@ def _collect(
             if not missing:
                 return everybody
             if not disputed and compare(everybody) is not None:
-                # Wait a little for the rest, so that all workers count the same votes and name the same one.
+                # Wait a little for the rest, so that all workers see the same facts and name the same rank.
                 deadline = min(deadline, Deadline(VOTE_SECONDS), key=lambda end: end.left)
                 disputed = True
             if not disputed and (why := death(missing)) is not None:
@@ -125,7 +128,7 @@ def _collect(
 
 
 def _first_difference(notes: Notes, field: str, odd: int, usual: int) -> str:
-    """Where two workers' details first differ, as the end of a sentence."""
+    """Return where two workers' details first differ, as the end of a sentence; empty if unknown."""
     odd_lines, usual_lines = notes.read(f"{field}/{odd}"), notes.read(f"{field}/{usual}")
     if odd_lines is None or usual_lines is None:
         return ""
@@ -137,7 +140,7 @@ def _first_difference(notes: Notes, field: str, odd: int, usual: int) -> str:
 
 
 def _linger(notes: Notes, hosts: bool, *, size: int) -> None:
-    """Give the others time to read before the process that hosts the store ends."""
+    """Give the other workers time to read from the store before the process that hosts it exits."""
     deadline = time.monotonic() + 2
     try:
         gone = notes.count("leaving", 1)

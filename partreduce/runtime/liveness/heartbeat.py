@@ -1,8 +1,8 @@
-"""Leave heartbeats and failure notes in the store, so that an error names a worker and not an address.
+"""Write heartbeats and failure notes to the store, so that errors name a worker instead of a network address.
 
-Each worker regularly notes its activity (a heartbeat), where it stopped, and its first error; the launcher notes which
-worker died and why. A worker that waits for others reads those notes and gives up early, with a reason, when a member
-of its group can no longer arrive.
+Each worker regularly writes what it does (its heartbeat), and also where it stopped and its first error; the launcher
+writes which worker died and why. A worker that waits for others reads these notes, and stops waiting early, with a
+reason, if a member of its group can no longer arrive.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from partreduce.topo.errors import StoreLostError
 
 Found = TypeVar("Found")
 BEAT_SECONDS = 0.5
-REASON_SECONDS = 2.0  # a worker that gave up says why within this time, a little longer than it takes to find out
+REASON_SECONDS = 2.0  # how long to wait for the reason of a worker that gave up
 UNEQUAL = (
     "the workers' data lengths differ, so put the training loop into `with optimizer.join():`; or one left its loop "
     "early, so have all stop at the same step"
 )
 SURVIVABLE = ("was killed by signal", "ended without a word", "was lost with node", "gave no sign of life")
-"""What the failures are called after which others can continue."""
+"""Phrases in descriptions of failures after which the other workers could continue."""
 ALL_CALL = "all workers call {}, so take it out of any `if rank == 0`; or {}"
 TOGETHER = (
     "all workers look up and save the rows of tables together, after finish(), too, so put none of that under `if rank "
@@ -56,7 +56,7 @@ PACED = (
 
 
 class Heartbeat(SignsOfLife):
-    """Writes this worker's heartbeat and notes to the store and reads the others'; tolerates a lost store."""
+    """Writes this worker's heartbeat and failure notes to the store and reads others'; tolerates a lost store."""
 
     def __init__(
         self,
@@ -74,26 +74,26 @@ class Heartbeat(SignsOfLife):
         self._closed, self._lifelines = closed_notes(store, key), lifelines
         different = sorted({int(steps_per_round) for steps_per_round in worker_steps})
         self.unequal = PACED.format(different[0], different[-1]) if len(different) > 1 else UNEQUAL
-        """Why workers end after different numbers of rounds, and the way out."""
-        self._together = ""  # what this worker does that is no round, and all have to do; empty in rounds
+        """Advice for workers that end after different numbers of rounds."""
+        self._together = ""  # advice inside an operation outside the rounds that all workers must call; else empty
         self.now: tuple[str | Callable[[], str], Iterable[int]] = NOT_STARTED, ()
-        """What this worker does, and for whom it waits in that: one value, which any thread may set (see `doing`)."""
+        """This worker's activity and the ranks that it waits for; any thread may set them (see `doing`)."""
         self._way_to_continue = way_to_continue
-        """Asked what a message says to a user whose run ends by a failure that it need not have ended by."""
+        """Returns a hint for the error message if the run could have survived the failure with another option."""
         self.line = self._notes.line
         self._changes = 0
         self.settled = 0
-        """Of those, what the launcher knew of when it decided who continues: no worker looks for that any more."""
+        """Number of those changes that the launcher's last decision already includes; workers ignore these."""
         self._given_up: dict[int, float] = {}
         self._stop = threading.Event()
-        self.with_each: Callable[[], None] = lambda: None  # done with every beat, by the thread that beats
+        self.with_each: Callable[[], None] = lambda: None  # called after each heartbeat, in the heartbeat thread
         self._noted: set[str] = set()
         self._seen: dict[int, tuple[str, float]] = {}
         self.counts = (0, 0)
-        """How many gatherings and exchanges this worker has been in: what one that joins later continues from."""
+        """How many gatherings and exchanges this worker has entered; a joining worker copies the counts."""
         self._gathered = (0, "", "")
-        """After how many rounds this worker came to its last gathering, to which, and its advice."""
-        self._place = ""  # `gathering` or `exchange` inside one: what is counted there says who has been in it
+        """Last gathering: rounds completed before it, its name, and advice for workers that do not arrive."""
+        self._place = ""  # "gathering" or "exchange" inside one; else empty
         if beats:
             Background(self._beat, name="partreduce-heartbeat", stop=self._stop.set).start()
 
@@ -103,12 +103,12 @@ class Heartbeat(SignsOfLife):
         return self._notes.place(f"beat/{self.rank}")
 
     def doing(self, text: str | Callable[[], str], waits: Iterable[int] = ()) -> None:
-        """Set what this worker does and waits for, for the next heartbeat; `text` may be a function, called then."""
+        """Set this worker's activity and the ranks it waits for, for the next heartbeat; `text` may be a function."""
         self.now = text, waits
 
     @property
     def gatherings(self) -> int:
-        """How many gatherings this worker has entered; equal on all workers that call the same ones."""
+        """Number of gatherings that this worker has entered; equal on all workers if they call the same ones."""
         return self.counts[0]
 
     @property
@@ -117,14 +117,14 @@ class Heartbeat(SignsOfLife):
         return text if isinstance(text, str) else text(), tuple(rank for rank in waits if rank != self.rank)
 
     def note(self, kind: str, text: str) -> None:
-        """Write a note of this worker: `failed`, `explained`, `left` or `finished`; only the first of a kind counts."""
+        """Write a note about this worker: `failed`, `explained`, `left` or `finished`; the first of a kind counts."""
         if kind not in self._noted:
             self._noted.add(kind)
             self._try(lambda: self._notes.write(f"{kind}/{self.rank}", text))
             self._try(lambda: self._deaths.count(CHANGES, 1))
 
     def news(self) -> int:
-        """Return how many failures and ends were noted since the last change of members, by one query to the store."""
+        """Return how many failures and ends were recorded since the last change of members, by one query."""
         changes = self._try(lambda: self._deaths.count(CHANGES))
         if changes is not None:
             self._changes = changes
@@ -140,9 +140,10 @@ class Heartbeat(SignsOfLife):
         return None if problem is None else StoreLostError(problem)
 
     def gather(self, what: str, round_: int, advice: str | None = None) -> None:
-        """Note that this worker waits for all others in `what` after `round_` rounds; `advice` is for late ones.
+        """Record that this worker waits for all others in the operation `what` after `round_` rounds (a gathering).
 
-        All workers count gatherings, so the count tells whether one is over.
+        `advice` is for the error message of workers that do not arrive. All workers count gatherings, so the count
+        tells whether one is over.
         """
         self.counts = self.gatherings + 1, self.counts[1]
         self._note_exchanges()
@@ -152,9 +153,10 @@ class Heartbeat(SignsOfLife):
 
     @contextlib.contextmanager
     def gathering(self, what: str, round_: int, advice: str | None = None) -> Iterator[None]:
-        """Like `gather`, around the operations of all workers: inside, a count tells who has been in this gathering.
+        """Context of an operation of all workers outside the rounds, such as a checkpoint; calls `gather`.
 
-        Rounds alone would not tell, since two gatherings may fall between the same rounds.
+        Inside, the count of gatherings tells whether another worker has entered this one. Rounds alone would not, since
+        two gatherings may occur between the same rounds.
         """
         self.gather(what, round_, advice)
         with self._inside("gathering"):
@@ -162,13 +164,13 @@ class Heartbeat(SignsOfLife):
 
     @contextlib.contextmanager
     def exchange(self) -> Iterator[None]:
-        """Around one operation of all workers that belongs to no round; all workers count them."""
+        """Context of an exchange: an operation of all workers outside rounds and gatherings, which all count."""
         self.counts = self.gatherings, self.counts[1] + 1
         with self._inside("exchange"):
             yield
 
     def finished(self, round_: int) -> None:
-        """Note that this worker has ended after `round_` rounds."""
+        """Record that this worker has ended after `round_` rounds."""
         self._note_exchanges()
         self.note("finished", str(round_))
 
@@ -181,12 +183,12 @@ class Heartbeat(SignsOfLife):
             self._place = before
 
     def _note_exchanges(self) -> None:
-        """Written before the note that tells where this worker is, so that who reads that one finds this, too."""
+        """Write the number of exchanges, before the note with this worker's place, so that readers find both."""
         if exchanges := self.counts[1]:
             self._try(lambda: self._notes.write(f"exchanges/{self.rank}", str(exchanges)))
 
     def _has_been_here(self, rank: int) -> bool | None:
-        """Whether a member that has continued was in what this worker is in; None where only its rounds can tell."""
+        """Return whether another worker has entered this worker's gathering or exchange; None outside of both."""
         if self._place == "gathering":
             return rank in self.gathered([rank])
         if self._place == "exchange":
@@ -196,7 +198,7 @@ class Heartbeat(SignsOfLife):
 
     @contextlib.contextmanager
     def together(self, advice: str) -> Iterator[None]:
-        """Inside, `advice` is what messages say if a worker that has ended is missing."""
+        """Context in which errors about a worker that has ended and is missing contain `advice`."""
         self._together = advice
         try:
             yield
@@ -207,7 +209,7 @@ class Heartbeat(SignsOfLife):
         return self._get(self._notes, f"{kind}/{rank}")
 
     def record_failure(self, text: str) -> None:
-        """Record this worker's failure as the first of the run, unless another one was earlier."""
+        """Record this worker's failure as the first of the run, unless another worker's was earlier."""
         mine = json.dumps([self.rank, text])
         self._try(lambda: self._notes.propose("first", mine))
         self._try(lambda: self._deaths.count(CHANGES, 1))
@@ -221,10 +223,11 @@ class Heartbeat(SignsOfLife):
         return None if rank == self.rank else f"worker {rank} gave up first, with: {text}"
 
     def cause(self, members: Iterable[int], round_: int | None = None) -> str | None:
-        """Why a member cannot take part, as a clause such as `worker 3 was killed by signal 9`; None if not known.
+        """Return why a member cannot take part, as a clause like `worker 3 was killed by signal 9`; else None.
 
-        With `round_`, a member that ended after so many rounds or fewer counts too; in a gathering or exchange, one
-        that was not in it. A signal, an exception or a death comes before the run's first failure, and that before its
+        With `round_`, a member that ended after at most that many rounds counts too; inside a gathering or exchange,
+        one that did not enter it. A signal, an exception or a death precedes the run's first failure, and that precedes
+        its
         consequences: exit codes, and workers that gave up.
         """
         others = [rank for rank in members if rank != self.rank]
@@ -255,18 +258,18 @@ class Heartbeat(SignsOfLife):
 
     @property
     def advice_at_end(self) -> str:
-        """What all workers must do if one of them is missing at `finish()` or is alone in it."""
+        """Advice for a `finish()` that not all workers call."""
         return self._all_call("finish()")
 
     def _all_call(self, what: str) -> str:
         return self.unequal if self.unequal in (MET, TOGETHER) else ALL_CALL.format(what, self.unequal)
 
     def way_out(self, why: str) -> str:
-        """Return what a user can do so that a run survives such a failure, as the end of a sentence; else empty."""
+        """Return a hint, as the end of a sentence, how a run can survive a failure like `why`; else empty."""
         return self._way_to_continue() if any(words in why for words in SURVIVABLE) else ""
 
     def apart(self, members: Iterable[int], round_: int) -> str | None:
-        """Return which `members` are not in this worker's gathering or in another one, as a clause; None if none."""
+        """Return which `members` are not in this worker's gathering, or in another one, as a clause; else None."""
         members = list(members)
         others = sorted(set(members) - self.gathered(members)) if self._place == "gathering" else []
         if not others:
@@ -275,9 +278,9 @@ class Heartbeat(SignsOfLife):
         return f"this worker {self.rank} is in {what} after {reached} rounds, {format_workers(others)} not: {advice}"
 
     def unlike(self, members: Iterable[int], step: int, settings: Settings) -> str | None:
-        """Return which member steps with other optimizer `settings` than this worker, as a clause; None if none.
+        """Return which member has other optimizer `settings` than this worker, as a clause; None if none.
 
-        Called after the sums of a step did not fit together; also None if the members' notes do not come in time.
+        Called after the tags of a step's average differed; also None if the members' notes do not arrive in time.
         """
         text = json.dumps(settings)
         self._try(lambda: self._notes.write(f"settings/{step}/{self.rank}", text))
@@ -293,9 +296,9 @@ class Heartbeat(SignsOfLife):
         return None
 
     def elsewhere(self, members: Iterable[int], round_: int, way_out: str | None = None) -> str | None:
-        """Return which member waits in a gathering that this worker, in `round_`, has not entered, as a clause.
+        """Return which member waits in a gathering that this worker has not entered, as a clause; None if none.
 
-        Such a member never comes to a collective of that round. `way_out` replaces the gathering's advice.
+        Such a member never arrives at a collective of round `round_`. `way_out` replaces the gathering's advice.
         """
         for rank in members:
             noted = self.read("gathering", rank) if rank != self.rank else None
@@ -334,7 +337,7 @@ class Heartbeat(SignsOfLife):
         )
 
     def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:
-        """Like `cause`, and members that gave up; once this worker has finished, members may have finished too."""
+        """Like `cause`, but also report members that gave up; after `finished`, ended members are not missing."""
         if (problem := self._notes.problem) is not None:
             return problem
         members = list(members)
@@ -346,13 +349,13 @@ class Heartbeat(SignsOfLife):
         rank = next(given_up, None)
         if rank is None:
             return None
-        # It gives up first and finds out why then; that is worth waiting for, so that all name the same culprit.
+        # A worker gives up before it finds out why; wait for its reason, so that all name the same culprit.
         if time.monotonic() < self._given_up.setdefault(rank, time.monotonic() + REASON_SECONDS):
             return None
         return f"worker {rank} {self.read('failed', rank)}"
 
     def sign(self, rank: int) -> Sign:
-        """Return what worker `rank` does by its last heartbeat, and for how many seconds that has not changed."""
+        """Return a worker's last heartbeat: its activity, and for how many seconds it has not changed."""
         beat = self._get(self._notes, f"beat/{rank}")
         if beat is None:
             return Sign("", (), None)
@@ -369,13 +372,13 @@ class Heartbeat(SignsOfLife):
     def waits_for(self, members: Iterable[int], seconds: float | None) -> str:
         others = [rank for rank in members if rank != self.rank]
         text = clause(self.rank, others, self.sign, seconds)
-        return self._notes.problem or text  # without an answer from the store everybody seems silent
+        return self._notes.problem or text  # if the store does not answer, every worker seems silent
 
     def sees_silence(self, members: Iterable[int]) -> bool:
         return sees_silence(self.rank, [rank for rank in members if rank != self.rank], self.sign)
 
     def linger(self, size: int) -> None:
-        """Keep this process, which serves the store, alive until the others know why the run failed."""
+        """Keep this process, which hosts the store, alive until the other workers know why the run failed."""
         end = time.monotonic() + REASON_SECONDS
         waiting = [rank for rank in range(size) if rank != self.rank]
         while waiting and time.monotonic() < end and self._notes.problem is None:
@@ -400,7 +403,7 @@ class Heartbeat(SignsOfLife):
             try:
                 self._notes.write(f"beat/{self.rank}", beat)
                 self.with_each()
-                self._notes.has(f"beat/{self.rank}")  # a store that is frozen takes what is written and answers nothing
+                self._notes.has(f"beat/{self.rank}")  # a frozen store accepts writes but never answers
             except (RuntimeError, StoreLostError):
                 return
             self._stop.wait(BEAT_SECONDS)
@@ -413,7 +416,7 @@ class Heartbeat(SignsOfLife):
 
     @staticmethod
     def _try(action: Callable[[], Found]) -> Found | None:
-        """The store is a convenience here: without it errors are less precise, and nothing else changes."""
+        """Return the result of a store operation; None without a store, which only makes errors less precise."""
         try:
             return action()
         except (RuntimeError, StoreLostError):

@@ -1,10 +1,10 @@
-"""Detect the death of a worker by idle connections, which the dead worker's machine closes.
+"""Detect the death of a worker by idle TCP connections, which the dead worker's kernel closes.
 
-When a process dies, however it dies, its machine closes its connections in milliseconds and refuses new ones. Each
-worker keeps a listening socket for as long as it takes part in the run, and a connection to each of the next two
-workers. If one of those is closed and refused again, the worker notes it in the store: so a death is known within a
-second, also without a launcher and for every strategy. A process that is only stopped, or behind a broken link, keeps
-its connections; heartbeats and the timeout detect these.
+When a process dies for any reason, its kernel closes its connections within milliseconds and refuses new ones. Each
+worker keeps a listening socket while it takes part in the run, and a connection to each of the next two workers. If a
+connection closes and a new one is refused, the worker records the death in the store, so that it is known within a
+second, with or without a launcher and for every strategy. A process that is only stopped, or behind a broken link,
+keeps its connections; heartbeats and the timeout detect these.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from partreduce.runtime.transport.torch_api import Store, TCPStore
 from partreduce.runtime.transport.work import Background
 from partreduce.topo.errors import StoreLostError, UnavailableError
 
-WATCHED = 2  # of how many workers one holds a connection; with two, neighbors may die together
+WATCHED = 2  # connections per worker; with two, adjacent workers may die together
 BACKLOG = 64
-"""Connections wait here for ever, since none is accepted: of those that watch, and of those that watched and died."""
-LAST_WORD_SECONDS = 0.2  # the dead worker's own note, or its launcher's, says more: it gets this long to be read
+"""Connections stay in the backlog, since none is accepted: those of watching workers, and of watchers that died."""
+LAST_WORD_SECONDS = 0.2  # how long to wait for the more precise note of the dead worker or its launcher
 LOOK_SECONDS = 0.1
 CONNECT_SECONDS = 1.0
-REACH_SECONDS = 10.0  # a worker that cannot be reached for so long at the start lies behind a wall, and is not watched
-LAST_WORDS = ("finished", "left", "failed")  # a heartbeat's notes of its worker's end; then nothing is added here
+REACH_SECONDS = 10.0  # a worker that cannot be reached within this time is not watched (firewall)
+LAST_WORDS = ("finished", "left", "failed")  # a worker's own notes about its end, after which no death is recorded
 
 _open: weakref.WeakSet[KeepaliveSockets] = weakref.WeakSet()
 
 
 class KeepaliveSockets:
-    """One worker's listening socket and its connections to the next two workers, watched by a thread.
+    """One worker's listening socket and its connections to the next two workers, watched by a thread to detect deaths.
 
-    Nothing is accepted, read or written: a connection is enough, and the kernel makes it. `key` is the optimizer's;
-    `place` is this worker's address from `own_host`.
+    No connection is accepted, read or written; the kernel keeps it open. `key` is the optimizer's; `place` is this
+    worker's address from `own_host`.
     """
 
     def __init__(self, store: Store, rank: int, size: int, key: str, place: tuple[str, bool]) -> None:
@@ -65,20 +65,20 @@ class KeepaliveSockets:
         Background(self._run, watched, others, name="partreduce-lifelines", stop=self.close).start()
 
     def close(self) -> None:
-        """End the thread and close the sockets; a watching worker reports a death if the store has no last note."""
+        """End the thread and close the sockets; without a last note in the store, watchers record a death."""
         self._stop.set()
         self.forget()
 
     def forget(self) -> None:
-        """Close the sockets, also in a forked child: an open copy would hide this process's death."""
+        """Close the sockets, also in a forked child, whose open copies would hide this process's death."""
         for held in [self._listener, *list(self._connections.values())]:
             with contextlib.suppress(OSError):
                 held.close()
 
     def _run(self, watched: list[int], others: list[int]) -> None:
-        """Wait for an end, try again, note it; the first of the others is then watched in place of the dead one."""
+        """Watch the connections; after one ends and a new one is refused, record the death, watch the next worker."""
         known, deadline = set(self._connections), time.monotonic() + REACH_SECONDS
-        """To whom there was a connection; before that a refusal tells nothing."""
+        """Ranks that were once connected; before the first connection a refusal means nothing."""
         with contextlib.suppress(RuntimeError, StoreLostError, OSError, ValueError):  # closed, or without a store
             while not self._stop.is_set():
                 for rank in [rank for rank in watched if rank not in self._connections]:
@@ -93,7 +93,7 @@ class KeepaliveSockets:
                 self._wait(all(rank in self._connections for rank in watched))
 
     def _wait(self, are_all_connected: bool) -> None:
-        """Wait until a connection ends, or for a moment while there are more to make."""
+        """Wait until a connection ends; only briefly if some workers are not connected yet."""
         poller = select.poll()
         ranks = {held.fileno(): rank for rank, held in self._connections.items()}
         for descriptor in ranks:
@@ -102,13 +102,13 @@ class KeepaliveSockets:
             self._connections.pop(ranks[descriptor]).close()
 
     def _is_refused(self, rank: int) -> bool:
-        """Try to connect, where the worker has said its address; only a refusal tells that no worker listens there."""
+        """Try to connect to a worker, if its address is known; return True only if the connection is refused."""
         noted = self._notes.read(f"address/{rank}")
         if noted is None:
             return False
         host, machine, port = json.loads(noted)
         if host.startswith(("127.", "::1")) and (host, machine) != self._host:
-            return True  # another machine's own loopback: what listens there on this machine is another process
+            return True  # another machine's loopback address, which reaches a different process here
         try:
             connection = socket.create_connection((host, port), CONNECT_SECONDS)
         except ConnectionRefusedError:
@@ -116,13 +116,13 @@ class KeepaliveSockets:
         except OSError:
             return False
         if connection.getsockname() == connection.getpeername():
-            connection.close()  # from a port at which nothing listens to itself, which the kernel joins
+            connection.close()  # a TCP self-connection: no process listens at this port
             return True
         self._connections[rank] = connection
         return False
 
     def _note(self, rank: int) -> None:
-        """Leave word of a worker that is gone without one."""
+        """Record that a worker's process is gone, unless it or its launcher has recorded its end."""
         end = time.monotonic() + LAST_WORD_SECONDS
         while time.monotonic() < end:
             said = any(self._last_words.read(f"{kind}/{rank}") is not None for kind in LAST_WORDS)
@@ -136,7 +136,7 @@ class KeepaliveSockets:
 
 
 def lifelines_of(store: Store, rank: int, size: int, key: str) -> KeepaliveSockets | None:
-    """Create this worker's KeepaliveSockets; None if store or machine have no address for them."""
+    """Create this worker's KeepaliveSockets; None if the store has no network address."""
     if not isinstance(root_store(store), TCPStore):
         return None
     try:
@@ -146,7 +146,7 @@ def lifelines_of(store: Store, rank: int, size: int, key: str) -> KeepaliveSocke
 
 
 def closed_notes(store: Store, key: str) -> Notes:
-    """Return the notes in which workers record, by rank, that another worker's process is gone."""
+    """Return the part of the store in which workers record, by rank, that another worker's process is gone."""
     return Notes(store, f"closed/{key}")
 
 

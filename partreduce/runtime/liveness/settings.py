@@ -1,4 +1,4 @@
-"""Compare the hyperparameters of an optimizer, which must be equal on all workers if gradients are averaged."""
+"""Compare the optimizers' hyperparameters, which must be equal on all workers if gradients are averaged."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any, TypeAlias
 import torch
 
 Settings: TypeAlias = "tuple[tuple[object, ...], ...]"
-"""The values of `SCHEDULED`, None where there is none, of each parameter group."""
-SCHEDULED = ("lr", "momentum", "betas", "weight_decay")  # what schedulers and scripts set, by torch's names
+"""Values of the hyperparameters in `SCHEDULED` for each parameter group; None for a missing value."""
+SCHEDULED = ("lr", "momentum", "betas", "weight_decay")  # hyperparameters that schedulers and scripts change
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> Settings:
-    """Return an optimizer's hyperparameters, by group; does not wait for tensors on a device. O(parameter groups)."""
+    """Return an optimizer's hyperparameters by parameter group, without waiting for tensors on a device."""
     return tuple([tuple([_plain(group.get(name)) for name in SCHEDULED]) for group in optimizer.param_groups])
 
 
 def difference(mine: Settings, theirs: Settings) -> tuple[str, object, object] | None:
-    """Find the first setting that differs: (name, this value, other value); None if all are equal."""
+    """Find the first hyperparameter that differs: (name, this worker's value, other value); None if all are equal."""
     if len(mine) != len(theirs):
         return "number of parameter groups", len(mine), len(theirs)
     for index, (group, another) in enumerate(zip(mine, theirs, strict=True)):

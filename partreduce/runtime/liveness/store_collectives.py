@@ -1,4 +1,4 @@
-"""Wait for texts that other workers leave in the store unless they die, and share worker 0's decisions."""
+"""Gather texts from other workers through the store, failing early if one dies, and broadcast worker 0's decisions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from partreduce.topo.errors import InputError, PartreduceError, PeerFailedError,
 POLL_SECONDS = 0.005
 LOOK_SECONDS = 0.2
 ABSENT: dict[str, type[PartreduceError]] = {"PeerFailedError": PeerFailedError, "UnavailableError": UnavailableError}
-"""What worker 0 may have met instead of a user's mistake."""
+"""Worker 0's errors that are no mistake of the user, by name."""
 
 
 def broadcast_decision(world: World, prefix: str, decide: Callable[[], Any], timeout: float, *, who: str) -> Any:  # noqa: ANN401 - JSON
-    """Return worker 0's result of `decide()` on all workers, as JSON; its error is raised on all.
+    """Return worker 0's result of `decide()`, a JSON value, on all workers; an error there is raised on all.
 
-    Each decision has its own `prefix` of keys; `who` names the decider in messages; `timeout` is in seconds.
+    Each decision needs its own `prefix` of keys; `who` prefixes error messages; `timeout` is in seconds.
     """
     if world.rank == 0:
         try:
@@ -38,7 +38,10 @@ def broadcast_decision(world: World, prefix: str, decide: Callable[[], Any], tim
 
 
 def gather_from_store(world: World, prefix: str, writers: Mapping[str, int], timeout: float, *, who: str) -> list[str]:
-    """Read what the workers in `writers` (key → rank) write, in order. `who` names the waiting worker in messages."""
+    """Wait for the texts that the workers in `writers` (key → rank) write to the store; return them in that order.
+
+    `who` prefixes error messages; `timeout` is in seconds.
+    """
     notes, deadline, look = Notes(world.store, prefix), Deadline(timeout), 0.0
     said: dict[str, str] = {}
     while missing := [key for key in writers if key not in said]:

@@ -1,7 +1,7 @@
-"""Let workers with unequal amounts of data end at the same round.
+"""Let workers with unequal amounts of data end at the same round, like `torch.distributed.algorithms.join`.
 
-A worker in join mode declares each round in the store when it begins it. A worker whose data ended takes part in every
-round that any worker declares, with its parameters unchanged (or a zero gradient), until all have ended.
+Inside `join` a worker declares each round in the store when it starts the round. A worker whose data has ended takes
+part in every round that any worker declares, with its parameters unchanged (or a zero gradient), until all have ended.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ BEHIND = (
 
 
 class UnevenInputs:
-    """Which workers still have data, by notes in the store."""
+    """Tracks through the store which workers still have data inside `join`."""
 
     def __init__(self, store: Store, rank: int, size: int, heartbeat: Heartbeat, *, key: str, timeout: float) -> None:
         self.rank, self.size, self.heartbeat = rank, size, heartbeat
         self._notes, self.timeout = Notes(store, f"uneven-inputs/{key}"), timeout
         self._declared = -1
-        self.generation = 0  # how many loops inside `join` have ended; equal on all workers
+        self.generation = 0  # number of ended `join` loops; equal on all workers
 
     def declare(self, round_: int) -> None:
         if round_ > self._declared:
@@ -39,21 +39,21 @@ class UnevenInputs:
         self._notes.write(f"{self.generation}/ended/{self.rank}", "1")
 
     def close(self) -> None:
-        """End the current loop, since all workers' data has ended, and prepare for the next one."""
+        """End the current loop, after all workers' data has ended, and prepare for the next one."""
         self.generation += 1
         self._declared = -1
 
     def another(self, round_: int, lost: Callable[[], frozenset[int]] | None = None) -> bool:
-        """Wait until it is known whether any worker trains in round `round_`; `lost()` workers do not count."""
+        """Wait until it is known whether any worker (except `lost()`) trains in round `round_`; return whether."""
         begun, ended = f"{self.generation}/round/{round_}", f"{self.generation}/ended"
         wait = Wait(self.heartbeat, range(self.size), self.timeout)
         while True:
             gone = frozenset[int]() if lost is None else lost()
             needed = [f"{ended}/{rank}" for rank in range(self.size) if rank not in gone]
             all_ended = self._notes.has(*needed)
-            goes_on = self._notes.has(begun)  # asked last: who has ended begins nothing after that
+            goes_on = self._notes.has(begun)  # read last: a worker that has ended starts no round
             if (goes_on or all_ended) and lost is not None:
-                # A lost worker may still live, and begin a round while the others look: the first who looked decides.
+                # A lost worker may be alive and start a round while others check, so the first check decides for all.
                 verdict = self._notes.propose(f"{self.generation}/verdict/{round_}", "on" if goes_on else "end")
                 goes_on = verdict == "on"
             if goes_on:
@@ -64,7 +64,7 @@ class UnevenInputs:
             if lost is None and wait.is_due():
                 self._check_if_gone(f"data ended before round {round_}")
                 why = self.heartbeat.elsewhere(range(self.size), round_, BEHIND)
-                # Asked again, since who saw all end, or began the round, before it came there waits for no such worker.
+                # Read again: a worker that left after the round started, or after all ended, is not missing.
                 if why is not None and not self._notes.has(begun) and not self._notes.has(*needed):
                     raise PeerFailedError(f"data ended before round {round_}: {why}")
             if wait.is_over():
@@ -78,14 +78,17 @@ class UnevenInputs:
             time.sleep(POLL_SECONDS)
 
     def meet(self, round_: int, lost: Callable[[], frozenset[int]] | None = None) -> tuple[int, ...]:
-        """Wait for all workers at the end and compare their rounds; returns those present, without `lost()` ones."""
+        """Wait for all workers at the end, check that all took equally many rounds, and return the ranks present.
+
+        `lost()` returns workers that are not waited for. Raises PeerFailedError if the numbers of rounds differ.
+        """
         self.heartbeat.finished(round_)
         waiting = [rank for rank in range(self.size) if rank != self.rank]
         self.heartbeat.doing(f"entered finish() after {round_} rounds", waiting)
         wait = Wait(self.heartbeat, waiting, self.timeout)
         absent: set[int] = set()
         while waiting:
-            gone = frozenset[int]() if lost is None else lost()  # asked first: who is lost by now notes no end later
+            gone = frozenset[int]() if lost is None else lost()  # read first: a worker lost by now writes no later note
             for rank in list(waiting):
                 text = self.heartbeat.read("finished", rank)
                 if text is None:

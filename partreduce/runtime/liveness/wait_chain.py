@@ -1,8 +1,8 @@
 """Find the worker that is the actual cause of a wait.
 
-A worker that waits for a healthy one, which itself waits for a stopped one, must name the stopped one. Each heartbeat
-names the worker that its worker waits for. These form chains, and the end of a chain is the worker that blocks the
-rest: one without heartbeats, or else a live one that waits for no worker.
+If a worker waits for a healthy one, which waits for a stopped one, the error must name the stopped one. Each heartbeat
+contains the ranks that its worker waits for, which form chains. The end of a chain is the worker that blocks the rest:
+one without heartbeats, or else a live one that waits for no other.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-SILENCE_SECONDS = 1.2  # a worker whose heartbeat stood still for longer is reported as giving no sign of life
+SILENCE_SECONDS = 1.2  # a worker without a new heartbeat for longer is reported as silent
 MAX_NAMED = 4
 MAX_LISTED = 8
 MAX_LOOKED_AT = 64
@@ -18,7 +18,7 @@ MAX_LOOKED_AT = 64
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A worker's last heartbeat: what it does, for whom it waits, and the seconds since then (None: never)."""
+    """A worker's last heartbeat: its activity, the ranks it waits for, and the seconds since (None: never)."""
 
     text: str
     waits: tuple[int, ...]
@@ -29,23 +29,23 @@ class Sign:
         return self.silent is None or self.silent > SILENCE_SECONDS
 
     def __str__(self) -> str:
-        """As a clause that follows "which"."""
+        """Describe the heartbeat as a clause that follows "which"."""
         if self.silent is None:
             return "gave no sign of life"
-        # What a silent one said last may be old: half a second later it may be many steps further.
+        # A silent worker's last activity may be outdated: half a second later it may be many steps further.
         return (
             f"gave no sign of life for {self.silent:.1f} s (its last: it {self.text})" if self.is_silent else self.text
         )
 
 
 def clause(rank: int, members: Sequence[int], sign: Callable[[int], Sign], seconds: float | None) -> str:
-    """Describe the chain of waits: `waits for worker 1, which waits for worker 2, …`, and for how many seconds.
+    """Describe the chain of waits, `waits for worker 1, which waits for worker 2, …`, and for how many seconds.
 
-    `members` are those for whom `rank` waits directly; `sign` returns a worker's last heartbeat.
+    `members` are the ranks that `rank` waits for directly; `sign` returns a worker's last heartbeat.
     """
     signs, before = _chains(rank, members, sign)
     silent = [other for other in signs if signs[other].is_silent]
-    # On a busy machine a heartbeat may be late; who was really stopped has been silent for much longer.
+    # On a busy machine a heartbeat may be late; a worker that is really stopped has been silent for much longer.
     longest = max((signs[other].silent or 0.0 for other in silent), default=0.0)
     silent = [other for other in silent if signs[other].silent is None or (signs[other].silent or 0) > longest / 2]
     ends = [other for other in signs if not signs[other].waits]
@@ -55,13 +55,13 @@ def clause(rank: int, members: Sequence[int], sign: Callable[[int], Sign], secon
 
 
 def format_workers(ranks: Sequence[int]) -> str:
-    """Format ranks for a message: `worker 3`, `workers 1, 3`; of many only the first."""
+    """Format ranks for a message: `worker 3`, `workers 1, 3`; only the first few of many."""
     names = ", ".join(map(str, ranks[:MAX_LISTED])) + (", …" if len(ranks) > MAX_LISTED else "")
     return f"worker {names}" if len(ranks) == 1 else f"workers {names}"
 
 
 def sees_silence(rank: int, members: Sequence[int], sign: Callable[[int], Sign]) -> bool:
-    """Whether a worker in the chain of waits was heard once and is silent now: it is then the cause."""
+    """Return whether a worker in the chain of waits had heartbeats and is silent now: the cause of the wait."""
     signs, _ = _chains(rank, members, sign)
     return any(seen.is_silent and seen.silent is not None for seen in signs.values())
 
@@ -69,7 +69,7 @@ def sees_silence(rank: int, members: Sequence[int], sign: Callable[[int], Sign])
 def _chains(
     rank: int, members: Sequence[int], sign: Callable[[int], Sign]
 ) -> tuple[dict[int, Sign], dict[int, int | None]]:
-    """The signs of all workers down the chains, nearest first, and from whom each was reached."""
+    """Return the last heartbeats along the chains, nearest first, and each worker's predecessor in its chain."""
     signs: dict[int, Sign] = {}
     before: dict[int, int | None] = dict.fromkeys(members)
     next_ones = list(members)
