@@ -1,1 +1,1 @@
-"""Place tables separately: embeddings with rows sharded over the workers, or with gathered touched rows."""
+"""Place embedding tables separately: with rows sharded over the workers, or with gradients of touched rows gathered."""

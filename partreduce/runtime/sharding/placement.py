@@ -1,8 +1,8 @@
 """Find the tables that a schedule names, check that they can be placed as it says, and distribute their rows.
 
-The embedding of the user's model stays the same object, and so do its parameter and the optimizer's hold on it; only
-its class becomes one that looks rows up on other workers (as torch's `fully_shard` does it). What torch computes from
-rows, it computes here, too: from the rows that this call needs, each once.
+The user's embedding modules, their parameters and the optimizer's references to these stay the same objects; only a
+module's class is replaced by one that looks rows up on other workers, as in torch's `fully_shard`. Each lookup fetches
+every needed row once and computes the result by torch's own functions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ ATTRIBUTE = "_partreduce_table"
 
 
 class Handle:
-    """Connects an embedding module to its Table; a deep copy of the module gets a handle with another number."""
+    """Connects an embedding module to its Table: fetches the rows of its lookups.
+
+    A deep copy of the module gets a handle with another `copy` number.
+    """
 
     def __init__(self, tables: Tables, table: Table, module: Embeddings, copy: int) -> None:
         self.tables, self.table, self.copy = tables, table, copy
@@ -37,7 +40,7 @@ class Handle:
         self._trains = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
-        """For moving averages, such as `torch.optim.swa_utils.AveragedModel`: their rows lie as the model's do."""
+        """Return a handle for a copy of the module, such as in `torch.optim.swa_utils.AveragedModel`."""
         module = memo[id(self.module())]
         self.table.copies.append(weakref.ref(module))
         return Handle(self.tables, self.table, module, len(self.table.copies) - 1)
@@ -60,7 +63,7 @@ class Handle:
         return rows, inverse, padding
 
     def found(self, ids: torch.Tensor, problem: str) -> torch.Tensor:
-        """Return the rows with these unique numbers, on the device of the weight."""
+        """Return the rows with these unique numbers, on the weight's device; raise `problem` on all workers."""
         module, staging = self.module(), self.table.staging
         assert module is not None, "a module calls its own handle"
         weight = module.weight.detach()
@@ -73,7 +76,7 @@ class Handle:
 
 
 def _problem(table: Table, weight: torch.Tensor, indices: torch.Tensor) -> str:
-    """What is wrong with the indices of a lookup before anything is known of their values; empty where nothing is."""
+    """Describe what is wrong with the dtype or device of a lookup's indices; empty if nothing is."""
     if indices.dtype not in (torch.int32, torch.int64):
         return f"parameter {table.name!r}: is looked up with {indices.dtype}; indices are int32 or int64"
     if indices.device != weight.device:
@@ -85,7 +88,7 @@ def _problem(table: Table, weight: torch.Tensor, indices: torch.Tensor) -> str:
 
 
 def _out_of_range(table: Table, ids: torch.Tensor) -> str:
-    """What is wrong with the rows asked for, ascending and on the host; empty where nothing is."""
+    """Describe a row number that is out of range, given ascending numbers on the host; empty if none is."""
     last = table.route.rows - 1
     for index in ids[[0, -1]].tolist() if len(ids) else ():
         if not 0 <= index <= last:
@@ -94,7 +97,7 @@ def _out_of_range(table: Table, ids: torch.Tensor) -> str:
 
 
 class _Lookup(torch.autograd.Function):
-    """Rows of a table. Their gradients wait in the table for the end of the backward pass, where all are exchanged."""
+    """Autograd function of a table lookup; its gradients are exchanged at the end of the backward pass."""
 
     @staticmethod
     def forward(
@@ -105,14 +108,17 @@ class _Lookup(torch.autograd.Function):
         problem: str,
         padding: int | None,
     ) -> torch.Tensor:
-        """The rows that all workers look up; the weight is an argument so that torch asks for a gradient."""
+        """Return the rows of a lookup, in which all workers take part.
+
+        The weight is an argument so that autograd calls `backward`.
+        """
         ctx.handle, ctx.ids, ctx.padding = handle, ids, padding
         return handle.found(ids, problem)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None, None, None]:  # noqa: ANN401 - as above
-        """Keep the gradients of the rows but the padding row, on their way to the host during the backward pass."""
+        """Store the gradients of all rows but the padding row, and start copying them to the host."""
         handle, ids = ctx.handle, ctx.ids
         if handle.copy:
             raise InputError(f"parameter {handle.table.name!r}: a copy of the model was trained; wrap it by itself")
@@ -124,12 +130,12 @@ class _Lookup(torch.autograd.Function):
 
 
 class _SavedWhole(torch.nn.Module):
-    """A module whose state dict holds the whole of its table."""
+    """Base of routed embedding modules; its state dict contains the whole table."""
 
     weight: torch.Tensor
 
     def __reduce_ex__(self, _protocol: SupportsIndex) -> tuple[Any, ...]:
-        """Pickle the module that the user made, which needs no workers, where this one has the whole table."""
+        """Pickle the user's original module instead; raise InputError if its rows are sharded."""
         if (handle := handle_of(self)) is not None and handle.table.is_sharded:
             raise InputError(
                 f"parameter {handle.table.name!r}: its rows are spread over the workers, so the model cannot be "
@@ -138,11 +144,11 @@ class _SavedWhole(torch.nn.Module):
         own = next(kind for kind in type(self).__mro__ if not issubclass(kind, _SavedWhole))
         plain = own.__new__(own)
         plain.__dict__.update({name: value for name, value in self.__dict__.items() if name != ATTRIBUTE})
-        # By protocol 1 a class may be stated that is not this one's.
+        # Protocol 1 allows a class other than this object's.
         return plain.__reduce_ex__(1)  # type: ignore[return-value]  # a module's is a tuple
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _SavedWhole:
-        """Copy the module with its class and its handle; a copy of a routed module is routed."""
+        """Copy the module with its class and its handle, so that the copy looks up rows on other workers too."""
         if (copy_as_user_does := getattr(super(), "__deepcopy__", None)) is not None:
             return cast("_SavedWhole", copy_as_user_does(memo))
         memo[id(self)] = copied = type(self).__new__(type(self))
@@ -165,7 +171,7 @@ class _SavedWhole(torch.nn.Module):
 
 
 class TableEmbedding(_SavedWhole, torch.nn.Embedding):
-    """`nn.Embedding` that looks up rows of a table that is placed separately."""
+    """`nn.Embedding` that looks up rows of a separately placed table."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
         handle: Handle = getattr(self, ATTRIBUTE)
@@ -174,7 +180,7 @@ class TableEmbedding(_SavedWhole, torch.nn.Embedding):
 
 
 class TableEmbeddingBag(_SavedWhole, torch.nn.EmbeddingBag):
-    """`nn.EmbeddingBag` that looks up rows of a table that is placed separately."""
+    """`nn.EmbeddingBag` that looks up rows of a separately placed table."""
 
     def forward(
         self,
@@ -200,13 +206,13 @@ def route_module(module: Embeddings, handle: Handle) -> None:
     setattr(module, ATTRIBUTE, handle)
     routed = TableEmbedding if isinstance(module, torch.nn.Embedding) else TableEmbeddingBag
     kind = type(module)
-    # A user's subclass keeps its methods and stays what `isinstance` says of it.
+    # For a user's subclass, the new class is a subclass of it, so its methods and `isinstance` still work.
     is_plain = kind in (torch.nn.Embedding, torch.nn.EmbeddingBag) or issubclass(kind, routed)
     module.__class__ = routed if is_plain else type(kind.__name__, (routed, kind), {})
 
 
 def is_routed(module: Embeddings) -> bool:
-    """Whether a module's `forward` still is that of TableEmbedding or TableEmbeddingBag."""
+    """Return whether a module's `forward` is still that of TableEmbedding or TableEmbeddingBag."""
     forward = type(module).forward
     return forward in (TableEmbedding.forward, TableEmbeddingBag.forward) and "forward" not in module.__dict__
 
@@ -218,11 +224,11 @@ def handle_of(module: torch.nn.Module) -> Handle | None:
 
 
 ROUTABLE = (torch.nn.Embedding, torch.nn.EmbeddingBag)
-WHOLE_TENSOR = ("Adafactor", "LBFGS", "Muon")  # of torch, whose step of one number depends on others of its tensor
+WHOLE_TENSOR = ("Adafactor", "LBFGS", "Muon")  # optimizers whose update of an element depends on others in its tensor
 
 
 def embeddings_of(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Parameter, tuple[Embeddings, ...]]]:
-    """Return the parameters of embeddings by their first name, each with all modules that use it."""
+    """Return the weights of all embeddings by their first name, each with all modules that use it."""
     modules: dict[torch.nn.Parameter, list[Embeddings]] = {}
     names: dict[torch.nn.Parameter, str] = {}
     for prefix, module in model.named_modules():
@@ -262,7 +268,7 @@ def find_tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedu
 
 
 def looks_at_whole_tensors(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> str:
-    """Return the name of a parameter's torch optimizer if it needs whole tensors (such as Muon); else empty."""
+    """Return the name of a parameter's torch optimizer if its update needs whole tensors (such as Muon); else empty."""
     held = [value if isinstance(value, (list, tuple)) else [value] for value in vars(optimizer).values()]
     parts = [optimizer, *(one for values in held for one in values if isinstance(one, torch.optim.Optimizer))]
     for one in parts:
@@ -274,7 +280,7 @@ def looks_at_whole_tensors(optimizer: torch.optim.Optimizer, parameter: torch.Te
 
 
 def layout_of(tables: Tables) -> dict[torch.nn.Parameter, str]:
-    """Describe each table in a line, to compare models between workers."""
+    """Describe each table in one line; the handshake compares the lines between workers."""
     lines = {}
     for table in tables:
         module = table.modules[0]
@@ -285,7 +291,7 @@ def layout_of(tables: Tables) -> dict[torch.nn.Parameter, str]:
 
 
 def check_other_shapes(tables: Tables, schedule: Schedule) -> None:
-    """Raise InputError for tables of another shape than in the schedule; called after the models were compared."""
+    """Raise InputError if a table has another shape than in the schedule; called after the models were compared."""
     for table in tables:
         route, shape = table.route, tuple(table.parameter.shape)
         if shape != (route.rows, route.columns):
@@ -299,7 +305,7 @@ def check_other_shapes(tables: Tables, schedule: Schedule) -> None:
 def check_route(
     model: torch.nn.Module, route: TablePlacement, parameter: torch.nn.Parameter, modules: tuple[Embeddings, ...]
 ) -> None:
-    """Raise InputError if a parameter's embeddings would compute other values on this route than on one device."""
+    """Raise InputError if embeddings would compute other values with this placement than on one device."""
     if any(handle_of(module) is not None for module in modules):
         raise InputError(
             f"parameter {route.parameter!r}: its rows are spread by a DistributedOptimizer already; build the model "
@@ -319,7 +325,7 @@ def check_route(
 def _check_uses(
     model: torch.nn.Module, route: TablePlacement, parameter: torch.nn.Parameter, modules: tuple[Embeddings, ...]
 ) -> None:
-    """A row is handed out by lookups only, so nothing else may use the parameter."""
+    """Raise InputError if other modules use the parameter, since only lookups can fetch its rows."""
     for prefix, module in model.named_modules():
         for name, other in module.named_parameters(recurse=False):
             if other is parameter and module not in modules:
@@ -343,7 +349,7 @@ def _check_uses(
 
 
 def _check_module(route: TablePlacement, module: Embeddings) -> None:
-    """What torch's embeddings can do and this table's route cannot."""
+    """Raise InputError if the embedding uses a feature of torch that this placement does not support."""
     name = route.parameter
     if type(module).forward not in (torch.nn.Embedding.forward, torch.nn.EmbeddingBag.forward):
         raise InputError(
@@ -368,9 +374,9 @@ def _check_module(route: TablePlacement, module: Embeddings) -> None:
 
 
 def spread(tables: Tables, optimizer: torch.optim.Optimizer, *, broadcast: bool) -> None:
-    """Keep only this worker's rows of sharded tables and optimizer states; all workers call it.
+    """Keep only this worker's rows of sharded tables and of their optimizer states; all workers call it.
 
-    With `broadcast`, the rows are those of worker 0's tables.
+    With `broadcast` the rows are copied from worker 0's tables.
     """
     assert tables.is_connected, "tables are connected before they are spread"
     for table in tables:
@@ -409,12 +415,12 @@ def _keep_own_state(table: Table, optimizer: torch.optim.Optimizer) -> None:
         if table.is_whole(value):
             state[key] = table.shard_of(value)
             if value.is_meta:
-                # Only Adagrad has a state before its first step: one number in all places.
+                # Only Adagrad has a state before its first step, with the same value in all elements.
                 state[key] = torch.full_like(table.parameter, optimizer.defaults.get("initial_accumulator_value", 0.0))
 
 
 def _draw_rows(table: Table, own: torch.Tensor, rank: int) -> torch.Tensor:
-    """Rows of a table that was made on the device `meta`, drawn on the host as `nn.Embedding` draws its own."""
+    """Initialize rows of a table on the meta device, on the host, with the distribution of `nn.Embedding`."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{table.name} of worker {rank}".encode()))
     shard = torch.empty(len(own), table.route.columns, dtype=table.parameter.dtype)
     shard.normal_(generator=generator)

@@ -1,4 +1,4 @@
-"""Measure from sample batches the fraction of a table that a step looks up, on a worker, on a node and on all.
+"""Measure from sample batches what fraction of a table's rows a step looks up: on a worker, on a node, and on all.
 
 Also detect other uses of a table's weight in a forward pass, which need all rows in one place.
 """
@@ -31,13 +31,13 @@ from partreduce.topo.timing.tables import RowAccess
 
 INDICES = (torch.int32, torch.int64)
 LOOKUPS = (F.embedding, F.embedding_bag, torch.embedding, torch.embedding_bag)
-SHAPES_ONLY = ("new_", "_like")  # in the names of functions that take a tensor's type and size, not its numbers
+SHAPES_ONLY = ("new_", "_like")  # in the names of functions that use a tensor's dtype and shape, not its values
 
-Rows = dict[str, npt.NDArray[np.int64]]  # by parameter: the rows that a batch looks up, ascending
+Rows = dict[str, npt.NDArray[np.int64]]  # rows that a batch looks up, ascending, by parameter name
 
 
 class SampledRows(NamedTuple):
-    """The number of rows of each embedding parameter, and which rows each sample batch looks up."""
+    """Rows that sample batches look up, per batch and parameter, and the number of rows of each parameter."""
 
     sizes: dict[str, int]
     batches: list[Rows]
@@ -49,7 +49,7 @@ def sample_row_access(
     forward: Callable[[torch.nn.Module, Any], object] | None,
     num_batches: int,
 ) -> SampledRows:
-    """Return the rows that this worker's first batches look up; model and random states are restored."""
+    """Run the model on this worker's first batches and return the rows that they look up."""
     with record_lookups(model, forward or call) as look:
         seen = [look(batch) for batch in itertools.islice(batches, num_batches)]
     if not seen:
@@ -66,7 +66,7 @@ def sizes_of(model: torch.nn.Module) -> dict[str, int]:
 def record_lookups(
     model: torch.nn.Module, forward: Callable[[torch.nn.Module, Any], object]
 ) -> Iterator[Callable[[Any], Rows]]:
-    """Inside, the yielded function calls the model with a batch and returns the rows that it looks up."""
+    """Context that yields a function: it calls the model with a batch and returns the rows that the call looks up."""
     known = embeddings_of(model)
     names: dict[torch.Tensor, str] = {parameter: name for name, (parameter, _) in known.items()}
     lookups = [module for _, modules in known.values() for module in modules]
@@ -75,7 +75,7 @@ def record_lookups(
     def note(module: Embeddings, given: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         indices = given[0] if given else keywords["input"]
         if getattr(indices, "dtype", None) not in INDICES:
-            return  # torch's own lookup says what it takes
+            return  # torch's own lookup will raise an error
         name, rows = names[module.weight], module.weight.shape[0]
         if indices.numel() and not 0 <= int(indices.min()) <= int(indices.max()) < rows:
             raise InputError(
@@ -104,7 +104,7 @@ def record_lookups(
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Inside, the model is in evaluation mode."""
+    """Context in which the model is in evaluation mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -115,7 +115,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 
 def union(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    """Return the rows that are in any part, ascending."""
+    """Return the rows that occur in any part, ascending."""
     return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
 
 
@@ -133,7 +133,7 @@ def call(model: torch.nn.Module, batch: object) -> object:
 
 
 def inputs_of(model: torch.nn.Module, batch: object) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Return the arguments for `forward()` in a batch: its first entries, or of a dict all by name."""
+    """Return the arguments for `forward()` from a batch: its first entries, or all entries of a dict by name."""
     if isinstance(batch, dict):
         return (), batch
     parts = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
@@ -144,7 +144,7 @@ def inputs_of(model: torch.nn.Module, batch: object) -> tuple[Sequence[Any], dic
 
 
 def message_of(rank: int, seen: SampledRows | str) -> str:
-    """Encode a worker's sampled rows for worker 0, or the reason why it has none."""
+    """Encode a worker's sampled rows for worker 0, or the error because of which it has none."""
     if isinstance(seen, str):
         return json.dumps({"problem": f"worker {rank}: {seen}"})
     packed = [{name: _pack_rows(rows, seen.sizes[name]) for name, rows in batch.items()} for batch in seen.batches]
@@ -152,7 +152,7 @@ def message_of(rank: int, seen: SampledRows | str) -> str:
 
 
 def shares(said: list[str], cluster: Cluster) -> dict[str, RowAccess]:
-    """Return the fractions of rows touched, averaged over batches and workers, from all workers' messages."""
+    """Return the mean fractions of rows that a step looks up, from all workers' messages."""
     texts = [json.loads(text) for text in said]
     for text in texts:
         if "problem" in text:
@@ -169,7 +169,7 @@ def shares(said: list[str], cluster: Cluster) -> dict[str, RowAccess]:
                     f"parallelize: parameter {name!r} is {own} on worker {rank} and {first} on worker 0; give all "
                     "workers the same model"
                 )
-    steps = zip(*(text["batches"] for text in texts), strict=False)  # as many as the worker with the fewest has
+    steps = zip(*(text["batches"] for text in texts), strict=False)  # limited by the worker with the fewest batches
     unpacked = [
         [{name: _unpack_rows(bits, sizes[name]) for name, bits in one.items()} for one in step] for step in steps
     ]
@@ -177,7 +177,7 @@ def shares(said: list[str], cluster: Cluster) -> dict[str, RowAccess]:
 
 
 def shares_of(steps: Sequence[Sequence[Rows]], sizes: Mapping[str, int], cluster: Cluster) -> dict[str, RowAccess]:
-    """Return the mean fraction of each parameter's rows that a step touches, on a worker, a node and all.
+    """Return the mean fraction of each parameter's rows that a step looks up: on a worker, a node, and all workers.
 
     `steps` has, for each step, the rows of every worker by rank.
     """
@@ -191,13 +191,13 @@ def shares_of(steps: Sequence[Sequence[Rows]], sizes: Mapping[str, int], cluster
     found = {}
     for name in sizes:
         worker, node = share(name, [(rank,) for rank in everybody]), share(name, nodes)
-        node = max(worker, node)  # of unequal nodes the mean may be less
+        node = max(worker, node)  # with unequal nodes the mean may be less
         found[name] = RowAccess(worker, node, max(node, share(name, [everybody])))
     return found
 
 
 def gather_texts(world: World, key: str, text: str, timeout: float) -> list[str]:
-    """Return the texts of all workers on worker 0, of this worker only elsewhere; `timeout` in seconds for all."""
+    """Return the texts of all workers on worker 0, and only the own text elsewhere; `timeout` is in seconds."""
     place = f"parallelize/{key}"
     Notes(world.store, place).write(f"says/{world.rank}", text)
     if world.rank:
@@ -219,7 +219,10 @@ def _unpack_rows(text: str, size: int) -> npt.NDArray[np.int64]:
 
 
 class OtherUses(TorchFunctionMode):
-    """Inside, `found` records by table name the first function, other than a lookup, that used the table's weight."""
+    """Torch function mode that records uses of a table's weight by functions other than a lookup.
+
+    `found` maps a table's name to the first such function.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Define one embedding's separately placed parameter: the owners of its rows, and their path to host and wire.
+"""Define a separately placed embedding table: the owners of its rows, and how rows get to the host and are coded.
 
 Rows and their numbers are exchanged in host memory (over gloo), since only the host knows which worker requested which
-row. From a CUDA device a copy into pinned memory is queued in the current stream, and the host waits for a mark behind
-it; back, a copy from pinned memory is queued likewise. Nothing else in tables orders streams.
+row. From a CUDA device, a copy into pinned memory is queued in the current stream, and the host waits for an event
+after it; copies back from pinned memory are queued the same way.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from partreduce.topo.strategies.payload import Gradient, Payload, TablePlacement
 
 Embeddings = torch.nn.Embedding | torch.nn.EmbeddingBag
 
-DEVICES = ("cpu", "cuda")  # where tables may lie
-BLOCK_BYTES = 4 * 2**20  # whole tables move in pieces of about so many bytes, so that no worker holds one
-COARSER = {Codec.FLOAT16: "bfloat16 or int8"}  # codecs that have a wider range than one
+DEVICES = ("cpu", "cuda")  # device types of tables
+BLOCK_BYTES = 4 * 2**20  # whole tables are sent in blocks of about this size, so that no worker holds a whole one
+COARSER = {Codec.FLOAT16: "bfloat16 or int8"}  # for each codec, others with a wider range
 
 
 class Layout(Protocol):
-    """Which worker owns a row, and its index in the owner's array."""
+    """Interface that tells which worker owns a row, and the row's index in the owner's array."""
 
     def owner_of(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the worker that owns each of these rows, int64."""
+        """Return the rank that owns each of these rows, int64."""
 
     def place_of(self, rows: torch.Tensor) -> torch.Tensor:
         """Return each row's index in the array of its owner, int64."""
@@ -41,9 +41,10 @@ class Layout(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """Row r is in part r mod P, and part p on host p mod H; the rows of a host are in ascending order.
+    """Assignment of a table's rows to hosts: row r is in part r mod P, and part p on host p mod H.
 
-    Host h has K = ⌈(P − h)/H⌉ of the P parts, so row r = qP + h + jH has index qK + j on it.
+    A host's rows are in ascending order. Host h has K = ⌈(P − h)/H⌉ of the P parts, so row r = qP + h + jH has index qK
+    + j there.
     """
 
     num_rows: int
@@ -65,7 +66,7 @@ class RowLayout:
         return rows // self.partitions * parts_of_host + part // num_hosts
 
     def rows_of(self, worker: int) -> torch.Tensor:
-        """Return the rows that a worker owns, ascending. O(rows of the worker)."""
+        """Return the rows that a worker owns, ascending; O(number of these rows)."""
         if worker not in self.hosts:
             return torch.empty(0, dtype=torch.int64)
         parts = torch.arange(self.hosts.index(worker), self.partitions, len(self.hosts))
@@ -76,7 +77,7 @@ class RowLayout:
 
 @dataclass(frozen=True, slots=True)
 class OnFirst:
-    """Layout in which worker 0 owns all rows, such as a block that it has read."""
+    """Layout in which worker 0 owns all rows, for example of a block that it has read."""
 
     place_of: Callable[[torch.Tensor], torch.Tensor]
 
@@ -86,7 +87,7 @@ class OnFirst:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some rows of one table: their numbers and their values [rows, columns]; None in a request."""
+    """Some rows of one table: their numbers, and their values [rows, columns], which are None in a request."""
 
     ids: torch.Tensor
     rows: torch.Tensor | None = None
@@ -95,7 +96,7 @@ class Part:
         return Part(self.ids[order], None if self.rows is None else self.rows[order])
 
     def coalesced(self) -> Part:
-        """Return each row once, ascending; values of repeated rows are added in order."""
+        """Return each row once, ascending; values of repeated rows are summed in order."""
         ids, inverse = torch.unique(self.ids, return_inverse=True)
         if self.rows is None:
             return Part(ids)
@@ -108,10 +109,10 @@ Parts = dict[int, Part]  # rows by the index of their table
 
 @dataclass(frozen=True, slots=True)
 class RowCode:
-    """Codec for rows of one table, or their gradients; decoded rows have the table's `dtype`.
+    """Codec for the rows of one table, or their gradients; decoded rows have the table's `dtype`.
 
-    Each row is coded by itself, rounded to nearest, so all workers that decode it get the same bits. int8 has one scale
-    per row, after its integers.
+    Each row is coded separately and rounded to nearest, so all workers that decode it get the same bits. int8 has one
+    scale per row, after its integers.
     """
 
     codec: Codec
@@ -119,7 +120,7 @@ class RowCode:
     dtype: torch.dtype
 
     def encode(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the code of rows [rows, columns] as uint8 [rows, bytes per row]. O(numbers)."""
+        """Return the encoded rows [rows, columns] as uint8 [rows, bytes per row]."""
         if self.codec is not Codec.INT8:
             return rows.to(DTYPES[self.codec]).contiguous().view(torch.uint8)
         values = rows.to(torch.float32).contiguous()
@@ -128,20 +129,20 @@ class RowCode:
         return torch.cat([levels.view(torch.uint8), scales[:, None].view(torch.uint8)], dim=1)
 
     def decode(self, code: torch.Tensor) -> torch.Tensor:
-        """Return the decoded rows, [rows, columns]. O(numbers)."""
+        """Return the decoded rows, [rows, columns]."""
         if self.codec is not Codec.INT8:
             return code.contiguous().view(DTYPES[self.codec]).to(self.dtype)
         levels, scales = code[:, : self.columns].view(torch.int8), code[:, self.columns :]
-        # A copy, since a float32 has to begin at a multiple of four bytes.
+        # A copy, since float32 values must be aligned to four bytes.
         scales = scales.clone(memory_format=torch.contiguous_format).view(torch.float32)  # [rows, 1]
         return (levels.to(torch.float32) * scales).to(self.dtype)
 
     def lost(self, rows: torch.Tensor, code: torch.Tensor) -> float | None:
-        """Return the largest finite number that became infinite in the code (int8: NaN in the whole row), or None."""
+        """Return the largest finite value that became infinite when coded (int8: NaN in the whole row), or None."""
         if not rows.numel():
             return None
         least, most = (float(end) for end in torch.aminmax(rows))
-        if -least <= LARGEST[self.codec.value] >= most:  # not so of NaN
+        if -least <= LARGEST[self.codec.value] >= most:  # False for NaN
             return None
         finite = torch.isfinite(rows)
         if self.codec is Codec.INT8:
@@ -150,7 +151,7 @@ class RowCode:
         return float(beyond.abs().max()) if len(beyond) else None
 
     def problem(self, name: str, what: str, rows: torch.Tensor, code: torch.Tensor) -> str:
-        """Describe rows beyond the codec's range, as the end of "worker 2: "; else empty. `what` names the rows."""
+        """Describe values of `what` beyond the codec's range, as the end of "worker 2: "; empty if there are none."""
         if (number := self.lost(rows, code)) is None:
             return ""
         others = COARSER.get(self.codec, "none")
@@ -167,14 +168,14 @@ class Landing(NamedTuple):
     mark: Marker | None = None
 
     def wait(self) -> torch.Tensor:
-        """Wait until the copy is complete and return it; waits for no later work of the stream."""
+        """Wait until the copy is complete and return it; does not wait for later work in the stream."""
         if self.mark is not None:
             await_mark(self.mark)
         return self.values
 
 
 class Staging:
-    """Copies between the host and devices, in the current stream of the device."""
+    """Copies arrays between host and devices, in the device's current stream."""
 
     def __init__(self, streams: Callable[[torch.device], Streams] = streams_of) -> None:
         self._streams = streams
@@ -197,9 +198,9 @@ class Staging:
 
 @dataclass(eq=False)
 class Table:
-    """One embedding parameter that is placed separately, on one worker.
+    """One separately placed embedding parameter, as one worker holds it.
 
-    If sharded, the parameter holds this worker's rows only, otherwise all rows. Parameter, gradient and optimizer state
+    If sharded, the parameter holds only this worker's rows, otherwise all rows. Parameter, gradient and optimizer state
     are on the parameter's device; row numbers, and rows to send, on the host.
     """
 
@@ -209,11 +210,11 @@ class Table:
     modules: tuple[Embeddings, ...]
     num_workers: int
     average: bool
-    layout: RowLayout | None  # None where every worker has all rows
-    own: torch.Tensor | None = None  # the rows that lie here, ascending, once the table is sharded
+    layout: RowLayout | None  # None if every worker has all rows
+    own: torch.Tensor | None = None  # this worker's rows, ascending, once the table is sharded
     staging: Staging = field(default_factory=Staging)
-    pending: list[tuple[torch.Tensor, Landing]] = field(default_factory=list)  # of lookups not yet exchanged
-    copies: list[weakref.ref[Embeddings]] = field(default_factory=list)  # modules of the model's copies; 0 is trained
+    pending: list[tuple[torch.Tensor, Landing]] = field(default_factory=list)  # (rows, gradients), not yet exchanged
+    copies: list[weakref.ref[Embeddings]] = field(default_factory=list)  # modules in copies of the model; 0 is trained
 
     @property
     def name(self) -> str:
@@ -230,7 +231,7 @@ class Table:
         return RowCode(codec, self.route.columns, self.parameter.dtype) if codec.rounds else None
 
     def blocks(self) -> list[tuple[int, int]]:
-        """Return (first row, row after the last) of each block in which the table is sent, equal on all workers."""
+        """Return (first row, end row) of each block in which the whole table is sent; equal on all workers."""
         width = max(1, self.route.columns * self.parameter.element_size())
         size = max(1, BLOCK_BYTES // width)
         return [(first, min(first + size, self.route.rows)) for first in range(0, self.route.rows, size)]
@@ -242,7 +243,7 @@ class Table:
         return rows if self.layout is None else self.layout.place_of(rows)
 
     def put(self, array: torch.Tensor, ids: torch.Tensor, rows: torch.Tensor) -> None:
-        """Write rows from the host to an array of this worker's rows, on any device."""
+        """Write rows from the host into an array of this worker's rows, on any device."""
         places = self.staging.to_device(self.placed(ids), array.device)
         array[places] = self.staging.to_device(rows, array.device)
 
@@ -257,7 +258,7 @@ class Table:
         return Part(torch.cat([ids for ids, _ in brought]), torch.cat(rows)).coalesced()
 
     def add(self, part: Part) -> None:
-        """Add the gradients of this worker's rows, from all workers, to the parameter's gradient."""
+        """Add the gradients of this worker's rows, summed over all workers, to the parameter's gradient."""
         parameter, rows = self.parameter, part.rows
         if not parameter.requires_grad:
             return
@@ -286,15 +287,15 @@ class Table:
         return whole if self.own is None else whole[self.own]
 
     def is_whole(self, value: Any) -> bool:  # noqa: ANN401 - whatever a state holds
-        """Whether a value is a tensor with the shape of the whole table."""
+        """Return whether a value is a tensor with the shape of the whole table."""
         return isinstance(value, torch.Tensor) and tuple(value.shape) == (self.route.rows, self.route.columns)
 
 
-_NORMS = (torch._foreach_norm, torch.linalg.vector_norm)  # noqa: SLF001 - what torch.nn.utils.clip_grad_norm_ calls
+_NORMS = (torch._foreach_norm, torch.linalg.vector_norm)  # noqa: SLF001 - called by torch.nn.utils.clip_grad_norm_
 
 
 class ShardGradient(torch.Tensor):
-    """The gradient of a sharded table, for which torch's `clip_grad_norm_` raises an error."""
+    """Gradient of a sharded table; torch's `clip_grad_norm_` raises an error for it, since it would see only a part."""
 
     table: str  # the parameter's name
 
@@ -302,7 +303,7 @@ class ShardGradient(torch.Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:  # noqa: ANN401 - whatever the function returns
-        """Refuse norms of parts, which torch's `clip_grad_norm_` and `get_total_norm` take."""
+        """Raise InputError for norms, as in `clip_grad_norm_` and `get_total_norm`; run all other functions."""
         if func in _NORMS:
             first = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
             name = next((one.table for one in first if isinstance(one, ShardGradient)), "?")

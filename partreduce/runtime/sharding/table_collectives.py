@@ -1,12 +1,12 @@
-"""Run the collectives of tables, on separate communicators and with deadlines, and count the bytes that they send.
+"""Run the collectives of embedding tables, on separate communicators and with deadlines, and count the bytes sent.
 
-Each operation begins with one small message from every worker to every other one, of a length that all know: what it
-does, for which table, how many rows follow, and room for their numbers, so that two workers that mean different ones
-find out. A worker that found a mistake of its user says so there, and all raise the same line. A worker whose data
-ended takes part in whatever the others do.
+Each operation starts with one small message (a call) from every worker to every other, of a length that all know. It
+contains the kind of operation, the table, how many rows follow, and space for their numbers, so that workers that start
+different operations detect this. A worker that found a user's mistake reports it in the call, and all raise the same
+error. A worker whose data has ended takes part in any operation of the others.
 
-All members know how much room there is: it follows from the most rows that any of them asked of another in the steps
-before. Where somebody asks for more, the numbers travel by themselves afterwards.
+The space for row numbers follows from the most rows that any member requested from another in earlier steps, which all
+know. If a member requests more, the numbers are sent in a separate message.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.timing.tables import ROOM
 
-NAME = "tables"  # of communicators that only tables use, so that nothing else comes between two messages
+NAME = "tables"  # of communicators that only tables use, so that no other operation is mixed in
 
 
 class Kind(IntEnum):
-    """What kind of table operation a worker starts."""
+    """Kind of a table operation."""
 
-    ANY = 0  # whatever the others do: its own data ended
+    ANY = 0  # any operation of the others, for a worker whose data has ended
     LOOKUP = 1
     REDUCE = 2
     STEP = 3
@@ -40,20 +40,23 @@ class Kind(IntEnum):
     WHOLE = 5
 
 
-LENGTH = 8  # numbers of a call, before its counts
-SAME = 5  # the first of them, in which workers that do the same agree
-PROBLEM, LONGEST = 5, 6  # places of whether there is a problem, and of the most that goes to one: rows, or bytes
+LENGTH = 8  # integers in a call, before its counts
+SAME = 5  # the first of these, which must be equal on all workers
+PROBLEM, LONGEST = 5, 6  # indices of the problem flag, and of the most rows or bytes for one member
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The table operation that a worker starts; equal calls mean the same one. `value` is its part of a norm."""
+    """Description of the table operation that a worker starts; equal if the operations are the same.
+
+    `value` is the worker's part of a norm.
+    """
 
     kind: Kind
     step: int = 0
     table: int = 0
-    copy: int = 0  # which copy of the model, such as that of moving averages: 0 is the one that is trained
-    trains: bool = False  # whether a lookup is to train, or the end of a step begins with clipping
+    copy: int = 0  # copy of the model, such as a moving average; 0 is the trained one
+    trains: bool = False  # for a lookup: needs gradients; for the end of a step: clips gradients
     has_problem: bool = field(default=False, compare=False)
     value: float = field(default=0.0, compare=False)
 
@@ -84,12 +87,12 @@ class Call:
 
 @dataclass
 class CollectiveCalls:
-    """The calls of all members of a group."""
+    """The calls of all members of a group for one operation, as this worker received them."""
 
     members: tuple[int, ...]
-    said: torch.Tensor  # their calls as numbers, int64 [members, LENGTH]
+    said: torch.Tensor  # their calls as integers, int64 [members, LENGTH]
     counts: torch.Tensor  # their counts for this worker, int64 [members, tables]
-    ids: torch.Tensor | None = None  # the rows that they ask this worker for; None where these travel by themselves
+    ids: torch.Tensor | None = None  # rows that they request from this worker; None if sent separately
 
     @property
     def calls(self) -> Mapping[int, Call]:
@@ -118,18 +121,18 @@ class CollectiveCalls:
 
     @property
     def with_problem(self) -> int | None:
-        """The first worker that reported a user's mistake; None without one."""
+        """The lowest rank that reports a user's mistake; None if no worker does."""
         return next((rank for rank, one in zip(self.members, self.said[:, PROBLEM].tolist(), strict=True) if one), None)
 
     def difference(self, tables: Sequence[str]) -> str:
-        """Describe which worker calls another operation, in one line that is equal on all workers."""
+        """Describe which worker started another operation, in one line that is equal on all workers."""
         said = {rank: call for rank, call in self.calls.items() if call.kind is not Kind.ANY}
         usual = max(said.values(), key=list(said.values()).count)
         rule = (
             "tables are exchanged synchronously: all workers do the same lookups and backward passes in the same order"
         )
         if all(call == usual for call in said.values()):
-            said = dict(self.calls)  # the one thing that a worker without data takes no part in
+            said = dict(self.calls)  # the only operation in which a worker without data takes no part
             rule = "all workers put whole tables together, so call state_dict() behind `with optimizer.join():`"
         odd, theirs = next((rank, call) for rank, call in said.items() if call != usual)
         rank = next(rank for rank, call in said.items() if call == usual)
@@ -137,7 +140,7 @@ class CollectiveCalls:
 
 
 def width_of(column: torch.Tensor) -> int:
-    """Return the bytes per row of a column."""
+    """Return the bytes per row of a column, that is, of an array with one entry per row."""
     return column.element_size() * column.shape[1:].numel()
 
 
@@ -147,7 +150,7 @@ def bytes_of(columns: Sequence[torch.Tensor], counts: torch.Tensor) -> torch.Ten
 
 
 def group_by_member(columns: Sequence[torch.Tensor], sizes: torch.Tensor) -> torch.Tensor:
-    """Concatenate columns, whose rows are in order of members, to one byte message, grouped by member."""
+    """Concatenate columns, whose rows are ordered by member, into one byte message, grouped by member."""
     raw = [column.contiguous().view(-1).view(torch.uint8) for column in columns]
     if len(columns) == 1:
         return raw[0]
@@ -165,7 +168,7 @@ def split_columns(message: torch.Tensor, sizes: torch.Tensor, like: Sequence[tor
 
 
 class Wire:
-    """One worker's collectives for tables: over all workers, and over its node if rows are coalesced there first.
+    """Runs one worker's table collectives, over all workers, and inside its node if rows are merged there first.
 
     Methods raise PeerFailedError if a worker is gone. `round_` returns this worker's round, for reports; `coalesces`
     tells whether the workers of a node first merge their rows, `gathers` whether any table is gathered on all workers.
@@ -182,29 +185,27 @@ class Wire:
         mates = tuple(other for other, node in enumerate(self.nodes) if node == self.nodes[rank])
         sizes = {self.nodes.count(node) for node in self.nodes}
         coalesces = coalesces and 1 < max(sizes) < world.size
-        self.node = _communicator(world, mates) if coalesces and len(mates) > 1 else None  # None: nothing coalesces
+        self.node = _communicator(world, mates) if coalesces and len(mates) > 1 else None  # None if rows are not merged
         self._node_size = max(sizes)
         places = torch.tensor([self.nodes[:rank].count(node) for rank, node in enumerate(self.nodes)])
-        """Of each worker how many of its node come before it."""
+        """Local rank of each worker."""
         self.owners = self.everyone
-        """Those from whom this worker asks rows, and to whom it brings gradients: all workers. Where the nodes are
-        equally large and coalesce, a collector and the owners for whom it collects have the same place on their nodes,
-        and only they talk: 3 messages instead of 15 for 4 nodes of 4."""
+        """Group from which this worker requests rows and to which it sends gradients: all workers; or, if rows are
+        merged and nodes are equally large, the workers with the same local rank: 3 messages instead of 15 for 4×4."""
         if coalesces and len(sizes) == 1 and not gathers:
             self.owners = _communicator(world, tuple((places == places[rank]).nonzero().view(-1).tolist()))
         of_nodes = [[r for r, node in enumerate(self.nodes) if node == self.nodes[m]] for m in self.owners.members]
         self._spoken_for = torch.tensor([r for mates in of_nodes for r in mates]).argsort()
-        """Where each worker's call stands among those that `owners` pass on, int64 [workers]; one of each node does."""
+        """Index of each worker's call among those that `owners` forward, one member per node, int64 [workers]."""
         self.collectors = places % (1 if self.node is None else self.node.size)
-        """The place on this node of the worker that collects the rows of each worker, int64 [workers]: the one with the
-        owner's place, so that a row crosses once for each node; where this node has fewer workers they are dealt again.
-        """
+        """For each owner, the local rank on this node of the worker that merges requests to it, int64 [workers]: the
+        owner's local rank (modulo this node's size), so that a row is sent only once per node."""
         on_node = {self.nodes[member]: place for place, member in enumerate(self.owners.members)}
         is_all = self.owners is self.everyone
         self.places = torch.tensor([rank if is_all else on_node[node] for rank, node in enumerate(self.nodes)])
-        """The place in `owners` of each worker, as far as rows of it go through this worker, int64 [workers]."""
+        """Index in `owners` of each worker whose rows pass through this worker, int64 [workers]."""
         self._rooms: dict[tuple[int, ...], _Room] = {}
-        self.bytes_across = 0  # what this worker sent so far to others on other nodes
+        self.bytes_across = 0  # bytes sent so far to workers on other nodes
 
     def meet(
         self,
@@ -216,11 +217,15 @@ class Wire:
         brings: int = 0,
         mates: CollectiveCalls | None = None,
     ) -> CollectiveCalls:
-        """Exchange calls with all members of a group; returns everyone's.
+        """Exchange calls with all members of a group, and return the calls of all.
 
-        `counts` holds, for each member and table, 0 or the number of rows plus 1, int64 [members, tables]; `asked` the
-        rows of a lookup in order of members; `brings` the most bytes sent to one member afterwards; `mates` the calls
-        inside this node, whose workers do not all talk to this group.
+        Args:
+            group: communicator of the members.
+            call: this worker's call.
+            counts: for each member and table 0, or the number of rows plus 1, int64 [members, tables].
+            asked: rows that a lookup requests, in order of members.
+            brings: the most bytes that this worker will send to one member afterwards.
+            mates: calls inside this node, whose workers are not all in `group`.
         """
         room = self._rooms.setdefault(group.members, _Room())
         said = call.numbers()[None] if mates is None or group is self.everyone else mates.said.clone()
@@ -268,11 +273,17 @@ class Wire:
         receives: torch.Tensor,
         longest: int,
     ) -> list[torch.Tensor]:
-        """Send rows of all columns to the members as one message each; returns theirs, in order of members.
+        """Send rows of all columns to the members, as one message each; return the rows received, in order of members.
 
-        `sends` and `receives` count rows of each column for each member, int64 [members, columns]; `longest` is the
-        most bytes from one member to another, known to all: long messages go in rounds of pairs, except inside a node.
-        `what` names the rows in messages.
+        Args:
+            what: name of the rows, for messages.
+            group: communicator of the members.
+            step: this worker's step.
+            columns: arrays with one entry per row.
+            sends: number of rows of each column for each member, int64 [members, columns].
+            receives: number of rows of each column from each member, int64 [members, columns].
+            longest: the most bytes from one member to another, known to all; long messages are sent in rounds of pairs,
+                except inside a node.
         """
         out, back = bytes_of(columns, sends), bytes_of(columns, receives)
         source, sent, came = group_by_member(columns, out), out.sum(1).tolist(), back.sum(1).tolist()
@@ -289,7 +300,7 @@ class Wire:
         return split_columns(target, back, columns)
 
     def gather(self, what: str, step: int, columns: Sequence[torch.Tensor], counts: torch.Tensor) -> list[torch.Tensor]:
-        """All-gather the rows of all columns around a ring, in order of workers; `counts` is as in `swap`."""
+        """All-gather the rows of all columns around a ring, in order of workers; `counts` is like `sends` in `swap`."""
         group, sizes = self.everyone, bytes_of(columns, counts)
         lengths = sizes.sum(1).tolist()
         longest = max(lengths)
@@ -324,18 +335,18 @@ class Wire:
 
 
 class _Room:
-    """How many row numbers a group's messages have room for, as all members know; it follows what was asked for."""
+    """Space for row numbers in a group's messages, which all members know; it follows earlier requests."""
 
     def __init__(self) -> None:
         self.size = 0
-        self.longest: dict[int, int] = {}  # the most rows asked of one member in each table's last lookup
+        self.longest: dict[int, int] = {}  # the most rows requested from one member in each table's last lookup
 
     def used_by(self, counts: torch.Tensor) -> torch.Tensor:
-        """The places that so many numbers of each member take, bool [members, size]."""
+        """Return which entries each member's row numbers use, bool [members, size], given their counts."""
         return torch.arange(self.size) < counts[:, None]
 
     def fit(self) -> None:
-        """After a step: have room for a quarter more than was asked for; too many numbers travel by themselves."""
+        """After a step, set the space to 5/4 of what was requested, up to a limit; more numbers are sent separately."""
         needed = max((one for one in self.longest.values() if one <= ROOM), default=0)
         if not needed <= self.size <= 4 * needed:
             self.size = min(ROOM, (needed + needed // 4 + 15) // 16 * 16)

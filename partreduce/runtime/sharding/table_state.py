@@ -1,11 +1,11 @@
-"""Save tables: whole ones in state dicts, and each worker's rows in checkpoints.
+"""Save embedding tables: whole tables in state dicts, and each worker's rows in checkpoints.
 
-In a state dict worker 0 gets all rows, block by block, in memory that a nameless file in TMPDIR backs, so that no
-worker ever holds more of a table in memory than its own rows and a block. The other workers' state dicts hold a tensor
-on the device `meta`, which cannot be loaded by mistake.
+For a state dict, worker 0 receives all rows block by block, into memory backed by an unnamed file in TMPDIR, so that no
+worker holds more of a table in memory than its own rows and a block. The other workers' state dicts get a tensor on the
+meta device, which cannot be loaded by mistake.
 
-In a checkpoint each worker saves its own rows, and what the optimizer keeps of them; another number of workers
-redistributes them: worker 0 reads one old worker's file after the other, and every worker takes its rows out of it.
+In a checkpoint each worker saves its own rows and their optimizer state. For another number of workers the rows are
+redistributed: worker 0 reads the old workers' files one after the other, and every worker takes its rows from there.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ from partreduce.runtime.sharding.table import OnFirst, RowLayout, Table
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.topo.errors import FileError, InputError
 
-SMALL_BYTES = 2**20  # a smaller table is not worth a file
+SMALL_BYTES = 2**20  # smaller tables stay in memory
 
 
 def gather_full_table(tables: Tables, table: Table, array: torch.Tensor, number: int) -> torch.Tensor:
-    """Gather all rows of a sharded array on worker 0; all workers call it with the same `number` of the array."""
+    """Gather all rows of a sharded array on worker 0; all workers call it with the same `number` of the array.
+
+    Returns the whole array on worker 0, and a meta tensor on the others.
+    """
     assert table.layout is not None, "only sharded tables are put together"
     shape = (table.route.rows, *array.shape[1:])
     is_first = tables.rank == 0
@@ -46,7 +49,7 @@ def gather_full_table(tables: Tables, table: Table, array: torch.Tensor, number:
 
 
 def backed_by_file(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return an empty array in a temporary file, whose pages the kernel may drop; a small one is in memory."""
+    """Return an uninitialized array in a temporary file, whose pages the kernel may evict; a small one in memory."""
     size = torch.Size(shape).numel()
     if size * dtype.itemsize <= SMALL_BYTES:
         return torch.empty(shape, dtype=dtype)
@@ -66,14 +69,14 @@ def backed_by_file(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def local_rows(table: Table, value: torch.Tensor) -> torch.Tensor:
-    """Return this worker's rows of a whole table."""
+    """Return this worker's rows of a whole table. Raises InputError for a tensor that is no whole table."""
     if value.is_meta:
         raise InputError(
             f"load_state_dict: parameter {table.name!r} has no numbers, since only worker 0's state_dict() holds whole "
             "tables; load the file that worker 0 saved, on all workers (torch.load(path, mmap=True))"
         )
     if not table.is_whole(value):
-        # A shard of the model and a smaller whole table may have one shape, so torch's own check would not do.
+        # A shard and a smaller whole table may have the same shape, so torch's own check does not suffice.
         raise InputError(
             f"load_state_dict: parameter {table.name!r} is {'×'.join(map(str, value.shape))}, and the table is "
             f"{table.route.rows}×{table.route.columns}; load a state dict of this model, with whole tables"
@@ -96,7 +99,7 @@ def full_optimizer_states(tables: Tables, optimizer: torch.optim.Optimizer, save
 def local_optimizer_states(
     tables: Tables, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a torch optimizer's state dict with this worker's rows of whole tables' states."""
+    """Return a torch optimizer's state dict with only this worker's rows of the states of whole tables."""
     state = dict(saved["state"])
     for index, table in places_of(tables, optimizer):
         if index in state:
@@ -106,29 +109,29 @@ def local_optimizer_states(
 
 
 def places_of(tables: Tables, optimizer: torch.optim.Optimizer) -> list[tuple[int, Table]]:
-    """Return the sharded tables with the indices of their parameters in the optimizer's state dict."""
+    """Return the sharded tables, each with the index of its parameter in the optimizer's state dict."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     found = ((index, tables.of(parameter)) for index, parameter in enumerate(parameters))
     return [(index, table) for index, table in found if table is not None and table.is_sharded]
 
 
 def is_like(value: Any, parameter: torch.Tensor) -> bool:  # noqa: ANN401 - whatever a state holds
-    """Whether a state is a tensor with the shape of this worker's shard of the parameter."""
+    """Return whether an optimizer state is a tensor with the shape of this worker's shard of the parameter."""
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape
 
 
 def shards_of(tables: Tables) -> dict[str, torch.Tensor]:
-    """Return this worker's rows of all sharded tables, by name in a checkpoint."""
+    """Return this worker's rows of all sharded tables, by their names in a checkpoint."""
     return {f"model/{table.name}": table.parameter for table in tables if table.is_sharded}
 
 
 def gathered_of(tables: Tables) -> dict[str, torch.Tensor]:
-    """Return the tables that every worker holds whole, by name in a checkpoint."""
+    """Return the tables that every worker holds whole, by their names in a checkpoint."""
     return {f"model/{table.name}": table.parameter for table in tables if not table.is_sharded}
 
 
 def layouts_of(tables: Tables, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Describe, as JSON, how each sharded table is divided, and its optimizer states."""
+    """Describe, as JSON, how the rows of each sharded table are divided, and its optimizer state."""
     found: dict[str, Any] = {
         table.name: [layout.num_rows, list(layout.hosts), layout.partitions, None]
         for table in tables
@@ -142,7 +145,7 @@ def layouts_of(tables: Tables, optimizer: torch.optim.Optimizer) -> dict[str, An
 
 
 def _describe_state(state: Mapping[str, Any], table: Table, index: int, kind: list[str]) -> dict[str, Any] | None:
-    """A table's state without its arrays; None where it has others than one number for each of the table's."""
+    """Describe a table's optimizer state without its arrays; None if an array has an unexpected shape."""
     arrays, scalars, plain = {}, {}, {}
     for key, value in state.items():
         if not isinstance(value, torch.Tensor):
@@ -157,7 +160,7 @@ def _describe_state(state: Mapping[str, Any], table: Table, index: int, kind: li
 
 
 def _kind(optimizer: torch.optim.Optimizer, table: Table) -> list[str]:
-    """The optimizer's class and its switches for a table: another one keeps other arrays."""
+    """Return the optimizer's class and boolean options for a table, which determine the arrays in its state."""
     group = next(group for group in optimizer.param_groups if any(one is table.parameter for one in group["params"]))
     return [type(optimizer).__name__, *sorted(key for key, value in group.items() if value is True)]
 
@@ -175,8 +178,8 @@ def redistribute(
 ) -> None:
     """Fill all sharded tables from files saved by another number of workers; all workers call it.
 
-    Optimizer states of the rows are restored if the optimizer has the same class and switches. `saved` is from
-    `layouts_of`; `old_ranks` are the ranks with a file, which `read` reads on worker 0.
+    Optimizer states of the rows are restored if the optimizer has the same class and options. `saved` is the result of
+    `layouts_of`; `old_ranks` are the ranks with a file, and `read` reads a rank's file on worker 0.
     """
     state = optimizer.state_dict()
     indices = {table.name: index for index, table in places_of(tables, optimizer)}
@@ -209,7 +212,7 @@ def _deal(
     targets: Mapping[str, torch.Tensor],
     read: Callable[[int], Mapping[str, torch.Tensor]],
 ) -> None:
-    """Fill arrays of this worker's rows from those that the old workers' files have under the same names."""
+    """Fill arrays of this worker's rows from the arrays with the same names in the old workers' files."""
     assert table.own is not None, "the table is sharded"
     for rank in old.hosts:
         shards = read(rank) if tables.rank == 0 else targets
@@ -221,7 +224,7 @@ def _deal(
 
 
 def reader(folder: Path, file_of: Callable[[int], str], unpack: Callable[..., Any]) -> Callable[[int], Any]:
-    """Return a function that reads a worker's file by rank, and keeps only the last one in memory."""
+    """Return a function that reads a worker's file by rank and caches only the last one."""
     kept: dict[int, Any] = {}
 
     def read(rank: int) -> Any:  # noqa: ANN401 - tensors by name

@@ -1,11 +1,12 @@
-"""Manage all separately placed parameters of a run on one worker, and exchange their rows between all workers.
+"""Manage all separately placed embedding tables of a run on one worker, and exchange their rows between all workers.
 
-Each operation is one message from all to all (see `Wire.meet`) and then the rows; if rows are coalesced per node, the
-same is done inside the node first. No state changes before everything has arrived.
+Each operation is one message from every worker to every other (see `Wire.meet`), and then the rows; if rows are merged
+per node, the same is done inside the node first. No state changes before everything has arrived.
 
-If a table has a codec, an owner encodes the rows that it sends, and a collector forwards the codes; gradients are
-encoded by their sender after they were summed in the node. A worker with numbers outside the codec's range reports it
-to all: with the rows that it sends, for gradients before the next operation, which precedes any change of a row.
+If a table has a codec, an owner encodes the rows that it sends, and a worker that merges requests for its node forwards
+the encoded rows; gradients are encoded by their sender after they were summed in the node. A worker with values outside
+the codec's range reports it to all: together with the rows that it sends, or, for gradients, in the next operation,
+which precedes any change of a row.
 """
 
 from __future__ import annotations
@@ -27,36 +28,36 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.payload import Gradient
 
-Answer = Callable[[torch.Tensor], torch.Tensor]  # gives the rows at these places of this worker's array
-Source = Callable[[Call], tuple[Layout, Answer]]  # the layout of a lookup, and how this worker answers it
+Answer = Callable[[torch.Tensor], torch.Tensor]  # returns the rows at these indices of this worker's array
+Source = Callable[[Call], tuple[Layout, Answer]]  # layout of a lookup's rows, and function that reads this worker's
 
-ID = torch.int32  # how row numbers travel, and ranks
+ID = torch.int32  # dtype of row numbers and ranks in messages
 LOOKUPS = (Kind.LOOKUP, Kind.WHOLE)
 
 
 class Outcome(NamedTuple):
-    """Result of a table operation: what it was, all workers' calls, and the rows."""
+    """Result of a table operation: the operation, all workers' calls, and the rows."""
 
     did: Call
     met: CollectiveCalls
-    rows: torch.Tensor | None = None  # of a lookup: the rows asked for, in the order asked
-    parts: Mapping[int, Part] | None = None  # of gradients: by table the sums of this worker's rows
+    rows: torch.Tensor | None = None  # of a lookup: the requested rows, in order of the request
+    parts: Mapping[int, Part] | None = None  # of gradients: summed gradients of this worker's rows, by table
 
 
 class Exchange:
-    """One worker's table operations, in the same order on all workers."""
+    """Runs one worker's table operations; all workers must start them in the same order."""
 
     def __init__(self, wire: Wire, tables: Sequence[Table]) -> None:
         self.wire, self.tables = wire, tables
         self._notes = Notes(wire.reducer.world.store, f"tables/{wire.reducer.key}")
         self._num_problems = 0
-        self._problem = ""  # what was wrong with gradients that this worker brought, until all have heard of it
+        self._problem = ""  # problem with gradients that this worker sent, until reported to all
 
     def perform(self, call: Call, parts: Parts, source: Source, problem: str = "") -> Outcome:
-        """Carry out one operation together with all workers.
+        """Run one operation together with all workers.
 
-        `parts` has the rows that this worker requests or sends, without repetitions (a lookup concerns one table),
-        `source` answers lookups, and `problem` describes a user's mistake, which stops all workers.
+        `parts` has the rows that this worker requests or sends, each once (a lookup concerns one table), `source` reads
+        rows for the lookups of others, and `problem` describes a user's mistake, which stops all workers.
         """
         with self.wire.reducer.heartbeat.exchange():
             return self._perform(self._with_problem(call, problem or self._problem), parts, source)
@@ -88,16 +89,19 @@ class Exchange:
         return Outcome(did, leg.met, parts=self._sum_parts(leg, did) if did.kind is Kind.REDUCE else None)
 
     def _targets(self, parts: Parts, source: Source, call: Call, places: torch.Tensor) -> dict[int, torch.Tensor]:
-        """The place of the member that each row goes to, by its owner; none for tables that have no owners."""
+        """Return the member of the group to which each row goes, by its owner; omit tables without owners."""
         lookup = source(call)[0] if call.kind in LOOKUPS else None
         layouts = {table: lookup or self.tables[table].layout for table in parts}
         return {t: places[layout.owner_of(parts[t].ids)] for t, layout in layouts.items() if layout is not None}
 
     def _collect_requests(self, inside: Leg, call: Call) -> tuple[Parts, Call, torch.Tensor]:
-        """What this worker asks for or brings for its node, what they do, and where a member's rows are among these."""
+        """Merge the node's requests or gradients: (what this worker requests or sends, the operation, indices).
+
+        The indices map each member's rows to the merged ones.
+        """
         did, nobody = inside.met.agreed, torch.empty(0, dtype=torch.int64)
         if did is None or inside.met.with_problem is not None:
-            return {}, call, nobody  # everybody hears of it when all workers meet
+            return {}, call, nobody  # reported when all workers exchange calls
         if did.kind in LOOKUPS:
             ids, inverse = torch.unique(inside.asked(did), return_inverse=True)
             return {did.table: Part(ids)}, did, inverse
@@ -115,7 +119,7 @@ class Exchange:
         raise InputError(f"worker {rank}: {text}")
 
     def _encode_part(self, table: int, part: Part) -> Part:
-        """Gradients as they cross; what is wrong with numbers that do not fit is kept for the next operation."""
+        """Encode gradients to send; values beyond the codec's range are reported in the next operation."""
         code = self.tables[table].code
         if code is None or part.rows is None:
             return part
@@ -129,7 +133,10 @@ class Exchange:
         return self.tables[did.table].code if did.kind is Kind.LOOKUP else None
 
     def _answer(self, leg: Leg, did: Call, source: Source) -> tuple[torch.Tensor, int | None]:
-        """The rows, or their codes, in the order asked, and the first worker whose rows do not fit their codec."""
+        """Send the rows that other workers request, and receive those requested here.
+
+        Returns the rows, encoded if there is a codec, and the lowest rank whose rows exceeded the codec's range.
+        """
         layout, answer = source(did)
         rows = answer(layout.place_of(leg.asked(did)))
         code, odd = self.code_of_rows(did), None
@@ -140,7 +147,7 @@ class Exchange:
         return leg.hand(did, rows, odd)
 
     def _sum_parts(self, leg: Leg, did: Call) -> dict[int, Part]:
-        """Bring gradients where they belong and add up what came; for tables that some worker brought."""
+        """Send gradients to the owners of their rows and sum those received, for all tables that are trained."""
         sums: dict[int, Part] = {}
         brought = leg.tables_brought()
         for of_owners in (True, False):
@@ -156,7 +163,10 @@ class Exchange:
 
 
 class Leg:
-    """A table operation inside one group: members exchange requests, then rows."""
+    """One part of a table operation, inside one group: members exchange requests, then rows.
+
+    An operation has one part inside the node, if rows are merged there, and one between nodes.
+    """
 
     def __init__(
         self,
@@ -168,10 +178,10 @@ class Leg:
         targets: Mapping[int, torch.Tensor],
         mates: CollectiveCalls | None = None,
     ) -> None:
-        """Meet; rows go to the members that `targets` says, those of other tables to all."""
+        """Exchange calls with the group; `targets` has a member for each row of a table, and other rows go to all."""
         self._exchange, self._wire, self._group = exchange, exchange.wire, group
         self._is_node = group is exchange.wire.node
-        counts = torch.zeros(group.size, len(exchange.tables), dtype=torch.int64)  # 0: not brought; else rows + 1
+        counts = torch.zeros(group.size, len(exchange.tables), dtype=torch.int64)  # 0: none sent; else rows + 1
         self._parts = dict(parts)
         self._orders: dict[int, torch.Tensor] = {}
         for table, part in parts.items():
@@ -205,12 +215,15 @@ class Leg:
         return ids.long()
 
     def hand(self, did: Call, rows: torch.Tensor, odd: int | None) -> tuple[torch.Tensor, int | None]:
-        """Send the requested rows; returns those requested here, and the lowest rank with rows beyond its codec."""
+        """Send the rows that other members requested, and receive those requested here.
+
+        Returns the received rows and the lowest rank whose rows exceeded the codec's range.
+        """
         what = f"rows of {self._exchange.tables[did.table].name}{' in a node' if self._is_node else ''}"
         one, columns, longest = [did.table], [rows], self.met.longest * width_of(rows)
         sends, receives = self._receives[:, one], self._sends[:, one]
         if self._exchange.code_of_rows(did) is not None:
-            # Everybody has to know, also who asks for nothing here.
+            # All members must learn of a problem, also those that request nothing here.
             word = torch.full((self._group.size, 1), -1 if odd is None else odd, dtype=ID)
             ones = torch.ones_like(sends)
             columns, sends, receives = [word, rows], torch.cat([ones, sends], 1), torch.cat([ones, receives], 1)
@@ -227,11 +240,11 @@ class Leg:
     def brought(
         self, did: Call, tables: list[int], nothing: Callable[[int], Part], *, to_all: bool = False
     ) -> dict[int, Part]:
-        """Send gradients of these tables, `nothing` for those without; returns the received ones by table."""
+        """Send this worker's gradients of `tables`, or `nothing(table)`; return the gradients received, by table."""
         if not tables:
             return {}
         parts = [self._parts.get(table) or nothing(table) for table in tables]
-        # Each table is two columns, its row numbers and its rows.
+        # Each table has two columns: row numbers and rows.
         columns = [part.ids.to(ID) for part in parts] + [part.rows for part in parts if part.rows is not None]
         sends, receives = self._sends[:, tables].repeat(1, 2), self._receives[:, tables].repeat(1, 2)
         if to_all:
@@ -246,7 +259,7 @@ class Leg:
 
 
 class Steps(Protocol):
-    """The steps of this worker in the run."""
+    """Interface of the engine's step and round counters, as tables use them."""
 
     @property
     def steps(self) -> int: ...
@@ -256,7 +269,7 @@ class Steps(Protocol):
 
 
 class Tables:
-    """All tables of a run on one worker, in the order in which they are exchanged.
+    """All separately placed tables of a run on one worker, in the order in which they are exchanged.
 
     Methods that exchange rows raise InputError, equal on all workers, if a user made a mistake or workers' operations
     differ, and PeerFailedError if a worker is gone.
@@ -268,12 +281,12 @@ class Tables:
         self._exchange: Exchange | None = None
         self._guard: Callable[[Callable[[], Outcome]], Outcome] = lambda action: action()
         self._engine: Steps | None = None
-        self.clips = False  # whether the script clips by the norm over all workers, in which all of them take part
+        self.clips = False  # whether the script clips by the global norm, for which all workers exchange
         self._step = 0
         self._reduced = False
         self._closed = False
-        self._without_clipping: list[int] = []  # workers without data that take means as they are
-        self.device = torch.device("cpu")  # of the model's other parameters, and of tables that are drawn here
+        self._without_clipping: list[int] = []  # workers without data that cannot clip
+        self.device = torch.device("cpu")  # of the model's other parameters, and of tables initialized here
 
     def __bool__(self) -> bool:
         return bool(self.tables)
@@ -283,7 +296,7 @@ class Tables:
 
     @property
     def bytes_across(self) -> int:
-        """The bytes of tables that this worker has sent to other nodes; in a ring, to the next worker."""
+        """Bytes of tables that this worker has sent to other nodes; in a ring, to the next worker."""
         return 0 if self._exchange is None else self._exchange.wire.bytes_across
 
     def of(self, parameter: torch.Tensor) -> Table | None:
@@ -292,12 +305,12 @@ class Tables:
     def connect(
         self, reducer: Reducer, cluster: Cluster, guard: Callable[[Callable[[], Outcome]], Outcome], engine: Steps
     ) -> None:
-        """Connect the workers' tables; all call it, after their groups were made. `guard` ends the run on failure."""
+        """Connect the workers' tables; all workers call it, after creating their groups. `guard` handles failures."""
         self.rank, self.num_workers = reducer.world.rank, reducer.world.size
         self._guard, self._engine = guard, engine
         checks = torch.sparse.check_sparse_tensor_invariants
         if any(table.route.gradient is Gradient.SPARSE for table in self.tables) and not checks.is_enabled():  # type: ignore[no-untyped-call]
-            # Say explicitly that torch does not check sparse tensors, as now; else it warns in the middle of a step.
+            # Disable torch's checks of sparse tensors explicitly (the default); otherwise torch warns during a step.
             checks.disable()  # type: ignore[no-untyped-call]
         reducer.heartbeat.unequal = TOGETHER
         if reducer.buckets:
@@ -315,7 +328,7 @@ class Tables:
         return self._exchange is not None
 
     def check_other_use(self, table: Table, gradient: torch.Tensor | None) -> None:
-        """Hook that raises InputError for a gradient not from a lookup, such as of a penalty on the weight."""
+        """Gradient hook that raises InputError for a gradient not from a lookup, such as of a penalty on the weight."""
         if gradient is not None:
             self._end(
                 f"parameter {table.name!r}: the script trains it by more than lookups of its embedding (such as "
@@ -330,7 +343,7 @@ class Tables:
         self._guard(end)
 
     def broadcast(self) -> None:
-        """Copy worker 0's values of the tables that are not sharded to all workers."""
+        """Broadcast worker 0's values of the tables that are not sharded."""
         for table in self.tables:
             if self._exchange is not None and not table.is_sharded:
                 whole = table.parameter.detach()
@@ -345,7 +358,7 @@ class Tables:
         self, table: Table, ids: torch.Tensor, layout: Layout, array: torch.Tensor, number: int = 0
     ) -> torch.Tensor:
         """Fetch rows of a block from other workers, to the host; all workers call it and answer from `array`."""
-        self._step = self._current_step()  # workers whose data ended come, and are named, rather than wait for a step
+        self._step = self._current_step()  # so that workers without data take part, and the error names them
 
         def answer(places: torch.Tensor) -> torch.Tensor:
             return table.staging.to_host(array[table.staging.to_device(places, array.device)])
@@ -358,19 +371,19 @@ class Tables:
         return self._exchange.wire.reducer.heartbeat.together(advice)
 
     def fetch(self, table: Table, copy: int, ids: torch.Tensor, *, trains: bool, problem: str = "") -> torch.Tensor:
-        """Look up unique rows of a sharded table, to the host; all workers call it, maybe without rows."""
+        """Look up unique rows of a sharded table, to the host; all workers call it, possibly without rows."""
         self._step, self._closed = self._current_step(), False
         return self._looked_up(Call(Kind.LOOKUP, self._step, table.index, copy, trains), ids, problem=problem)
 
     def stop_for(self, problem: str, *, trains: bool) -> None:
-        """Raise InputError on all workers at the next gradient exchange, or without `trains` here at once."""
+        """Raise InputError on all workers at the next gradient exchange, or without `trains` on this worker at once."""
         if not trains:
             raise InputError(f"worker {self.rank}: {problem}")
         self._perform(Call(Kind.REDUCE, self._current_step()), problem=problem)
 
     def exchange_after_backward(self) -> None:
-        """Have all workers exchange their tables' gradients at the end of the current backward pass."""
-        # Once for each lookup: the first of them exchanges what all have brought.
+        """Make all workers exchange their tables' gradients at the end of the current backward pass."""
+        # Queued for each lookup; the first callback exchanges the gradients of all lookups.
         torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # noqa: SLF001 - as torch's DDP
 
     def _end_backward(self) -> None:
@@ -390,8 +403,8 @@ class Tables:
     def close_step(self, value: Callable[[], float] | None = None) -> list[float] | None:
         """End a step's lookups, before dense gradients are averaged or the optimizer steps.
 
-        `value()`, called once gradients are here, is this worker's part of a norm. Returns all workers' values; None if
-        another message is needed for that: the step was closed before, or a worker has no data.
+        `value()`, called after gradients are exchanged, returns this worker's part of a norm. Returns all workers'
+        values; None if they need another message, since the step was closed before or a worker has no data.
         """
         if not self.tables or self._closed:
             return None
@@ -410,10 +423,10 @@ class Tables:
         self._closed = False
 
     def serve(self, *, changes_means: bool) -> bool:
-        """Take part in one step's exchanges as a worker without data; returns whether any worker took the step.
+        """Take part in one step's exchanges as a worker without data; return whether any worker took the step.
 
-        `changes_means` tells the others that this worker can change mean gradients as the script does (such as
-        clipping).
+        `changes_means` tells the others that this worker can change averaged gradients like the script, for example
+        clip.
         """
         self._step = self._current_step()
         while True:
@@ -437,7 +450,7 @@ class Tables:
         return [call.value for call in outcome.met.calls.values()]
 
     def _current_step(self) -> int:
-        """The step that this worker is in; those without data learn that it has begun."""
+        """Return this worker's current step, and declare to workers without data that it has started."""
         assert self._engine is not None, "tables are connected before they are used"
         self._engine.declare()
         return self._engine.steps
@@ -458,7 +471,7 @@ class Tables:
         return self._guard(lambda: exchange.perform(call, parts or {}, source or self._source, problem))
 
     def _source(self, call: Call) -> tuple[Layout, Answer]:
-        """How this worker answers a lookup: rows longer than the module's largest norm are shortened first."""
+        """Return the layout and read function for a lookup; rows are first scaled down to the module's `max_norm`."""
         table = self.tables[call.table]
         module = table.copies[call.copy]() if call.copy < len(table.copies) else None
         if module is None or table.layout is None:
@@ -475,7 +488,7 @@ class Tables:
 
 
 def _on_host(reducer: Reducer) -> Reducer:
-    """What waits for rows: where averages go over devices another reducer, whose waits the host does itself."""
+    """Return a reducer whose waits the host makes itself, as table exchanges need."""
     world = reducer.world.on_host()
     is_host = world is reducer.world and not reducer.streams.runs_ahead
-    return reducer if is_host else reducer.of((), world=world)  # whose watch knows why a host waited for rows in vain
+    return reducer if is_host else reducer.of((), world=world)  # shares its watch, for error messages
