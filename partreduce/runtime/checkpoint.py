@@ -1,10 +1,10 @@
-"""Save all workers together in the same round, and resume a run from the checkpoint.
+"""Save a checkpoint of all workers in the same round, and resume a run from it.
 
-A checkpoint is a folder `round-00000041` with one safetensors file for each worker and, once all of them are safe on
-the disk, a manifest that names every file's SHA-256. A folder without a manifest does not count. Files are written
-next to their place, flushed and renamed, so a crash at any moment leaves the checkpoint before. The folder may lie on a
-shared file system or on each machine's own disk; every worker writes the manifest that it will need. Where another
-checkpoint of that round lies already, the new one's name ends in its number, `round-00000041-7`.
+A checkpoint is a folder `round-00000041` with one safetensors file per worker. Once all files are on disk, a manifest
+with the SHA-256 of each file follows; a folder without a manifest is ignored. Each file is written under a temporary
+name, flushed and renamed, so a crash at any moment leaves the previous checkpoint intact. The folder may be on a shared
+file system or on each machine's own disk: every worker writes the manifest. If another checkpoint of that round exists
+already, the new folder's name ends in a number, `round-00000041-7`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from partreduce.topo.errors import FileError, InputError, PartreduceError
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The checkpoint that a run resumed from.
+    """Result of `load_checkpoint`: the checkpoint that a run resumed from.
 
-    `steps` and `round` are where this worker continues, `num_workers` how many workers saved it, `extra` what the
-    script had passed to `save_checkpoint`.
+    `steps` and `round` are where this worker continues, `num_workers` is how many workers saved it, and `extra` what
+    the script passed to `save_checkpoint`.
     """
 
     folder: Path
@@ -54,24 +54,24 @@ def save_checkpoint(
     """Save a checkpoint of the run; all workers call it in the same round.
 
     Each worker writes its parameters, buffers, optimizer state, random states (torch, CUDA, NumPy, Python), step count
-    and the state of its strategy. It needs memory for two copies of these. The newest `keep` checkpoints of this run,
-    and of runs that it resumed from, stay; older ones are deleted, those of other runs never. After failures the
-    remaining workers save, and a worker that replaces a failed one resumes from the state of the first. A restarted
-    worker that has not reached its first step saves nothing.
+    and the state of its strategy, and needs memory for two copies of these. The newest `keep` checkpoints of this run
+    and of the runs that it resumed from are kept, and older ones deleted; checkpoints of other runs are never deleted.
+    After failures the remaining workers save, and on resuming a failed worker's replacement loads the first worker's
+    state. A restarted worker that has not reached its first step saves nothing.
 
     Args:
         optimizer: the DistributedOptimizer of the run.
         directory: the folder of all checkpoints; created if it is missing.
         extra: this worker's further state, as JSON: epoch, sampler, learning-rate scheduler, gradient scaler.
-        keep: how many checkpoints stay, at least 1.
+        keep: number of checkpoints to keep, at least 1.
 
     Returns:
         The checkpoint's folder, equal on all workers.
 
     Raises:
-        InputError: called inside a round from which the schedule cannot continue, or in different rounds; or `extra`
-            is not JSON.
-        FileError: a worker could not write; raised with the same text on all, and the run may continue.
+        InputError: called inside a round, from which this schedule cannot continue; or workers call in different
+            rounds; or `extra` is not JSON.
+        FileError: a worker could not write; all workers raise it with the same text, and the run may continue.
         PeerFailedError: a worker is gone or does not call it.
     """
     directory = _checked_arguments("save_checkpoint", optimizer, directory)
@@ -189,23 +189,23 @@ def load_checkpoint(
 
     Static and all-reduce schedules then continue bit for bit. With `allow_different_run` the number of workers or the
     schedule may differ: every worker starts from the mean of all saved models and buffers at step 0 of the new
-    schedule, with fresh optimizer state; only rows of sharded tables keep theirs, if the optimizer has the same class
-    and switches. This needs all files on worker 0's file system. If a checkpoint is damaged, an older one is loaded,
-    with a warning.
+    schedule, with new optimizer state; only rows of sharded tables keep their state, if the optimizer has the same
+    class and options. This needs all files on worker 0's file system. If a checkpoint is damaged, an older one is
+    loaded, with a warning.
 
     Args:
-        optimizer: the run, before its first step or between two rounds.
+        optimizer: the DistributedOptimizer of the run, before its first step or between two rounds.
         directory: where `save_checkpoint` wrote.
         allow_different_run: accept a checkpoint of another number of workers or another schedule.
 
     Returns:
-        The folder, this worker's step and round, the number of workers and `extra` of the checkpoint; None without a
-        checkpoint, and on a worker that has joined a run, which has its state already.
+        The folder, this worker's step and round, the number of workers and `extra` of the checkpoint; None if there is
+        no checkpoint, or if this worker has joined a running job and got its state from there.
 
     Raises:
         InputError: the checkpoint belongs to another model, or to another schedule or number of workers that is not
             part of this schedule's failure plan; or it has a newer format; or members changed since it was saved.
-        FileError: there are checkpoints, but none that all workers can read; the message names one and says why.
+        FileError: there are checkpoints, but none that all workers can read; the message names one and the cause.
         DocumentError: a file has the right SHA-256 but is no checkpoint file.
         PeerFailedError: a worker is gone.
     """
@@ -259,7 +259,7 @@ def _load(
     tensors, facts = unpack(read_bytes(folder / file_of(source)), folder)
     ending.guard(optimizer.runner.drain)
     kept = StateFile(optimizer.engine).restore(tensors, facts, own_random_states=source == optimizer.rank)
-    # Of a worker that takes other steps per round the round is known, and not how far in it this one would be.
+    # A worker with another number of steps per round gives only the round, not this worker's step inside it.
     at_pace = source == optimizer.rank or (
         source < optimizer.num_workers
         and optimizer.schedule.steps_per_round_of(source) == optimizer.run.steps_per_round
@@ -304,7 +304,7 @@ def _loaded_shards(
 
 
 def _load_mean(optimizer: DistributedOptimizer, folder: Path, members: Sequence[int]) -> Resumed:
-    """The first worker reads and averages all files; the others get the result from it."""
+    """Start from the mean of all saved models, which the first worker reads and broadcasts."""
     if lost := optimizer.ending.guard(optimizer.runner.drain):
         warn_user(lost)
     facts: dict[str, Any] = {}

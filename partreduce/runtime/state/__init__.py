@@ -1,1 +1,1 @@
-"""Save state that outlives a run: checkpoints and saved state."""
+"""Save and restore the state of a run: checkpoints, and the state that a joining worker copies."""

@@ -1,7 +1,7 @@
-"""Find the complete checkpoints of a directory, the newest one, and those that a run may delete.
+"""Find the complete checkpoints in a directory, the newest one, and those that a run may delete.
 
-A manifest carries a number, one more than the highest that any worker saw, and a lineage: the run that wrote it with
-those that it resumed from and that resumed from it. A run deletes only checkpoints of its lineage.
+A manifest contains a number, one more than the highest that any worker saw, and a lineage, an ID that a run shares with
+the runs that it resumed from and those that resume from it. A run deletes only checkpoints of its lineage.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from typing import Any
 from partreduce.topo.document.reader import read_json
 from partreduce.topo.errors import DocumentError, FileError, InputError, PartreduceError
 
-FORMAT, VERSION = "partreduce.checkpoint", 2  # of version 1 only the models can be read
+FORMAT, VERSION = "partreduce.checkpoint", 2  # from version 1 only the models can be loaded
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 64 * 2**20
 MAX_HEADER_BYTES = 64 * 2**20
 NAME = re.compile(r"round-\d{8,}(-\d+)?")
-ENOUGH = 3  # whole checkpoints that a worker offers; hashing more would only cost time
+ENOUGH = 3  # intact checkpoints that a worker reports; hashing more would only cost time
 
 
 class NewerFormatError(DocumentError):
-    """The manifest was written by a later version of partreduce."""
+    """Error for a manifest that a later version of partreduce wrote."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """A checkpoint as one worker sees it; `problem` says why it cannot be loaded, `number` is −1 if unknown."""
+    """One worker's view of a checkpoint; `problem` tells why it cannot be loaded, `number` is −1 if unknown."""
 
     name: str
     number: int = -1
@@ -42,12 +42,12 @@ class CheckpointReport:
 
 
 def file_of(rank: int) -> str:
-    """Return the name of a worker's file."""
+    """Return the file name of a worker's part of a checkpoint."""
     return f"worker-{rank:05d}.safetensors"
 
 
 def folders(directory: Path) -> list[Path]:
-    """Return the folders of checkpoints, complete or not; none if the directory does not exist."""
+    """Return the folders of all checkpoints, complete or not; none if the directory does not exist."""
     try:
         inside = list(directory.iterdir())
     except FileNotFoundError:
@@ -95,7 +95,7 @@ def _is_entry(entry: object) -> bool:
 
 
 def source_of(manifest: Mapping[str, Any], rank: int) -> int:
-    """Return whose file a worker loads: its own, or the first one if it had failed before the checkpoint."""
+    """Return the rank whose file a worker loads: its own, or the first one if it had failed before the checkpoint."""
     workers = manifest["workers"]
     if rank < len(workers) and workers[rank] is not None:
         return rank
@@ -103,7 +103,7 @@ def source_of(manifest: Mapping[str, Any], rank: int) -> int:
 
 
 def list_checkpoints(directory: Path, rank: int | None) -> list[CheckpointReport]:
-    """List the checkpoints with a manifest, newest first, until three can be loaded.
+    """List the checkpoints that have a manifest, newest first, until three can be loaded.
 
     With `rank` only that worker's file is checked, with None all files.
     """
@@ -128,11 +128,11 @@ def list_checkpoints(directory: Path, rank: int | None) -> list[CheckpointReport
 
 
 def _damage(folder: Path, manifest: Mapping[str, Any], rank: int | None) -> str:
-    """Why a worker's file, or one of all, cannot be loaded; empty if it can."""
+    """Return why a worker's file, or any file if `rank` is None, cannot be loaded; empty if it can."""
     workers = manifest["workers"]
     wanted = [other for other, entry in enumerate(workers) if entry is not None]
     if rank is not None:
-        # A run of another size still sees the checkpoint, so that it is refused and not silently ignored.
+        # A run of another size still lists the checkpoint, so that loading raises an error instead of ignoring it.
         wanted = [source_of(manifest, rank)] if rank < len(workers) else []
     for other in wanted:
         path = folder / file_of(other)
@@ -147,7 +147,7 @@ def _damage(folder: Path, manifest: Mapping[str, Any], rank: int | None) -> str:
 def newest_common(
     directory: Path, reports: Sequence[Mapping[str, Any]], ranks: Sequence[int]
 ) -> tuple[str | None, str]:
-    """Return the newest checkpoint that all `ranks` can load, or None, and a sentence on damaged newer ones."""
+    """Return the newest checkpoint that all `ranks` can load (or None), and a sentence about damaged newer ones."""
     problem = next((f"worker {r}: {p}" for r, e in zip(ranks, reports, strict=True) if (p := e.get("problem"))), None)
     if problem is not None:
         raise FileError(f"load_checkpoint: {problem}")
@@ -182,7 +182,7 @@ def _why(directory: Path, name: str, by_rank: Mapping[int, Mapping[str, Checkpoi
 
 
 def save_status(directory: Path, plain: str) -> dict[str, Any]:
-    """Return, before a save, the highest checkpoint number seen and whether the name `plain` is taken."""
+    """Return, before a save, the highest checkpoint number seen and whether the folder name `plain` is taken."""
     highest = 0
     with contextlib.suppress(FileError):
         for folder in folders(directory):
@@ -192,7 +192,7 @@ def save_status(directory: Path, plain: str) -> dict[str, Any]:
 
 
 def checkpoints_to_delete(directory: Path, lineage: str, rank: int, *, keep: int, written: str) -> list[Path]:
-    """Return the lineage's folders to delete after one more is written, so that `keep` stay."""
+    """Return this lineage's folders to delete after writing one more checkpoint, so that `keep` remain."""
     whole: list[tuple[int, Path]] = []
     unfinished: list[Path] = []
     with contextlib.suppress(FileError):
@@ -211,7 +211,7 @@ def checkpoints_to_delete(directory: Path, lineage: str, rank: int, *, keep: int
 
 
 def _lineage_in(path: Path) -> str | None:
-    """The lineage in the header of a worker's file; None if there is no such file or header."""
+    """Return the lineage in the header of a worker's file; None if there is no such file or header."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -223,16 +223,16 @@ def _lineage_in(path: Path) -> str | None:
 
 
 def delete(superfluous_folders: Sequence[Path], rank: int) -> None:
-    """Delete this worker's files in some folders, the manifest first; ignores files that cannot be deleted."""
+    """Delete this worker's files in some folders, the manifest first; ignore files that cannot be deleted."""
     for folder in superfluous_folders:
         with contextlib.suppress(OSError):
             (folder / MANIFEST).unlink(missing_ok=True)
             (folder / file_of(rank)).unlink(missing_ok=True)
-            folder.rmdir()  # refuses while others' files are there
+            folder.rmdir()  # fails while other workers' files are there
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a file. Raises FileError."""
+    """Return the content of a file. Raises FileError."""
     try:
         return path.read_bytes()
     except OSError as error:

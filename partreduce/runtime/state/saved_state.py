@@ -1,4 +1,4 @@
-"""Save one worker's part of a run as named tensors and JSON, in the safetensors format (no pickle), or hand it over.
+"""Save one worker's state in the safetensors format (no pickle), or copy it to a joining worker.
 
 Tensors: `model/NAME`, `buffer/NAME`, `optimizer/INDEX/KEY`, `group/INDEX/KEY`, `random/…`, `strategy/NAME`.
 """
@@ -30,7 +30,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class StateFile:
-    """One worker's state: saves it as named tensors and JSON, and restores it."""
+    """Collects one worker's state as named tensors and JSON for a checkpoint, and restores it."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.optimizer = engine, engine.optimizer
@@ -54,7 +54,7 @@ class StateFile:
         return tensors, facts
 
     def restore(self, tensors: Tensors, facts: Mapping[str, Any], *, own_random_states: bool = True) -> Tensors:
-        """Restore everything in place, except the runner's state, which is returned."""
+        """Restore model, optimizer and random states in place; return the runner's state, which is not loaded."""
         self._restore(self._model() | shards_of(self.tables), tensors)
         current = self.optimizer.state_dict()
         numbers = facts["optimizer"]
@@ -79,7 +79,7 @@ class StateFile:
         return {n.removeprefix("strategy/"): t for n, t in tensors.items() if n.startswith("strategy/")}
 
     def restore_mean(self, paths: Iterable[Path]) -> dict[str, Any]:
-        """Load the mean of several workers' models, in place; returns the layouts of sharded tables, not loaded."""
+        """Load the mean of several workers' models, in place. Sharded tables are not loaded; returns their layouts."""
         layouts: dict[str, Any] = {}
         sums: Tensors = {}
         first: Tensors = {}
@@ -102,7 +102,7 @@ class StateFile:
         return layouts
 
     def _model(self) -> Tensors:
-        """The live tensors of the model by name, each once, without the rows that only this worker has."""
+        """Return the model's current tensors by name, each once, without the table rows that only this worker has."""
         live: Tensors = {f"model/{slot.names[0]}": slot.parameter for slot in self.flat.slots()}
         for name, parameter in self.flat.model.named_parameters():
             if not parameter.requires_grad:
@@ -122,7 +122,7 @@ class StateFile:
 
 
 def pack(state: StateFile, extra: object, lineage: str) -> bytes:
-    """Return the state as a safetensors file; its header has the lineage (see `checkpoint_directory`)."""
+    """Return a worker's state as a safetensors file; its header has the lineage (see `checkpoint_directory`)."""
     tensors, facts = state.collect()
     header = {"partreduce": json_of(facts | {"extra": extra}), "lineage": lineage}
     data: bytes = load("safetensors.torch", "a checkpoint").save(
@@ -132,7 +132,7 @@ def pack(state: StateFile, extra: object, lineage: str) -> bytes:
 
 
 def json_of(facts: Mapping[str, Any]) -> str:
-    """Encode facts that are no tensors as JSON. Raises InputError for other types."""
+    """Encode values that are not tensors as JSON. Raises InputError for types that JSON lacks."""
     try:
         return json.dumps(facts)
     except (TypeError, ValueError) as error:
@@ -140,7 +140,7 @@ def json_of(facts: Mapping[str, Any]) -> str:
 
 
 def unpack(data: bytes, place: Path) -> tuple[Tensors, dict[str, Any]]:
-    """Return the tensors and facts of a file. Raises DocumentError, which names `place`."""
+    """Return the tensors and other values in a safetensors file. Raises DocumentError, which names `place`."""
     try:
         tensors: Tensors = load("safetensors.torch", "a checkpoint").load(data)
         length = int.from_bytes(data[:8], "little")
@@ -155,21 +155,21 @@ def unpack(data: bytes, place: Path) -> tuple[Tensors, dict[str, Any]]:
 def _split(values: Mapping[str, Any], prefix: str, tensors: Tensors, numbers: dict[str, dict[str, Any]]) -> None:
     plain = {key: value for key, value in values.items() if not isinstance(value, torch.Tensor) and key != "params"}
     numbers[prefix] = plain
-    # A momentum of sparse gradients is sparse, which the format does not know; the optimizer gets a dense one.
+    # The momentum of sparse gradients is sparse, which the format lacks; the optimizer gets a dense tensor on loading.
     own = {f"{prefix}/{key}": value.detach() for key, value in values.items() if isinstance(value, torch.Tensor)}
     tensors.update({name: one.to_dense() if one.is_sparse else one.clone() for name, one in own.items()})
 
 
 def _random_states(tensors: Tensors, device: torch.device) -> dict[str, Any]:
     tensors["random/torch"] = torch.get_rng_state()
-    if device.type == "cuda":  # the worker's own: to ask the others would open a context on each
+    if device.type == "cuda":  # only this worker's device, since a query would open a context on any other
         tensors["random/cuda"] = torch.cuda.get_rng_state(device)
     version, numbers, gauss = random.getstate()
     facts: dict[str, Any] = {"python": [version, list(numbers), gauss]}
     if "numpy" in sys.modules:
         import numpy as np
 
-        kind, keys, place, has_gauss, cached = np.random.get_state()  # the state that users' code may use
+        kind, keys, place, has_gauss, cached = np.random.get_state()  # the legacy generator, which user code may use
         tensors["random/numpy"] = torch.from_numpy(np.asarray(keys).astype(np.int64))
         facts["numpy"] = [str(kind), int(place), int(has_gauss), float(cached)]
     return facts
@@ -196,7 +196,7 @@ BEHIND = (
 
 
 class Stateful(Protocol):
-    """An object with `state_dict` and `load_state_dict`, such as a scheduler or a gradient scaler."""
+    """Interface of an object with `state_dict` and `load_state_dict`, such as a scheduler or a gradient scaler."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -204,10 +204,10 @@ class Stateful(Protocol):
 
 
 class Handover:
-    """One worker's state as a joining worker copies it (see `elastic.regroup`); without random states."""
+    """One worker's state for a joining worker to copy (see `elastic.regroup`); without random states."""
 
     def __init__(self, wrapper: torch.optim.Optimizer, engine: Engine, meeting: Meeting) -> None:
-        self._wrapper = weakref.ref(wrapper)  # which has this
+        self._wrapper = weakref.ref(wrapper)  # weak, since the wrapper owns this object
         self.run, self.engine, self.meeting = engine.run, engine, meeting
         self.optimizer = engine.optimizer
         self.objects: list[Stateful] = []
@@ -215,7 +215,7 @@ class Handover:
         self._groups: list[dict[str, Any]] = []
 
     def add(self, objects: tuple[Stateful, ...]) -> None:
-        """Add objects whose state is copied too; a worker that has joined loads the donor's states at once."""
+        """Add objects whose state is copied too; on a worker that has joined, load the donor's states at once."""
         for one in objects:
             if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
                 raise InputError(f"register_stateful: a {type(one).__name__} has no state_dict() and load_state_dict()")
@@ -228,7 +228,7 @@ class Handover:
             if self._taken is not None:
                 one.load_state_dict(self._taken[len(self.objects) - 1])
         for group, taken in zip(self.optimizer.param_groups, self._groups, strict=False):
-            group.update(taken)  # a scheduler that is made sets the first learning rate
+            group.update(taken)  # since creating a scheduler resets the learning rate
 
     def check_unfit(self) -> None:
         steps = (getattr(one, "step", None) for one in (self.optimizer, self._wrapper()))

@@ -1,7 +1,7 @@
-"""Save checkpoints of sharded models by torch.distributed.checkpoint, with one folder per replica.
+"""Save checkpoints of sharded models by torch.distributed.checkpoint, in one folder per replica.
 
-A parameter's tensors are DTensors there, so a run may continue with another number of shards. What only one rank has
-lies under `shard-INDEX/`. A checkpoint counts where every replica's folder has torch's metadata.
+A parameter's tensors are saved as DTensors, so a run may continue with another number of shards. State of a single rank
+is saved under `shard-INDEX/`. A checkpoint is complete if every replica's folder has torch's metadata.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from partreduce.runtime.state.saved_state import Tensors, json_of
 from partreduce.topo.errors import FileError, InputError
 
 Said = TypeVar("Said")
-METADATA = ".metadata"  # what torch writes last
-OWN = ("buffer/", "random/")  # what every rank has for itself
+METADATA = ".metadata"  # the file that torch writes last
+OWN = ("buffer/", "random/")  # prefixes of state that each rank saves separately
 
 
 def newest(directory: Path, worker: int) -> Path | None:
@@ -39,14 +39,14 @@ def newest(directory: Path, worker: int) -> Path | None:
 
 
 def all_gather_json(one: Said) -> list[Said]:
-    """Return the JSON values of all ranks of the job, in order of ranks; all call it."""
+    """Return the JSON values of all ranks of the job, in order of ranks; all ranks call it."""
     said: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(said, one)
     return said
 
 
 def delete(folder: Path, worker: int, flat: FlatModel) -> None:
-    """Delete one replica's part of a checkpoint, and the folder after the last part."""
+    """Delete one replica's part of a checkpoint, and the folder once it is empty."""
     if dist.get_rank(replica_group(flat.model)) == 0:
         (_place(folder, worker) / METADATA).unlink(missing_ok=True)
         shutil.rmtree(_place(folder, worker), ignore_errors=True)
@@ -59,7 +59,7 @@ def _place(folder: Path, worker: int) -> Path:
 
 
 def save(folder: Path, worker: int, flat: FlatModel, tensors: Tensors, facts: dict[str, Any]) -> None:
-    """Write one replica's state to its part of the checkpoint; all its ranks call it."""
+    """Write one replica's state to its part of the checkpoint; all ranks of the replica call it."""
     group, place, dcp = replica_group(flat.model), _place(folder, worker), _torchs()
     own = f"shard-{dist.get_rank(group)}"
     text, problem = "", ""
@@ -75,21 +75,21 @@ def save(folder: Path, worker: int, flat: FlatModel, tensors: Tensors, facts: di
         if bucket is not None:
             named |= {f"{name}/{slot.names[0]}": like(slot.parameter, slot.view(tensor)) for slot in bucket.slots}
         else:
-            # Whole numbers of the strategy's say where it is in the run, as all ranks of a replica are.
+            # Integers of the strategy are counters of the run, which are equal on all ranks of a replica.
             is_own = name.startswith(OWN) or (name.startswith("strategy/") and tensor.is_floating_point())
             named[f"{own}/{name}" if is_own else name] = tensor
     if dist.get_rank(group) == 0:
         (place / METADATA).unlink(missing_ok=True)
     try:
         dcp.save(named, checkpoint_id=place, process_group=group)
-    except (Exception, dcp.CheckpointException) as error:  # noqa: BLE001 - torch tells all ranks what one met
+    except (Exception, dcp.CheckpointException) as error:  # noqa: BLE001 - torch raises a rank's error on all ranks
         raise FileError(f"{place}: cannot be written: {_first_line(error)}") from None
 
 
 def load(
     folder: Path, worker: int, flat: FlatModel, optimizer: torch.optim.Optimizer
 ) -> tuple[Tensors, dict[str, Any], bool]:
-    """Load one replica's state: (tensors, facts, whether as many shards wrote it); all its ranks call it."""
+    """Load one replica's state: (tensors, other values, whether as many shards wrote it); all its ranks call it."""
     group, place, dcp = replica_group(flat.model), _place(folder, worker), _torchs()
     trained = [parameter for held in optimizer.param_groups for parameter in held["params"]]
     by_name = dict(flat.model.named_parameters(remove_duplicate=False))
@@ -121,7 +121,7 @@ def load(
 
 
 def _bucket_of(name: str, tensor: torch.Tensor, flat: FlatModel) -> Bucket | None:
-    """The bucket as which an array of the strategy's is laid out, if it is."""
+    """Return the bucket whose layout an array of the strategy has; None if it has none."""
     kind, _, rest = name.partition("/")
     index = rest.rpartition("/")[2]
     if kind != "strategy" or not index.isdecimal() or int(index) >= len(flat.buckets):
@@ -143,14 +143,14 @@ def _join_shards(tensors: Tensors, flat: FlatModel) -> Tensors:
     return whole
 
 
-def _torchs() -> Any:  # noqa: ANN401 - torch's package of checkpoints, which takes a while to import
+def _torchs() -> Any:  # noqa: ANN401 - torch.distributed.checkpoint, which is slow to import
     from torch.distributed import checkpoint
 
     return checkpoint
 
 
 def _first_line(error: BaseException) -> str:
-    """What a rank met; torch lists a traceback for each."""
+    """Return a short form of the first rank's error; torch lists a traceback for each rank."""
     causes: Any = getattr(error, "failures", {})
     cause = next((one[0] if isinstance(one, tuple) else one for one in causes.values()), error)
     return f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}"[:200]
