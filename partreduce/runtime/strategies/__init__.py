@@ -1,4 +1,4 @@
-"""Choose the runner that carries out a schedule, by its kind (a line of the table), its payload and its timing."""
+"""Choose the runner of a schedule by its kind, its payload and its timing (`build`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from partreduce.topo.schedule import Schedule
 
 
 def _all_reduce(strategy: st.AllReduce, run: Run) -> Runner:
-    """Gradients in each step, at once, late or by a quorum; parameters otherwise."""
+    """Return a runner for gradients if they are averaged in each step, else for parameters."""
     if isinstance(strategy.sync, st.PartialAllReduce):
         return QuorumGradients(strategy.sync, run)
     if isinstance(strategy.sync, st.Pipeline):
@@ -37,7 +37,7 @@ def _neighbor(strategy: st.NeighborAveraging, run: Run) -> Runner:
 
 
 def _server(server: st.Server, run: Run) -> Runner:
-    """Asynchronous, or all-reduce whose sums pass through the hosts: of gradients at one step per round, as DDP."""
+    """Return a runner for an asynchronous server, or for an all-reduce through the server's hosts."""
     if not server.synchronous:
         return AsynchronousServer(server, run)
     base = run.reducer

@@ -1,4 +1,4 @@
-"""Run strategy `server`, asynchronous: hosts add a worker's progress to their shards as it arrives."""
+"""Run strategy `server`, asynchronous: hosts add each worker's change of the model to their shards as it arrives."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.server import Server
 
-MESSAGES = {"open": shards.Opened, "push": shards.Progress, "pull": shards.Ask}  # to a shard; each has two numbers
+# messages to a shard; each has two integers
+MESSAGES = {"open": shards.Opened, "push": shards.Progress, "pull": shards.Ask}
 
 
 class AsynchronousServer(OneSided):
-    """After each round a worker sends its progress to the hosts, which add it at once, and gets the newest model.
+    """Runner of an asynchronous parameter server: after a round a worker pushes progress and pulls the model.
 
-    With plain SGD this is asynchronous SGD; optimizer state stays with the worker. With `staleness` s a host answers a
-    worker only while that is at most s rounds ahead of the slowest. With overlap the worker waits for the answer one
-    round later. Buffers are averaged in the mean model only.
+    Progress is the change of the parameters in the round; the hosts add it at once. With plain SGD this is asynchronous
+    SGD; optimizer state stays on the worker. With `staleness` s a host answers a worker only while the worker is at
+    most s rounds ahead of the slowest. With overlap the worker waits for the answer one round later. Buffers are
+    averaged in the mean model only.
     """
 
     def __init__(self, server: Server, run: Run) -> None:
         super().__init__(server, run, "an asynchronous server", self._deliver)
         self.server = server
         self._bounds = [block_bounds(bucket.size, len(server.hosts)) for bucket in run.flat.buckets]
-        """For each bucket the part of every host."""
+        """For each bucket, (start, end) of every host's part."""
         self._machine = shards.shards_of(server, run.schedule.num_workers)
         self.driver = ProtocolDriver[Any](self._machine, run.rank, is_open=True)
         self._answers: dict[int, tuple[Any, ...]] = {}
@@ -68,7 +70,7 @@ class AsynchronousServer(OneSided):
         return DIFFERENT
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - the signature of all
-        """Wait for the answer in flight, and load the newest model plus this worker's progress since it was sent."""
+        """Wait for the answer in flight, then load the newest model and add progress since the last push."""
         if self.is_measured:
             self._refresh()
 
@@ -78,13 +80,13 @@ class AsynchronousServer(OneSided):
             self._wait(self._pending)
             self._pending = None
         if not self.is_measured:
-            self._begin(self.driver.open_state.round)  # all count the same generations
+            self._begin(self.driver.open_state.round)  # so that all workers count the same generations
         self.driver.raised(shards.Drain())
         return ""
 
     @property
     def is_measured(self) -> bool:
-        """Whether a model has been received, relative to which progress is sent."""
+        """Whether a model has been received from the hosts, relative to which progress is measured."""
         return bool(self.driver.open_state.stage != shards.CLOSED)
 
     def _open(self, round_: int) -> None:
@@ -104,7 +106,7 @@ class AsynchronousServer(OneSided):
                     self._mailbox.send(self.run.rank, "open", (generation, begun))
 
     def _check_several_models(self) -> None:
-        """Compare the parameters of the first step with those of the first host."""
+        """Raise InputError if this worker's initial parameters differ from those of the first host."""
         digest = digest_of(self._starts)
         reducer, host = self.run.reducer, self.server.hosts[0]
         notes = Notes(reducer.world.store, f"first-model/{reducer.key}")
@@ -123,7 +125,7 @@ class AsynchronousServer(OneSided):
             )
 
     def _ask(self, event: shards.Push | shards.Pull, step: int, round_: int, progress: list[torch.Tensor]) -> None:
-        """Send all hosts their parts of the progress, or ask them for the model as it is."""
+        """Send all hosts their parts of the progress, or request their current model."""
         base, kind = self.run.reducer, "push" if isinstance(event, shards.Push) else "pull"
         num_bytes = sum(part.nbytes for part in progress)
         members = tuple(sorted({self.run.rank, *self.server.hosts}))
@@ -135,7 +137,7 @@ class AsynchronousServer(OneSided):
                 case Send(shard, shards.Progress(generation, number) | shards.Ask(generation, number)):
                     index = self._machine.shards.index(shard)
                     frames = [
-                        frame_of(part[slice(*bounds[index])])  # this round's progress is written no more
+                        frame_of(part[slice(*bounds[index])])  # views, since the progress stays unchanged
                         for part, bounds in zip(progress, self._bounds, strict=kind == "push")
                     ]
                     try:
@@ -153,7 +155,7 @@ class AsynchronousServer(OneSided):
             start.sub_(part)
 
     def _take(self, progress: list[torch.Tensor] | None, event: shards.Take | None = None) -> None:
-        """Wait for the hosts' answers: the model becomes theirs, plus `progress`; it counts from there."""
+        """Wait for the hosts' answers and set the model to theirs plus `progress`."""
         operation = self._pending
         if operation is None:
             return
@@ -189,18 +191,18 @@ class AsynchronousServer(OneSided):
 
 
 class _Shard(ProtocolDriver[Any]):
-    """One host's part of the model, by the `bounds` of each bucket; lives in the side thread."""
+    """One host's shard of the model, the range in `bounds` of each bucket; used by the mailbox's thread."""
 
     def __init__(self, machine: shards.Shards, process: int, bounds: list[tuple[int, int]]) -> None:
         super().__init__(machine, process, is_open=True)
         self._bounds = bounds
         self._opening: list[torch.Tensor] = []
         self._parts: list[torch.Tensor] = []
-        self._progress: dict[tuple[int, int], tuple[Any, ...]] = {}  # by worker and request, until it is decided
+        self._progress: dict[tuple[int, int], tuple[Any, ...]] = {}  # by worker and request, until added or dropped
         self._snapshots = Snapshots()
 
     def take(self, arrays: list[torch.Tensor]) -> None:
-        """From the main thread: start again from these parameters when the machine opens."""
+        """Set the parameters from which the shard restarts when the protocol opens it; called from the main thread."""
         self._opening = [
             array[start:end].detach().to("cpu", copy=True)
             for array, (start, end) in zip(arrays, self._bounds, strict=True)
@@ -224,7 +226,7 @@ class _Shard(ProtocolDriver[Any]):
                 case Note(("dropped", int(worker), int(request))):
                     self._progress.pop((worker, request), None)
                 case Send(worker, shards.Answer(request)):
-                    frames = frames or self._snapshots.take(self._parts)  # the next push changes them
+                    frames = frames or self._snapshots.take(self._parts)  # copied, as the next push changes them
                     mailbox.send(worker, "model", (request,), frames)
 
     def _add(self, frames: tuple[Any, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Define the interface of runners, which average for one worker as its schedule's strategy says."""
+"""Define the runner interface: a runner averages for one worker as its schedule's strategy defines."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from partreduce.topo.schedule import Schedule
 class Traits:
     """Properties of a schedule's kind that the engine, checkpoints and checks depend on."""
 
-    averages_gradients: bool  # before each step; else parameters, after the last one of a round
-    keeps_equal: bool  # whether all step with the same means, so that models are equal wherever all meet
-    agrees_on_end: bool = False  # whether the protocol tells who has no more data, and the store nothing
-    drains_together: bool = False  # whether none may `drain` before all are ready to: they answer one another
-    carries_state: bool = False  # whether the optimizer's state dict holds `state()`, too, as its momentum
-    measures_from_start: bool = False  # whether rounds depend on the first step's model, everybody's then
-    needs_round_start: bool = False  # whether a round's end depends on the parameters of its beginning
-    saves_inside_rounds: bool = False  # whether `state()` says all that the rest of a round needs
+    averages_gradients: bool  # gradients before each step; if False, parameters after a round's last step
+    keeps_equal: bool  # all workers apply the same averages, so models are equal in operations of all workers
+    agrees_on_end: bool = False  # the protocol itself, not the store, tells which workers have no more data
+    drains_together: bool = False  # no worker may `drain` before all are ready, since they answer each other
+    carries_state: bool = False  # the optimizer's state dict includes `state()`
+    measures_from_start: bool = False  # rounds depend on the model at the first step, which must be equal everywhere
+    needs_round_start: bool = False  # the end of a round depends on the parameters at its start
+    saves_inside_rounds: bool = False  # `state()` includes all that the rest of a round needs
 
 
 def traits_of(schedule: Schedule) -> Traits:
@@ -63,14 +63,14 @@ def traits_of(schedule: Schedule) -> Traits:
         carries_state=has_outer_state,
         measures_from_start=has_outer_state,
         needs_round_start=not takes_turns and (normalizes or strategy.is_delayed),
-        # At unequal steps per round a worker may have had turns in a round that others still lack.
+        # With unequal steps per round a worker may have sent fragments in a round that others have not sent yet.
         saves_inside_rounds=not takes_turns or has_equal_steps,
     )
 
 
 @dataclass(slots=True)
 class Progress:
-    """The number of steps that the engine has taken."""
+    """Counter of the steps that the engine has taken."""
 
     step: int = 0
 
@@ -83,13 +83,14 @@ class Run:
     rank: int
     flat: FlatModel
     reducer: Reducer
-    mean_reducers: tuple[Reducer, ...]  # of parameters, and of buffers that do not ride along with them
-    applier: OptimizerStepper  # the wrapped optimizer, for strategies that have a mean gradient to apply
-    tables: Tables  # what goes its own way, apart from what the strategy averages
-    keeps_on_host: bool = False  # whether what outer steps keep lies in host memory between two of them
-    alone: bool = False  # whether the script runs as one worker, without a launcher: nothing is averaged then
+    mean_reducers: tuple[Reducer, ...]  # for parameters, and for buffers sent only for the mean model
+    applier: OptimizerStepper  # steps the wrapped optimizer with averaged gradients
+    tables: Tables  # embedding tables that are exchanged separately
+    keeps_on_host: bool = False  # whether outer parameters and momentum are offloaded between outer steps
+    alone: bool = False  # whether the script runs without a launcher, so that nothing is averaged
     progress: Progress = field(default_factory=Progress)
-    membership: FixedMembership = field(default_factory=lambda: FixedMembership(()))  # with operations in flight
+    # and queue of operations in flight
+    membership: FixedMembership = field(default_factory=lambda: FixedMembership(()))
 
     @property
     def steps_per_round(self) -> int:
@@ -102,7 +103,7 @@ class Run:
 
     @property
     def traits(self) -> Traits:
-        """The traits of the schedule's kind; none for a script without a launcher."""
+        """The traits of the schedule's kind; all False for a script without a launcher."""
         return Traits(averages_gradients=False, keeps_equal=False) if self.alone else traits_of(self.schedule)
 
     @property
@@ -111,15 +112,15 @@ class Run:
 
     @property
     def host(self) -> Streams | None:
-        """The streams that copy outer parameters and momentum to host memory; None if they stay on the device."""
+        """Streams that copy outer parameters and momentum to host memory; None if these stay on the device."""
         return self.reducer.streams if self.keeps_on_host else None
 
 
 class AveragedGradients(NamedTuple):
-    """Result of averaging a step's gradients."""
+    """Result of averaging a step's gradients, before the optimizer steps."""
 
-    more: int = 0  # steps that were taken besides the one whose gradients are in place now
-    scaled: bool = False  # whether a GradScaler was at work on these gradients in an earlier step
+    more: int = 0  # further steps taken already, besides the one whose gradients are set now
+    scaled: bool = False  # whether these gradients are of an earlier step that used a GradScaler
 
 
 class StepRequest(NamedTuple):
@@ -127,14 +128,14 @@ class StepRequest(NamedTuple):
 
     skip: bool = False
     scaled: bool = False  # a GradScaler has scaled the gradients
-    early: bool = False  # they are means already, by `average_gradients()`
-    changed: bool = False  # and the script has changed them since
+    early: bool = False  # `average_gradients()` has averaged them already
+    changed: bool = False  # the script has changed them since
 
 
 class StepResult(NamedTuple):
-    """Result of the end of a step."""
+    """Result of averaging after a step: rounds to skip, and whether all models are equal."""
 
-    skipped: int = 0  # rounds that a worker left behind skips
+    skipped: int = 0  # rounds that this worker skips because it is behind
     are_equal: bool = False  # whether all workers are known to hold the same model now
 
 
@@ -143,22 +144,22 @@ DIFFERENT = StepResult()
 
 
 class Runner:
-    """Averages for one worker as a strategy says; one object per optimizer. This base class averages nothing.
+    """Averages for one worker as its strategy defines; one object per optimizer. This base class averages nothing.
 
     The engine (`worker.engine`) calls these methods; they raise PeerFailedError if a worker is gone or late. Operations
-    in flight are in the queue of the run's membership.
+    in flight are queued in the run's membership.
     """
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.membership = run.membership  # who else is there still
-        self.reducers: tuple[Reducer, ...] = ()  # what it averages by, apart from the run's own reducers
+        self.membership = run.membership
+        self.reducers: tuple[Reducer, ...] = ()  # further reducers besides the run's
         self.mailboxes: list[Mailbox] = []  # closed together with this runner
 
     def _open_mailbox(
         self, kind: str, deliver: Callable[[Message], None], *, max_bytes: int = 0, bound: Bound | None = None
     ) -> Mailbox:
-        """A mailbox of this runner; `deliver` is called with each message once it is started."""
+        """Create a mailbox that is closed with this runner; `deliver` is called with each message."""
         reducer = self.run.reducer
         store, heartbeat, name = reducer.world.store, reducer.heartbeat, f"{reducer.key} {kind}"
         mailbox = Mailbox(
@@ -174,36 +175,36 @@ class Runner:
         return ON_TIME
 
     def after_step(self, step: int) -> StepResult:  # noqa: ARG002 - as above
-        """Average parameters, if the strategy does, after the step; a worker without data calls only this."""
+        """Average parameters, if the strategy does, after the step; workers without data call only this."""
         return DIFFERENT
 
     def check_step(self, asked: StepRequest) -> None:
-        """Raise InputError if the strategy cannot take such a step, since gradients are sent earlier or later."""
+        """Raise InputError if the strategy cannot take a step in the way that `asked` describes."""
 
     def pause(self, place: str, *, apply: bool = True) -> int:  # noqa: ARG002 - as above
-        """Advance to the round at which all workers meet at `place`, and serve operations that need this worker.
+        """Advance to a common round, before the operation `place` of all workers, and serve requests of other workers.
 
-        Without `apply` results on the way are dropped, since other parameters are about to be loaded. Returns the steps
-        that this took. Raises InputError inside an operation that only the next step ends.
+        Without `apply` averages on the way are dropped, since other parameters are about to be loaded. Returns how many
+        steps were taken. Raises InputError inside an operation that only the next step completes.
         """
         return 0
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - as above
-        """Wait for operations in flight, before a mean over all; if the run `ends`, apply late results too."""
+        """Wait for operations in flight, before an average over all; if the run `ends`, apply late results too."""
         self.membership.settle()
         self.run.reducer.flush()
 
     def drain(self) -> str:
-        """Wait for operations in flight and drop them and all kept state; returns what was dropped, as a sentence."""
+        """Wait for operations in flight, then drop them and all other state; return what was dropped, as a sentence."""
         return ""
 
     @property
     def is_measured(self) -> bool:
-        """Whether state is kept that belongs to the current model, so that a model loaded alone would not fit it."""
+        """Whether the runner has state that fits only the current model, so that a model must not be loaded alone."""
         return False
 
     def state(self) -> State:
-        """Return the tensors that a checkpoint needs besides model and optimizer, by name; no copies."""
+        """Return the tensors that a checkpoint needs besides model and optimizer, by name, without copying."""
         return {}
 
     def load(self, state: State, step: int) -> None:  # noqa: ARG002 - as above
@@ -211,7 +212,7 @@ class Runner:
         check_kept(state)
 
     def close(self, *, failed: bool = False) -> None:
-        """End the runner's threads and sockets; may be called twice. With `failed` it waits for nothing."""
+        """End the runner's threads and sockets; may be called twice. With `failed` it does not wait."""
         for mailbox in self.mailboxes:
             mailbox.abandon() if failed else mailbox.close()
         if failed:
@@ -227,10 +228,10 @@ def check_kept(state: Iterable[str]) -> None:
 
 
 class OneSided(Runner):
-    """Runner whose workers send to each other's mailboxes; `deliver` gets each message in the mailbox's thread.
+    """Base of runners whose workers send messages to each other's mailboxes, without collectives.
 
-    `place` names in messages what optimizer state would be averaged over; `bound` limits messages in flight to each
-    worker, by default as the mailbox does.
+    `deliver` gets each message in the mailbox's thread; `place` names the strategy in errors; `bound` limits messages
+    in flight to each worker, by default as the mailbox does.
     """
 
     def __init__(
@@ -246,12 +247,12 @@ class OneSided(Runner):
         if any(tensor.is_state for bucket in run.flat.buckets for tensor in bucket.piggybacked):
             raise InputError(f"optimizer_state='average': stays with each worker of {place}; use 'local'")
         normalizes, everyone = strategy.averaging is st.Averaging.STEP_NORMALIZED, range(run.schedule.num_workers)
-        self._factor = run.progress_factor(everyone) if normalizes else 1.0  # by which a round's progress is multiplied
+        self._factor = run.progress_factor(everyone) if normalizes else 1.0  # factor of a round's progress
         reducer = run.reducer
         self._peer_watch = PeerWatch(reducer.heartbeat, everyone)
         max_bytes = sum(bucket.size * bucket.dtype.itemsize for bucket in run.flat.buckets)
         self._mailbox = self._open_mailbox(strategy.kind, deliver, max_bytes=max_bytes, bound=bound)
-        self._starts: list[torch.Tensor] = []  # the parameters from which progress is counted
+        self._starts: list[torch.Tensor] = []  # the parameters from which progress is measured
 
     def _progress(self) -> list[torch.Tensor]:
         return [bucket.flat - start for bucket, start in zip(self.run.flat.buckets, self._starts, strict=True)]
@@ -261,7 +262,7 @@ class OneSided(Runner):
         return DIFFERENT if taken + 1 < self.run.steps_per_round else self.end_round(step, round_)
 
     def end_round(self, step: int, round_: int) -> StepResult:
-        """Average as the strategy says after the last step of a round."""
+        """Average as the strategy defines, after the last step of a round."""
         raise NotImplementedError
 
     def until(self, done: Callable[[], bool], members: Sequence[int], operation: Operation | None = None) -> None:

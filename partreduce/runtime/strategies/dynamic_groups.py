@@ -1,4 +1,4 @@
-"""Run strategy `generated`: each round ends with the mean over a group from the group generator (Prague)."""
+"""Run strategy `dynamic_groups`: each round ends with an average over a group from the group service (Prague)."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _running: WeakKeyDictionary[World, WeakSet[GeneratedMeans]] = WeakKeyDictionary(
 
 
 class GeneratedMeans(Runner):
-    """x ← mean over the group that the group generator grants, after each round's last step; unchanged without group.
+    """Runner for dynamic groups: x ← mean over the group that the group service grants, after each round's last step.
 
-    Source: Prague (ASPLOS'20). The next group is requested as soon as the last one is done, so the answer arrives
-    during the round. Every worker runs its groups in the order of their sequence numbers, so no workers wait in a
-    circle. If a member dies, the others keep their parameters, report the group and continue (see `Survivors`); to
-    detect this in time they wait for the device.
+    Without a group x is unchanged. Source: Prague (ASPLOS'20). The next group is requested as soon as the last one is
+    done, so the answer arrives during the round. Every worker runs its groups in order of their sequence numbers, which
+    excludes circular waits. If a member dies, the others keep their parameters, report the group and continue (see
+    `Survivors`); to detect this in time they wait for the device.
     """
 
     client: GeneratorClient
@@ -75,12 +75,12 @@ class GeneratedMeans(Runner):
         self.membership.forget()
         if group is not None:
             self._average(step, *group)
-        self._starts = []  # a round without data has learned nothing
+        self._starts = []  # a round without data has no progress
         self.client.begin()
         return DIFFERENT
 
     def _group(self) -> tuple[int, tuple[int, ...]] | None:
-        """The round's group; where the generator is silent because the run ends the error says why that ends."""
+        """Return the round's group; if the run ends, raise an error with its cause."""
         try:
             return self.client.group()
         except UnavailableError as error:
@@ -90,13 +90,13 @@ class GeneratedMeans(Runner):
             raise (error if why is None else UnavailableError(f"{error}; {why}")) from None
 
     def pause(self, place: str, *, apply: bool = True) -> int:  # noqa: ARG002 - the signature of all
-        """Leave the group generator after averaging in the groups that it has already granted; returns 0 steps."""
+        """Leave the group service, after averaging in the groups that it has already granted; returns 0 steps."""
         while (group := self.client.leave()) is not None:
             self._average(0, *group)
         return 0
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - as above
-        """Average in the groups that wait for this worker; then take part in none until the next round."""
+        """Average in the groups that wait for this worker; then request no group until the next round."""
         self.pause("settle")
 
     def drain(self) -> str:
@@ -113,7 +113,7 @@ class GeneratedMeans(Runner):
         self.client.close()
 
     def _average(self, step: int, seq: int, members: tuple[int, ...]) -> None:
-        """X ← mean over the group; if it does not come about x stays as it is, and the generator hears of it."""
+        """Average over the group, x ← mean; if that fails, restore x and report the failure to the group service."""
         reducer, buckets = self.run.reducer, self.run.flat.buckets
 
         def why() -> str | None:
@@ -126,13 +126,13 @@ class GeneratedMeans(Runner):
                 for bucket, start in zip(buckets, self._starts, strict=True):
                     rescale_progress(bucket, start, self.run.progress_factor(members))
                 self._starts = []
-            # Members count different rounds, but the same groups, so the group's number stands for the round.
+            # Members count different rounds but the same groups, so the group's number takes the place of the round.
             reduction = reducer.attempt("average", step, seq, Group(members), given_up=why)
         if reduction is None:
             with torch.no_grad():
                 for bucket, values in zip(buckets, own, strict=bool(own)):
                     bucket.flat.copy_(values)
-            self.world.destroy([members])  # also where it never began here: another member may have begun it
+            self.world.destroy([members])  # even if it never started here, since another member may have started it
             self.membership.failed()
             self.client.broke()
             return

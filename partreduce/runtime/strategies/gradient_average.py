@@ -1,8 +1,8 @@
-"""Run strategy `allreduce` of gradients: the mean over all workers before the step, as in DDP, or in a pipeline.
+"""Run strategy `allreduce` for gradients: average over all workers before the step, as in DDP, or in a pipeline.
 
 Pipe-SGD (Li et al., NeurIPS 2018, Algorithm 1): x[s+1] = x[s] - U(g[s-K+1]), where g[s] is the mean gradient taken at
-x[s], K the width and U the update of the wrapped optimizer. All workers apply the same gradients in the same order, so
-their models stay equal bit for bit.
+x[s], K the width of the pipeline and U the update of the wrapped optimizer. All workers apply the same gradients in the
+same order, so their models stay bitwise equal.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ KIND = "gradient average"
 
 
 class GradientAverage(Runner):
-    """Every worker steps with the mean gradient of this step or of K - 1 steps ago, so that all models stay equal.
+    """Runner in which every worker steps with the averaged gradient of this step, or of K - 1 steps ago.
 
-    With a `divisor` of 1 the gradient is the sum. With a `pipeline` a step waits for the oldest sum, starts the sum of
+    With a `divisor` of 1 gradients are summed. With a `pipeline` a step waits for the oldest all-reduce, starts that of
     the newest gradients, and applies the oldest: at most K - 1 operations are in flight, in K arrays of model size, and
     K - 1 more if members may change. The first K - 1 steps apply zeros, as in Algorithm 1. Averaged buffers become x +
     (mean of K - 1 steps ago - own value then); they are sent with every (K - 1)-th gradient, since a second correction
@@ -63,7 +63,7 @@ class GradientAverage(Runner):
         num_parts = len(run.flat.buckets) if self.layers is None else len(self.layers.segments)
         self._codings = Codings.of(transport, num_parts)
         if self._codings is not None:
-            # What roundings left over is of shards that others have then, and a sum that is repeated rounds again.
+            # The rounding errors are of shards that other members own then, and a repeated all-reduce rounds again.
             self.membership.changed.append(self._codings.clear)
         if self.layers is not None:
             self.layers.codings = self._codings
@@ -73,8 +73,7 @@ class GradientAverage(Runner):
     def before_step(self, step: int) -> AveragedGradients:
         membership, applier = self.membership, self.run.applier
         newest = Flight(
-            # In the tag, so that workers of whom only some clipped in the last step hear of it, rather than part
-            # unnoticed.
+            # Part of the tag, so that an error tells if only some workers clipped in the last step.
             kind=f"{KIND} after a changed mean" if applier.changes_means else KIND,
             turn=self._due(step), step=step, round=step, start=self._start, group=self.group,
             settings=settings_of(applier.optimizer),
@@ -85,11 +84,11 @@ class GradientAverage(Runner):
         if membership.may_change:
             newest.kept = [Snapshot.of_gradients(bucket) for bucket in self.run.flat.buckets]
         arrived = None
-        if len(membership.flights) >= self._lag:  # also where a step failed, or a state of another pipeline was loaded
+        if len(membership.flights) >= self._lag:  # more after a failed step, or a loaded state of another pipeline
             oldest = membership.flights[0]
             oldest.turn = step
             arrived = membership.wait(oldest)
-            # Before this step's leave: they are to be what the others will see corrected.
+            # Before this step's buffers are sent, so that those are corrected.
             self._correct_buffers(arrived)
         else:
             membership.skip(step)
@@ -101,7 +100,7 @@ class GradientAverage(Runner):
         return AveragedGradients(scaled=arrived.scaled)
 
     def _start(self, flight: Flight, group: Group) -> Sums:
-        """Start the sum of gradients as they are, or were, or what is left to start of it."""
+        """Start the all-reduce of current or saved gradients, or, with per-layer buckets, of those not sent yet."""
         is_late, flight.before = flight.turn > flight.step, ()
         if is_late and flight.step % self._lag == 0 and len(group.members) > 1:
             flight.before = [snapshot_piggybacked(bucket) for bucket in self.run.flat.buckets]
@@ -117,7 +116,10 @@ class GradientAverage(Runner):
             self.run.applier.remember(ok)
 
     def _put(self, flight: Flight, *, changes: bool = False) -> torch.Tensor | None:
-        """Make the sums the parameters' gradients, with `changes` as the script changes means; the device's check."""
+        """Write the averages into the parameters' gradients and return the device's check.
+
+        With `changes` also change them as the script does, for example clip.
+        """
         is_late, ok = flight.turn > flight.step, None
         for reducer, reduction in flight.sums or ():
 
@@ -134,7 +136,7 @@ class GradientAverage(Runner):
         return ok
 
     def _correct_buffers(self, flight: Flight) -> None:
-        """Correct the buffers by what has become known of how they differed when late gradients left."""
+        """Add the correction of averaged buffers, which were sent with gradients of an earlier step."""
         for reducer, reduction in flight.sums if flight.sums and flight.before else ():
             with torch.no_grad():
                 for bucket, sums, before in zip(reduction.buckets, reduction.arrays, flight.before, strict=True):
@@ -143,14 +145,14 @@ class GradientAverage(Runner):
             reducer.rejoin()
 
     def _has_room(self) -> bool:
-        """Whether another sum may begin: fewer than K - 1 are in flight, or the oldest has arrived."""
+        """Return whether another all-reduce may start: fewer than K - 1 are in flight, or the oldest has arrived."""
         flights = self.membership.flights
         return len(flights) < self._lag or all(
             work.is_completed() for _, reduction in flights[0].sums or () for work in reduction.works
         )
 
     def after_step(self, step: int) -> StepResult:
-        """Undo the step if the device found that its gradients were not averaged correctly; nothing on CPU."""
+        """Undo the step if the device found its averaged gradients invalid; does nothing on CPU."""
         if self._lag and (flights := self.membership.flights) and flights[-1].step == step:
             flights[-1].scaled = self.run.applier.scaled
         if self.run.reducer.streams.runs_ahead:
@@ -174,7 +176,7 @@ class GradientAverage(Runner):
             self.layers.check_late()
 
     def pause(self, place: str, *, apply: bool = True) -> int:
-        """Raise InputError if a backward pass has sent gradients and its step has not been taken."""
+        """Raise InputError if a backward pass has sent gradients whose step has not been taken."""
         if apply and self.layers is not None and self.layers.is_under_way:
             raise InputError(
                 f"{place}: this step's gradients have left during backward(), since they are sent by layers; "
@@ -183,7 +185,7 @@ class GradientAverage(Runner):
         return 0
 
     def settle(self, *, ends: bool = False) -> None:
-        """Apply the gradients still in flight, one after the other, or drop them, as the schedule says."""
+        """At the end of the run, apply the gradients in flight in order, or drop them, as the schedule defines."""
         while ends and (flights := self.membership.flights):
             flight = self.membership.wait(flights[0], meets=True)
             self._correct_buffers(flight)
@@ -195,7 +197,7 @@ class GradientAverage(Runner):
 
     @property
     def is_measured(self) -> bool:
-        """Whether gradients are in flight, which do not belong to a model that is loaded now."""
+        """Whether gradients are in flight, which would not belong to a model that is loaded now."""
         return bool(self.membership.flights)
 
     def drain(self) -> str:

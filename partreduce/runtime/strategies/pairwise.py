@@ -1,4 +1,4 @@
-"""Run strategy `pairwise`: AD-PSGD (Lian et al., ICML 2018): two workers at a time average their models."""
+"""Run strategy `pairwise`, AD-PSGD (Lian et al., ICML 2018): two workers at a time average their models."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from partreduce.topo.strategies.pairwise import Pairwise
 
 
 class PairMeans(OneSided):
-    """AD-PSGD: after each round an active worker averages with a random passive neighbor; passive workers never wait.
+    """Runner for AD-PSGD: after each round an active worker averages with a random passive neighbor.
 
-    The worker's model x is separate from the live parameters and guarded by a lock. The training loop adds a round's
-    progress to x and continues from the result; a side thread averages x with others. So an exchange is atomic with
-    respect to the optimizer's step. With overlap the exchange runs during the next round. Memory: two more copies of
-    the parameters, three on active workers. Buffers are averaged in the mean model only.
+    Passive workers never wait. A worker's model x is separate from the optimizer's parameters and guarded by a lock:
+    the training loop adds each round's progress to x and continues from the result, while a side thread averages x with
+    other workers. An exchange is thus atomic with respect to the optimizer's step. With overlap the exchange runs
+    during the next round. Memory: two more copies of the parameters, three on active workers. Buffers are averaged in
+    the mean model only.
     """
 
     def __init__(self, strategy: Pairwise, run: Run) -> None:
@@ -65,7 +66,7 @@ class PairMeans(OneSided):
         return DIFFERENT
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - the signature of all
-        """Wait until no neighbor exchanges with this worker, and make x the live parameters."""
+        """Wait until no neighbor exchanges with this worker, and copy x to the parameters."""
         if not self._starts:
             return
         self._wait()
@@ -78,7 +79,7 @@ class PairMeans(OneSided):
         self._adopt(self._progress())
 
     def drain(self) -> str:
-        """Wait for the exchange in flight; x then starts again from the live parameters."""
+        """Wait for the exchange in flight; x then starts again from the parameters."""
         self._wait()
         self._starts = []
         self._generation += 1
@@ -87,7 +88,7 @@ class PairMeans(OneSided):
 
     @property
     def is_measured(self) -> bool:
-        """Whether x exists: from the first step on, changes of the live parameters are added to it."""
+        """Whether x exists: from the first step on, changes of the parameters are added to x."""
         return bool(self._starts)
 
     def _open(self) -> None:
@@ -101,7 +102,7 @@ class PairMeans(OneSided):
         self.until(lambda: self.pair.generation == generation, self._near)
 
     def _adopt(self, keep: Sequence[torch.Tensor]) -> None:
-        """Continue from the model; `keep` is progress of a round that has not ended."""
+        """Set the parameters to x plus `keep`, the progress of a round that has not ended."""
         with torch.no_grad(), self.pair.lock:
             for bucket, start, model in zip(self.run.flat.buckets, self._starts, self.pair.model, strict=True):
                 start.copy_(model)
@@ -126,7 +127,7 @@ class PairMeans(OneSided):
 
 
 class _Pair(GenerationDriver[PairState]):
-    """One worker's model and its side of the pairing; driven by the side thread, `add` by the training loop."""
+    """One worker's model x and its side of the pairing protocol, run by the mailbox's thread."""
 
     def __init__(self, rank: int, machine: Pairing) -> None:
         super().__init__(machine, rank, generation=-1, is_open=True)
@@ -135,7 +136,7 @@ class _Pair(GenerationDriver[PairState]):
         self.opening: tuple[int, list[torch.Tensor]] | None = None
         self.model: list[torch.Tensor] = []
         self.answered = 0
-        self.averaged: list[int] = []  # with whom this worker averaged, in order
+        self.averaged: list[int] = []  # ranks that this worker averaged with, in order
         self.pauses: dict[int, int] = {}
         self._snapshots = Snapshots()
         self._sent: list[memoryview] = []
@@ -160,11 +161,11 @@ class _Pair(GenerationDriver[PairState]):
             self._begin(self.open_state)
 
     def _is_over(self, message: Message) -> bool:
-        """Who asked before all began afresh is answered, since it waits for that."""
+        """Return whether an old generation's message is dropped; requests are answered, as their sender waits."""
         return message.kind == "pause"
 
     def _received(self, message: Message) -> None:
-        """Under the lock: let the machine decide, once for each question and answer."""
+        """Apply a message to the protocol, with the lock held; each request and answer only once."""
         number = message.numbers[1]
         if message.kind == "pause":
             self.pauses[message.source] = number
@@ -194,9 +195,9 @@ class _Pair(GenerationDriver[PairState]):
                         self.answered = message.numbers[1]
 
     def _meet(self, message: Message) -> list[Any]:
-        """Make the model the mean of itself and the asker's; the mean is the answer, in the memory of the question."""
+        """Average x with the requester's model; return the mean, in the memory of the request."""
         if message.numbers[0] != self.generation:
-            return list(message.payload)  # the asker starts afresh, too, and drops the answer
+            return list(message.payload)  # the requester restarts too, and drops the answer
         means = [tensor_of(frame, model.dtype) for frame, model in zip(message.payload, self.model, strict=True)]
         with self.lock:
             for model, mean in zip(self.model, means, strict=True):
@@ -204,7 +205,7 @@ class _Pair(GenerationDriver[PairState]):
         return [frame_of(mean) for mean in means]
 
     def _take(self, message: Message) -> None:
-        """Take the mean; what the training loop added meanwhile stays."""
+        """Set x to the mean in an answer, plus progress that the training loop added since the request."""
         if message.numbers[0] != self.generation:
             return
         with self.lock:

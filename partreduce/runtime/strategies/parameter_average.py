@@ -1,7 +1,7 @@
-"""Run rounds that end with a mean of parameters: `static`, `allreduce`, `neighbor`, outer steps, fragments in turn.
+"""Run rounds that end with an average of parameters: `static`, `allreduce`, `neighbor`, outer steps, and fragments.
 
-A `Part` is their operation on a fragment of the model, or on the whole, after steps of the round that depend only on
-the schedule: all workers run the same operations in the same order, also with several in flight.
+A `Part` runs the averages of one fragment of the model, or of the whole, at steps of the round that depend only on the
+schedule. All workers thus run the same operations in the same order, even with several in flight.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from partreduce.topo.strategies.static import StaticGroups
 
 
 class Part:
-    """x ← x + relaxation · (mean − x) over the round's group, for one fragment of the model or the whole.
+    """Averages one fragment of the model, or the whole: x ← x + relaxation · (mean − x) over the round's group.
 
-    With a delay the mean is of snapshots from the round's beginning and runs during the round: x_{k+1} = W_k x_k +
-    u_k(x_k). With step-normalized averaging a member's progress is first multiplied by the members' mean steps per
-    round and divided by its own. Either needs one more copy of the parameters.
+    With a delay the mean is that of snapshots at the start of the round and is computed during the round: x_{k+1} = W_k
+    x_k + u_k(x_k). With step-normalized averaging a member's progress is first multiplied by the members' mean steps
+    per round and divided by its own. Either needs one more copy of the parameters.
 
-    With a codec or outer steps, workers keep a reference, bitwise equal on all: they send x − reference, and the mean
-    of all is the next reference. Outer steps (DiLoCo) use the mean change as the gradient of an outer optimizer. With
-    outer parameters of each worker's own (NoLoCo), whole models are sent, and each member steps from its own. Needs two
-    more arrays: reference and momentum.
+    With a codec or outer steps, workers hold reference parameters, bitwise equal on all: they send x − reference, and
+    the mean over all workers is the next reference. Outer steps (DiLoCo) use the mean change as the gradient of an
+    outer optimizer. With separate outer parameters per worker (NoLoCo), whole models are sent, and each member takes an
+    outer step from its own. Needs two more arrays: reference and momentum.
     """
 
     def __init__(self, run: Run, reducer: Reducer, number: int, groups: Sequence[Group | None]) -> None:
@@ -63,7 +63,7 @@ class Part:
         self.normalizes = strategy.averaging is Averaging.STEP_NORMALIZED
         self._codings = Codings.of(transport, len(reducer.buckets))
         if self._codings is not None:
-            # What roundings left over is of shards that others have then, and a sum that is repeated rounds again.
+            # The rounding errors are of shards that other members own then, and a repeated all-reduce rounds again.
             membership.changed.append(self._codings.clear)
         membership.changed.append(lambda: self._rescale(self._starts, 1.0))
         self._nodes = run.schedule.cluster.node_of().tolist() if transport.where is CodecScope.ACROSS_NODES else None
@@ -74,21 +74,21 @@ class Part:
         self.outer = OuterOptimizer(outer, reducer.buckets, run.host)
         self.reference: Reference | None = None
         self._starts_made = 0
-        self._starts: list[torch.Tensor] = []  # where the round began, for progress that is to be rescaled
-        self._factor = 1.0  # by which it has been, until it is merged
+        self._starts: list[torch.Tensor] = []  # parameters at the start of the round, to rescale progress
+        self._factor = 1.0  # factor by which progress has been rescaled, until it is merged
         self.flight: Flight | None = None
         self._started = -1
         self._is_inside = False
-        self._is_of_all = False  # whether all who were there then began the operation under way
+        self._is_of_all = False  # whether all members at its start take part in the operation in flight
 
     def open(self, step: int, round_: int, *, first: bool) -> None:
-        """Record the parameters at the beginning of a round; in the very first round also start its operation."""
+        """Record the parameters at the start of a round; in the very first round also start its operation."""
         self._is_inside = True
         if (first or (self._is_outer and self.reference is None)) and self._started < round_:
             self._begin_round(step, round_)
 
     def end_round(self, step: int, round_: int) -> bool:
-        """Run or complete the round's operation and commit it; returns whether all workers hold the same model now."""
+        """Run or complete the round's average and commit it; return whether all workers now have the same model."""
         if self._started < round_:
             self._begin_round(step, round_)
         self._is_inside = False
@@ -100,7 +100,7 @@ class Part:
         return equal
 
     def send(self, step: int, round_: int, *, early: bool = False, due: int | None = None) -> None:
-        """Start an operation; an `early` one is merged later, in round `due`, while steps are taken."""
+        """Start an average; with `early` it runs while steps are taken and is merged later, in round `due`."""
         self.flight = Flight(
             kind=self.name, turn=self._turn(round_ if due is None else due), step=step, round=round_,
             start=self._start, group=self._group(round_),
@@ -111,14 +111,14 @@ class Part:
             self.membership.begin(self.flight)
 
     def merge(self, round_: int) -> bool:
-        """Complete and commit the operation in flight, if any; returns whether all workers hold the same model now."""
+        """Complete and commit the average in flight, if any; return whether all workers now have the same model."""
         if (flight := self.flight) is None:
             self.membership.skip(self._turn(round_))
             return False
         equal = False
         try:
             self.membership.wait(flight)
-        finally:  # until then it is what a worker that joins has to know
+        finally:  # not earlier, since a joining worker copies it
             self.flight = None
         for _, reduction in flight.sums or ():
             if self.normalizes:
@@ -130,14 +130,14 @@ class Part:
         return equal
 
     def drop(self) -> None:
-        """Forget reference and momentum; the next step takes a new reference."""
+        """Discard reference parameters and momentum; the next step takes a new reference."""
         self.flight, self._started, self._is_inside = None, -1, False
         self.reference, self._starts = None, []
         self.outer.clear()
         if self._codings is not None:
             self._codings.clear()
 
-    # What is kept.
+    # Saved state.
 
     @property
     def is_measured(self) -> bool:
@@ -149,7 +149,7 @@ class Part:
         joins, named = self.membership.is_between, dict[str, torch.Tensor]()
         if self.run.host is not None:
             self.run.host.settle()
-        # Between two rounds it begins again from the model; at unequal steps others may be inside theirs.
+        # Between two rounds an average restarts from the model; with unequal steps, others may be inside a round.
         is_kept = self._is_inside or joins or not self._has_equal_steps
         flight = self.flight if self.flight in self.membership.flights else None
         if flight is not None and not joins and (is_kept or self.reference is not None):
@@ -206,7 +206,7 @@ class Part:
         self._is_inside = bool(starts or flight)
 
     def resume(self, step: int, round_: int) -> None:
-        """Continue after loading: start the operation that was in flight, if its sums were not saved."""
+        """Continue after loading: start the average that was in flight, if its result was not saved."""
         if not self._is_inside:
             if self.is_delayed:
                 self._begin_round(step, round_)
@@ -216,10 +216,10 @@ class Part:
             self.membership.flights.remove(self.flight)
             self.membership.begin(self.flight)
 
-    # The sum.
+    # All-reduce.
 
     def _start(self, flight: Flight, group: Group) -> Sums:
-        """Start the sum of the parameters, or of what they have become since the reference; what rides along as now."""
+        """Start the all-reduce of the parameters, or of their change since the reference."""
         if self.normalizes and not self.is_delayed:
             self._normalize(flight, group)
         if flight in self.membership.flights:
@@ -256,7 +256,7 @@ class Part:
         self.reducer.commit(reduction, commit)
 
     def _measure(self, index: int, mean: torch.Tensor, reduction: Reduction, reference: Reference) -> None:
-        """Make a mean of the sum of differences, with an outer step; the mean of all is the next reference."""
+        """Compute new parameters from an averaged change, with an outer step; update the reference if all took part."""
         if self._is_own:
             self.outer.step(index, mean.sub_(reference.arrays[index].here()), reduction.ok)
             reference.complete(index, mean)
@@ -270,10 +270,10 @@ class Part:
             reference.take(index, mean, reduction.ok)
             reference.round = reduction.operation.round
 
-    # A round.
+    # Rounds.
 
     def _turn(self, round_: int) -> int:
-        """The operation of the schedule that this part has in a round."""
+        """Return the index of this part's operation in a round, counted over the whole schedule."""
         return round_ * self._count + self._number
 
     def _group(self, round_: int) -> Group | None:
@@ -297,13 +297,13 @@ class Part:
             self._starts = copy_to(self._starts, self.reducer.buckets)
 
     def _makes_equal(self, group: Group) -> bool:
-        """Whether all workers hold the same model after this group's operation, buffers included."""
+        """Return whether all workers have the same model after an average over this group, buffers included."""
         return self._has_all(group) and group.relaxation == 1 and not (
             self.run.flat.keeps_buffers or self.is_delayed or self._is_own or self._groups
         )  # fmt: skip
 
     def _normalize(self, flight: Flight, group: Group) -> None:
-        """Bring this worker's progress to the mean steps per round of the members; of all, where groups overlap."""
+        """Rescale this worker's progress to the mean steps per round of the group, or of all if groups overlap."""
         members = self.membership.members if self._groups else group.members
         starts = [one.array for one in flight.kept if one.array is not None] if self.is_delayed else self._starts
         self._rescale(starts, self.run.progress_factor(members))
@@ -316,11 +316,11 @@ class Part:
 
 
 class ParameterAverage(Runner):
-    """Every round ends with a mean of parameters over a group, of the whole model or of its fragments in turn.
+    """Runner whose rounds end with an average of parameters, of the whole model or of fragments in turn.
 
-    Fragments (Streaming DiLoCo): each is sent once in a round of `steps_per_round` steps and merged `sync.late_steps`
-    steps later, in the steps that `topo.strategies.payload.moves` gives. A worker that rests, or has not sent a
-    fragment, merges nothing.
+    Fragments (Streaming DiLoCo): each is sent once per round of `steps_per_round` steps and merged `sync.late_steps`
+    steps later, at the steps that `topo.strategies.payload.moves` defines. A worker without a group in the round, or
+    that has not sent a fragment, merges nothing.
 
     Neighbors (D-PSGD): x ← W_k (x + u) after each round; with a delay x ← W_k x + u(x): Hop's serial and parallel order
     (its Figure 2). A worker without edges in a round keeps its parameters. Step-normalized averaging scales every
@@ -350,7 +350,7 @@ class ParameterAverage(Runner):
 
     def before_step(self, step: int) -> AveragedGradients:
         round_, taken = divmod(step, self.run.steps_per_round)
-        for part in self.parts:  # all at once; a run may be loaded inside a round
+        for part in self.parts:  # all of them, since a run may resume inside a round
             part.open(step, round_, first=taken == 0 or self._takes_turns)
         return ON_TIME
 
@@ -361,13 +361,13 @@ class ParameterAverage(Runner):
             if move.merges:
                 part.merge(round_)
             else:
-                self.before_step(step)  # as with the workers that take steps
+                self.before_step(step)  # for workers without data, which take no steps
                 part.send(step, round_, early=self._late > 0, due=round_ + (move.taken > self._ends[move.fragment]))
         is_over = taken + 1 == self.run.steps_per_round and not self._takes_turns
         return StepResult(are_equal=is_over and self.parts[0].end_round(step, round_))
 
     def drain(self) -> str:
-        """Drop operations in flight; the next round begins with the parameters at its first step."""
+        """Drop operations in flight; the next round starts from the parameters at its first step."""
         self.membership.drop()
         self.settle()
         for part in self.parts:
@@ -379,19 +379,19 @@ class ParameterAverage(Runner):
         return any(part.is_measured for part in self.parts)
 
     def state(self) -> State:
-        """Return each part's state; with several parts, names begin with the part's number."""
+        """Return each part's state; with several parts, names start with the part's number."""
         if not self._takes_turns:
             return self.parts[0].state()
         named = ((number, part.state()) for number, part in enumerate(self.parts))
         return {f"{number}/{name}": tensor for number, state in named for name, tensor in state.items()}
 
     def load(self, state: State, step: int) -> None:
-        """Restore what `state` returned, and start operations that were in flight and are not in it."""
+        """Restore what `state` returned, and restart operations in flight whose results were not saved."""
         for number, part in enumerate(self.parts):
             prefix = f"{number}/" if self._takes_turns else ""
             own = {name.removeprefix(prefix): one for name, one in state.items() if name.startswith(prefix)}
             if own:
                 part.load(own)
             part.resume(step, step // self.run.steps_per_round)
-        if self.membership.is_between:  # what the others have in flight they begin again in this order
+        if self.membership.is_between:  # the other members restart operations in flight in this order
             self.membership.flights = deque(sorted(self.membership.flights, key=lambda flight: flight.turn))

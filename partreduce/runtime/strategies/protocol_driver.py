@@ -1,7 +1,7 @@
-"""Drive one process of a protocol's machine between real processes, with its waits and its log.
+"""Run one process of a protocol's state machine between real processes, with its waits and its event log.
 
-The training thread raises the worker's own events, other threads deliver received ones. One lock orders both, and an
-event's data change under it together with the state.
+The training thread applies the worker's own events, other threads apply received ones. One lock orders all events, and
+an event's data change under the same lock as the state.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MAX_EVENTS = 200_000
 
 
 class ProtocolDriver(Generic[State]):
-    """A protocol's state machine with the state of one of its processes."""
+    """Runs a protocol's state machine for one worker: holds its state and applies events under a lock."""
 
     def __init__(self, machine: Machine[State], process: int, *, is_open: bool = False) -> None:
         self.machine, self.process = machine, process
-        self.condition = threading.Condition()  # its lock orders all events; told of every change
+        self.condition = threading.Condition()  # its lock orders all events; notified of every change
         self._state: State | None = machine.start(process)[0] if is_open else None
 
     @property
@@ -41,26 +41,26 @@ class ProtocolDriver(Generic[State]):
         return () if self._state is None else self.machine.ready(self.process, self._state)
 
     def offers(self, kind: type) -> bool:
-        """Whether an event of this kind is ready; if so it stays ready, maybe as another event of the kind."""
+        """Return whether an event of this kind is ready; it then stays ready, possibly with other values."""
         return any(isinstance(event, kind) for event in self.ready())
 
     def raised(self, event: Hashable) -> tuple[Action, ...]:
-        """Apply an event of the process itself; returns the actions to carry out."""
+        """Apply an event of this worker itself; return the actions to carry out."""
         with self.condition:
             assert self.offers(type(event)), f"{event} is not ready"
             return self.step(event)
 
     def step(self, event: object) -> tuple[Action, ...]:
-        """Apply an event, with the lock held; returns the actions to carry out."""
+        """Apply an event, with the lock held; return the actions to carry out."""
         self._state, actions = self.machine.step(self.process, self.open_state, event)
         self.condition.notify_all()
         return actions
 
 
 class GenerationDriver(ProtocolDriver[State]):
-    """A driver whose protocol all workers restart now and then after the same step: a new *generation*.
+    """Driver of a protocol that all workers restart from time to time after the same step; each run is a *generation*.
 
-    Messages of a later generation wait for it; those of an earlier one are dropped.
+    Messages of a later generation are kept until it starts; those of an earlier one are dropped.
     """
 
     def __init__(self, machine: Machine[State], process: int, *, generation: int = 0, is_open: bool = False) -> None:
@@ -79,7 +79,7 @@ class GenerationDriver(ProtocolDriver[State]):
         return asked
 
     def _begin(self, state: State) -> list[Any]:
-        """Under the lock: be in this state, and hear what came too early."""
+        """Set the state of a new generation and process the messages that arrived early; called with the lock held."""
         self._state = state
         early, self._early = self._early, []
         return [self._sorted(message) for message in early]
@@ -96,11 +96,11 @@ class GenerationDriver(ProtocolDriver[State]):
         return message.numbers[0]
 
     def _can_take(self, message: Message) -> bool:  # noqa: ARG002 - where some are heard before
-        """Whether it may be taken in now, if it is of this generation."""
+        """Return whether a message of the current generation can be processed now."""
         return self._state is not None
 
     def _is_over(self, message: Message) -> bool:  # noqa: ARG002 - where some are answered all the same
-        """Whether a message of an earlier generation is dropped."""
+        """Return whether a message of an earlier generation is dropped."""
         return True
 
     def _received(self, message: Message) -> Any:  # noqa: ANN401 - as above
@@ -116,7 +116,7 @@ class Missing(NamedTuple):
 
 
 class PeerWaitError(PeerGoneError):
-    """A message that a worker needs cannot come, or did not within the timeout; `missing` describes it."""
+    """Error for a message that cannot arrive any more, or did not within the timeout; `missing` describes it."""
 
     def __init__(self, text: str, missing: Missing) -> None:
         super().__init__(text)
@@ -135,10 +135,10 @@ def wait_for_missing(
     told: Callable[[Missing], str],
     place: str = "",
 ) -> None:
-    """Wait until `done()` is true; it is called with the condition's lock held.
+    """Wait until `done()` is true; it is called with the condition's lock held. Raises PeerWaitError.
 
-    `missing()` returns what is lacking, None if nothing; `why` returns why that cannot come any more, or None;
-    `check_failure` raises if no message can come; `told` describes the wait for an error, `place` for the heartbeat.
+    `missing()` returns what is awaited, None if nothing; `why` returns why it cannot arrive any more, or None;
+    `check_failure` raises if no message can arrive; `told` describes the wait for an error, `place` for the heartbeat.
     `timeout` is in seconds.
     """
     lack: Missing | None = None
@@ -163,11 +163,11 @@ def wait_for_missing(
 
 @dataclass(frozen=True, slots=True)
 class GapEvent:
-    """One event of a worker under Hop's protocol.
+    """One event of a worker under Hop's protocol, for traces.
 
-    Kinds: the worker `entered` a step (`by` after its last one), `sent` its update, `reduced` it, or `renewed` its
-    parameters before a skip; or an `update`, `tokens` (`by` of them) or an `ack` came from worker `source`. Steps count
-    from the first one and from every skip.
+    Values of `kind`: the worker `entered` a step (`by` steps after its last one), `sent` its update, `reduced` it, or
+    `renewed` its parameters before a skip; or an `update`, `tokens` (`by` of them) or an `ack` arrived from worker
+    `source`. Steps count from the first one and from every skip.
     """
 
     seconds: float  # on the monotonic clock, which all processes of a machine share
@@ -176,17 +176,17 @@ class GapEvent:
     by: int = 0
     source: int = -1
     used: tuple[tuple[int, int], ...] = ()  # (source, step) of each update whose arrays were averaged
-    fill: int = 0  # of an update that came: how many of its sender's updates are held then
+    fill: int = 0  # for `update`: how many updates of its sender are queued then
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumEvent:
-    """One event of a worker under a quorum.
+    """One event of a worker under a quorum (partial all-reduce), for traces.
 
-    Kinds: it `called` (with gradient `numbers[0]`); its thread has `begun` a round with the gradients `numbers`, and
-    `finished` it with so many gradients of each worker; its training has `taken` the rounds `numbers` and has completed
-    `round` rounds; the models were `synchronized` there. Gradients and rounds count from the last place where all
-    workers met, number `segment`.
+    Values of `kind`: the worker `called` (with gradient `numbers[0]`); its thread has `begun` a round with the
+    gradients `numbers`, and `finished` it with that many gradients of each worker; the training loop has `taken` the
+    rounds `numbers` and completed `round` rounds; the models were `synchronized` there. Gradients and rounds count from
+    the last operation of all workers, number `segment`.
     """
 
     seconds: float  # on the monotonic clock
@@ -197,7 +197,7 @@ class QuorumEvent:
 
 
 class EventLog:
-    """The events of a worker under a protocol with their times, taken from its messages and arrays."""
+    """Log of a worker's protocol events with their times, for traces; `facts` are further entries."""
 
     def __init__(self, event: type[GapEvent | QuorumEvent], *, is_on: bool, **facts: object) -> None:
         self._event, self.is_on, self._facts = event, is_on, facts
@@ -213,5 +213,5 @@ class EventLog:
             self.dropped += 1
 
     def facts(self) -> dict[str, Any]:
-        """Return the events as JSON, for traces."""
+        """Return the events as JSON values, for traces."""
         return self._facts | {"dropped": self.dropped, "events": [asdict(event) for event in list(self.events)]}

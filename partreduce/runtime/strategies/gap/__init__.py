@@ -1,1 +1,1 @@
-"""Run strategy `neighbor` with a gap: the worker of Hop (Luo et al., ASPLOS 2019); `means` is the entry point."""
+"""Run strategy `neighbor` with an iteration gap: the worker of Hop (Luo et al., ASPLOS 2019); start at `means`."""

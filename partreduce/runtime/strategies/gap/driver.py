@@ -1,4 +1,4 @@
-"""Drive one worker's side of Hop's protocol between real processes: state and arrays change together, under a lock."""
+"""Run one worker's side of Hop's protocol between real processes; state and arrays change together, under a lock."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.topo.errors import InputError
 
 PLACE, UPDATE, NUMBERS = "gap/place", "gap/update", ("tokens", "acked", "fresh")  # names in a checkpoint
-Recipients = Mapping[int, tuple[int, ...]]  # who gets an update, and the numbers that go with it
+Recipients = Mapping[int, tuple[int, ...]]  # ranks that get an update, each with the integers of its message
 
 
 class Letter(NamedTuple):
-    """A message without arrays (token, acknowledgement or mark) that an event sends to a neighbor."""
+    """A message without arrays to a neighbor: tokens, an acknowledgement, or the mark of a pause."""
 
     to: int
     kind: str
@@ -32,7 +32,7 @@ class Letter(NamedTuple):
 
 
 class NeighborUpdates(NamedTuple):
-    """The updates that a step averages with the worker's own: ascending sources, and the pieces of each array."""
+    """The updates from neighbors that a step averages: (source, step) in ascending order, and their arrays."""
 
     step: int
     used: tuple[tuple[int, int], ...]
@@ -41,31 +41,32 @@ class NeighborUpdates(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the thread that raised an event has to do next."""
+    """What the thread that applied an event must do next: messages and updates to send, and updates to average."""
 
     letters: tuple[Letter, ...] = ()
-    update: Recipients = field(default_factory=dict)  # to whom the update goes that was offered
+    update: Recipients = field(default_factory=dict)  # recipients of the update that was offered
     averaged: NeighborUpdates | None = None
-    by: int = 0  # steps by which the worker moved on
+    by: int = 0  # steps by which the worker advanced
 
 
-Totals = Counter[tuple[int, str]]  # by the other worker, and `token` or `ack`
+Totals = Counter[tuple[int, str]]  # totals by (neighbor, "token" or "ack")
 
 
 @dataclass(slots=True)
 class _Part:
-    """What the messages of one generation have said, besides the object's state."""
+    """Counters of one generation's messages, in addition to the protocol's state."""
 
-    step: int  # counted by the events that were raised; what goes into messages and into the log
-    given: Totals = field(default_factory=Counter)  # totals since the beginning, which messages carry
-    taken: Totals = field(default_factory=Counter)  # the totals that each out-neighbor said last
-    is_offered: bool = False  # whether this step's arrays are there, so that it leaves as soon as it may
+    step: int  # current step, for messages and the log
+    given: Totals = field(default_factory=Counter)  # totals sent to each neighbor since the start; part of messages
+    taken: Totals = field(default_factory=Counter)  # totals last received from each neighbor
+    is_offered: bool = False  # whether this step's update may be sent as soon as the protocol allows it
 
 
 class GapDriver(GenerationDriver[hop.HopState]):
-    """Hop's state machine with one worker's state and arrays; a generation ends when the queues are cleared.
+    """Hop's state machine for one worker, with its update queues; a generation ends when the queues are cleared.
 
-    Arrays of updates are in `rings`, of the proved capacity; `send` sends an offered update from the mailbox's thread.
+    The arrays of updates are in `rings`, whose capacity is proved to suffice; `send` sends an offered update from the
+    mailbox's thread.
     """
 
     machine: hop.Hop
@@ -82,7 +83,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
         self._paused = 0
 
     def open(self, step: int, state: hop.HopState | None = None) -> None:
-        """Enter step `step`, with empty queues or those of a checkpoint, whose arrays are in the rings already."""
+        """Enter step `step`, with empty queues or a checkpoint's state, whose arrays are in the rings already."""
         if state is None:
             state = replace(self.machine.start(self.rank)[0], step=step)
         with self.condition:
@@ -98,7 +99,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
             self.rings.clear()
 
     def packed(self) -> dict[str, torch.Tensor]:
-        """Return the state for a checkpoint, by name; all workers have entered the round, with nothing in flight."""
+        """Return the state for a checkpoint, by name; all workers are in the same round, with no messages in flight."""
         state, machine, rings = self._state, self.machine, self.rings
         if state is None:
             return {}
@@ -144,9 +145,10 @@ class GapDriver(GenerationDriver[hop.HopState]):
         self.open(round_, state)
 
     def fire(self, kind: type[hop.Reduce | hop.Advance]) -> Outcome:
-        """Apply the ready event of this kind; the caller sends the letters of the result, without a lock.
+        """Apply the ready event of this kind; the caller sends the messages of the result, without holding the lock.
 
-        The event is chosen under the lock, since an arriving token can turn a step into a skip, or a longer skip.
+        The event is chosen under the lock, since an arriving token can turn a step into a skip, or a skip into a longer
+        one.
         """
         with self.condition:
             return self._fire(
@@ -154,7 +156,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
             )
 
     def offer(self, tokens: Sequence[Letter]) -> Outcome:
-        """Send this step's update, now or later by the mailbox's thread, together with `tokens`."""
+        """Send this step's update with `tokens`, or leave it to the mailbox's thread until it may be sent."""
         with self.condition:
             self._part.is_offered = True
             if not self._may_send():
@@ -192,7 +194,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
             return Missing(f"a token to enter step {step + 1}", of, len(of))
 
     def pause(self) -> tuple[Letter, ...]:
-        """Return marks to send to all neighbors: whatever they got before the mark was sent before the pause."""
+        """Start a pause; return a mark for each neighbor, which follows all earlier messages."""
         with self.condition:
             self._paused += 1
             given: Totals = Counter() if self._state is None else self._part.given
@@ -207,7 +209,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
             return tuple(rank for rank in self.neighbors if self._marks.get(rank, 0) < self._paused)
 
     def paused(self) -> frozenset[int]:
-        """Return the neighbors that have begun a pause which this worker has not begun."""
+        """Return the neighbors that have started a pause which this worker has not started."""
         with self.condition:
             return frozenset(rank for rank, number in self._marks.items() if number > self._paused)
 
@@ -230,12 +232,12 @@ class GapDriver(GenerationDriver[hop.HopState]):
                 self._count(source, message.kind, numbers[1])
             case "mark":
                 self._marks[source] = numbers[1]
-                if self._state is not None:  # what was urgent may come later than the mark that was sent after it
+                if self._state is not None:  # urgent messages may arrive after the mark, which repeats their totals
                     self._count(source, "token", numbers[2])
                     self._count(source, "ack", numbers[3])
 
     def _take_in(self, message: Message) -> None:
-        """A part of an update; tokens ride on the first, and with the last the update is here."""
+        """Store one part of an update; the first part also carries tokens, and the last completes the update."""
         place, _, step, total = message.numbers
         if place == 0:
             self._count(message.source, "token", total)
@@ -244,11 +246,11 @@ class GapDriver(GenerationDriver[hop.HopState]):
             self.log.add("update", step, source=message.source, fill=len(self.rings.steps(message.source)))
 
     def _count(self, source: int, kind: str, total: int) -> None:
-        """Tokens or an acknowledgement, of which the neighbor says how many it ever gave."""
+        """Apply the tokens or acknowledgement in a message, which contains the neighbor's total so far."""
         part = self._part
         new = total - part.taken[source, kind]
         if new <= 0:
-            return  # it came on another way before
+            return  # already received with another message
         part.taken[source, kind] = total
         if kind == "token":
             self.step(Received(source, hop.Token(new)))
@@ -268,7 +270,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
         for action in actions:
             match action:
                 case Note((("reduced" | "renewed") as kind, int(step), tuple(used))):
-                    arrays = tuple(self.rings.take(source, of) for source, of in used)  # which compare the steps
+                    arrays = tuple(self.rings.take(source, of) for source, of in used)  # checks that the steps match
                     averaged = NeighborUpdates(step, tuple((source, of) for source, of in used), arrays)
                     self.log.add(kind, step, used=averaged.used)
         if isinstance(event, hop.Advance):
@@ -309,8 +311,9 @@ def wait_in_step(
 ) -> None:
     """Wait until `done()`, like `wait_for_missing`; raise once too few neighbors are left to send what `step` needs.
 
-    With backup workers or staleness a neighbor may end while others suffice. `pausing`: all workers meet, so one past
-    its last step still sends. `paused` returns the workers that are in a pause which this one has not entered.
+    With backup workers or staleness a neighbor may end while others suffice. With `pausing` all workers are in the same
+    pause, so a neighbor past its last step still sends. `paused` returns the workers in a pause that this one has not
+    entered.
     """
     wait_for_missing(
         done,
@@ -332,7 +335,10 @@ def wait_in_step(
 
 
 def _hopeless(heartbeat: Heartbeat, lack: Missing, step: int | None) -> str | None:
-    """Why too few can still come, as a clause, or None; who took his last step before `step`, if given, cannot."""
+    """Return why too few of the missing messages can still arrive, as a clause, or None.
+
+    A neighbor whose last step was before `step`, if given, sends nothing more.
+    """
     if (problem := heartbeat.store_lost()) is not None:
         return str(problem)
     last_steps = {rank: heartbeat.read("finished", rank) for rank in lack.of} if step is not None else {}
@@ -344,7 +350,7 @@ def _hopeless(heartbeat: Heartbeat, lack: Missing, step: int | None) -> str | No
 
 
 def _unequal(heartbeat: Heartbeat, lack: Missing, step: int, paused: frozenset[int]) -> str | None:
-    """The same of those who wait in a meeting for this worker, which waits for them."""
+    """Return why too few can arrive, since neighbors wait for this worker elsewhere, as a clause, or None."""
     waiting = [rank for rank in lack.of if rank in paused or heartbeat.elsewhere([rank], step) is not None]
     if len(lack.of) - len(waiting) >= lack.needed:
         return None

@@ -1,4 +1,7 @@
-"""Average with neighbors under a gap: Hop's worker (Luo et al., ASPLOS 2019), which runs ahead within bounds."""
+"""Average with neighbors under an iteration gap: the worker of Hop (Luo et al., ASPLOS 2019).
+
+A worker may run ahead of its neighbors within proved bounds.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,12 @@ from partreduce.topo.strategies.neighbor import NeighborAveraging
 
 
 class GapMeans(OneSided):
-    """Worker of Hop (Luo et al., ASPLOS 2019): averages with its in-neighbors' parameters after each round.
+    """Runner for Hop (Luo et al., ASPLOS 2019): averages with its in-neighbors' parameters after each round.
 
-    Serial order: x ← W (x + u), sent after computing. Parallel order: x ← W x + u(x), sent with the tokens when a round
-    is entered. In the serial order tokens are sent alone when a round is entered, so that neighbors need not wait for
-    the next update. A worker without data continues with unchanged parameters. Buffers are averaged in the mean model
-    only. Memory: one snapshot per round in flight, one more array (two in the parallel order with skips), and the
+    Serial order: x ← W (x + u); the update is sent after computing, and tokens separately when a round is entered, so
+    that neighbors need not wait for the next update. Parallel order: x ← W x + u(x); the update is sent with the tokens
+    when a round is entered. A worker without data continues with unchanged parameters. Buffers are averaged in the mean
+    model only. Memory: one snapshot per round in flight, one more array (two in the parallel order with skips), and the
     queues.
     """
 
@@ -43,7 +46,7 @@ class GapMeans(OneSided):
         self.gap, machine = strategy.sync, hop_of(strategy.rounds[0], strategy.sync)
         self.is_parallel = self.gap.update_order is UpdateOrder.DPSGD
         self.layout = Layout(run.flat.arrays())
-        from partreduce.verify.gap_bounds import capacities_of  # what proves need not be loaded by all
+        from partreduce.verify.gap_bounds import capacities_of  # loaded only if needed
 
         capacities = capacities_of(machine.graph, self.gap, run.rank)
         by_source = {str(source): capacity for source, capacity in capacities.updates.items()}
@@ -58,8 +61,8 @@ class GapMeans(OneSided):
         if self.gap.skip is not None:
             run.reducer.heartbeat.unequal = SKIPPED
         self._edge_weights = {s: w for s, t, w in strategy.rounds[0].edges() if t == run.rank}
-        self._start: list[torch.Tensor] = []  # in the parallel order: the parameters with which the round was entered
-        self._scratch: list[torch.Tensor] = []  # in the serial order, or after a skip: what an average adds
+        self._start: list[torch.Tensor] = []  # parallel order: the parameters at the start of the round
+        self._scratch: list[torch.Tensor] = []  # serial order, or after a skip: the change made by an average
         self._round = 0
         self._mailbox.start()
 
@@ -70,7 +73,7 @@ class GapMeans(OneSided):
         return ON_TIME
 
     def end_round(self, step: int, round_: int) -> StepResult:
-        """Send this worker's update, average, and enter the next round or a later one, as the protocol says."""
+        """Send this worker's update, average, and enter the next round, or a later one if the protocol skips."""
         self._open(step, round_)
         operation = self._begin("gap average", step, round_)
         if not self.is_parallel:
@@ -92,7 +95,7 @@ class GapMeans(OneSided):
         return StepResult(skipped)
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - the signature of all
-        """Wait until everything that neighbors have sent has arrived, so that the queues are complete."""
+        """Wait until all messages that neighbors have sent have arrived, so that the queues are complete."""
         operation = self._begin("pause of updates", self._round, self._round)
         driver = self.driver
         if not driver.has_left:
@@ -107,21 +110,21 @@ class GapMeans(OneSided):
         self.run.reducer.recorder.end(operation)
 
     def drain(self) -> str:
-        """Clear the queues; all workers start again from the parameters at their next step."""
+        """Clear the queues; all workers start again from their parameters at their next step."""
         self.driver.drop()
         self._start = []
         return ""
 
     @property
     def is_measured(self) -> bool:
-        """Whether changes since the round was entered are added to the average, as in the parallel order."""
+        """Whether this round's change is added to the average later, as in the parallel order."""
         return self.is_parallel and self.driver.state is not None
 
     def state(self) -> dict[str, torch.Tensor]:
         return self.driver.packed()
 
     def load(self, state: dict[str, torch.Tensor], step: int) -> None:
-        """Restore the queues of a checkpoint; an update that was sent before it is not sent again."""
+        """Restore the queues of a checkpoint; updates sent before it are not sent again."""
         if PLACE not in state:
             super().load(state, step)
             return
@@ -142,15 +145,15 @@ class GapMeans(OneSided):
             self.run.reducer.recorder.end(operation)
 
     def _depart(self, operation: Operation, tokens: Sequence[Letter]) -> None:
-        """In the parallel order: send the parameters with which a round is entered."""
+        """Send the parameters at the start of a round, as the parallel order requires."""
         self._start = copy_to(self._start, self.run.flat.buckets)
         self._post(operation, self.driver.offer(tokens))
 
     def _average(self, averaged: NeighborUpdates | None, own_step: int, *, since_start: bool) -> None:
-        """X ← own weight · x + Σ weight · update, ascending; with `since_start` for the x of the round's beginning.
+        """Average, x ← own weight · x + Σ weight · update, in ascending order of the sources.
 
-        What was learned since then stays. What is added is formed in separate memory: a signal that interrupts this
-        leaves the parameters as they were, or averaged.
+        With `since_start` x is that at the start of the round, and later progress is kept. The change is computed in
+        separate memory, so a signal that interrupts this leaves the parameters either unchanged or averaged.
         """
         assert averaged is not None, "the protocol says what is averaged"
         if not averaged.used:
@@ -173,7 +176,7 @@ class GapMeans(OneSided):
     def _post(self, operation: Operation, outcome: Outcome) -> None:
         try:
             for letter in outcome.letters:
-                if letter.kind == "mark":  # which comes after all parts of updates that were sent before
+                if letter.kind == "mark":  # in order, after all parts of earlier updates
                     self._mailbox.send(letter.to, letter.kind, letter.numbers)
                 else:
                     self._mailbox.send_newest(letter.to, letter.kind, letter.numbers, urgent=True)
@@ -183,7 +186,7 @@ class GapMeans(OneSided):
             raise self.run.reducer.failure(operation, error) from None
 
     def _send(self, recipients: Recipients) -> None:
-        """Send an update; where it had to wait, from the mailbox's thread, and no other one changes its arrays."""
+        """Send an update; the mailbox's thread sends a delayed one while the arrays do not change."""
         self._sender.send("update", self._start if self.is_parallel else self.run.flat.arrays(), recipients)
 
     def _await(self, operation: Operation, kind: type[Reduce | Advance]) -> Outcome:
@@ -219,7 +222,7 @@ class GapMeans(OneSided):
 
 
 def message_bound(machine: Hop, layout: Layout) -> Bound:
-    """Return the limit of messages in flight to a neighbor, equal on all workers and never reached by the protocol.
+    """Return the limit of messages in flight to a neighbor; equal on all workers, and never reached by the protocol.
 
     A queue holds at most 1 + `max_ig` updates; without token queues, 1 + (staleness + 1) · (workers − 1), since no path
     between two workers is longer.
@@ -227,5 +230,5 @@ def message_bound(machine: Hop, layout: Layout) -> Bound:
     setting = machine.setting
     longest = (setting.staleness + 1) * max(1, machine.num_processes - 1)
     capacity = 1 + (longest if setting.max_ig is None else setting.max_ig)
-    # Of each update at most one token message and one acknowledgement besides, and the mark of a pause.
+    # For each update at most one token message and one acknowledgement, and the mark of a pause.
     return layout.bound([capacity], MESSAGES + 2 * capacity)

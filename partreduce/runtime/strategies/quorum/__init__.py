@@ -1,1 +1,1 @@
-"""Run partial collectives: the workers of eager-SGD (Li et al., PPoPP 2020); `gradients` is the entry point."""
+"""Run partial all-reduces: the workers of eager-SGD (Li et al., PPoPP 2020); start at `gradients`."""

@@ -1,14 +1,14 @@
-"""Drive one worker's side of a partial collective between real processes, with the arrays, in host memory.
+"""Run one worker's side of a partial all-reduce (eager-SGD) between real processes.
 
-Three threads work here: the training raises `Call`, `Take` and `End`, the collective thread `Begin` and `Finish`, and
-the mailbox's thread passes messages on. One lock orders them: a round includes exactly the gradients that the object
-counts.
+Three threads apply events to the protocol: training applies `Call`, `Take` and `End`, the collective thread `Begin` and
+`Finish`, and the mailbox's thread received messages. One lock orders them, so a round includes exactly the gradients
+that the protocol counts.
 
-The run is cut into *segments*: where all workers synchronize (a mean model, a checkpoint, the end), all take the
-results up to the same last round, and nothing is in flight.
+A run is divided into *segments*. At the end of a segment all workers synchronize (a mean model, a checkpoint, the end
+of the run): all take the results up to the same last round, and nothing is in flight.
 
-Notices are cumulative (round r may start, and so may all before it): a later one replaces an earlier one that still
-waits for room, and no sender waits. To very many workers they go down a tree.
+Messages are cumulative (round r may start, and so may all before it): a later one replaces an earlier one that still
+waits for room, and no sender waits. In large runs they are forwarded along a tree.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from partreduce.schedulers.protocols.partial import Partial
 
 @dataclass(slots=True, eq=False)
 class GradientSum:
-    """Gradients in host memory: a worker's contribution to a round, later the round's sum."""
+    """Gradients in host memory: a worker's contribution to a round, and later the round's sum."""
 
-    arrays: list[torch.Tensor]  # one for each bucket, and last one of float32 where no bucket's can carry exact numbers
-    is_empty: bool = True  # whether nothing was added, so that the arrays hold whatever they held before
-    scaled: bool = False  # whether a GradScaler was at work, so that what is not finite must be looked for
+    arrays: list[torch.Tensor]  # one per bucket, and one of float32 if no bucket's dtype can hold exact counts
+    is_empty: bool = True  # whether nothing was added yet; the arrays then have old values
+    scaled: bool = False  # whether a GradScaler was used, so that non-finite values must be detected
 
 
 class GradientSums:
     """A worker's send buffer of gradients, and the sums that wait to be applied.
 
-    `room` more numbers are sent with each round. Memory: one array of model size for the send buffer, for the round in
+    With each round `room` more numbers are sent. Memory: one array of model size for the send buffer, for the round in
     progress, and for each result that waits or is being applied.
     """
 
     def __init__(self, buckets: Sequence[Bucket], room: int, *, num_workers: int) -> None:
         self.buckets, self._room, self._num_workers = tuple(buckets), room, num_workers
         self._carrier = next((index for index, bucket in enumerate(buckets) if bucket.exact), len(buckets))
-        """The array at whose end the room is."""
-        self.made = 0  # sums that were allocated so far; they are used again
+        """Index of the array at whose end the extra numbers are."""
+        self.made = 0  # number of sums allocated so far; they are reused
         self._spare: list[GradientSum] = []
         self._buffer = self._lend()
         self._kept: dict[int, GradientSum] = {}
         self._in_use: list[GradientSum] = []
 
     def divisor(self, index: int) -> int:
-        """Return the divisor of bucket `index`'s gradients before sending; half-precision sums could overflow."""
+        """Return the divisor of bucket `index`'s gradients before sending: 1, or n if their sum could overflow."""
         return 1 if self.buckets[index].exact else self._num_workers
 
     def _lend(self) -> GradientSum:
@@ -80,7 +80,7 @@ class GradientSums:
                     raise sparse_gradient(slot.names[0])
 
     def add(self, *, scaled: bool) -> None:
-        """Add the parameters' gradients to the send buffer; `scaled` tells that a GradScaler has scaled them."""
+        """Add the parameters' gradients to the send buffer; `scaled` tells that a GradScaler scaled them."""
         buffer = self._buffer
         with torch.no_grad():
             for index, (bucket, array) in enumerate(zip(self.buckets, buffer.arrays, strict=False)):
@@ -112,7 +112,7 @@ class GradientSums:
         else:
             present.copy_(torch.maximum(present, flags))
 
-    # What the driver asks for, under its lock.
+    # Called by the driver, with its lock held.
 
     def depart(self) -> GradientSum:
         departed, self._buffer = self._buffer, self._lend()
@@ -127,7 +127,7 @@ class GradientSums:
         return taken
 
     def retain(self, rounds: Sequence[int]) -> None:
-        """Drop the sums of all rounds but these."""
+        """Drop the sums of all rounds except these."""
         for round_ in [known for known in self._kept if known not in rounds]:
             self._give_back(self._kept.pop(round_))
 
@@ -145,7 +145,7 @@ class GradientSums:
         self.retain(())
         self._buffer.is_empty, self._buffer.scaled = True, False
 
-    # What the collective thread asks for, without the lock.
+    # Called by the collective thread, without the lock.
 
     def arrays(self, payload: GradientSum) -> list[torch.Tensor]:
         if payload.is_empty:
@@ -154,21 +154,21 @@ class GradientSums:
         return payload.arrays
 
     def room(self, payload: GradientSum) -> torch.Tensor:
-        """Return the extra numbers of a payload, by which workers exchange counts in a round."""
+        """Return the extra numbers of a payload, with which workers exchange counts in a round."""
         return payload.arrays[self._carrier][-self._room :]
 
     def arrived(self, payload: GradientSum, *, scaled: bool) -> None:
-        """Divide an arrived sum by its divisor, in the collective thread; `scaled` tells that a GradScaler was used."""
+        """Turn a received sum into a mean, in the collective thread; `scaled` tells that a GradScaler was used."""
         payload.scaled = scaled
         with torch.no_grad():
             for index, (bucket, array) in enumerate(zip(self.buckets, payload.arrays, strict=False)):
                 if self._num_workers != (already := self.divisor(index)):
                     array[: bucket.size].div_(self._num_workers / already)
 
-    # What the training asks for.
+    # Called by the training loop.
 
     def apply(self, one: GradientSum) -> None:
-        """Make a sum the parameters' gradients; a parameter without gradient on all workers gets None."""
+        """Copy a round's averaged gradients into the parameters' gradients; None if no worker had a gradient."""
         with torch.no_grad():
             for bucket, array in zip(self.buckets, one.arrays, strict=False):
                 presence = array[bucket.size : bucket.size + len(bucket.slots)].tolist()
@@ -176,15 +176,15 @@ class GradientSums:
                 put_gradients(bucket.slots, [slot.view(array) for slot in bucket.slots], missing)
 
 
-DIRECT = 64  # up to so many workers each receives a message from its sender
-ROOT = " of "  # between the kind of a word that travels down a tree, and the worker that began it
+DIRECT = 64  # up to this many workers, messages are sent directly, not along a tree
+ROOT = " of "  # in the kind of a message sent along a tree, separates the kind and the root's rank
 
 
 def children(place: int, size: int) -> tuple[int, ...]:
-    """Return the places to which place `place` of a binomial tree forwards a message; the root is place 0.
+    """Return the positions to which position `place` of a binomial tree forwards a message; the root is position 0.
 
-    Place p = 2ᵏ·q with q odd (the root: any k) sends to p + 2ʲ for all j < k, so each place is reached once, in at most
-    ⌈log₂ size⌉ messages after one another.
+    Position p = 2ᵏ·q with q odd (the root: any k) sends to p + 2ʲ for all j < k, so each position is reached once,
+    after at most ⌈log₂ size⌉ consecutive messages.
     """
     span = place & -place if place else 1 << max(0, size - 1).bit_length()
     found = []
@@ -196,14 +196,14 @@ def children(place: int, size: int) -> tuple[int, ...]:
 
 
 class Spread:
-    """Sends small messages to many workers along a tree, and forwards those of others."""
+    """Sends small messages to many workers along a binomial tree, and forwards those of others."""
 
     def __init__(self, mailbox: Mailbox, num_workers: int) -> None:
         self._mailbox, self._size = mailbox, num_workers
         self._has_tree = num_workers > DIRECT
 
     def send(self, targets: Iterable[int], kind: str, numbers: tuple[int, ...]) -> None:
-        """Send numbers to these workers directly; in a large run to all others along the tree from here."""
+        """Send numbers to these workers directly, or, in a large run, to all others along the tree rooted here."""
         told = tuple(targets)
         if self._has_tree and len(told) == self._size - 1:
             self._pass_on(self._mailbox.rank, kind, numbers)
@@ -219,19 +219,19 @@ class Spread:
         return int(root), kind
 
     def _pass_on(self, root: int, kind: str, numbers: tuple[int, ...]) -> None:
-        """A word of one root replaces none of another's: each has its own tree."""
+        """Forward a message of a root's tree to the children; kinds differ by root, so none replaces another's."""
         place = (self._mailbox.rank - root) % self._size
         for child in children(place, self._size):
             self._mailbox.send_newest((root + child) % self._size, f"{kind}{ROOT}{root}", numbers, urgent=True)
 
 
 AWord = partial_machine.Activate | partial_machine.Arrived | partial_machine.Here | partial_machine.Ended
-WORDS: dict[str, type[AWord]] = {word.__name__.lower(): word for word in get_args(AWord)}  # those that go by mailbox
+WORDS: dict[str, type[AWord]] = {word.__name__.lower(): word for word in get_args(AWord)}  # messages sent by mailbox
 KINDS = {word: kind for kind, word in WORDS.items()}
 
 
 class StartedRound(NamedTuple):
-    """A round that the collective thread has entered, with this worker's contribution."""
+    """A round that the collective thread has started, with this worker's contribution."""
 
     segment: int
     round: int
@@ -243,11 +243,11 @@ class TakenResult(NamedTuple):
     """Results for training to apply, in order of rounds."""
 
     sums: tuple[GradientSum, ...]
-    by: int  # rounds by which the worker is further
+    by: int  # rounds by which the worker advances
 
 
 class Word(NamedTuple):
-    """A message without arrays to some workers."""
+    """A message of the partial all-reduce's protocol to several workers; it has no arrays."""
 
     kind: str
     numbers: tuple[int, int]  # segment and round
@@ -255,15 +255,15 @@ class Word(NamedTuple):
 
 
 class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
-    """Runs the partial collective's protocol for one worker, with its gradients and sums; a segment is a generation."""
+    """Runs the partial all-reduce's protocol for one worker, with its gradients and sums; a segment is a generation."""
 
     machine: Partial
 
     def __init__(self, machine: Partial, rank: int, payload: GradientSums, *, log: EventLog, grace: float) -> None:
         super().__init__(machine, rank, generation=-1)
         self.rank, self.payload, self.log = rank, payload, log
-        self.error: BaseException | None = None  # what ended the collective thread
-        self.spread: Spread | None = None  # by which words leave; set before the first segment
+        self.error: BaseException | None = None  # the error that ended the collective thread
+        self.spread: Spread | None = None  # sends the messages; set before the first segment
         self._grace = grace
         self.is_closing = False
         self._notes: list[Any] = []  # of the last event
@@ -295,7 +295,7 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
         return self.offers(partial_machine.Take)
 
     def take(self) -> TakenResult:
-        """Return the available results; only after `may_take` was true."""
+        """Return the available results; call it only after `may_take` was true."""
         with self.condition:
             before = self.open_state
             words = self._step(partial_machine.Take())
@@ -316,7 +316,7 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
         return self._state is not None and self._state.stage == partial_machine.MEETING
 
     def has_ended(self) -> bool:
-        """Whether this worker has no more gradients and has taken the last round of all."""
+        """Return whether this worker has no more gradients and has taken the last round of all workers."""
         return self._state is not None and self.machine.finished(self.rank, self._state)
 
     def close_segment(self) -> None:
@@ -324,7 +324,7 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
             self._state = None
 
     def missing(self) -> Missing | None:
-        """Return what training waits for; None if it is a running round (with its own limit) or nothing."""
+        """Return what training waits for; None if that is a running round (with its own deadline) or nothing."""
         with self.condition:
             state = self.open_state
             ready = self.machine.ready(self.rank, state)
@@ -337,7 +337,7 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
             return Missing(f"round {state.entered} to be started", of)
 
     def publish_activity(self, doing: Callable[[str], None]) -> None:
-        """Report by `doing` what this worker does, unless its thread is in a round, which reports itself."""
+        """Report this worker's activity by `doing`, unless its collective thread is in a round and does so."""
         with self.condition:
             state = self._state
             if state is None or state.is_running or state.stage != partial_machine.COMPUTING or state.resting:
@@ -349,7 +349,7 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
     # The collective thread.
 
     def begin(self) -> StartedRound | None:
-        """Wait until the protocol allows the next round and enter it; None once the driver is closed."""
+        """Wait until the protocol allows the next round and start it; None once the driver is closed."""
         with self.condition:
             self.condition.wait_for(lambda: self.is_closing or self.offers(partial_machine.Begin))
             if self._grace and not self.is_closing and self._is_awaited():
@@ -363,7 +363,7 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
             return StartedRound(self._generation, share.round, share, self.payload.depart())
 
     def _is_awaited(self) -> bool:
-        """Whether the round that may begin would have no gradient of this worker, and another one will come."""
+        """Return whether the next round would have no gradient of this worker although one is still to come."""
         state = self.open_state
         return not state.buffer and not state.resting
 
@@ -400,7 +400,7 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
         return self._step(Received(message.source, WORDS[message.kind](message.numbers[1])))
 
     def _step(self, event: object) -> list[Word]:
-        """Under the lock: one event; what is to be told then. Shares travel in the sums."""
+        """Apply one event, with the lock held; return the messages to send. The sums themselves carry counts."""
         actions = self.step(event)
         self._notes = [action.what for action in actions if isinstance(action, Note)]
         for note in self._notes:

@@ -1,4 +1,4 @@
-"""Run strategy `allreduce` of gradients with partial rounds: eager-SGD's workers (Li et al., PPoPP 2020)."""
+"""Run strategy `allreduce` for gradients with partial all-reduces: the workers of eager-SGD (Li et al., PPoPP 2020)."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ KIND = "partial sum"
 
 
 def room_for(num_workers: int) -> int:
-    """Return how many extra numbers are summed with a round: one per worker, the GradScaler flag, and the tag."""
+    """Return how many extra numbers are summed with a round: one count per worker, the GradScaler flag, and the tag."""
     return num_workers + 1 + TAG_LENGTH
 
 
 def write_counts(begun: StartedRound, room: torch.Tensor, tag: tuple[int, ...], *, place: int, size: int) -> None:
-    """Fill `room`, the numbers of this worker that are summed with a round's gradients.
+    """Write this worker's extra numbers for a round into `room`, which is summed with the gradients.
 
     They are its number of gradients at index `place` (0 at the `size` − 1 others), the GradScaler flag, and the tag.
     """
@@ -50,7 +50,7 @@ def write_counts(begun: StartedRound, room: torch.Tensor, tag: tuple[int, ...], 
 
 
 def read_counts(room: torch.Tensor, tag: tuple[int, ...], round_: int, *, size: int) -> tuple[list[Share], bool]:
-    """Return each worker's share (its gradients) of a round, and whether any used a GradScaler, from the sum `room`."""
+    """Return each worker's gradients in a round, and whether any used a GradScaler, from the sum in `room`."""
     if room[-TAG_LENGTH:].tolist() != [size * number for number in tag]:
         raise PeerGoneError("its members ran different rounds at the same time (their tags differ)")
     *counts, scaled = map(int, room[: size + 1].tolist())
@@ -68,13 +68,13 @@ PARTED = (
 
 
 class QuorumGradients(Runner):
-    """Worker of eager-SGD: a training step adds gradients to the send buffer and applies at least one round's result.
+    """Runner for eager-SGD: a step adds gradients to the send buffer and applies at least one round's result.
 
-    A round sums gradients, and its result is one step of the optimizer. If several results wait, a training step
-    applies all in order (`missed: each`) or only the newest (`latest`). Before a mean model, a checkpoint or the end,
-    workers stop training and take the results of the others' rounds until all have come. The model's buffers are
-    averaged in the mean model, at the end, and where models are synchronized. With a GradScaler all workers skip a
-    round with a gradient that is not finite. Gradients are summed in host memory.
+    A round sums the gradients of the workers that are ready, and its result is one optimizer step. If several results
+    wait, a training step applies all in order (`missed: each`) or only the newest (`latest`). Before a mean model, a
+    checkpoint or the end, workers stop training and take the results of the others' rounds until all workers have
+    arrived. The model's buffers are averaged in the mean model, at the end, and where models are synchronized. With a
+    GradScaler all workers skip a round with a gradient that is not finite. Gradients are summed in host memory.
     """
 
     def __init__(self, sync: PartialAllReduce, run: Run) -> None:
@@ -91,25 +91,25 @@ class QuorumGradients(Runner):
         if not world.has(everyone, name=self._line):
             world.create(everyone, name=self._line)
         self.communicator = world.communicator(everyone, name=self._line)
-        mailbox = self._open_mailbox("quorum", self.driver.deliver)  # last: where what follows fails it were open
+        mailbox = self._open_mailbox("quorum", self.driver.deliver)  # last, so that no earlier error leaves it open
         self.driver.spread = Spread(mailbox, len(everyone))
         self.on_host = reducer.of((), "quorum", world)
         self._thread = Background(self._run_rounds, name="partreduce-rounds", stop=self.driver.close)
         self._base: int | None = None
-        self._settings = 0  # a number that tells with which settings results were applied so far, in order
+        self._settings = 0  # checksum of the optimizer settings with which each result was applied
         self._has_warned = False
-        self._met = 0  # the round of this segment in which models were averaged last
+        self._met = 0  # last round of this segment in which models were averaged
         reducer.recorder.attach("quorum", self.log.facts)
         mailbox.start()
         self._thread.start()
         self._open()
 
     def _run_rounds(self) -> None:
-        """In a thread: take part in the rounds of this worker, strictly one after the other."""
+        """Main function of the collective thread: take part in this worker's rounds, one after the other."""
         try:
             while (begun := self.driver.begin()) is not None:
                 self._run_round(begun)
-        except BaseException as error:  # noqa: BLE001 - the training raises it
+        except BaseException as error:  # noqa: BLE001 - raised in the training thread
             self.driver.fail(error)
 
     def _run_round(self, begun: StartedRound) -> None:
@@ -125,7 +125,7 @@ class QuorumGradients(Runner):
                 reducer.wait_for(work, operation)
             shares, scaled = read_counts(room, tag, begun.round, size=line.size)
         except (RuntimeError, PeerGoneError, PartreduceError) as error:
-            if self.driver.is_closing:  # no error is made of a run that ends
+            if self.driver.is_closing:  # not reported as a failure, since the run ends
                 raise UnavailableError(f"the run ended during {operation}") from None
             raise reducer.failure(operation, error) from None
         reducer.recorder.end(operation)
@@ -154,7 +154,7 @@ class QuorumGradients(Runner):
         return DIFFERENT
 
     def pause(self, place: str, *, apply: bool = True) -> int:  # noqa: ARG002 - the signature of all
-        """Take part in the others' rounds until all have come to `place`; returns by how many rounds this advanced."""
+        """Take part in others' rounds until all workers have reached `place`; return how many rounds it took."""
         self.check_failure()
         self.count_from_here()
         driver, further = self.driver, 0
@@ -171,12 +171,12 @@ class QuorumGradients(Runner):
                 self._synchronize()
         driver.close_segment()
         if self.sync.keeps_equal:
-            self._compare(warns=apply)  # what is dropped was applied by some and not by others
+            self._compare(warns=apply)  # dropped results may have been applied by some workers only
         self._open()
         return further
 
     def check_step(self, asked: StepRequest) -> None:
-        """Raise InputError for a GradScaler used too late, or changed means if a call may return several results."""
+        """Raise InputError for a GradScaler used too late, or for changed averages if a call may return several."""
         if asked.early and self.run.applier.scaled:
             raise InputError(
                 "average_gradients: sends gradients before a GradScaler's verdict on them is known, and with a quorum "
@@ -191,16 +191,16 @@ class QuorumGradients(Runner):
 
     @property
     def is_measured(self) -> bool:
-        """Whether gradients may be in flight, which do not belong to a model that is loaded now."""
+        """Whether gradients may be in flight, which would not belong to a model that is loaded now."""
         return self.driver.state is not None and bool(self.driver.state.calls)
 
     def _open(self) -> None:
-        """Begin a segment: from now on the others' rounds run, whether this worker has called or not."""
+        """Start a segment: from now on other workers' rounds run, whether or not this worker has called."""
         self._met, self._base = 0, None
         self.driver.open()
 
     def _apply_result(self, taken: TakenResult, *, but_last: bool) -> GradientSum | None:
-        """Apply results one after the other; with `but_last` the last is left to the caller."""
+        """Apply results one after the other; with `but_last` return the last without applying it."""
         sums = list(taken.sums)
         last = sums.pop() if but_last else None
         for one in sums:
@@ -214,17 +214,17 @@ class QuorumGradients(Runner):
         self._settings = zlib.crc32(settings.encode(), self._settings)
 
     def _put(self, one: GradientSum, *, changes: bool = False) -> None:
-        """Make a result the parameters' gradients; with `changes` do to it what the script does to means."""
+        """Copy a result into the parameters' gradients; with `changes` also change it as the script does."""
         self.sums.apply(one)
         if changes and (change := self.run.applier.after_averaging) is not None:
             change()
 
     def _compare(self, *, warns: bool) -> None:
-        """Warn where workers have applied their results with different settings; the collective thread rests here."""
-        numbers = torch.zeros(len(self.run.everyone), dtype=torch.float64)  # which holds 32 bits exactly
+        """Warn if workers applied results with different optimizer settings; the collective thread is idle."""
+        numbers = torch.zeros(len(self.run.everyone), dtype=torch.float64)  # exact for 32-bit integers
         numbers[self.run.rank] = self._settings
         round_ = self.run.progress.step
-        # It ends the last round: who has finished after as many, or waits for all elsewhere, has been in it.
+        # It belongs to the last round (lag=1): a worker that has finished, or waits elsewhere, has taken part in it.
         everyone = self.run.everyone
         with self.on_host.recorded("comparison of rates", round_, round_, everyone, 8, lag=1) as operation:
             self.on_host.wait_for(self.communicator.all_reduce(numbers), operation)
@@ -240,21 +240,21 @@ class QuorumGradients(Runner):
         self._met = state.version
         self.wait(lambda: not driver.is_meeting)
         round_ = self.base + state.version
-        # It counts to the round that it ends, as in `Ending.finish`.
+        # It belongs to the round that it ends, as in `Ending.finish`.
         average_model(self.run.mean_reducers, self.run.everyone, round_, round_ - 1)
 
     def count_from_here(self) -> None:
-        """Count the segment's rounds from the current step, which a loaded state may have changed."""
+        """Count the segment's rounds from the current step, which loading a state may have changed."""
         if self._base is None:
             self._base = self.run.progress.step
 
     @property
     def base(self) -> int:
-        """Steps before this segment, for reports; equal on all workers."""
+        """Steps taken before this segment, for reports; equal on all workers."""
         return self.run.progress.step if (base := self._base) is None else base
 
     def settle(self, *, ends: bool = False) -> None:
-        """Wait until all workers have come to the end, so that no sum uses this runner's communicators."""
+        """With `ends`, record that all workers have reached the end, so that the communicator is free."""
         self._is_concluded = self._is_concluded or ends
 
     def close(self, *, failed: bool = False) -> None:
@@ -262,7 +262,7 @@ class QuorumGradients(Runner):
         super().close(failed=failed)
         if self._thread.ident is not None:
             self._thread.join(CLOSE_SECONDS)
-        if self._is_concluded:  # else a sum that another worker never began would meet the next optimizer's
+        if self._is_concluded:  # otherwise an unfinished sum could match one of the next optimizer
             _lines_in_use.get(self.run.reducer.world, set()).discard(self._line)
 
     def check_failure(self) -> None:
@@ -273,13 +273,13 @@ class QuorumGradients(Runner):
             raise UnavailableError(f"a partial sum failed ({type(error).__name__}: {error})") from error
 
     def _look(self) -> None:
-        """The same, and what ended the mailbox's thread."""
+        """Raise the error that ended the collective thread or a mailbox's thread, if any."""
         self.check_failure()
         for mailbox in self.mailboxes:
             mailbox.check_failure()
 
     def wait(self, done: Callable[[], bool]) -> None:
-        """Wait until another thread makes `done()` true; the end of any worker's process ends the run."""
+        """Wait until another thread makes `done()` true; if any worker's process ends, the run ends."""
         reducer, everyone = self.run.reducer, self.run.everyone
         try:
             wait_for_missing(
@@ -299,10 +299,10 @@ class QuorumGradients(Runner):
 
 
 def _free_line(world: World) -> str:
-    """The name of communicators that no other optimizer of this process uses; the same on all workers.
+    """Return a communicator name that no other optimizer of this process uses; equal on all workers.
 
-    All see the same: lines are taken where optimizers are made and given back in `finish()`, so in the order of the
-    script, and one that fails in either place leaves this world.
+    All workers choose the same name: names are taken when optimizers are created and given back in `finish()`, in the
+    order of the script, and a worker that fails in either place leaves this world.
     """
     in_use = _lines_in_use.setdefault(world, set())
     name = next(name for number in range(len(in_use) + 1) if (name := f"quorum {number}") not in in_use)
