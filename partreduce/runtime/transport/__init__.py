@@ -1,1 +1,1 @@
-"""Send bytes and notes to other workers: worlds and their groups, all-reduce algorithms, messages, store."""
+"""Send tensors and notes to other workers: worlds and groups, all-reduce algorithms, mailboxes, and the store."""

@@ -1,8 +1,8 @@
-"""Hold arrays for messages: views of existing memory, and snapshots in reused memory.
+"""Prepare arrays for messages: as views of their own memory, or as snapshots in reused memory.
 
-A message moves data from a tensor to a tensor of another process. Only the kernel's copies out of the one and into the
-other are unavoidable. Everything else is a view: libzmq sends from the array's memory and receives into memory that it
-allocates, which is not shared and which the receiver may therefore use and overwrite.
+A message moves data from a tensor to a tensor of another process. Only the kernel's copies at both ends are
+unavoidable, and nothing else is copied: libzmq sends from the array's memory, and receives into memory that it
+allocates, which only the receiver has and may overwrite.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import torch
 from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.waiting import pause_after
 
-MAX_SPARE = 2  # so many snapshots that are not in use are kept for the next ones
-PATIENCE = 0.1  # seconds for which one more than usual is put off: another thread notices that a frame has left
+MAX_SPARE = 2  # number of unused snapshots to keep for reuse
+PATIENCE = 0.1  # seconds to wait for a free snapshot before allocating more than usual
 
 
 def frame_of(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of an array: on the host its own memory, which must not change while it is sent."""
+    """Return the bytes of an array; on the host they are its own memory, which must not change while it is sent."""
     return tensor.detach().to("cpu").contiguous().view(torch.uint8).numpy().data
 
 
 def tensor_of(frame: Any, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - any buffer
-    """Return the numbers in a frame as a view; as a copy only if the frame is not aligned to the dtype."""
+    """Return the numbers in a frame as a view, or as a copy if the frame is not aligned to the dtype."""
     if not len(frame):
         return torch.empty(0, dtype=dtype)
     place = np.frombuffer(frame, dtype=np.uint8)
@@ -39,13 +39,15 @@ def tensor_of(frame: Any, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 -
 class Snapshots:
     """Copies of arrays, to send while the arrays change; their memory is reused.
 
-    A snapshot's memory is free when nothing references its frames any more: no sender, no waiting message, not libzmq,
-    and no worker that sent it to itself. So data in flight never changes, however slow a peer is.
+    A snapshot's memory is reused only when nothing references its frames any more: no sender, no waiting message, not
+    libzmq, and no message to this worker itself. So data in flight never changes, however slow a peer is.
 
     Args:
-        streams: streams of the arrays' device. On CUDA copies are only queued in the current stream: a snapshot is
-            complete once a marker set after `take` is reached.
-        usual: how many snapshots are in use at most if no worker is late; before it exceeds this, `take` waits briefly
+        streams: streams of the arrays' device. On CUDA copies are only queued in the current stream; a snapshot is
+            complete
+            once a marker set after `take` is reached.
+        usual: how many snapshots are in use at most if no worker is late; before it allocates more, `take` waits
+            briefly
             for a free one.
     """
 
@@ -67,7 +69,7 @@ class Snapshots:
         return sum(snapshot.num_bytes for snapshot in self._taken)
 
     def _freed_soon(self) -> _Snapshot | None:
-        """A snapshot that becomes free within a moment, where there are as many as usual."""
+        """Wait briefly for a snapshot to become free, if as many as usual are in use; None if none does."""
         if self._usual is None or len(self._taken) < self._usual:
             return None
         start = time.monotonic()
@@ -76,7 +78,7 @@ class Snapshots:
         return snapshot
 
     def _free(self) -> _Snapshot | None:
-        """A snapshot that is not in use any more, taken out; a few others are kept, the rest gives its memory back."""
+        """Return a snapshot that is no longer in use; keep a few other unused ones and release the rest."""
         free = [snapshot for snapshot in self._taken if snapshot.is_free()]
         used = [snapshot for snapshot in self._taken if snapshot not in free]
         self._taken = used + free[1 : 1 + MAX_SPARE]
@@ -84,7 +86,7 @@ class Snapshots:
 
 
 class _Snapshot:
-    """The memory of one snapshot, and who has it."""
+    """The memory of one snapshot, with weak references that show whether it is in use."""
 
     def __init__(self, sizes: Sequence[int], streams: Streams) -> None:
         self._rooms = [streams.host_room(size) for size in sizes]
@@ -96,7 +98,7 @@ class _Snapshot:
         return all(view() is None for view in self._lent)
 
     def of(self, tensors: Sequence[torch.Tensor]) -> list[memoryview]:
-        """Copy these arrays in. A frame, and whatever is made from it, keeps a view alive that is only its own."""
+        """Copy these arrays into the memory; return its bytes, each referencing a view that shows its use."""
         for room, tensor in zip(self._rooms, tensors, strict=True):
             if len(room):
                 room.view(tensor.dtype).copy_(tensor.detach().reshape(-1), non_blocking=True)

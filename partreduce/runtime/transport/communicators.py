@@ -1,4 +1,4 @@
-"""Reduce, broadcast and exchange within one group of workers, over gloo or NCCL."""
+"""All-reduce, broadcast and exchange tensors within one group of workers, over gloo or NCCL."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from partreduce.topo.errors import MissingDependencyError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.axes import CodecScope
 
-AHEAD = 2  # rounds that may be under way at the same time
-BURST_BYTES = 256 * 2**10  # what a link's queue is taken to hold: where more may meet there, messages are long
+AHEAD = 2  # rounds that may run at the same time
+BURST_BYTES = 256 * 2**10  # assumed capacity of a link's queue; if more may arrive at once, messages count as long
 SHORTEST_WAIT = 1e-3  # seconds; torch counts whole milliseconds
 
 
 class Sums(Protocol):
-    """Sums over a group in several stages."""
+    """Interface of all-reduces that run in several stages."""
 
     def start(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work: ...
 
@@ -33,8 +33,8 @@ class Sums(Protocol):
 class Communicator:
     """One group of workers and its collectives; `backend` is a torch ProcessGroup or a raw gloo backend.
 
-    `timeout` is for sums, if it differs from the group's. Methods that start an operation raise UnavailableError if the
-    group was destroyed or a connection is broken.
+    `timeout` is that of all-reduces, if it differs from the group's. Methods that start an operation raise
+    UnavailableError if the group was destroyed or a connection is broken.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class Communicator:
         self._backend: Any = backend
         self.limit_to(timeout)
         self.is_closed = False
-        self.in_blocks: Sums | None = None  # sums by codecs of blocks, where the world prepared the group for them
+        self.in_blocks: Sums | None = None  # all-reduces with int8 or int4, if the group was prepared for them
         self.is_inside_a_node = False
-        """Whether the world knows that nothing of this group crosses from one node to another."""
+        """Whether all members are known to be on one node."""
 
     def limit_to(self, timeout: timedelta | None) -> None:
         self.timeout = timeout
@@ -66,9 +66,9 @@ class Communicator:
         return self.place == 0
 
     def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work:
-        """Start a sum over the group, in place; with a `coding`, `tensor` holds the decoded sum after the wait.
+        """Start an all-reduce (sum) over the group, in place; with a `coding` the result is the decoded sum.
 
-        With a 16-bit codec the backend adds the coded numbers. All members get the same bits.
+        With a 16-bit codec the backend adds the encoded numbers. All members get the same bits.
         """
         if coding is not None and not (self.is_inside_a_node and coding.transport.where is CodecScope.ACROSS_NODES):
             return self._compressed_all_reduce(tensor, coding)
@@ -92,16 +92,16 @@ class Communicator:
     def exchange(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
     ) -> Sequence[Work]:
-        """Start sending and receiving tensors, given as (place in the group, tensor), in equal order on both ends.
+        """Start sending and receiving tensors, given as (index of the member, tensor), in the same order at both ends.
 
-        All receives are posted before the first send: over gloo a send blocks until its receive is posted, so no
-        workers can wait in a circle.
+        All receives are posted before the first send: over gloo a send blocks until its receive is posted, so workers
+        cannot wait in a circle.
         """
         try:
             backend = self._live()
             together = not isinstance(backend, ProcessGroupGloo) and bool(sends or receives)
             if together:
-                # NCCL runs one after another what is not one call, and two workers' orders may wait in a circle.
+                # NCCL runs separate calls one after the other, so the orders of two workers could deadlock.
                 backend._start_coalescing()  # noqa: SLF001 - as torch.distributed.batch_isend_irecv does
             works: list[TorchWork] = [backend.recv([tensor], place, 0) for place, tensor in receives]
             works += [backend.send([tensor], place, 0) for place, tensor in sends]
@@ -122,19 +122,19 @@ class Communicator:
     def all_to_all(
         self, target: torch.Tensor, source: torch.Tensor, receives: Sequence[int], sends: Sequence[int]
     ) -> Work:
-        """Start sending one piece of `source` to each member, in order, and receiving theirs in `target`.
+        """Start an all-to-all: send one piece of `source` to each member, in order, and receive theirs in `target`.
 
         Args:
-            target: one-dimensional; receives the pieces of all members, in order of their places.
+            target: one-dimensional; receives the pieces of all members, in order of the members.
             source: one-dimensional; must not change until the work has ended.
             receives: number of elements from each member.
-            sends: number of elements to each member; what i sends to j is what j receives from i.
+            sends: number of elements to each member; that from i to j equals what j expects from i.
         """
         options, pieces = self._with_timeout(dist.AllToAllOptions()), (list(receives), list(sends))
         return self._start(target, lambda backend: backend.alltoall_base(target, source, *pieces, options))
 
     def all_gather(self, target: torch.Tensor, source: torch.Tensor) -> Work:
-        """Start collecting tensors of equal length of all members in `target`, in order of places."""
+        """Start an all-gather: collect tensors of equal length from all members in `target`, in their order."""
         options = self._with_timeout(AllgatherOptions())
         return self._start(
             target,
@@ -158,7 +158,7 @@ class Communicator:
         return self._backend
 
     def close(self) -> list[object]:
-        """Drop and return the backend objects; the sockets close with the last reference to them."""
+        """Drop and return the backend objects; their sockets close with the last reference to them."""
         backend, self._backend, self.is_closed = self._backend, None, True
         if self.in_blocks is not None:
             self.in_blocks.close()
@@ -166,18 +166,18 @@ class Communicator:
 
 
 def _work(work: TorchWork, tensor: torch.Tensor) -> Work:
-    """An operation of the library; gloo's, of numbers on the host, sleeps in a wait, which may have a limit."""
+    """Wrap an operation of torch; a wait for a gloo operation on CPU tensors may have a time limit."""
     if tensor.device.type != "cpu":
         return Work(work.is_completed, work.wait)
     return Work(work.is_completed, work.wait, partial(_ended_within, work), on_main_thread=True)
 
 
 def _ended_within(work: TorchWork, seconds: float) -> bool:
-    """Wait until it has ended, at most so long but a millisecond at least: to torch, none means without end."""
+    """Wait up to `seconds`, at least 1 ms (torch takes 0 as no limit); return whether the operation has ended."""
     try:
         work.wait(timedelta(seconds=max(SHORTEST_WAIT, seconds)))
     except RuntimeError:
-        return work.is_completed()  # its time is over; or it failed, which `Work.wait` raises
+        return work.is_completed()  # the limit has passed; or it failed, which `Work.wait` raises
     return True
 
 
@@ -187,7 +187,7 @@ def first_line(error: BaseException) -> str:
 
 
 def goes_in_rounds(longest: int, group_size: int, node_size: int) -> bool:
-    """Whether an all_to_all whose longest message has `longest` bytes runs in rounds of pairs, not all at once.
+    """Return whether an all_to_all with messages of up to `longest` bytes runs in rounds of pairs.
 
     At most `node_size` workers share a node's link.
     """
@@ -199,13 +199,13 @@ def pairwise_exchange(
 ) -> Iterator[Work]:
     """Yield the works of an all_to_all (see `Communicator.all_to_all`) in rounds of pairs; wait for each in order.
 
-    For long messages: in round i each worker sends to rank + i, as in MPICH's pairwise exchange (Thakur, Rabenseifner
-    and Gropp, Optimization of Collective Communication Operations in MPICH, 2005, section 4.4). All at once they would
-    meet in the queue of one link, and packets would be lost, which senders notice after 0.2 s or more (TCP incast:
-    Phanishayee et al., FAST 2008). Short messages are sent at once, for the lowest latency.
+    It is for long messages: in round i each worker sends to rank + i, as in MPICH's pairwise exchange (Thakur,
+    Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH, 2005, section 4.4). Sent all
+    at once, they would overflow the queue of one link, and senders notice lost packets only after 0.2 s or more (TCP
+    incast: Phanishayee et al., FAST 2008). Short messages are sent at once, for the lowest latency.
 
-    A worker sends its next message when those of all rounds but the last `AHEAD` have arrived, so a late worker delays
-    few others, and about so many senders share a link.
+    A worker sends its next message when the messages of all rounds except the last `AHEAD` have arrived, so a late
+    worker delays few others, and about `AHEAD` senders share a link.
 
     All receives are posted first. Empty messages are not sent. O(group.size) messages.
     """

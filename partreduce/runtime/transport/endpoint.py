@@ -1,15 +1,14 @@
-"""Provide the authenticated ZeroMQ sockets of one process, for mailboxes, servers and the group generator.
+"""Provide one process's authenticated ZeroMQ sockets, for mailboxes, servers and the group service.
 
-All participants share one secret. Two values that are derived from it are sent: a password, without which libzmq closes
-a connection before it takes a message (so a stranger cannot make a process hold memory either), and a seal on the
-header of each message, so that reading the password off the wire is not enough to write one. A seal is for one receiver
-and has a counter, so that a repeated or redirected message is dropped. Payloads are sent as gloo's are: neither
-encrypted nor authenticated. CURVE would do both, at a sixth of the speed.
+All participants share a secret. From it two values are derived that are sent: a password, without which libzmq closes a
+connection before it accepts a message (so a stranger cannot make a process allocate memory), and a MAC over the header
+of each message, so that reading the password on the wire is not enough to write messages. A MAC is for one receiver and
+includes a counter, so that a replayed or redirected message is dropped. Payloads are sent as by gloo, neither encrypted
+nor authenticated; CURVE would do both, at a sixth of the speed.
 
-A message is a header, the JSON list [source, kind, numbers], and arrays. An inbox that answers is a ROUTER; one that
-does not, and every connection, is a DEALER. One thread polls and reads; a connection is written to by one at a time.
-
-Sources: ZeroMQ's RFC 24 (PLAIN), RFC 27 (ZAP), RFC 28 (ROUTER and DEALER).
+A message is a header, the JSON list [source, kind, numbers], and arrays. An inbox that answers is a ROUTER; an inbox
+that does not, and every connection, is a DEALER. One thread polls and reads; only one thread at a time writes to a
+connection. Sources: ZeroMQ's RFC 24 (PLAIN), RFC 27 (ZAP), RFC 28 (ROUTER and DEALER).
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ USER = b"worker"
 TAG_BYTES = NONCE_BYTES = 16
 COUNT_BYTES = 8
 MAX_HEADER_BYTES = 4096
-LINGER_MILLISECONDS, END_SECONDS = 1000, 2.0  # what was sent has so long to leave, and the thread to end
+LINGER_MILLISECONDS, END_SECONDS = 1000, 2.0  # at the end: time for queued messages to leave, and for the thread to end
 PURPOSES = {
     "mailbox": "messages between workers (strategies server and pairwise)",
     "group generator": "the group generator",
 }
-MAX_LISTS = 2  # a header is one list with one list inside it
+MAX_LISTS = 2  # a header is a list that contains one list
 
 
 class Received(NamedTuple):
-    """A received message, and the route for an answer."""
+    """A received message, with the route for an answer."""
 
     route: bytes
     source: int
@@ -52,7 +51,7 @@ class Received(NamedTuple):
 
 
 class Seal:
-    """Authenticates the headers of one connection: a MAC over a connection number, a counter and the header."""
+    """Authenticates the headers of one connection: prepends a MAC over connection number, counter and header."""
 
     def __init__(self, secret: str, receiver: int) -> None:
         self._keyed_hash, self._nonce, self._count = _keyed_hash(secret, receiver), os.urandom(NONCE_BYTES), 0
@@ -64,14 +63,14 @@ class Seal:
 
 
 class SealCheck:
-    """Checks the sealed headers for one receiver; each is accepted once."""
+    """Verifies the headers sent to one receiver; each is accepted once."""
 
     def __init__(self, secret: str, receiver: int) -> None:
         self._keyed_hash = _keyed_hash(secret, receiver)
         self._counts: dict[bytes, int] = {}
 
     def __call__(self, frame: bytes) -> bytes | None:
-        """The header of a frame; None if its writer did not know the secret, or if it came before."""
+        """Return the header in a frame; None if its MAC is wrong or it was received before."""
         sealed = frame[TAG_BYTES:]
         if not hmac.compare_digest(frame[:TAG_BYTES], _tag(self._keyed_hash, sealed)):
             return None
@@ -99,7 +98,7 @@ def _derive_key(secret: str, purpose: str) -> bytes:
 
 
 class Connection:
-    """Where messages are sent: to another endpoint's inbox, or back to a sender."""
+    """A socket to send messages: to another endpoint's inbox, or back to a sender."""
 
     def __init__(self, socket: Any, seal: Seal) -> None:  # noqa: ANN401 - pyzmq's
         self.socket, self.seal = socket, seal
@@ -114,15 +113,15 @@ class Connection:
 
 
 class Endpoint:
-    """The ZeroMQ sockets of one process: an inbox, and connections to other endpoints.
+    """One process's ZeroMQ sockets: an inbox, and connections to other endpoints.
 
     Args:
-        owner: who listens or connects, for messages of errors.
+        owner: what the endpoint is for ("mailbox" or "group generator"), for error messages.
         secret: the secret that all endpoints of the run share.
-        rank: this process's rank; −1 for the group generator.
-        max_header: bytes of the largest header.
-        max_bytes: bytes of the largest frame; a larger one closes the connection before memory is allocated.
-        queue: how many messages libzmq queues per connection; 0 (no limit) if `mailbox.Account` bounds them.
+        rank: this process's rank; −1 for the group service.
+        max_header: largest header in bytes.
+        max_bytes: largest frame in bytes; a larger one closes the connection before memory is allocated.
+        queue: how many messages libzmq queues per connection; 0 (no limit) if `mailbox.Account` limits them.
     """
 
     def __init__(
@@ -136,7 +135,7 @@ class Endpoint:
         queue: int = 0,
     ) -> None:
         self._zmq = load("zmq", PURPOSES[owner])
-        self.error = self._zmq.ZMQError  # what `connect` and `Connection.send` raise where libzmq cannot do it
+        self.error = self._zmq.ZMQError  # raised by `connect` and `Connection.send` if libzmq fails
         self._owner, self._secret, self.rank = owner, secret, rank
         self._max_bytes, self._max_header, self._queue = max(max_bytes, max_header), max_header, queue
         self._password = _derive_key(secret, "password").hex().encode()
@@ -153,13 +152,13 @@ class Endpoint:
         self._poller.register(self._bell.fileno(), self._zmq.POLLIN)
 
     def listen(self, address: str, *, answers: bool = False) -> str:
-        """Open the inbox, for peers that know the password; returns its address with the port.
+        """Open the inbox, for peers that know the password; return its address with the port.
 
         With `answers`, messages have a route for `reply`.
         """
         zmq = self._zmq
         self._access = self._context.socket(zmq.REP)
-        self._access.bind(ACCESS)  # before the inbox, or libzmq would admit everybody
+        self._access.bind(ACCESS)  # before the inbox, otherwise libzmq would accept any peer
         inbox = self._socket(zmq.ROUTER if answers else zmq.DEALER, address)
         inbox.plain_server, inbox.zap_domain = True, b"partreduce"
         inbox.setsockopt(zmq.HANDSHAKE_IVL, 5000)
@@ -196,11 +195,11 @@ class Endpoint:
         return made
 
     def shared(self, frame: Any) -> Any:  # noqa: ANN401 - any buffer
-        """Wrap a frame for several receivers, so that libzmq reports once that it was sent."""
+        """Wrap a frame for several receivers, so that libzmq reports only once that it was sent."""
         return self._zmq.Frame(frame, copy=False)
 
     def is_readable(self, seconds: float) -> bool:
-        """Wait up to `seconds` for a message or a wakeup; returns whether a message may have come."""
+        """Wait up to `seconds` for a message or a wakeup; return whether a message may have arrived."""
         readable = False
         for source, _ in self._poller.poll(1000 * seconds):
             if source is self._inbox:
@@ -234,7 +233,7 @@ class Endpoint:
         return Received(route, source, kind, numbers, tuple(frame.buffer for frame in frames[1:]))
 
     def reply(self, route: bytes, to: int, kind: str, numbers: Sequence[int]) -> None:
-        """Answer on a route from `read`; dropped if the receiver does not take its answers."""
+        """Answer on a route from `read`; dropped if the receiver does not read its answers."""
         if to not in self._replies:
             self._replies[to] = Connection(self._inbox, Seal(self._secret, to))
         with contextlib.suppress(self._zmq.ZMQError):
@@ -255,7 +254,7 @@ class Endpoint:
         self._bell.ring()
 
     def thread(self, read: Callable[[], None], *, name: str, stop: Callable[[], None] | None = None) -> Background:
-        """Create a thread, not started, in which `read` reads messages until `end`."""
+        """Create, without starting it, a thread in which `read` reads messages until `end`."""
 
         def run() -> None:
             try:
@@ -267,7 +266,7 @@ class Endpoint:
         return self._thread
 
     def end(self) -> None:
-        """Wait for the thread and close all sockets; sent messages get a moment to leave."""
+        """Wait for the thread and close all sockets; queued messages get a moment to leave."""
         self.wake()
         thread = self._thread
         if thread is None or thread.ident is None:
@@ -280,10 +279,10 @@ class Endpoint:
 
 
 class Wakeup:
-    """Wakes a thread that waits in a poll; closed by its creator after that thread has ended.
+    """Wakes a thread that waits in a poll; its creator closes it after that thread has ended.
 
-    It uses sockets and a lock rather than a bare descriptor: after a close, its number could name another file, into
-    which a wakeup would write.
+    It uses sockets and a lock instead of a bare file descriptor: after a close, that number could belong to another
+    file, into which a wakeup would write.
     """
 
     def __init__(self) -> None:
@@ -296,7 +295,7 @@ class Wakeup:
         return self._inside.fileno()
 
     def ring(self) -> None:
-        with self._lock, contextlib.suppress(OSError):  # full: the thread is awake anyway; or closed
+        with self._lock, contextlib.suppress(OSError):  # if full, the thread is awake anyway; or it is closed
             self._outside.send(b"!")
 
     def quiet(self) -> None:

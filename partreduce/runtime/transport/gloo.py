@@ -1,4 +1,4 @@
-"""Connect workers through a store and reduce over gloo; each group is made by its members only."""
+"""Connect workers through a store and all-reduce over gloo; each group is created by its members only."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from partreduce.topo.errors import StoreLostError, UnavailableError
 from partreduce.topo.phase import Group
 
 GLOO_LIMIT = timedelta(days=1)
-GRACE_SECONDS = 1.0  # how much longer than the timeout we wait for gloo to say by itself that a member did not connect
+GRACE_SECONDS = 1.0  # extra time for gloo's own error about a member that did not connect
 
 
 class GlooWorld(World):
-    """Workers that meet in a store and reduce over gloo; all groups share one network device."""
+    """World whose groups use gloo, over one shared network device; workers connect through a store."""
 
     def __init__(
         self, store: Store, rank: int, size: int, timeout: timedelta, *, max_groups: int = MAX_GROUPS, attempt: int = 1
     ) -> None:
-        """Join; `attempt` counts, equal on all workers, the worlds of a process that starts afresh after a failure."""
-        # Addresses that a failed attempt left in the store belong to connections that are gone.
+        """Create the world. `attempt` counts this process's worlds, after failures; it must be equal on all workers."""
+        # Separate keys, since addresses in the store from a failed attempt belong to closed connections.
         prefix = "partreduce/group" if attempt == 1 else f"partreduce/group/attempt-{attempt}"
         super().__init__(store, rank, size, timeout, prefix=prefix, max_groups=max_groups)
         self._device: object = None
@@ -56,7 +56,7 @@ class GlooWorld(World):
         options._threads = 1  # noqa: SLF001 - as above
         options._devices = [self.gloo_device()]  # noqa: SLF001 - as above
         self._left_behind = [call for call in self._left_behind if call.is_running]
-        # Its own client where a call that was left behind may still hold up that of the world.
+        # A separate client, if an abandoned call may still block the world's.
         own: Any = self.store.clone() if self._left_behind and hasattr(self.store, "clone") else self.store
         store, number = PrefixStore(place, own), members.index(self.rank)
         call: BoundedCall[object] = BoundedCall(lambda: ProcessGroupGloo(store, number, len(members), options))
@@ -66,9 +66,9 @@ class GlooWorld(World):
             if call.is_running:
                 self._left_behind.append(call)
             raise self._not_connected(members, limit.total_seconds(), error) from None
-        # Gloo counts the time in which this process was stopped. So where a run waits by its own limits (see `Wait`),
-        # gloo's is one that does not come first. A group that the others continue without keeps its memory until it is
-        # over. None stands for the limit with which the group connects.
+        # Gloo's timeout also counts time in which this process was stopped. If the run has its own deadlines (see
+        # `Wait`), gloo's is so long that theirs come first; an abandoned group keeps its memory until then. None means
+        # the timeout with which the group connected.
         own_limit = self.timeout if within is not None else None if self.signs is None else GLOO_LIMIT
         try:
             return self._warmed_up(members, backend, "cpu", own_limit)
@@ -80,7 +80,7 @@ class GlooWorld(World):
             raise UnavailableError(f"{error}; {self.signs.waits_for(members, None)}") from None
 
     def _soon_known(self, members: tuple[int, ...]) -> str | None:
-        """Why a member cannot come: a closed connection is seen before anybody has told of the death behind it."""
+        """Wait briefly for the reason why a member is gone, which is recorded after its connection closes."""
         signs, deadline = self.signs, time.monotonic() + DIAGNOSE_SECONDS
         while time.monotonic() < deadline:
             why = self.given_up() or (deaths_of(self.store, members) if signs is None else self._why(signs, members))
@@ -103,7 +103,7 @@ class GlooWorld(World):
         return UnavailableError(f"{text} ({reason})" if why in (None, reason) else f"{text}: {why} ({reason})")
 
     def gloo_device(self) -> object:
-        """Create the network device of all groups; gloo's default is the address of the host name, often loopback."""
+        """Return the network device of all groups; gloo's default is the host name's address, often loopback."""
         if self._device is None:
             make = ProcessGroupGloo
             if interface := chosen_interface():

@@ -1,21 +1,21 @@
-"""Exchange one-sided messages between workers, for strategies without collective operations.
+"""Exchange one-sided messages between workers, for strategies without collectives.
 
-pyzmq carries them and not gloo: a gloo send blocks until its receive is posted, cannot be polled, and one receive that
-times out destroys the group. Every worker has an inbox (see `endpoint`) and connects to a peer when it first writes to
-it. A side thread reads the inbox and passes messages to the strategy. A thread that sends gives its message to libzmq
-itself, one at a time: to wake another thread for that would take longer than a small message does.
+They are sent by pyzmq instead of gloo: a gloo send blocks until its receive is posted, cannot be polled, and a single
+receive that times out destroys the group. Every worker has an inbox (see `endpoint`) and connects to a peer when it
+first sends to it. A side thread reads the inbox and passes messages to the strategy. A sending thread gives its message
+to libzmq itself, since waking another thread would take longer than sending a small message.
 
-Messages in flight from one worker to another are bounded, in messages and in bytes, as in HTTP/2 (RFC 9113, section
-5.2): a sender counts what it ever sent, the receiver reports what it has ever processed, and the difference never
-exceeds a bound that both know. Such grants are totals, so a late or duplicate one does no harm; they are piggybacked on
-other messages, and sent separately when half the bound is processed. A slow or stopped worker so makes its senders
-wait, until it continues, is known to be gone, or the timeout has passed. The side thread itself never waits for room,
-or two workers could wait for each other: what `deliver` sends is held back, and as much as the bound again may be; more
-ends the side thread with an error. Nothing is dropped. (libzmq's high-water marks count messages and not bytes, and a
-socket that has reached one blocks or drops whatever comes next, the answers behind which the others wait included.)
+Messages in flight from one worker to another are limited in number and bytes, as in HTTP/2 (RFC 9113, section 5.2): a
+sender counts what it has sent in total, the receiver reports what it has processed in total (a grant), and the
+difference never exceeds a bound that both know. Grants are totals, so a late or duplicate one does no harm; they are
+piggybacked on other messages, and sent separately when half the bound is processed. A slow or stopped worker thus makes
+its senders wait, until it continues, is known to be gone, or the timeout has passed. The side thread itself never waits
+for room, otherwise two workers could wait for each other: messages sent inside `deliver` are queued, up to the bound
+again; more end the side thread with an error. Nothing is dropped. (libzmq's high-water marks count messages, not bytes,
+and a socket that has reached one blocks or drops all messages, including answers that other workers wait for.)
 
-A small message that is urgent takes its own connection, or it would wait until all arrays that were sent before it
-have traveled. Each of the two connections keeps its order; grants take the urgent one, as totals in any order.
+Small urgent messages use a second connection, so that they do not wait behind large arrays. Each of the two connections
+keeps its order; grants use the urgent one, since totals may arrive in any order.
 
 If the side thread ends for any reason but `close`, every thread that waits or sends gets its error.
 """
@@ -38,21 +38,21 @@ from partreduce.runtime.transport.torch_api import Store
 from partreduce.runtime.transport.waiting import PeerGoneError, PeerTimeoutError, SignsOfLife, Wait
 from partreduce.topo.errors import UnavailableError
 
-GRANT = ""  # the kind of a message that only says what was dealt with
-MESSAGES = 64  # how many messages may be on their way to one worker, by default
+GRANT = ""  # the kind of a message that only reports what was processed
+MESSAGES = 64  # default limit of messages in flight to one worker
 
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message: its kind, its sender, a few numbers, and arrays as raw bytes."""
+    """A message: its kind, its sender, a few integers, and arrays as raw bytes."""
 
     source: int
     kind: str
     numbers: tuple[int, ...] = ()
     payload: tuple[Any, ...] = ()
-    urgent: bool = False  # how it is to be sent; of no meaning in one that came
+    urgent: bool = False  # send by the urgent connection; without meaning in a received message
 
     @property
     def num_bytes(self) -> int:
@@ -72,13 +72,13 @@ class Bound:
         return cls(messages, 2 * max(num_bytes, 1))
 
     def holds(self, num_bytes: int) -> bool:
-        """Whether a message may be sent at all: up to half of the bound may be processed and not reported yet."""
+        """Return whether a message can ever be sent: up to half of the bound may be processed but not reported yet."""
         return 2 * num_bytes <= self.num_bytes
 
 
 @dataclass(slots=True)
 class Tally:
-    """A number of messages and of payload bytes."""
+    """A count of messages and of their payload bytes."""
 
     messages: int = 0
     num_bytes: int = 0
@@ -95,15 +95,16 @@ class Tally:
 class Account(Generic[Item]):
     """Flow control between one worker and one peer: what was sent, what the peer has processed, and what waits.
 
-    What was sent and not processed stays within the bound, and so does what waits. Call it with the owner's lock held.
+    Messages sent and not yet processed stay within the bound, and so do waiting messages. Call it with the owner's lock
+    held.
     """
 
     bound: Bound
     sent: Tally = field(default_factory=Tally)
     granted: Tally = field(default_factory=Tally)
-    """Of what was sent, what the peer has dealt with, as far as it said so."""
-    received: Tally = field(default_factory=Tally)  # what came from the peer and was dealt with
-    reported: Tally = field(default_factory=Tally)  # of what was received, what the peer knows
+    """The part of `sent` that the peer has reported as processed."""
+    received: Tally = field(default_factory=Tally)  # messages from the peer that were processed
+    reported: Tally = field(default_factory=Tally)  # the part of `received` that was reported to the peer
     _waiting: deque[tuple[Item, int]] = field(default_factory=deque)
 
     @property
@@ -115,7 +116,7 @@ class Account(Generic[Item]):
         return Tally(len(self._waiting), sum(size for _, size in self._waiting))
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether a message may be sent now; False while earlier messages wait."""
+        """Return whether a message may be sent now; False while earlier messages wait."""
         return not self._waiting and self._fits(num_bytes)
 
     def take(self, num_bytes: int) -> None:
@@ -123,7 +124,7 @@ class Account(Generic[Item]):
         self.sent.add(num_bytes)
 
     def hold(self, item: Item, num_bytes: int) -> bool:
-        """Queue a message until there is room; returns False if the queue is full."""
+        """Queue a message until there is room; return False if the queue is full."""
         waiting = self.waiting
         if waiting.messages >= self.bound.messages or waiting.num_bytes + num_bytes > self.bound.num_bytes:
             return False
@@ -131,7 +132,7 @@ class Account(Generic[Item]):
         return True
 
     def hold_newest(self, item: Item, replaces: Callable[[Item], bool]) -> None:
-        """Queue an item without payload; it takes the place of a queued one for which `replaces` is true."""
+        """Queue a message without payload; it replaces a queued one for which `replaces` is true."""
         for place, (other, num_bytes) in enumerate(self._waiting):
             if not num_bytes and replaces(other):
                 self._waiting[place] = (item, 0)
@@ -139,7 +140,7 @@ class Account(Generic[Item]):
         self._waiting.append((item, 0))
 
     def grant(self, messages: int, num_bytes: int) -> list[Item]:
-        """Record what the peer has processed since the beginning; returns the queued messages to send now."""
+        """Record what the peer has processed in total; return the queued messages that may be sent now."""
         self.granted.messages = max(self.granted.messages, min(messages, self.sent.messages))
         self.granted.num_bytes = max(self.granted.num_bytes, min(num_bytes, self.sent.num_bytes))
         released = []
@@ -155,7 +156,7 @@ class Account(Generic[Item]):
         return items
 
     def owes(self) -> bool:
-        """Whether a report to the peer is due: since the last, half the bound of messages or bytes was processed."""
+        """Return whether a report to the peer is due: half the bound was processed since the last report."""
         new = self.received - self.reported
         return 2 * new.messages >= self.bound.messages or 2 * new.num_bytes >= self.bound.num_bytes
 
@@ -172,17 +173,17 @@ class Account(Generic[Item]):
 
 
 class Mailbox:
-    """One worker's messages to and from all others; thread-safe, but `deliver` is called in the side thread.
+    """Sends one worker's messages to all others and receives theirs; thread-safe.
 
     Args:
         store: store in which workers publish their addresses.
-        rank: this worker.
+        rank: this worker's rank.
         key: name of the mailbox in the run, equal on all workers.
-        deliver: called with each message; when it returns, the message counts as processed.
+        deliver: called with each message, in the side thread; when it returns, the message counts as processed.
         max_bytes: most bytes of arrays in one message; a larger frame closes the sender's connection.
         timeout: seconds to wait for a message, or for room to send one.
         bound: limit of messages in flight to each peer; by default 64 messages and twice `max_bytes`.
-        heartbeat: tells a sender that waits for room whether its receiver is gone; without it only the timeout does.
+        heartbeat: tells a sender that waits for room if its receiver is gone; without it only the timeout ends a wait.
     """
 
     def __init__(
@@ -205,12 +206,12 @@ class Mailbox:
         self._deliver = deliver
         self._to_oneself: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._addresses: dict[int, str] = {}
-        self._peers: dict[tuple[int, bool], Connection] = {}  # by peer, and whether for what is urgent
-        self._changed = threading.Condition()  # its lock is that of the accounts and of the sockets in `_peers`
-        self.failure: str | None = None  # why no message comes any more: an error ended the side thread
+        self._peers: dict[tuple[int, bool], Connection] = {}  # by peer, and whether for urgent messages
+        self._changed = threading.Condition()  # its lock guards the accounts and the sockets in `_peers`
+        self.failure: str | None = None  # the error that ended the side thread
         self._closing = self._has_ended = False
         secret = self._notes.propose("secret", secrets.token_hex(32)) + os.environ.get(RUN_SECRET, "")
-        # Half from the store and half from the launcher, so that who can read the store alone does not have it.
+        # Half from the store and half from the launcher, so that reading the store alone does not reveal the secret.
         self._endpoint = Endpoint("mailbox", secret, rank, max_bytes=max_bytes)
         try:
             host, is_v6 = own_host(store)
@@ -228,10 +229,10 @@ class Mailbox:
     def send(
         self, to: int, kind: str, numbers: Sequence[int] = (), payload: Sequence[Any] = (), *, urgent: bool = False
     ) -> None:
-        """Send a message as soon as the receiver has room; inside `deliver` it is queued instead of waiting.
+        """Send a message, waiting for room at the receiver; inside `deliver` it is queued instead of waiting.
 
-        The payload is sent from its own memory, which must not change (see `array_frames.Snapshots`); to this worker
-        itself nothing is copied. `urgent` messages keep their order among themselves, and may overtake others.
+        The payload is sent from its own memory, which must not change (see `array_frames.Snapshots`); a message to this
+        worker itself is not copied. `urgent` messages keep their order among themselves, and may overtake others.
         """
         message = self._address(to, kind, numbers, payload, urgent=urgent)
         size = message.num_bytes
@@ -240,7 +241,7 @@ class Mailbox:
             if self._went(to, message, size):
                 return
             if is_side := threading.current_thread() is self._thread:
-                if self._closing:  # the last messages go out whatever was granted
+                if self._closing:  # the last messages are sent regardless of grants
                     self._go(to, message)
                 elif not self._account(to).hold(message, size):
                     waiting = self._account(to).waiting
@@ -256,7 +257,7 @@ class Mailbox:
     def send_newest(self, to: int, kind: str, numbers: Sequence[int], *, urgent: bool = False) -> None:
         """Send a message without arrays that replaces earlier ones of its kind; never waits.
 
-        If there is no room, it takes the place of a queued earlier one.
+        If there is no room, it replaces a queued earlier one.
         """
         message = self._address(to, kind, numbers, urgent=urgent)
         with self._changed:
@@ -269,7 +270,7 @@ class Mailbox:
     def _address(
         self, to: int, kind: str, numbers: Sequence[int], payload: Sequence[Any] = (), *, urgent: bool = False
     ) -> Message:
-        """A message whose receiver is known and may be written to."""
+        """Create a message for a receiver, after finding the receiver's address."""
         assert kind != GRANT, "grants are sent by the side thread"
         if self.failure is not None:
             raise UnavailableError(self.failure)
@@ -277,7 +278,7 @@ class Mailbox:
         return Message(self.rank, kind, tuple(numbers), tuple(payload), urgent)
 
     def _went(self, to: int, message: Message, size: int) -> bool:
-        """Let a message go if there is room for it; under the lock."""
+        """Send a message if there is room for it, and return whether there was; called with the lock held."""
         account = self._account(to)
         if room := account.has_room(size):
             account.take(size)
@@ -289,12 +290,12 @@ class Mailbox:
         return self.failure is not None
 
     def check_failure(self) -> None:
-        """Raise the error that ended the side thread, if any."""
+        """Raise PeerGoneError if an error has ended the side thread."""
         if self.failure is not None:
             raise PeerGoneError(self.failure)
 
     def traffic(self) -> dict[int, Account[Message]]:
-        """Return a copy of the flow control with each other worker, by rank."""
+        """Return a copy of the flow-control state for each other worker, by rank."""
         with self._changed:
             return {
                 peer: replace(one, sent=replace(one.sent), granted=replace(one.granted), received=replace(one.received))
@@ -303,7 +304,7 @@ class Mailbox:
             }
 
     def traffic_facts(self) -> dict[str, Any]:
-        """Return the traffic with each worker as JSON, for traces and failure reports."""
+        """Return the traffic with each worker as JSON values, for traces and failure reports."""
         names = ("sent", "received", "on_the_way", "waiting")
         with self._changed:
             return {
@@ -321,7 +322,7 @@ class Mailbox:
     ) -> None:
         """Wait until messages have made `done()` true; it is called with the lock held.
 
-        Raises if one of `members` can no longer send; `purpose` describes the wait in messages.
+        Raises PeerGoneError if one of `members` can no longer send; `purpose` describes the wait in error messages.
         """
         has_come = False
 
@@ -333,7 +334,7 @@ class Mailbox:
         with self._changed:
             is_there = is_over()
         try:
-            if not is_there:  # what is there already costs no wait
+            if not is_there:  # avoids the cost of a wait
                 Wait(heartbeat, members, self.timeout, round_).until(self._changed, is_over)
         except PeerTimeoutError as error:
             raise PeerGoneError(f"{error} (while this worker waited {purpose})" if purpose else str(error)) from None
@@ -346,12 +347,12 @@ class Mailbox:
         return account if account is not None else self._accounts.setdefault(peer, Account(self.bound))
 
     def poke(self) -> None:
-        """Wake the waiting threads after a change that no message made."""
+        """Wake the waiting threads after a change that no message caused."""
         with self._changed:
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """End the side thread after a failure, without sending what waits."""
+        """End the side thread after a failure, without sending queued messages."""
         self._endpoint.linger_milliseconds = 0
         self.close()
 
@@ -361,7 +362,7 @@ class Mailbox:
             self._endpoint.end()
 
     def _find(self, to: int) -> None:
-        """Know where another worker listens, once it has left its address."""
+        """Wait for another worker's address and store it."""
         if to == self.rank or to in self._addresses:
             return
         lacks = f"worker {to}: left no address for messages"
@@ -370,16 +371,16 @@ class Mailbox:
     def _run(self) -> None:
         try:
             while not self._closing:
-                # One at a time: libzmq looks for connections with news when it is polled, not between messages.
+                # One message per poll, since libzmq checks for other ready connections only when polled.
                 if self._endpoint.is_readable(1.0) and (came := self._endpoint.read()) is not None:
                     self._receive(came)
                 self._read_own()
-            with self._changed:  # nothing waits for grants any more
+            with self._changed:  # send all queued messages without waiting for grants
                 for to, account in self._accounts.items():
                     for message in account.release():
                         self._go(to, message)
             self._read_own()
-        except BaseException as error:  # noqa: BLE001 - the main thread raises it where it waits
+        except BaseException as error:  # noqa: BLE001 - raised in threads that wait or send
             self.failure = f"a message could not be delivered ({str(error) or type(error).__name__})"
             self.poke()
         finally:
@@ -395,7 +396,7 @@ class Mailbox:
             self._hand_over(message)
 
     def _go(self, to: int, message: Message) -> None:
-        """Let a message go for which there is room, without blocking; under the lock, in the order of counting."""
+        """Send a message for which there is room, without blocking; called with the lock held."""
         if to == self.rank:
             self._to_oneself.put(message)
             self._endpoint.wake()
@@ -421,7 +422,7 @@ class Mailbox:
             self._hand_over(Message(came.source, came.kind, tuple(numbers), came.payload))
 
     def _hand_over(self, message: Message) -> None:
-        """Let the strategy deal with a message, and tell the sender in time that it has."""
+        """Pass a message to the strategy, and report it to the sender as processed when a report is due."""
         self._deliver(message)
         source, num_bytes = message.source, message.num_bytes
         with self._changed:
@@ -437,12 +438,12 @@ class Mailbox:
                 self._go(source, Message(self.rank, GRANT, urgent=True))
 
     def _take_grant(self, peer: int, messages: int, num_bytes: int) -> None:
-        """Let go what waited for a grant; under the lock."""
+        """Record a grant and send the queued messages that it allows; called with the lock held."""
         for message in self._account(peer).grant(messages, num_bytes):
             self._go(peer, message)
         self._changed.notify_all()
 
 
 def size_text(num_bytes: int) -> str:
-    """Format a number of bytes for reports."""
+    """Format a number of bytes for messages."""
     return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes} bytes"

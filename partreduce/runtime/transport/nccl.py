@@ -1,4 +1,4 @@
-"""Connect workers with one CUDA device each through a store and reduce over NCCL."""
+"""Connect workers with one CUDA device each through a store, and all-reduce over NCCL."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from partreduce.runtime.transport.worlds import DESTROY_SECONDS, MAX_GROUPS, Wor
 from partreduce.topo.errors import InputError, UnavailableError
 from partreduce.topo.phase import Group
 
-PATIENCE = 10  # NCCL's own watchdog ends the process without a word; it waits so many times longer than we do
+PATIENCE = 10  # NCCL's watchdog, which kills the process silently, waits this many times longer than the run's timeout
 
 
 class NcclWorld(World):
-    """Workers with one CUDA device each; every group is a raw NCCL communicator, created by its members only.
+    """World of workers with one CUDA device each; every group is a raw NCCL communicator, created by its members only.
 
-    The user's process groups are not used. `attempt` counts the worlds of this process: NCCL would find the identifiers
-    of an earlier world in the store and wait for it forever. This class has never run on a GPU; docs/gpu.md says what
-    ran instead.
+    The user's process groups are not used. `attempt` counts the worlds of this process: NCCL would find the IDs of an
+    earlier world in the store and wait for it forever. This class has never run on a GPU; docs/gpu.md tells what ran
+    instead.
     """
 
     is_queued = True
@@ -64,7 +64,7 @@ class NcclWorld(World):
         return QueuedSums(stages, self.streams(self.device))
 
     def _connect(self, members: tuple[int, ...], place: str, within: timedelta | None) -> Communicator:
-        """NCCL waits without limit for members that do not come, so a thread of ours is left behind."""
+        """Create a communicator in a thread that is abandoned after the timeout: NCCL waits without limit."""
         limit = self.timeout if within is None else min(within, self.timeout)
 
         def connect() -> Communicator | UnavailableError:
@@ -90,7 +90,7 @@ class NcclWorld(World):
             return make(PrefixStore(place, self.store), members.index(self.rank), len(members), options)
 
     def on_host(self) -> World:
-        """Return a world of the same workers over gloo, for rows of tables and for sums of other threads.
+        """Return a world of the same workers over gloo, for rows of tables and for all-reduces of other threads.
 
         NCCL in a second thread would block the device, and the order of kernel launches would differ between workers.
         """
@@ -104,9 +104,9 @@ class NcclWorld(World):
         return self._on_host
 
     def abandon(self) -> None:
-        """Abort all communicators of this world at once, since one by one can deadlock in NCCL.
+        """Abort all communicators of this world at once, since aborting one by one can deadlock in NCCL.
 
-        That ends the kernels on this worker; others read a failed worker's note within a second.
+        This ends the kernels on this worker; other workers read a failed worker's note within a second.
         """
         atexit.unregister(self.abandon)
         if self._on_host is not None:
@@ -114,7 +114,7 @@ class NcclWorld(World):
         super().abandon()
 
     def _end(self, backends: list[Any], seconds: float = DESTROY_SECONDS) -> None:
-        """Abort them together, within a moment."""
+        """Abort the backends together, in a thread that is waited for up to `seconds`."""
         if backends:
             ending = Background(_abort, backends, name="partreduce-destroy-group")
             ending.start()
@@ -133,7 +133,7 @@ def _abort(backends: list[Any]) -> None:
 
 @contextlib.contextmanager
 def _errors_are_ours() -> Iterator[None]:
-    """Inside, a new NCCL backend does not report a failed peer, so that we do; by default torch ends the process."""
+    """Context in which a new NCCL backend leaves failed peers to this package; by default torch kills the process."""
     if NCCL_TEARS_DOWN in os.environ:
         yield
         return

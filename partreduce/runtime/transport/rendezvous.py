@@ -1,6 +1,6 @@
-"""Find the other workers from an initialized process group, or from the environment that launchers set.
+"""Find the other workers, from an initialized process group or from the environment variables that launchers set.
 
-A script that runs as one process, without a launcher, as in a debugger or a notebook, has its own world.
+A script that runs as one process without a launcher, as in a debugger or a notebook, gets a world of one worker.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from partreduce.runtime.transport.worlds import World, over_gloo
 from partreduce.topo.errors import InputError, UnavailableError
 from partreduce.topo.schedule import Schedule
 
-STORE_GRACE_SECONDS = 1.0  # how much longer than the timeout torch may take to say by itself that the store is silent
-ASKED_SECONDS = 0.02  # between two looks of worker 0 at who asks for the name of the attempt
+STORE_GRACE_SECONDS = 1.0  # extra time for torch's own error about a silent store
+ASKED_SECONDS = 0.02  # between worker 0's checks for requests of the attempt's name
 AT = "partreduce/attempts"
 DESCRIPTORS = "/dev/fd"
 
 _worlds: dict[tuple[str, tuple[int, ...]], World] = {}
-"""By kind of device and, where workers are the replicas of a mesh, the ranks that average."""
+"""This process's worlds, by kind of device and, if workers are the replicas of a mesh, the ranks that average."""
 _attempts = 0
 
 
@@ -49,7 +49,7 @@ def place(mesh: DeviceMesh | None = None) -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     size, rank = _number(env.WORLD_SIZE, 1, least=1), _number(env.RANK, 0)
-    if rank >= size and os.environ.get(env.WORLD_SIZE):  # without it who connects says what is missing
+    if rank >= size and os.environ.get(env.WORLD_SIZE):  # if unset, connecting raises a better error
         raise InputError(
             f"environment: RANK is {rank} and WORLD_SIZE is {size}; ranks are 0..{size - 1}: let `partreduce run` or "
             "torchrun set both"
@@ -74,7 +74,7 @@ def connect_store(timeout: timedelta) -> Store:
         lambda: TCPStore(host, port, None, serves, timeout, wait_for_workers=False, multi_tenant=True)
     )
     try:
-        # torch's own deadline does not hold where something accepts the connection and then says nothing.
+        # torch's own timeout does not apply if another program accepts the connection and never answers.
         bare = call.result(timeout.total_seconds() + STORE_GRACE_SECONDS)
     except (RuntimeError, OverdueError) as error:
         who = "the launcher" if by_launcher else "rank 0"
@@ -100,7 +100,7 @@ def _prepare_store(store: Store, rank: int, timeout: timedelta) -> Store:
 
 
 def hosts_store(rank: int, store: Store) -> bool:
-    """Whether this process serves the run's store, as far as known: no launcher does."""
+    """Return whether this process hosts the run's store, as far as known (rank 0 does if no launcher does)."""
     return processes_of(store, rank)[0] == 0 and isinstance(root_store(store), TCPStore) and not _by_launcher()
 
 
@@ -116,7 +116,7 @@ def default_world(
 ) -> World:
     """Return this process's world, created once per kind of device; `check` runs before anything could hang.
 
-    With a `mesh` of one dimension the workers are its replicas.
+    With a one-dimensional `mesh` the workers are its replicas.
     """
     kind = "cuda" if device.type == "cuda" and not over_gloo() else "cpu"
     if kind == "cuda" and not dist.is_nccl_available():
@@ -136,7 +136,7 @@ def default_world(
         store = NamedPrefixStore(f"replicas-at-{ranks[0]}", store, processes)
     check(store, rank, size)
     global _attempts  # noqa: PLW0603 - the count belongs to the process, as the worlds do
-    _attempts += 1  # counted equal on all workers: a failure here is one of all
+    _attempts += 1  # equal on all workers, since a failure here occurs on all
     if kind == "cpu":
         world: World = GlooWorld(store, rank, size, timeout, attempt=_attempts)
     else:
@@ -147,18 +147,18 @@ def default_world(
 
 
 def has_joined() -> bool:
-    """Whether this process is, or was until a failure, part of a run."""
+    """Return whether this process is part of a run, or was until a failure."""
     return bool(_worlds)
 
 
 def forget(world: World) -> None:
-    """Discard a world after a failure, so that the next optimizer of this process starts afresh."""
+    """Discard a world after a failure, so that this process's next optimizer creates a new one."""
     for kind in [kind for kind, known in _worlds.items() if known in (world, *world.relatives)]:
         del _worlds[kind]
 
 
 def _number(name: str, default: int, *, least: int = 0, most: int = 2**31 - 1) -> int:
-    """What an environment variable says; one that is empty is not set."""
+    """Return the integer in an environment variable, or `default` if empty. Raises InputError out of range."""
     text = os.environ.get(name, "").strip()
     if not text:
         return default
@@ -171,7 +171,7 @@ def _number(name: str, default: int, *, least: int = 0, most: int = 2**31 - 1) -
 
 
 def may_be_started_again() -> bool:
-    """Whether torchrun would restart the remaining nodes' workers after a failure (`--max-restarts`)."""
+    """Return whether torchrun would restart the remaining nodes' workers after a failure (`--max-restarts`)."""
     return env.RUN_ID in os.environ and os.environ.get(env.AGENT_MAX_RESTARTS, "0") != "0"
 
 
@@ -215,11 +215,11 @@ def agreed_attempt(store: Store, rank: int, size: int, timeout: timedelta) -> st
 
 
 _listeners: set[int] = set()
-"""Inodes of the sockets at which this process serves a store; a port may be somebody else's by the time of a fork."""
+"""Inodes of the sockets of this process's store; by the time of a fork, its port may belong to another process."""
 
 
 def close_in_forks(port: int) -> None:
-    """Close the sockets of the store served at this port in child processes forked from now on.
+    """Close the store's sockets at this port in all child processes that are forked from now on.
 
     A forked child, such as a data loader's worker, may outlive this process and keep the sockets open, so that other
     workers' queries to the store would get no answer. The sockets are found by their port, since torch does not expose
@@ -233,7 +233,7 @@ def close_in_forks(port: int) -> None:
 
 
 def _close_sockets() -> None:
-    """Put something else into the place of each socket, which the store's own objects may close at any time."""
+    """Replace the store's sockets by the null device, since the store may close these descriptors later."""
     if not _listeners:
         return
     places = [(held.fileno(), held.getsockname()[1]) for held in _tcp_sockets()]
@@ -247,9 +247,9 @@ def _close_sockets() -> None:
 
 
 def _tcp_sockets() -> Iterator[socket.socket]:
-    """This process's TCP sockets, each to be looked at while it is the iterator's present one."""
+    """Yield this process's TCP sockets; each may be used only until the next one is requested."""
     for entry in os.listdir(DESCRIPTORS):  # noqa: PTH208 - names are numbers here
-        with contextlib.suppress(OSError):  # no socket, or what the listing itself was read from
+        with contextlib.suppress(OSError):  # not a socket, or the descriptor of the listing
             held = socket.socket(fileno=int(entry))
             try:
                 if held.family in (socket.AF_INET, socket.AF_INET6) and held.type == socket.SOCK_STREAM:
@@ -262,7 +262,7 @@ os.register_at_fork(after_in_child=_close_sockets)
 
 
 def is_alone(world: World | None, mesh: DeviceMesh | None = None) -> bool:
-    """Whether this process is a job of one worker: WORLD_SIZE is 1, or there is no launcher."""
+    """Return whether this process is a job of one worker: WORLD_SIZE is 1, or there is no launcher."""
     if world is not None or place(mesh)[1] != 1:
         return False
     if dist.is_initialized() or os.environ.get(env.WORLD_SIZE):
@@ -287,7 +287,7 @@ def _write_once(text: str) -> None:
 
 
 class SingleProcessWorld(World):
-    """World of one worker: it has no groups, averages nothing and waits for no other worker."""
+    """World of a single worker: it has no groups, averages nothing and waits for no other worker."""
 
     def __init__(self) -> None:
         store: Store = dist.HashStore()  # type: ignore[attr-defined]

@@ -1,12 +1,11 @@
-"""Sum over all workers through parameter servers: every host adds up one shard and sends the sum to all.
+"""All-reduce over all workers through parameter servers: every host adds up one shard and sends the sum to all workers.
 
-It has the interface of a communicator, so that a synchronous server reuses tags, deadlines and commits of group
-operations. A shard is added in rank order as soon as the next rank's part is there, so that the sum is the same in
-every run. Coded pieces are decoded, added in float32 and coded once more; the host's own worker takes the code, too.
-
-Each worker moves its model once out and once in; each host its shard n − 1 times out and in. Nothing is copied besides
-that: uncoded parts travel from the array that is summed, which holds still until its sum is there, and are added up
-where the first one arrived.
+It has the interface of a communicator, so that a synchronous server uses the same tags, deadlines and commits as
+groups. A shard is added in rank order as soon as the next rank's part has arrived, so that the sum is the same in every
+run. Encoded parts are decoded, added in float32 and encoded again; the host's own worker uses the encoded sum too. Each
+worker sends and receives its model once; each host sends and receives its shard n − 1 times. No further copies are
+made: uncoded parts are sent from the array itself, which does not change until its sum has arrived, and are added up in
+the memory of the first part.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from partreduce.runtime.transport.worlds import World
 from partreduce.topo.codec_numbers import SCALE_BYTES
 from partreduce.topo.strategies.axes import Codec
 
-_Running = tuple[Coding | None, dict[int, Any]]  # how a running sum travels, and the hosts' answers
+_Running = tuple[Coding | None, dict[int, Any]]  # coding of a running all-reduce, and the hosts' answers
 
 
 class ServerCommunicator(Communicator):
-    """Communicator of all workers whose sums are formed by parameter servers (hosts)."""
+    """Communicator of all workers whose all-reduces run through parameter servers (hosts)."""
 
     def __init__(
         self, world: World, hosts: Sequence[int], heartbeat: SignsOfLife, *, key: str, max_bytes: int, timeout: float
@@ -47,7 +46,7 @@ class ServerCommunicator(Communicator):
         self.mailbox.start()
 
     def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work:
-        """Start a sum over all workers, in place; with a `coding` it is sent coded to the hosts and back."""
+        """Start an all-reduce over all workers, in place; with a `coding` it is sent encoded to the hosts and back."""
         number, self._next = self._next, self._next + 1
         parts: dict[int, Any] = {}
         self._running[number] = coding, parts
@@ -71,7 +70,7 @@ class ServerCommunicator(Communicator):
                     tensor[start:end].copy_(_decode_answer(parts[host], end - start, tensor.dtype, coding))
             del self._running[number]
 
-        # Where the mailbox failed there is no answer, which `take` then says.
+        # After a failure of the mailbox there is no answer, and `take` raises.
         return Work(lambda: has_all() or self.mailbox.has_failed, take)
 
     def _deliver(self, message: Message) -> None:
@@ -98,7 +97,7 @@ def _decode_answer(frame: Any, length: int, dtype: torch.dtype, coding: Coding |
 
 
 def _decode_push(message: Message, length: int) -> torch.Tensor:
-    """The numbers of a worker's piece; in float32 if they came coded."""
+    """Return the numbers in a worker's message; in float32 if they were encoded."""
     _, *algorithm = message.kind.split()
     if len(algorithm) == 1:
         return tensor_of(message.payload[0], getattr(torch, algorithm[0]))
@@ -107,13 +106,13 @@ def _decode_push(message: Message, length: int) -> torch.Tensor:
 
 
 def _code_of(frame: Any) -> torch.Tensor:  # noqa: ANN401 - any buffer
-    """A code in a frame's own memory; a copy where that begins at an odd place."""
+    """Return the encoded bytes of a frame; a copy if the frame is not aligned to a scale."""
     code = tensor_of(frame, torch.uint8)
     return code.clone() if code.data_ptr() % SCALE_BYTES else code
 
 
 class _Sum:
-    """A shard that is being added up in rank order, in the memory in which the first part came."""
+    """A shard that is added up in rank order, in the memory of the first part."""
 
     def __init__(self, owner: int) -> None:
         self.owner = owner
@@ -122,7 +121,7 @@ class _Sum:
         self._early: dict[int, torch.Tensor] = {}
 
     def add(self, rank: int, part: torch.Tensor) -> None:
-        """Add a worker's part now, or when those before it have come."""
+        """Add a worker's part now, or once the parts of all lower ranks have arrived."""
         self._early[rank] = part
         while self.count in self._early:
             part = self._early.pop(self.count)
@@ -134,7 +133,7 @@ class _Sum:
 
 
 class _ThroughServers:
-    """The given world, but for the group of all workers, which reduces through the hosts."""
+    """Wraps a world; its group of all workers is replaced by one that all-reduces through the hosts."""
 
     def __init__(self, world: World, communicator: ServerCommunicator) -> None:
         self._world, self._communicator = world, communicator
@@ -158,11 +157,11 @@ class _ThroughServers:
         return self._world.create(members, name=name) if name else self.communicator(members)
 
     def abandon(self) -> None:
-        """See World; the mailbox ends too, so that it answers no more."""
+        """Abandon the world, and end the mailbox, so that it answers no more."""
         self._world.abandon()
         self._communicator.mailbox.abandon()
 
 
 def through_servers(world: World, communicator: ServerCommunicator) -> World:
-    """Return a world whose group of all workers reduces through the hosts; all else is the given world's."""
+    """Return a world whose group of all workers all-reduces through the hosts; all else is the given world's."""
     return cast("World", _ThroughServers(world, communicator))

@@ -1,7 +1,7 @@
-"""Access the run's store: this process's connection, the workers' notes, and the address for its clients.
+"""Access the run's key-value store: this process's connection, the workers' notes, and addresses.
 
-The runtime calls the store only in this module; torch itself also uses it when groups connect. Every call has a
-deadline, and a store that is gone raises StoreLostError.
+Only this module calls the store; torch itself also uses it when groups connect. Every call has a deadline, and a store
+that is gone raises StoreLostError.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from partreduce.topo.errors import StoreLostError, UnavailableError
 
 Answer = TypeVar("Answer")
 
-DEATHS = "partreduce/dead"  # below all prefixes the launcher notes here how a worker ended, by rank
-STAGES = "partreduce/stage"  # there a worker notes how far it has come, by rank, for the launcher to name when it dies
+DEATHS = "partreduce/dead"  # prefix in the root store under which the launcher records how a worker ended, by rank
+STAGES = "partreduce/stage"  # prefix under which each worker records its stage, for the launcher's message if it dies
 NOT_STARTED = "has not started a round"
-"""What a worker says first; between that and its next sign it may do many rounds."""
-LAST_WORDS_SECONDS = 0.2  # how long what a worker said last may come after its death
-CHANGES = "changes"  # counts, under DEATHS, notes of failures: who waits looks closer when it has grown
+"""Text of a worker's first heartbeat; before the next one it may run many rounds."""
+LAST_WORDS_SECONDS = 0.2  # how late a worker's last note may arrive after its death
+CHANGES = "changes"  # counter of failure notes, under DEATHS; waiting workers read the notes when it has grown
 POLL_SECONDS, LONGEST_POLL_SECONDS = 0.002, 0.02
-SHARE = 8  # what a worker waits for is noticed at most this part of the wait too late (see `Pauses`)
+SHARE = 8  # a note is read late by at most this fraction of the wait (see `Pauses`)
 
 
 class StoreLine:
     """A separate connection to the store at `place`; each query ends after `timeout` seconds.
 
     torch's client has no deadline for most calls, and a call that blocks delays all others on that client. So a thread
-    with its own client sends the queries. After an error or timeout a line stays lost, since a restarted store would be
-    empty.
+    with its own client sends the queries. After an error or timeout a connection is not used again, since a restarted
+    store would be empty.
     """
 
     def __init__(self, place: str, connect: Callable[[], Store], timeout: float) -> None:
@@ -96,8 +96,8 @@ class StoreLine:
 class NamedPrefixStore(PrefixStore):  # type: ignore[misc]  # torch's stubs do not export it
     """A PrefixStore that knows its prefix, so that a StoreLine can use the same keys.
 
-    If workers are replicas, `processes` has the ranks of each worker's processes as the launcher counts them, first the
-    rank of the process that meets other replicas in this store.
+    If workers are replicas, `processes` has the launcher's ranks of each worker's processes; the first of these is the
+    process that connects to other replicas through this store.
     """
 
     def __init__(self, prefix: str, below: Store, processes: dict[int, list[int]] | None = None) -> None:
@@ -107,7 +107,7 @@ class NamedPrefixStore(PrefixStore):  # type: ignore[misc]  # torch's stubs do n
 
 
 _lines: dict[tuple[str, int] | int, tuple[StoreLine, Store]] = {}
-"""By address, or by identity for a store under a prefix that torch does not tell; the store is kept with its line."""
+"""Connections by address, or by identity of the store if torch hides its prefix; each with a reference to the store."""
 _making = threading.Lock()
 os.register_at_fork(after_in_child=_lines.clear)  # a child has neither the thread nor its own connection
 
@@ -119,16 +119,16 @@ def line_to(store: Store) -> tuple[StoreLine, str] | None:
         return None
     base: Any = store
     prefix = ""
-    while isinstance(base, NamedPrefixStore):  # those prefixes stand in the line's keys
+    while isinstance(base, NamedPrefixStore):  # these prefixes become part of the keys
         base, prefix = base.below, f"{base.prefix}/{prefix}"
     if base is not root and not hasattr(base, "clone"):
-        return None  # older releases of torch cannot connect again under a prefix that they do not tell
+        return None  # older releases of torch cannot reconnect under a hidden prefix
     name: tuple[str, int] | int = (root.host, root.port) if base is root else id(base)
     with _making:
         if name not in _lines:
             timeout = root.timeout
 
-            def connect() -> Store:  # holds the store, which a forked child, that forgets all lines, must not destroy
+            def connect() -> Store:  # keeps a reference, since a forked child must not destroy the store
                 bare = partial(TCPStore, root.host, root.port, None, False, timeout, wait_for_workers=False)
                 other: Store = bare() if base is root else base.clone()
                 return other
@@ -138,7 +138,7 @@ def line_to(store: Store) -> tuple[StoreLine, str] | None:
 
 
 def fresh_line(store: Store, timeout: float) -> None:
-    """Set the timeout of queries to this store in seconds, and reconnect lines that were lost."""
+    """Set the timeout in seconds of queries to this store, and discard connections that were lost."""
     with _making:
         for name in [name for name, (line, _) in _lines.items() if line.problem is not None]:
             del _lines[name]
@@ -147,7 +147,7 @@ def fresh_line(store: Store, timeout: float) -> None:
 
 
 def root_store(store: Store) -> Store:
-    """Return the store below all prefixes, in which the launcher notes dead workers."""
+    """Return the store below all prefixes, in which the launcher records failed workers."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store
@@ -163,7 +163,7 @@ def processes_of(store: Store, worker: int) -> list[int]:
 
 
 class Pauses:
-    """Pauses between queries of one wait to the store; they grow with the wait, as workers share cores."""
+    """Sleeps between a waiting worker's queries to the store; longer in longer waits, since workers share cores."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -174,12 +174,15 @@ class Pauses:
 
 
 class Notes:
-    """Notes in the store whose keys begin with `prefix`; `own_server` tells that this process serves the store."""
+    """Reads and writes texts in the store (notes) whose keys start with `prefix`.
+
+    `own_server` tells that this process hosts the store.
+    """
 
     def __init__(self, store: Store, prefix: str, *, own_server: bool = False) -> None:
         self._store, self._prefix = store, prefix
         known = None if own_server else line_to(store)
-        # The line speaks to the bare server, so the prefixes of the store that was given stand in its keys.
+        # The separate connection has no prefix, so the prefixes of the given store are part of its keys.
         self.line = None if known is None else known[0]
         self._keys_begin = prefix if known is None else known[1] + prefix
 
@@ -204,7 +207,7 @@ class Notes:
     def wait_for(self, key: str, limit: float | None = None, *, lacks: str = "") -> str:
         """Return a note, waiting up to `limit` seconds, by default the store's timeout.
 
-        Raises UnavailableError after that; `lacks` says in the message what is missing.
+        Raises UnavailableError after that; `lacks` describes in the message what is missing.
         """
         bare: Any = self._store  # torch's stubs lack its timeout
         limit = limit or (bare.timeout.total_seconds() if self.line is None else self.line.timeout)
@@ -217,14 +220,14 @@ class Notes:
         return text
 
     def has(self, *keys: str) -> bool:
-        """Whether all these notes exist; takes one query."""
+        """Return whether all these notes exist; takes one query."""
         return self._at(lambda store, at: store.check(at), *keys)
 
     def remove(self, key: str) -> None:
         self._at(lambda store, at: store.delete_key(at[0]), key)
 
     def count(self, key: str, increase: int = 0) -> int:
-        """Increase a counter shared by all workers; returns its new value."""
+        """Increase a counter that all workers share; return its new value."""
         return self._at(lambda store, at: store.add(at[0], increase), key)
 
     def propose(self, key: str, text: str) -> str:
@@ -233,7 +236,7 @@ class Notes:
 
     @property
     def problem(self) -> str | None:
-        """Why the store is gone, as a sentence; None if it is not known to be."""
+        """Why the store is gone, as a sentence; None if it is not known to be gone."""
         line = self.line
         return None if line is None or line.problem is None else str(line.error())
 
@@ -242,7 +245,7 @@ class Notes:
         return f"{self._keys_begin}/{key}"
 
     def _at(self, action: Callable[[Store, list[str]], Answer], *keys: str) -> Answer:
-        """What an action finds at the places of notes; it does not hold this object, which keeps the store."""
+        """Run an action on the keys of notes and return its result; the action keeps no reference to this object."""
         places = [self.place(key) for key in keys]
         return self._ask(lambda store: action(store, places))
 
@@ -251,7 +254,7 @@ class Notes:
 
 
 class Deaths(Notes):
-    """The launcher's notes on workers that died."""
+    """Reads the launcher's notes on workers that died."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(root_store(store), DEATHS)
@@ -266,13 +269,13 @@ class Deaths(Notes):
 
 
 def deaths_of(store: Store, members: Iterable[int]) -> str | None:
-    """Return how one of these workers died, as a clause; None if the launcher noted no death."""
+    """Return how one of these workers died, as a clause; None if the launcher recorded no death."""
     notes = Deaths(store)
     return next((f"worker {rank} {death}" for rank in members if (death := notes.of(rank)) is not None), None)
 
 
 def publish_stage(store: Store, rank: int, stage: str, beat: str = "") -> None:
-    """Write to the store how far this worker has come, so that the launcher can report it if the worker dies.
+    """Write this worker's stage to the store, so that the launcher can report it if the worker dies.
 
     `stage` is a clause such as "connected its groups", `beat` the key of the worker's heartbeat in the store. A query
     confirms the write, since torch's store does not answer a `set`.
@@ -283,10 +286,10 @@ def publish_stage(store: Store, rank: int, stage: str, beat: str = "") -> None:
 
 
 def read_stage(store: Store, rank: int) -> str:
-    """Return, in the launcher, how far a worker had come, as the end of a sentence."""
+    """Return, in the launcher, what stage a worker had reached, as the end of a sentence."""
     notes, deadline = Notes(store, STAGES, own_server=True), time.monotonic() + LAST_WORDS_SECONDS
     while (noted := notes.read(str(rank))) is None and time.monotonic() < deadline:
-        time.sleep(POLL_SECONDS)  # torch's store answers no `set`: a note may still be on its way from a dead worker
+        time.sleep(POLL_SECONDS)  # torch's store does not confirm a `set`, so a dead worker's note may still arrive
     if noted is None:
         return "before it reached the store of the run (in imports, or before its optimizer was wrapped)"
     stage, place = json.loads(noted)
@@ -295,9 +298,10 @@ def read_stage(store: Store, rank: int) -> str:
 
 
 def own_host(store: Store) -> tuple[str, bool]:
-    """Return (this worker's address for other workers, whether it is IPv6): the one that faces the run's store.
+    """Return (this worker's address for other workers, whether it is IPv6): the address that faces the run's store.
 
-    `GLOO_SOCKET_IFNAME` selects another interface, as for gloo. Without address and launcher it is the loopback.
+    `GLOO_SOCKET_IFNAME` selects another interface, as for gloo. Without a network store and launcher it is the
+    loopback.
     """
     if interface := chosen_interface():
         return _address_of(interface), False
@@ -315,7 +319,7 @@ def own_host(store: Store) -> tuple[str, bool]:
 
 
 def chosen_interface() -> str:
-    """Return the (first) network interface in `GLOO_SOCKET_IFNAME`; empty for none."""
+    """Return the first network interface in `GLOO_SOCKET_IFNAME`; empty if unset."""
     return os.environ.get(GLOO_SOCKET_IFNAME, "").split(",")[0]
 
 

@@ -1,9 +1,8 @@
-"""Run the copies and sums of group operations on streams, and notify the host of their end.
+"""Run copies and all-reduces on a side stream of a CUDA device, or in the calling thread on CPU, by one interface.
 
-On CPU that is the calling thread itself. On a CUDA device it is a stream next to the user's: the host only queues work
-there and runs ahead. Each stream must wait for data of the other before it reads it; `side` and `rejoin` do that, and
-nothing else in the run-time orders streams. A world gives its own streams (`World.streams`), so that tests may stand in
-for a device.
+On a CUDA device the host only queues work in the side stream and runs ahead. Each stream must wait for data of the
+other before it reads them; `side` and `rejoin` do this, and no other code of the runtime orders streams. A world
+provides its streams (`World.streams`), so that tests can replace a device.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ from partreduce.runtime.transport.waiting import pause_after
 
 
 class Marker(Protocol):
-    """A point in a stream, like `torch.cuda.Event`."""
+    """Interface of a point in a stream, like `torch.cuda.Event`."""
 
     def query(self) -> bool:
-        """Whether the stream has reached it."""
+        """Return whether the stream has reached the point."""
 
     def elapsed_time(self, end: Any, /) -> float:  # noqa: ANN401 - a mark of the same device
-        """Return the milliseconds from this point to a later one; both were recorded with timing and reached."""
+        """Return the milliseconds from this point to a later one; both must be reached and recorded with timing."""
 
 
 class Streams:
-    """Streams of the CPU: every operation is complete when the call returns."""
+    """Streams of the CPU, and the interface of CUDA's: here every operation is complete when its call returns."""
 
-    runs_ahead = False  # whether the host may be ahead of the device, so that it must not look at a result
+    runs_ahead = False  # whether the host may run ahead of the device, so that it must not read results
 
     def side(self) -> contextlib.AbstractContextManager[object]:
-        """Inside, work is queued in the side stream, after the work of the user's stream."""
+        """Return a context in which work is queued in the side stream, after the current stream's work."""
         return contextlib.nullcontext()
 
     def rejoin(self) -> None:
-        """Make the user's stream wait for the side stream."""
+        """Make the current stream wait for the side stream."""
 
     def another(self) -> Streams:
         return self
@@ -47,11 +46,11 @@ class Streams:
     def follow(self, mark: Marker) -> None: ...
 
     def upload(self, numbers: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
-        """Return a few numbers as a tensor on the device, without waiting for it."""
+        """Return a few numbers as a tensor on the device, without waiting for the device."""
         return torch.tensor(numbers, dtype=dtype)
 
     def download(self, values: torch.Tensor) -> torch.Tensor:
-        """Return a copy in host memory, complete when a marker set afterwards is reached."""
+        """Return a copy in host memory, complete once a marker set afterwards is reached."""
         return values.cpu()
 
     def host_room(self, num_bytes: int) -> torch.Tensor:
@@ -59,18 +58,18 @@ class Streams:
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def stage(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Return a device copy of a host array, which may change at once; does not wait for the device."""
+        """Return a device copy of a host array without waiting for the device; the host array may change at once."""
         return values.to(device)
 
     def mark(self, *, timed: bool = False) -> Marker:
-        """Return a marker after all work queued in the current stream."""
+        """Return a marker after all work queued so far in the current stream."""
         raise NotImplementedError
 
     def settle(self) -> None: ...
 
 
 class CudaStreams(Streams):
-    """A side stream of a CUDA device, for all operations of a worker or all sums of a group."""
+    """A side stream of a CUDA device, for all operations of a worker or all multistage all-reduces of a group."""
 
     runs_ahead = True
 
@@ -99,7 +98,7 @@ class CudaStreams(Streams):
         torch.cuda.current_stream(self.device).wait_event(mark)  # type: ignore[arg-type]  # its own mark
 
     def upload(self, numbers: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
-        """Copy from pinned memory, which torch keeps until the copy is done."""
+        """Copy numbers from pinned memory, which torch keeps until the copy is done."""
         return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(self.device, non_blocking=True)
 
     def download(self, values: torch.Tensor) -> torch.Tensor:
@@ -134,7 +133,7 @@ def await_mark(mark: Marker) -> None:
 
 
 class DeviceClock:
-    """Converts markers of a device's stream to the host's clock, by one marker that both saw."""
+    """Converts markers of a device's stream to the host's clock, by one marker whose time on both is known."""
 
     def __init__(self, streams: Streams) -> None:
         self._start = streams.mark(timed=True)

@@ -1,9 +1,9 @@
-"""Compute tags: four small numbers in every reduction that show whether all members ran the same operation.
+"""Compute tags: four small numbers in every all-reduce that show whether all members ran the same operation.
 
-`torch.distributed` returns success with wrong numbers when two members swap the order of two operations, or mix dtypes
-or reduce-ops. A tag is the CRC-32 of everything that must agree, as four numbers in 1..256: their sum over a group of k
-members is k times each member's own tag only if the tags are equal (or collide, once in 2³²). The sums are exact in
-float32 up to 65,536 members; half-precision payloads therefore carry their tag in its own float32 tensor.
+`torch.distributed` returns success with wrong numbers if two members swap the order of two operations, or mix dtypes or
+reduce ops. A tag is the CRC-32 of all that must be equal, as four numbers in 1..256: its sum over a group of k members
+is k times each member's own tag only if the tags are equal (or collide, once in 2³²). The sums are exact in float32 up
+to 65,536 members; half-precision payloads therefore have their tag in a separate float32 tensor.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 
 TAG_LENGTH = 4
 Tail: TypeAlias = npt.NDArray[np.floating[Any]]
-"""The end of an array in host memory, with the tag last. NumPy reads and writes a few numbers five times as fast."""
+"""The end of an array in host memory, tag last, as a NumPy view: NumPy accesses a few numbers 5× as fast as torch."""
 EXACT_DTYPES = (torch.float32, torch.float64)
-"""The dtypes whose sums of tags are exact, so that the tag can stand in the tail of the payload itself."""
+"""Dtypes in which sums of tags are exact, so that the tag can be part of the payload."""
 
 
 def tag_of(*fields: object) -> tuple[int, ...]:
@@ -30,7 +30,7 @@ def tag_of(*fields: object) -> tuple[int, ...]:
 
 
 def sums_agree(sums: torch.Tensor | Tail, tag: Sequence[int], num_members: int) -> bool:
-    """Whether summed tags equal `num_members` times this worker's tag."""
+    """Return whether the summed tags equal `num_members` times this worker's tag."""
     agree: bool = sums.tolist() == [number * num_members for number in tag]
     return agree
 
@@ -41,5 +41,5 @@ def agreement(
     num_members: int,
     upload: Callable[[Sequence[float], torch.dtype], torch.Tensor],
 ) -> torch.Tensor:
-    """Like `sums_agree`, but a 0-d bool tensor on the device; `upload` copies a few numbers there."""
+    """Like `sums_agree`, but return a 0-d bool tensor on the device; `upload` copies a few numbers there."""
     return (sums == upload([number * num_members for number in tag], sums.dtype)).all()

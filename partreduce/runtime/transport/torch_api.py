@@ -26,9 +26,9 @@ def default_store() -> Store:
 
 
 def store_on(listening: socket.socket, host: str) -> Store:
-    """Serve a store on a socket that listens already, and takes it over; others reach it at `host`."""
+    """Serve a store on a socket that is listening already, and take the socket over; others reach it at `host`."""
     port = listening.getsockname()[1]
-    # Before torch 2.8 the newer of its two servers refuses such a socket (pytorch/pytorch#150215).
+    # Before torch 2.8 its libuv server does not accept such a socket (pytorch/pytorch#150215).
     libuv_listens = [int(number) for number in torch.__version__.split(".")[:2]] >= [2, 8]
     served: Store = TCPStore(
         host, port, None, True, wait_for_workers=False, master_listen_fd=listening.detach(), use_libuv=libuv_listens,
@@ -37,9 +37,10 @@ def store_on(listening: socket.socket, host: str) -> Store:
 
 
 def torch_compile_disable(method: Method) -> Method:
-    """Decorate a method so that torch.compile neither compiles it nor anything it calls.
+    """Decorate a method so that torch.compile compiles neither it nor anything that it calls.
 
-    torch marks the steps of its optimizers the same way; its public `torch.compiler.disable` would import the compiler.
+    torch marks the steps of its optimizers in the same way; its public `torch.compiler.disable` would import the
+    compiler.
     """
     marked: Any = torch._disable_dynamo(method)  # type: ignore[attr-defined]  # noqa: SLF001 - as said
     return marked  # type: ignore[no-any-return]

@@ -1,17 +1,17 @@
-"""Send a worker's parameters of one step to its out-neighbors, and store received ones.
+"""Send a worker's parameters of one step (an update) to its out-neighbors, and store received updates.
 
-They are copied once a step for all neighbors, into memory that is used again (`array_frames.Snapshots`): what travels
-never changes, and training continues at once. Large ones travel in parts of `PART_BYTES`, so that libzmq asks for
-memory that the C library keeps: beyond 32 MB glibc takes every array from the system again, and a bare transfer of
-50 MB took 30 ms where its memory had to be touched for the first time, 17 ms where not. Smaller parts cost more in
-messages than they hide.
+The parameters are copied once per step for all neighbors, into reused memory (`array_frames.Snapshots`), so that data
+in flight never change and training continues at once. Large updates are sent in parts of `PART_BYTES`, so that libzmq
+requests memory that the C library caches: beyond 32 MB glibc requests every array from the system again, and a transfer
+of 50 MB took 30 ms with fresh memory and 17 ms with cached memory. Smaller parts cost more in messages than they hide.
 
-At the receiver they wait in rings of proved capacity (`verify.gap_bounds`) until the protocol object, which counts
-them, says which are averaged. A ring holds the frames into which libzmq received, and nothing is copied: to receive
-into memory of one's own (`recv_into`) is one more copy, which took 1.2 to 1.5 times as long for 2 to 50 MB. Averaging
-goes part by part: a part stays in the processor's cache while the parts of all neighbors are added to it.
+Received updates wait in ring buffers, whose capacity is proved to suffice (`verify.gap_bounds`), until the protocol
+decides which are averaged. A ring holds the frames into which libzmq received, without a copy: receiving into other
+memory (`recv_into`) is one more copy, which took 1.2 to 1.5 times as long for 2 to 50 MB. Averaging proceeds part by
+part: a part stays in the CPU's cache while the parts of all neighbors are added to it.
 
-Source: Hop (Luo et al., ASPLOS 2019), section 6.1, for what is kept of an update; Theorem 2 for how many there can be.
+Source: Hop (Luo et al., ASPLOS 2019), section 6.1, for what is stored of an update; Theorem 2 for how many there can
+be.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from partreduce.runtime.transport.streams import Streams, await_mark
 from partreduce.runtime.transport.weights import unit_weights
 from partreduce.topo.errors import PartreduceError
 
-PART_BYTES = 16 * 2**20  # the most that one message holds of an update
-ALIGNED = 16  # parts begin at multiples of so many numbers
+PART_BYTES = 16 * 2**20  # largest part of an update in one message
+ALIGNED = 16  # parts start at multiples of this many elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Piece:
 
 
 class Layout:
-    """How the arrays of a flat model are divided into messages (parts); equal on all workers.
+    """Division of a flat model's arrays into messages (parts); equal on all workers.
 
     A part has at most `part_bytes`, by default `PART_BYTES`; small arrays share one.
     """
@@ -55,7 +55,7 @@ class Layout:
         part_bytes = part_bytes or PART_BYTES
         self.dtypes = tuple(array.dtype for array in arrays)
         self.num_bytes = sum(array.nbytes for array in arrays)
-        self.parts: list[list[Piece]] = [[]]  # what each message of an update holds; at least one, which may be empty
+        self.parts: list[list[Piece]] = [[]]  # pieces of each message; there is at least one
         room = part_bytes
         for index, array in enumerate(arrays):
             for piece in _cut(index, array, part_bytes):
@@ -78,14 +78,14 @@ class Layout:
         """Return the limit of messages in flight between two neighbors, which the protocol never reaches.
 
         It allows for the proved `capacities` of updates in both directions and `small` other messages, times two, as
-        half of them may be processed and not reported (see `mailbox`).
+        half of them may be processed but not reported yet (see `mailbox`).
         """
         most = max(capacities, default=1)
         return Bound(2 * (most * len(self) + small), 2 * max(most * self.num_bytes, 1))
 
 
 def _cut(index: int, array: torch.Tensor, part_bytes: int) -> list[Piece]:
-    """An array in the fewest nearly equal pieces that are no larger than a part."""
+    """Divide an array into the fewest nearly equal pieces of at most `part_bytes`."""
     size = array.numel()
     most = max(part_bytes // array.element_size() // ALIGNED * ALIGNED, ALIGNED)
     count = math.ceil(size / most)
@@ -96,10 +96,10 @@ def _cut(index: int, array: torch.Tensor, part_bytes: int) -> list[Piece]:
 class UpdateSender:
     """Sends a worker's updates to its out-neighbors from one snapshot.
 
-    There is memory for one snapshot more than `capacity`, the largest capacity of the out-neighbors' rings: an older
-    one was received, or its receiver would be further behind than proved. Only a slow backup worker can need more, up
-    to the mailbox's bound. On a device they are copied to pinned memory in a side stream, and the host waits for that
-    copy alone.
+    It allocates one snapshot more than `capacity`, the largest capacity of the out-neighbors' rings: an older snapshot
+    has been received, or its receiver would be further behind than proved. Only a slow backup worker can need more, up
+    to the mailbox's bound. On a device, snapshots are copied to pinned memory in a side stream, and the host waits for
+    that copy only.
     """
 
     def __init__(self, mailbox: Mailbox, layout: Layout, *, capacity: int, streams: Streams | None = None) -> None:
@@ -112,9 +112,9 @@ class UpdateSender:
         return sum(snapshots.num_bytes for snapshots in self._snapshots)
 
     def send(self, kind: str, arrays: Sequence[torch.Tensor], numbers: Mapping[int, Sequence[int]]) -> None:
-        """Send a snapshot of the arrays to each neighbor in `numbers`; afterwards they may change.
+        """Send a snapshot of the arrays to each neighbor in `numbers`; afterwards the arrays may change.
 
-        Each part is a message with the numbers (part, *numbers of that neighbor).
+        Each part is a message with the integers (part, *numbers of that neighbor).
         """
         for index, views in enumerate(self._copy_parts(arrays)):
             frames = [self.mailbox.shared(view) for view in views]
@@ -123,7 +123,7 @@ class UpdateSender:
                 self.mailbox.send(neighbor, kind, (index, *own), frames)
 
     def _copy_parts(self, arrays: Sequence[torch.Tensor]) -> Iterator[list[memoryview]]:
-        """The parts of a snapshot, each as soon as it is there."""
+        """Yield the parts of a snapshot, each as soon as it is copied."""
         streams = self._streams
         if not streams.runs_ahead:
             for index in range(len(self.layout)):
@@ -144,7 +144,7 @@ class UpdateSender:
 
 
 class PlaceTakenError(PartreduceError):
-    """An update arrived for which its ring has no place: the sender or this worker violated the protocol."""
+    """Error for an update for which its ring has no free slot: the sender or this worker violated the protocol."""
 
 
 class Arrival(Enum):
@@ -156,12 +156,12 @@ class Arrival(Enum):
 
 
 class PayloadRings:
-    """Updates that in-neighbors have sent ahead of this worker; one thread adds them, another takes them.
+    """Ring buffers of updates that in-neighbors have sent ahead; one thread adds them, another takes them.
 
-    The ring of an in-neighbor has its proved number of places (`capacities`) for (step, frames); tokens and
-    acknowledgements tell senders about free places. An update without place replaces none: it is late and dropped, or
-    an error. Under staleness (`newest_only`) a ring has one place, and the newest replaces. An update exists once its
-    last part has arrived. A worker that takes one owns its memory, and the place is free.
+    An in-neighbor's ring has its proved number of slots (`capacities`) for (step, frames); tokens and acknowledgements
+    tell senders about free slots. An update without a free slot replaces none: it is late and dropped, or an error.
+    With staleness (`newest_only`) a ring has one slot, and a newer update replaces an older one. An update counts once
+    its last part has arrived. A worker that takes an update owns its memory, and the slot is free.
     """
 
     def __init__(
@@ -173,16 +173,16 @@ class PayloadRings:
         self._num_parts = len(layout)
         self._capacities = {source: 1 if newest_only else capacity for source, capacity in capacities.items()}
         self._rings: dict[int, dict[int, Sequence[Any]]] = {source: {} for source in capacities}
-        """By in-neighbor and step, what came."""
+        """Frames by in-neighbor and step."""
         self._arriving: dict[int, tuple[int, list[Any]]] = {}
         self._lock = threading.Lock()
         self._before = 0
         self.num_bytes = 0
-        self.most_bytes = 0  # ever held
-        self.dropped = 0  # how many updates came too late, or were replaced by newer ones
+        self.most_bytes = 0  # maximum of `num_bytes` so far
+        self.dropped = 0  # number of updates that were late or replaced by newer ones
 
     def receive(self, source: int, step: int, part: int, payload: Sequence[Any]) -> Arrival:
-        """Store a part of an update, without a copy, and return the update's state; a sender's parts come in order."""
+        """Store a part of an update, without a copy, and return the update's state; parts arrive in order."""
         with self._lock:
             if part == 0:
                 self._forget_arriving(source)
@@ -190,7 +190,7 @@ class PayloadRings:
                     self._check_if_not_proved(source, step)
                 self._arriving[source] = (step, [])
             begun, frames = self._arriving.get(source, (None, []))
-            if begun == step:  # or everything was thrown out meanwhile
+            if begun == step:  # not if the rings were cleared meanwhile
                 frames.extend(payload)
                 self._count(_size(payload))
                 if self._is_late(source, step):
@@ -211,7 +211,7 @@ class PayloadRings:
         return self._tensors(payload)
 
     def look(self, source: int, step: int | None = None) -> list[torch.Tensor]:
-        """Return the pieces of an update, by default the newest, and leave it in its place."""
+        """Return the pieces of an update, by default the newest, without removing it."""
         with self._lock:
             payload = self._payload(source, max(self._rings[source]) if step is None else step)
         return self._tensors(payload)
@@ -229,7 +229,7 @@ class PayloadRings:
             return tuple(sorted(self._rings[source]))
 
     def fill(self) -> dict[int, tuple[int, int]]:
-        """Return (used places, places) of each in-neighbor's ring."""
+        """Return (used slots, slots) of each in-neighbor's ring."""
         with self._lock:
             return {source: (len(ring), self._capacities[source]) for source, ring in self._rings.items()}
 
@@ -244,7 +244,7 @@ class PayloadRings:
                 self._forget_arriving(source)
             self._before = before
 
-    # Everything below is called under the lock.
+    # All methods below are called with the lock held.
 
     def _put(self, source: int, step: int, payload: Sequence[Any]) -> Arrival:
         if self._is_late(source, step):
@@ -263,7 +263,7 @@ class PayloadRings:
             self._count(-_size(self._rings[source].pop(step)))
 
     def _forget_arriving(self, source: int) -> None:
-        """Give up what came of an update that is not complete, or count it no more."""
+        """Drop the parts of an incomplete update, or stop counting those of one that is complete now."""
         _, frames = self._arriving.pop(source, (None, []))
         self._count(-_size(frames))
 
@@ -313,9 +313,9 @@ def add_updates(
 ) -> None:
     """Set each array x to Σ_j w_j · u_j + (1 − Σ_j w_j) · x, in place, with the neighbors' updates u_j.
 
-    With `into` (which may be the arrays) the arrays stay, and what is to be added to them is written there. Each update
-    is a list of pieces on the host from `PayloadRings.take` or `look`. On a device the sums run in a side stream, for
-    which the user's stream waits.
+    With `into` the arrays are unchanged, and the change of each is written there (`into` may be the arrays themselves).
+    Each update is a list of pieces on the host from `PayloadRings.take` or `look`. On a device the sums run in a side
+    stream, for which the current stream waits.
     """
     streams = streams or Streams()
     with torch.no_grad(), streams.side():

@@ -1,4 +1,4 @@
-"""Wait for other workers, with deadlines on this process's clock and conditions that end a wait early."""
+"""Wait for other workers, with deadlines on this process's own clock and conditions that end a wait early."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from collections.abc import Callable, Iterable
 
 from partreduce.topo.errors import UnavailableError
 
-LOOK_SECONDS = 1.0  # between two looks at what the others have noted
-GLANCE_SECONDS = 0.2  # between two glances at whether anybody noted a failure at all
+LOOK_SECONDS = 1.0  # between two full checks, which read the other workers' notes
+GLANCE_SECONDS = 0.2  # between two quick checks, which read only the counter of failures
 DIAGNOSE_SECONDS = 1.5
-"""How long a failure waits for the note of the death behind it: a connection closes before anybody can tell why."""
+"""How long to wait for the note that explains a failure, since a connection closes before the death is recorded."""
 SHORTEST, LONGEST = 3e-5, 1e-3
 MAX_WATCHED = 64
-SHARE = 32  # a wait is noticed to be over at most this part of itself too late
-MOST_SECONDS = 1.0  # what counts at most between two looks, from whatever thread
+SHARE = 32  # the end of a wait is noticed late by at most this fraction of the wait
+MOST_SECONDS = 1.0  # longest time that counts between two reads of the clock, by any thread
 
 
 class OwnTime:
-    """A clock that stops while it is not read for longer than `most` seconds; thread-safe.
+    """Clock of the time in which this process runs: it stops if not read for `most` seconds; thread-safe.
 
-    A process that was stopped (by SIGSTOP, a debugger or with its machine) must not count that time as other workers'
-    silence. A waiting thread reads this clock several times a second, so after a longer gap the process has not run.
+    A process that was stopped (by SIGSTOP, a debugger, or with its machine) must not count that time as silence of
+    other workers. A waiting thread reads this clock several times a second, so a longer gap means that the process did
+    not run.
     """
 
     def __init__(self, most: float = MOST_SECONDS) -> None:
         self._most = most
-        # One value, so that threads need no lock, which a signal's handler might find taken: whichever of two looks
-        # is written last, it is right.
+        # One value instead of a lock, which could deadlock in a signal handler; whichever of two concurrent reads is
+        # written last, the value is correct.
         self._last = 0.0, time.monotonic()
 
     def __call__(self) -> float:
@@ -39,11 +40,11 @@ class OwnTime:
         return seconds
 
 
-own_time = OwnTime()  # of this process
+own_time = OwnTime()  # this process's clock
 
 
 class Deadline:
-    """A deadline after so many seconds of this process's own time (see `OwnTime`)."""
+    """A deadline `seconds` from now in this process's own time (see `OwnTime`)."""
 
     def __init__(self, seconds: float, clock: OwnTime = own_time) -> None:
         self.seconds, self._clock = seconds, clock
@@ -59,26 +60,26 @@ class Deadline:
 
     @property
     def is_over(self) -> bool:
-        """Whether the deadline has passed; read it several times a second, or the clock stops."""
+        """Whether the deadline has passed; must be read several times a second, or the clock stops."""
         return self.left < 0
 
 
 class PeerGoneError(Exception):
-    """A member can no longer come; the text says why."""
+    """Error for a member that can no longer take part; the text tells why."""
 
 
 class PeerTimeoutError(PeerGoneError):
-    """The timeout has passed; the text names the workers that this one waited for."""
+    """Error for a wait whose timeout has passed; the text names the workers that this one waited for."""
 
 
 class SignsOfLife:
-    """What a wait can ask about other workers; `liveness.heartbeat` implements it.
+    """Interface through which a wait learns about other workers; `liveness.heartbeat` implements it.
 
-    In this base class nothing is known of them, so only timeouts end a wait.
+    This base class knows nothing about them, so only timeouts end a wait.
     """
 
     def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:  # noqa: ARG002 - as a heartbeat
-        """Return why a member cannot take part any more, as a clause; None if not known."""
+        """Return why a member can no longer take part, as a clause; None if not known."""
         return None
 
     def lost(self, members: Iterable[int]) -> frozenset[int]:  # noqa: ARG002 - as above
@@ -86,31 +87,31 @@ class SignsOfLife:
         return frozenset()
 
     def store_lost(self) -> UnavailableError | None:
-        """Return the error of a run whose store is gone; None otherwise."""
+        """Return the error for a run whose store is gone; None otherwise."""
         return None
 
     def news(self) -> int:
         return 0
 
     def doing(self, text: str | Callable[[], str], waits: Iterable[int] = ()) -> None:
-        """Record what this worker does now and for which workers it waits."""
+        """Record this worker's activity and the ranks that it waits for."""
 
     def watch(self, members: Iterable[int]) -> None: ...
 
     def waits_for(self, members: Iterable[int], seconds: float | None) -> str:
-        """Describe for whom this worker waits, along the chain of waits, as a clause."""
+        """Describe the workers that this one waits for, along the chain of waits, as a clause."""
         names = ", ".join(f"worker {rank}" for rank in members)
         return f"waits for {names}" + ("" if seconds is None else f", for more than {seconds:g} s")
 
     def sees_silence(self, members: Iterable[int]) -> bool:  # noqa: ARG002 - as above
-        """Whether the worker that holds up these members is known, or cannot be found out."""
+        """Return whether the worker that delays these members is known, or cannot be determined."""
         return True
 
 
 class PeerWatch:
-    """Decides when a wait for `members` reads the other workers' notes: cheap glances often, close looks rarely.
+    """Decides when a wait for `members` reads the other workers' notes: quick checks often, full checks rarely.
 
-    `glance` is the time between two glances in seconds.
+    `glance` is the time between two quick checks in seconds.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class PeerWatch:
         self.turn_to(members)
 
     def turn_to(self, members: Iterable[int]) -> None:
-        """Watch these members from now on; the first look is a while later."""
+        """Watch these members from now on; the first check is a while later."""
         self._members = tuple(members)
         self.next = time.monotonic() + self._between
         self._look = time.monotonic() + LOOK_SECONDS
@@ -131,7 +132,7 @@ class PeerWatch:
         self._members = tuple(members)
 
     def is_due(self) -> bool:
-        """Whether to look closely now; may be called at any rate."""
+        """Return whether to make a full check now; may be called at any rate."""
         now = time.monotonic()
         if now < self.next:
             return False
@@ -145,16 +146,16 @@ class PeerWatch:
         return True
 
     def gone(self) -> str | None:
-        """If a look is due, return why a member cannot come, as a clause; else None."""
+        """If a full check is due, return why a member can no longer take part, as a clause; else None."""
         return self._heartbeat.gone(self._members, self._round) if self.is_due() else None
 
 
 class Wait(PeerWatch):
-    """One wait for `members`: ends early if one can no longer come, else after `timeout` seconds of own time.
+    """One wait for `members`: ends early if one can no longer take part, else after `timeout` seconds of own time.
 
-    After the timeout it continues briefly until the responsible worker is known. `round_` is the operation's, since
-    members may have ended before it; `why`, called instead of asking the heartbeat, returns why not to wait any longer,
-    or raises.
+    After the timeout it continues briefly until the responsible worker is known. `round_` is that of the operation,
+    since members may have ended before it; `why`, called in place of the heartbeat, returns why to stop waiting, or
+    raises.
     """
 
     def __init__(
@@ -171,11 +172,11 @@ class Wait(PeerWatch):
         self._why, self._deadline = why, Deadline(timeout)
 
     def renew(self) -> None:
-        """Start the timeout again."""
+        """Restart the timeout."""
         self._deadline.renew()
 
     def look(self) -> float:
-        """Check, between two pauses, whether to give up; returns after how many seconds to call it again.
+        """Check whether to stop waiting; return after how many seconds to call it again.
 
         Raises PeerGoneError or PeerTimeoutError.
         """
@@ -188,7 +189,7 @@ class Wait(PeerWatch):
         return max(0.0, self.next - time.monotonic())
 
     def is_over(self) -> bool:
-        """Whether the timeout has passed, and the responsible worker is known or was searched for long enough."""
+        """Return whether the timeout has passed and the responsible worker is known, or the search is over."""
         left = self._deadline.left
         if left >= 0:
             return False
@@ -204,5 +205,5 @@ class Wait(PeerWatch):
 
 
 def pause_after(waited: float) -> float:
-    """Return the seconds to sleep after `waited` seconds of waiting."""
+    """Return how many seconds to sleep after waiting for `waited` seconds."""
     return min(LONGEST, max(SHORTEST, waited / SHARE))

@@ -1,8 +1,8 @@
-"""Round the weights of an average to the dtype of its sum, so that they still sum to 1.
+"""Round the weights of an average to the dtype of its sum such that they still sum to exactly 1.
 
-A third in 32 bits is too large by 1e-8, and three of them are more than 1: averaged with those, all parameters grow, by
-3e-8 in each step, which makes 3 % in a million steps. So the others' weights are rounded to multiples of the last digit
-below 1, of which every sum up to 1 is a number again, and one's own is what is left.
+1/3 in float32 is too large by 1e-8, and three of them sum to more than 1: an average with these weights would grow all
+parameters by 3e-8 per step, which is 3 % in a million steps. So the neighbors' weights are rounded to multiples of the
+spacing of numbers just below 1, for which every sum up to 1 is exact, and the own weight is the rest.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 
 
 def unit_weights(others: Sequence[Fraction | float], dtype: torch.dtype) -> tuple[float, tuple[float, ...]]:
-    """Round weights to the dtype of the sum; returns (own weight, the others' weights), whose sum is exactly 1.
+    """Round weights to the dtype of the sum; return (own weight, the neighbors' weights), whose sum is exactly 1.
 
-    Arrays of 64 bits have weights of 64 bits, all others of 32 bits. O(others).
+    float64 arrays get float64 weights, all others float32 weights. O(number of neighbors).
     """
     return _unit_weights(tuple(others), 53 if dtype == torch.float64 else 24)
 

@@ -1,10 +1,10 @@
-"""Wait for work in a library, on a device or in a thread of this package, by one interface.
+"""Wait by one interface for operations that run in a library, on a device or in a thread of this package.
 
-A wait inside the library costs nothing and ends at once, but neither a note that a worker died nor Ctrl-C ends it, so
-it has to be short. Only the main thread may wait so: another thread that is in C++ frames when the interpreter ends
-aborts the process (see `Background`). Other threads look, with pauses between, but for that of staged sums, which waits
-for a moment at a time. So do all threads at operations whose wait has no limit: point to point over gloo, where a limit
-breaks the connection, and everything over NCCL.
+A wait inside the library costs no CPU time and ends at once, but neither a note about a dead worker nor Ctrl-C
+interrupts it, so it must be short. Only the main thread may wait this way: a thread that is in C++ code when the
+interpreter exits aborts the process (see `Background`). Other threads poll with pauses, except the thread of multistage
+all-reduces, which waits in very short periods. All threads poll for operations whose wait has no time limit:
+point-to-point over gloo, where a limit breaks the connection, and all operations over NCCL.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 from partreduce.runtime.transport.waiting import GLANCE_SECONDS, Deadline, pause_after
 
 Result = TypeVar("Result")
-ENDING_LOOKS, ENDING_SECONDS = 20, 0.05  # a second for all threads together, or longer on a busy machine
+ENDING_LOOKS, ENDING_SECONDS = 20, 0.05  # one second for all threads together, longer on a busy machine
 
 _threads: weakref.WeakSet[Background] = weakref.WeakSet()
 
@@ -28,10 +28,10 @@ class Work:
     """A running operation that can be waited for.
 
     Args:
-        is_completed: returns whether it has ended, with or without an error.
+        is_completed: returns whether the operation has ended, with or without an error.
         finish: waits without limit until it has ended, and raises its error; on a device the current stream waits.
-        ended_within: waits at most so many seconds and returns whether it has ended; None if waits have no limit.
-        on_main_thread: whether only the main thread may wait in the library for long.
+        ended_within: waits up to the given seconds and returns whether it has ended; None if waits have no limit.
+        on_main_thread: whether only the main thread may wait long inside the library.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class Work:
         return self
 
     def wait(self, look: Callable[[], float] | None = None, *, for_moments: bool = False) -> None:
-        """Wait until the operation has ended; raises its error.
+        """Wait until the operation has ended; raise its error.
 
         Args:
-            look: called now and then meanwhile; raises why there is no sense in waiting any longer, and returns in how
-                many seconds it wants to be called again (see `Wait.look`).
-            for_moments: whether these are so few that any thread may spend them inside the library.
+            look: called repeatedly meanwhile; raises an error to stop waiting, or returns after how many seconds to
+                call it again (see `Wait.look`).
+            for_moments: whether these times are so short that any thread may wait inside the library.
         """
         if look is not None:
             start, waited = time.monotonic(), 0.0
@@ -74,7 +74,7 @@ class Work:
             action()
 
     def ends_soon(self, seconds: float) -> bool:
-        """Wait up to `seconds` without checking other workers; returns whether it has ended."""
+        """Wait up to `seconds` without checking other workers; return whether the operation has ended."""
         return self.is_completed() or (
             self.ended_within is not None and self._may_wait_inside() and self.ended_within(seconds)
         )
@@ -84,9 +84,9 @@ class Work:
 
 
 class Completion:
-    """Where one of our threads records that an operation has ended.
+    """Object with which a thread of this package records that an operation has ended, with or without an error.
 
-    Only the text of an error is kept: its traceback would keep the connections of a group open that is to be destroyed.
+    Only the text of an error is stored: its traceback would keep connections of a group that is to be destroyed.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Completion:
         problem = None
         try:
             action(*arguments)
-        except Exception as error:  # noqa: BLE001 - the thread that waits for it raises it
+        except Exception as error:  # noqa: BLE001 - raised in the thread that waits
             problem = str(error) or type(error).__name__
         del action, arguments
         self.reached(problem)
@@ -118,9 +118,9 @@ class Completion:
 
 
 def in_thread(works: Iterable[Work]) -> Work:
-    """Combine works, maybe from a generator that starts them, to one that a thread of its own waits for.
+    """Combine works, possibly from a generator that starts them, into one that a separate thread waits for.
 
-    Point to point over gloo, a wait with a limit would break the connection.
+    It is for point-to-point operations over gloo, where a wait with a time limit would break the connection.
     """
     completion = Completion()
     Background(completion.by, _wait_for_all, works, name="partreduce-exchange").start()
@@ -133,10 +133,10 @@ def _wait_for_all(works: Iterable[Work]) -> None:
 
 
 class Background(threading.Thread):
-    """A daemon thread that the exiting interpreter waits for, about a second at most.
+    """A daemon thread for which the interpreter waits at its exit, for about a second at most.
 
-    Otherwise a thread that returns from torch's C++ code during the interpreter's exit is ended by Python, and C++
-    aborts the process with SIGABRT. `stop` makes `run` return soon; None if it returns by itself.
+    Otherwise a thread that returns from torch's C++ code during the exit is ended by Python, and C++ aborts the process
+    with SIGABRT. `stop` makes `run` return soon; None if it returns by itself.
     """
 
     def __init__(
@@ -163,18 +163,19 @@ def end_all() -> None:
             looks -= 1
 
 
-# Exit functions run in reverse: what is registered after this, a worker's last words among it, still has all threads.
+# Exit functions run in reverse order: those registered later, such as a worker's last note, still have all threads.
 atexit.register(end_all)
 
 
 class OverdueError(Exception):
-    """A call did not return in time, or need not be waited for any longer; the text says why."""
+    """Error for a call that did not return in time, or that need not be waited for; the text tells why."""
 
 
 class BoundedCall(Generic[Result]):
-    """A call to torch that may block forever, run in a thread of its own that may be left behind.
+    """Call to torch that may block forever, run in a separate thread that can be abandoned.
 
-    A store whose port is taken, and a gloo group whose member dies while it connects, block far beyond their timeout.
+    A store whose port another program has, and a gloo group with a member that dies while connecting, block far beyond
+    their timeouts.
     """
 
     def __init__(self, action: Callable[[], Result]) -> None:
@@ -187,11 +188,11 @@ class BoundedCall(Generic[Result]):
         return not self._completion.within(0)
 
     def result(self, seconds: float, given_up: Callable[[], str | None] = lambda: None) -> Result:
-        """Return the call's result; `given_up()` returns why not to wait any longer, or None.
+        """Return the call's result; `given_up()` returns why to stop waiting, or None.
 
         Raises:
-            OverdueError: it did not return within so many seconds in which this process ran, or `given_up` said why.
-            RuntimeError: torch's own.
+            OverdueError: the call did not return within `seconds` of this process's own time, or `given_up` stopped it.
+            RuntimeError: raised by torch.
         """
         deadline = Deadline(seconds)
         while not self._completion.within(min(GLANCE_SECONDS, max(0.0, deadline.left))):

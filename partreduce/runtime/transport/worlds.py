@@ -1,7 +1,7 @@
-"""Define a world: all workers of a run as one of them sees it, with the table of its groups.
+"""Define a world: all workers of a run as one worker sees them, with the groups that this worker belongs to.
 
-Two worlds make groups: `GlooWorld` (CPU; also many ranks as threads of one process, which is how tests run) and
-`NcclWorld` (CUDA). Everything above talks to a `World` and never to the global state of `torch.distributed`.
+There are two with groups: `GlooWorld` (CPU; also with many ranks as threads of one process, as in tests) and
+`NcclWorld` (CUDA). All other code uses a `World` and never the global state of `torch.distributed`.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
 
-MAX_GROUPS = 64  # groups that one worker may belong to; each costs it about one file descriptor per other member
+MAX_GROUPS = 64  # most groups per worker; each costs about one file descriptor per other member
 SPARE_DESCRIPTORS = 64
 DESTROY_SECONDS = 0.2
-IN_BLOCKS = "blocks"  # names the further communicators of groups that sum by codecs of blocks
+IN_BLOCKS = "blocks"  # name of the separate communicators for all-reduces with int8 or int4
 
 
 class World:
-    """All workers of a run as one of them sees it, with the table of its groups.
+    """All workers of a run as one of them sees it; creates, finds and destroys this worker's groups.
 
-    A group is created by its members only. All workers create groups in the order of their sorted members, so no
-    workers wait in a circle; further communicators follow in the same order.
+    A group is created by its members only. All workers create groups in the order of their sorted members, so that
+    workers cannot wait in a circle; further communicators follow in the same order.
 
-    With `nodes`, the node of every worker, groups are hierarchical if they have equally many members on each node. Such
-    a group has three communicators: all members, those on this node, and those with the same index on other nodes. They
+    With `nodes`, the node of every worker, groups with equally many members on each node are hierarchical. Such a group
+    has three communicators: all members, those on this node, and those with the same local index on other nodes. They
     are created in this order, one group after the other. No two groups share a communicator, so each can be destroyed
     alone.
     """
 
     is_queued = False
-    """Whether sums of several stages are queued on a device, in order with all else that their group does there."""
+    """Whether multistage all-reduces are queued on a device, in order with all other operations of their group."""
 
     def __init__(
         self, store: Store, rank: int, size: int, timeout: timedelta, *, prefix: str, max_groups: int = MAX_GROUPS
@@ -62,23 +62,23 @@ class World:
         self.store, self.rank, self.size, self.timeout, self.max_groups = store, rank, size, timeout, max_groups
         self.prefix = prefix
         self.signs: SignsOfLife | None = None
-        """What is known of the other workers, once somebody knows it: it names who holds up the making of a group."""
+        """Source of information on other workers, once set; names the worker that delays the creation of a group."""
         self._instances = 0
         self._groups: dict[tuple[tuple[int, ...], str], Communicator] = {}
-        """By members and name, which is empty but for their further communicators; all are destroyed together."""
+        """Communicators by (members, name); the name is empty for the first of these members. Destroyed together."""
         self._streams: dict[torch.device, Streams] = {}
         self.abandoned = False
         self.nodes: tuple[int, ...] | None = None
         self.relatives: list[World] = []
-        """Worlds of the same workers whose groups have another form; they are abandoned together."""
-        self.given_up: Callable[[], str | None] = lambda: None  # asked, too, while a group connects: why it need not
+        """Worlds of the same workers with another all-reduce algorithm; they are abandoned together."""
+        self.given_up: Callable[[], str | None] = lambda: None  # returns why to stop connecting a group, or None
 
     def beside(self, prefix: str) -> World:
         """Return another world of these workers, whose groups use keys under `prefix` in the store."""
         raise NotImplementedError
 
     def _connect(self, members: tuple[int, ...], place: str, within: timedelta | None) -> Communicator:
-        """A communicator of members who meet at this place of the store, warmed up."""
+        """Create a communicator of `members`, who connect through the keys at `place` in the store, and warm it up."""
         raise NotImplementedError
 
     def _staged(self, stages: Stages) -> Sums:
@@ -88,7 +88,7 @@ class World:
         return self.communicator(range(self.size))
 
     def next_instance(self) -> int:
-        """Return a number that counts this world's optimizers, equal on all workers."""
+        """Return the number of this world's next optimizer, equal on all workers."""
         self._instances += 1
         return self._instances
 
@@ -107,11 +107,11 @@ class World:
         self.make(wanted, of_codes=own if in_blocks else ())
 
     def make(self, wanted: Iterable[tuple[int, ...]], *, of_codes: Iterable[tuple[int, ...]]) -> None:
-        """Create those groups of this worker that do not exist; groups in `of_codes` also for int8 and int4 sums."""
+        """Create this worker's groups that do not exist yet; those in `of_codes` also for int8 and int4."""
         for members in sorted(members for members in set(wanted) if not self.has(members)):
             self.create(members)
         for members in sorted(of_codes):
-            if self._levels(members) is None:  # else the sum's stages do
+            if self._levels(members) is None:  # hierarchical groups have stages for codecs already
                 self._sum_in_blocks(members)
 
     def create(
@@ -121,7 +121,7 @@ class World:
 
         Args:
             members: ranks of the group, ascending, this worker among them.
-            name: name of a further communicator of members that have one, for use by another thread.
+            name: name of a separate communicator of the same members, for use by another thread.
             instance: distinguishes repeated creations of the same group.
             within: timeout for connecting, if shorter than the world's.
         """
@@ -148,18 +148,18 @@ class World:
         return group
 
     def _levels(self, members: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """This worker's part of its node and its row, where the group is hierarchical."""
+        """Return this worker's members inside the node and across nodes if the group is hierarchical, else None."""
         return None if self.nodes is None else levels_of(members, self.nodes, self.rank)
 
     def _sum_in_blocks(self, members: tuple[int, ...]) -> None:
-        """Let a group sum by codecs of blocks: a thread has a communicator for it that nothing else uses."""
+        """Prepare a group for all-reduces with int8 or int4, whose thread gets a separate communicator."""
         group = self._groups[members, ""]
         if group.in_blocks is None:
             stages = FlatCodedStages(group if self.is_queued else self.create(members, name=IN_BLOCKS))
             group.in_blocks = self._staged(stages)
 
     def _watch_over(self, members: tuple[int, ...]) -> Callable[[], str | None]:
-        """Asked now and then while a group connects: why a member can no longer come."""
+        """Return a function to call repeatedly while a group connects; it returns why a member cannot connect."""
         signs = self.signs
         if signs is None:
             return lambda: deaths_of(self.store, members)
@@ -169,12 +169,12 @@ class World:
 
     @staticmethod
     def _why(signs: SignsOfLife, members: tuple[int, ...]) -> str | None:
-        """Why one of these members, and not just any worker, is known not to come; or that the store is gone."""
+        """Return why one of these members can no longer connect, or that the store is gone; None if not known."""
         lost = signs.lost(members)
         return signs.gone(lost) if lost else None if (problem := signs.store_lost()) is None else str(problem)
 
     def communicator(self, members: Sequence[int], *, name: str = "") -> Communicator:
-        """Return the communicator of these members (ascending), or their further one called `name`."""
+        """Return the communicator of these members (ascending), or their separate one called `name`."""
         key = tuple(members)
         if (communicator := self._groups.get((key, name))) is None:
             why = "was destroyed after an earlier failure" if self.abandoned else "was not made at start"
@@ -182,7 +182,7 @@ class World:
         return communicator
 
     def has(self, members: Sequence[int], *, name: str = "") -> bool:
-        """Whether the group of these members, or their further communicator called `name`, exists."""
+        """Return whether the communicator of these members, or their separate one called `name`, exists."""
         return (tuple(members), name) in self._groups
 
     def streams(self, device: torch.device) -> Streams:
@@ -200,19 +200,19 @@ class World:
                 other.abandon()
 
     def destroy(self, doomed: Iterable[tuple[int, ...]], *, seconds: float = DESTROY_SECONDS) -> None:
-        """Destroy some groups at once, and wait up to `seconds` for their end."""
+        """Destroy some groups at once, and wait up to `seconds` for their connections to close."""
         sets = set(doomed)
-        # Another thread may do so, too.
+        # Another thread may destroy groups at the same time.
         taken = [self._groups.pop(key, None) for key in list(self._groups) if key[0] in sets]
         self._end([backend for group in taken if group is not None for backend in group.close()], seconds)
 
     def _end(self, backends: list[object], seconds: float = DESTROY_SECONDS) -> None:
-        """Let go of what lies below communicators.
+        """Destroy backends in separate threads, waiting up to `seconds`.
 
-        One without a running operation closes its sockets immediately, so that its other members learn in milliseconds;
-        one with a running operation only when that ends, so each is left to a thread.
+        A backend without a running operation closes its sockets at once, so that other members notice within
+        milliseconds; one with a running operation closes them when that ends.
         """
-        # Its destructor waits for the running operation, without the GIL.
+        # The destructor waits for the running operation, without the GIL.
         endings = [Background([backend].clear, name="partreduce-destroy-group") for backend in backends]
         backends.clear()
         for ending in endings:
@@ -229,7 +229,7 @@ class World:
     def _warmed_up(
         self, members: tuple[int, ...], backend: object, device: str, timeout: timedelta | None
     ) -> Communicator:
-        """A new group that has done one tagged operation; its later ones have the given timeout."""
+        """Return a new communicator after one tagged all-reduce; its later operations have the given timeout."""
         communicator = Communicator(members, self.rank, backend)
         tag = tag_of("warm-up", members)
         numbers = torch.tensor(tag, dtype=torch.float32, device=device)
@@ -246,7 +246,7 @@ class World:
 
 
 def member_sets(schedule: Schedule, rank: int) -> set[tuple[int, ...]]:
-    """Return the distinct groups of one worker over prologue and period; none if the file does not list groups."""
+    """Return the distinct groups of one worker over prologue and period; empty for a schedule without listed groups."""
     if not schedule.is_phased:
         return set()
     rounds = range(schedule.phased.period + (1 if schedule.prologue else 0))
@@ -273,7 +273,7 @@ def check_budget(name: str, groups: Iterable[tuple[int, ...]], max_groups: int) 
 
 
 def over_gloo() -> bool:
-    """Whether PARTREDUCE_CUDA_OVER_GLOO asks for CUDA tensors to be sent over gloo."""
+    """Return whether PARTREDUCE_CUDA_OVER_GLOO makes CUDA tensors be sent over gloo."""
     return os.environ.get(OVER_GLOO) == "1"
 
 
@@ -291,7 +291,7 @@ def chosen_algorithm(algorithm: AllReduceAlgorithm | str, device: torch.device) 
 
 
 def check_stages_over_gloo(what: str, device: torch.device, instead: str) -> None:
-    """Raise MissingDependencyError if multistage sums (`what`) would send CUDA tensors over gloo."""
+    """Raise MissingDependencyError if multistage all-reduces (`what`) would send CUDA tensors over gloo."""
     if device.type == "cuda" and over_gloo():
         raise MissingDependencyError(
             f"{what}: adds up in stages, which over gloo are a host thread's, and no CUDA stream waits for that; unset "
@@ -300,7 +300,7 @@ def check_stages_over_gloo(what: str, device: torch.device, instead: str) -> Non
 
 
 def world_for_algorithm(world: World, algorithm: AllReduceAlgorithm, cluster: Cluster) -> World:
-    """Return the world whose groups use the algorithm: the given one for ring, else one created per cluster."""
+    """Return the world whose groups use the algorithm: the given world for ring, else one created per cluster."""
     if algorithm is AllReduceAlgorithm.RING:
         return world
     nodes = tuple(cluster.node_of().tolist())
