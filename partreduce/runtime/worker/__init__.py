@@ -1,1 +1,1 @@
-"""Run one worker: its agreement with the others, its steps and rounds, its collective points, its end."""
+"""Run one worker: handshake of its settings, steps and rounds, operations of all workers, and shutdown."""

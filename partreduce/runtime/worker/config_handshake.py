@@ -32,12 +32,12 @@ from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScop
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """What happens to buffers, to optimizer state, and to parameters at the start, by the user's arguments."""
+    """The user's options for buffers, optimizer state, initial parameters and the place of outer state."""
 
     buffers: BufferPolicy
     optimizer_state: StatePolicy
     broadcast: bool
-    keeps_on_host: bool = False  # whether what outer steps keep lies in host memory; each worker's own choice
+    keeps_on_host: bool = False  # whether outer parameters and momentum are in host memory; workers may differ
 
     @classmethod
     def chosen(cls, buffers: str, optimizer_state: str, initial: str, outer_state: str) -> Policies:
@@ -98,7 +98,7 @@ def agree(
     mesh: DeviceMesh | None = None,
     replica: Sequence[int] = (),
 ) -> HandshakeResult:
-    """Connect with the run, and compare `facts` and their `details` over all workers (or a mesh's replicas)."""
+    """Connect to the run, and compare `facts` and their `details` over all workers (or a mesh's replicas)."""
     if is_alone(world, mesh):
         return HandshakeResult(SingleProcessWorld(), "alone")
     if world is not None:
@@ -111,15 +111,15 @@ def agree(
 
     def check(store: Store, rank: int, size: int) -> None:
         nonlocal key, lifelines
-        key = str(next(_keys))  # counted only where the store answered
+        key = str(next(_keys))  # counted only once the store has answered
         publish_stage(store, rank, "was in the handshake")
-        if not os.environ.get(MAX_FAILED):  # whose launcher tells of every death, and of who takes the dead one's place
+        if not os.environ.get(MAX_FAILED):  # otherwise the launcher reports deaths and replacements
             lifelines = lifelines_of(store, rank, size, key)
         if replica:
             Notes(store, "processes").write(str(rank), json.dumps(list(replica)))
         handshake(store, rank, size, facts, details=details, key=key, timeout=timeout)
         if replica and isinstance(store, NamedPrefixStore):
-            # All have said theirs by now; the death of any of its processes ends a replica.
+            # All workers have written theirs by now; a replica dies with any of its processes.
             notes = Notes(store, "processes")
             store.processes |= {worker: json.loads(notes.wait_for(str(worker))) for worker in range(size)}
         if lifelines is not None:
@@ -137,7 +137,7 @@ def agree(
 def facts_of(
     schedule: Schedule, flat: FlatModel, optimizer: torch.optim.Optimizer, policies: Policies
 ) -> dict[str, str]:
-    """Return what must be equal on all workers of a run, as short texts by field."""
+    """Return the settings that must be equal on all workers, as short texts by field."""
     from partreduce.topo.document.canonical import schedule_sha256
 
     layout, rules = flat.details().values()
@@ -163,12 +163,12 @@ _keys = itertools.count(1)  # counts the optimizers of this process
 def with_codec(schedule: Schedule, algorithm: AllReduceAlgorithm, codec: str | None, device: torch.device) -> Schedule:
     """Return the schedule with the codec that the user chose.
 
-    Raises InputError or MissingDependencyError if codec, algorithm and device do not go together.
+    Raises InputError or MissingDependencyError if codec, algorithm and device do not fit together.
     """
     strategy = schedule.strategy
     transport = strategy.transport
     if codec is not None and (chosen := Codec(checked_choice("codec", codec, Codec))) is not transport.codec:
-        # Settings that another codec does not have go.
+        # Drop settings that the new codec does not have.
         transport = Transport(algorithm=transport.algorithm, codec=chosen, gradient_buckets=transport.gradient_buckets)
     is_coded = transport.codec is not Codec.NONE
     if is_coded and transport.where is CodecScope.ACROSS_NODES and algorithm is not transport.algorithm:
@@ -185,11 +185,11 @@ def with_codec(schedule: Schedule, algorithm: AllReduceAlgorithm, codec: str | N
 
 
 NORMALIZES = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Rprop", "Lion", "LAMB", "Lamb")
-"""What is in the names of optimizers that take steps of one size, however small a gradient is."""
+"""Parts of names of optimizers whose step size does not depend on the size of the gradient."""
 
 
 def warn_of_rounded_signs(schedule: Schedule, optimizer: torch.optim.Optimizer) -> None:
-    """Warn if a codec of few bits is used with an optimizer such as Adam, which normalizes each gradient."""
+    """Warn if int8 or int4 gradients are used with an optimizer such as Adam, which normalizes each gradient."""
     strategy, names = schedule.strategy, [base.__name__ for base in type(optimizer).__mro__]
     if not strategy.transport.codec.has_blocks or not strategy.averages_gradients:
         return

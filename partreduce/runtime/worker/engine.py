@@ -1,4 +1,4 @@
-"""Take one worker's steps, count steps and rounds, and reject what a schedule does not support."""
+"""Take one worker's steps: count steps and rounds, call the runner around each step, and check the script's calls."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Engine:
         self.run, self.runner, self.optimizer, self.uneven_inputs = run, runner, optimizer, uneven_inputs
         self.traits = run.traits
         self._has_tables, self._progress, self._steps_per_round = bool(run.tables), run.progress, run.steps_per_round
-        self.skipped = 0  # steps that were not taken because the worker skipped ahead to its neighbors
+        self.skipped = 0  # steps skipped to catch up with neighbors
         self._batches_to_drop = 0
-        self.is_behind = False  # whether it has joined the run, and its script not yet reached the run's step
-        self.data_epoch = (-1, 0)  # the epoch of the data that is dealt by rounds, and the round with which it began
+        self.is_behind = False  # whether it joined, and its script is behind the run
+        self.data_epoch = (-1, 0)  # epoch of the RoundSampler, and the round in which the epoch started
         self._joining = self._has_stepped = False
-        self._arrived: AveragedGradients | None = None  # what `average_gradients()` has put in place, or is about to
+        self._arrived: AveragedGradients | None = None  # result of `average_gradients()`, until the step
         self._are_equal = False
         self.guard = Guard(self)
 
@@ -41,12 +41,12 @@ class Engine:
 
     @property
     def differs(self) -> bool:
-        """Whether this worker's model may differ from the mean over all."""
+        """Whether this worker's model may differ from the mean over all workers."""
         return not (self.traits.keeps_equal or self._are_equal)
 
     @property
     def has_local_gradients(self) -> bool:
-        """Whether the gradients of the next step have not been averaged yet."""
+        """Whether the gradients of the next step still have to be averaged."""
         return self.traits.averages_gradients and self._arrived is None
 
     # Steps.
@@ -59,10 +59,10 @@ class Engine:
         found_inf: torch.Tensor | None,
         scale: torch.Tensor | None,
     ) -> Any:  # noqa: ANN401 - what the closure returns
-        """Take one step and average as the schedule says; returns the closure's result.
+        """Take one step and average as the schedule defines; return the closure's result.
 
-        If gradients are averaged, `closure` runs before that. `found_inf` and `scale` are GradScaler's, which leaves
-        its verdict to the optimizer: if a worker with an infinite gradient did not step, its group would wait.
+        If gradients are averaged, `closure` runs first. `found_inf` and `scale` are set by a GradScaler, which leaves
+        the decision to skip to the optimizer: if a worker with an infinite gradient did not step, its group would wait.
         """
         self.guard.before_step(skip=skip, found_inf=found_inf, scale=scale)
         scaled = found_inf is not None
@@ -102,7 +102,7 @@ class Engine:
     def _step_by_own_gradients(self, closure: Callable[[], Any] | None, *, skip: bool) -> Any:  # noqa: ANN401
         step, loss = self._progress.step, None
         self.guard.compare_first(gradients=closure is None and not skip)
-        if self._has_tables:  # whose lookups, in the closure too, all workers do
+        if self._has_tables:  # all workers take part in lookups, including those in the closure
             if closure is not None:
                 loss, closure = self._evaluate_closure(closure), None
             self.run.tables.close_step()
@@ -131,7 +131,7 @@ class Engine:
         if self._has_tables:
             self.run.tables.close_step()
         own_gradients(self.run.flat.slots())
-        self._arrived = ON_TIME  # for functions that average unless that is done, such as clip_grad_norm_
+        self._arrived = ON_TIME  # so that functions such as clip_grad_norm_ do not average again
         try:
             self._arrived = self.runner.before_step(self._progress.step)
         except BaseException:
@@ -155,7 +155,7 @@ class Engine:
         self.guard.after_step()
 
     def _end(self, step: int) -> None:
-        """What the schedule asks for after a step; steps of rounds that the runner skips count as taken."""
+        """Run the runner's part after a step, and count the steps of rounds that it skips as taken."""
         skipped, self._are_equal = self.runner.after_step(step)
         steps = skipped * self._steps_per_round
         self.skipped += steps
@@ -172,10 +172,10 @@ class Engine:
         self._progress.step = steps
         self.run.reducer.heartbeat.now = f"computes step {steps}", ()
 
-    # Where workers meet.
+    # Operations of all workers.
 
     def pause(self, place: str, *, apply: bool = True) -> None:
-        """Advance to the round at which all workers meet at `place`; without `apply`, late results are dropped."""
+        """Advance to a common round before the operation `place`; without `apply`, late averages are dropped."""
         if apply and self._arrived is not None and self.traits.agrees_on_end:
             raise InputError(
                 "average_gradients: the means that it has put in place were not applied here, and with a quorum other "
@@ -194,28 +194,28 @@ class Engine:
         self._arrived, self.run.applier.changes_means = None, False
 
     def catch_up(self) -> None:
-        """Skip the batches of steps that the others have taken, in a restarted script."""
+        """Drop, in a restarted script, the batches of steps that the other workers have already taken."""
         self.is_behind, self._batches_to_drop = True, self._progress.step
 
     def drops_batch(self) -> bool:
-        """Whether the next batch belongs to a skipped step; called once per batch."""
+        """Return whether the next batch belongs to a skipped step; called once per batch."""
         drops = self._batches_to_drop > 0
         self._batches_to_drop -= drops
         return drops
 
     def check_load(self, steps: int) -> None:
-        """Raise InputError if the state of step `steps` cannot be loaded: it lies in a round, whose start is needed."""
+        """Raise InputError if a state of step `steps` cannot be loaded: the start of its round is needed."""
         if self.traits.needs_round_start and steps % self._steps_per_round:
             raise InputError(
                 f"load_state_dict: step {steps} lies inside a round of {self._steps_per_round} steps, whose "
                 "beginning is not known any more; save the state after the last step of a round"
             )
 
-    # Workers with unequal data.
+    # Workers with unequal amounts of data.
 
     @contextlib.contextmanager
     def joining(self, after_averaging: Callable[[], object] | None = None) -> Iterator[None]:
-        """Inside, each round is announced before it begins, so that workers without data take part in it."""
+        """Context in which each round is declared before it starts, so that workers without data take part in it."""
         self._joining = not self.traits.agrees_on_end
         self.run.applier.after_averaging = after_averaging if self.traits.averages_gradients else None
         try:
@@ -224,15 +224,15 @@ class Engine:
             self._joining, self.run.applier.after_averaging = False, None
 
     def declare(self) -> None:
-        """Announce the current round to workers without data; a worker that has joined catches up here."""
+        """Declare the current round to workers without data; a worker that has joined the run has caught up now."""
         if self.is_behind:
             self.is_behind, self._batches_to_drop = False, 0
         if self._joining:
             self.uneven_inputs.declare(self.round)
 
     def serve(self, after_averaging: Callable[[], object] | None = None) -> None:
-        """Take part, without data, in all rounds that other workers still train; `after_averaging` changes means."""
-        self.pause("join")  # while it waits for the others' next round it cannot answer a group
+        """Take part, without data, in all rounds of other workers; `after_averaging` changes averaged gradients."""
+        self.pause("join")  # since it cannot answer a group while it waits for the others' next round
         if self.traits.agrees_on_end:
             return
         self.uneven_inputs.ended()
@@ -248,14 +248,14 @@ class Engine:
                 self.uneven_inputs.close()
                 break
             self.pause("join")
-        if self.traits.averages_gradients:  # what is late is applied by all who are at the end of their data
+        if self.traits.averages_gradients:  # late gradients are applied by all workers at the end of the data
             self.runner.settle(ends=True)
 
     def _take_part(self, after_averaging: Callable[[], object] | None) -> bool:
-        """Do a round that others do, without data; False where no worker does it after all."""
+        """Take part, without data, in a round of other workers; return False if no worker runs it after all."""
         if not self.traits.averages_gradients:
             return self._take_part_in_round(after_averaging)
-        if not self._has_stepped:  # no worker has said here whether the others' gradients are scaled
+        if not self._has_stepped:  # unknown whether the others use a GradScaler
             self.run.applier.scaled = True
         self.guard.compare_first(gradients=False)
         own_gradients(self.run.flat.slots())
@@ -275,7 +275,7 @@ class Engine:
         return True
 
     def _take_part_in_round(self, after_averaging: Callable[[], object] | None) -> bool:
-        """The rest of a round with the parameters as they are; of tables this worker's rows take the others' steps."""
+        """Run the rest of a round with unchanged parameters; rows of tables still take the others' steps."""
         serves = self._has_tables
         while True:
             step = self._progress.step
@@ -294,7 +294,7 @@ class Engine:
                 return True
 
     def _serves_tables(self, after_averaging: Callable[[], object] | None) -> bool:
-        """Hand out this worker's rows for a step of the others', and take their gradients; whether anybody steps."""
+        """Serve this worker's rows for a step of the others; return whether any worker steps."""
         for table in self.run.tables:
             table.parameter.grad = None
         return not self.run.tables or self.run.tables.serve(changes_means=after_averaging is not None)

@@ -1,4 +1,4 @@
-"""Decide whether a run may continue, meet all workers between steps, and close everything, whatever ended the run."""
+"""End a run in order, whatever the reason, and run operations of all workers between steps."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from partreduce.topo.strategies.base import HasGroups
 
 Result = TypeVar("Result")
 
-OF_COLLECTIVES = re.compile("gloo|nccl|Connection (closed|reset) by peer", re.IGNORECASE)  # of torch's own that failed
-LAST_WORD_SECONDS = 2.0  # how long the launcher may take to note a death that the network has told already
+OF_COLLECTIVES = re.compile("gloo|nccl|Connection (closed|reset) by peer", re.IGNORECASE)  # in torch's own errors
+LAST_WORD_SECONDS = 2.0  # how long to wait for the launcher's note about a death after a connection has closed
 
 RUNNING = "running"
 EVALUATING = "in mean_model()"
@@ -45,7 +45,7 @@ class Ending:
         self.run, self.engine = engine.run, engine
         self.state = RUNNING
         self._own_process = own_process
-        self._refused = (-1, "")  # the step of a refused call, and why, as a text: an error holds its frames
+        self._refused = (-1, "")  # step and text of the last InputError; text, since an error keeps its frames
         if own_process:
             atexit.register(self.leave)
             if self.run.flat.sharders.shards:
@@ -70,7 +70,7 @@ class Ending:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Inside, a PartreduceError other than InputError ends the run; the next optimizer starts afresh."""
+        """Context in which any PartreduceError but InputError ends the run; the next optimizer connects again."""
         try:
             if self.state == RUNNING:
                 self.run.reducer.heartbeat.check_without_store()
@@ -90,19 +90,19 @@ class Ending:
                 self.state = RUNNING
 
     def finish(self) -> None:
-        """Meet all workers after the same round, make the model the mean over all, and close everything."""
+        """Wait for all workers at the same round, set the model to the mean over all, and close everything."""
         self.check_unless_running("finish")
-        # The others of this worker's groups may still have rounds to do, so it cannot wait for them here.
+        # First, since members of this worker's groups may still have rounds to run that need this worker.
         self.engine.pause("finish")
         run, runner, round_ = self.run, self.engine.runner, self.engine.round
         self.engine.guard.meeting()
         members = self.engine.uneven_inputs.meet(round_, runner.membership.lost_workers)
         runner.settle(ends=True)
-        # It counts to the last round, which all have done: no worker that "finished after" as many is missing in it.
+        # It belongs to the last round, which all have run, so no worker that finished after it is missing.
         if isinstance(member := run.membership, Member):
             member.average_model(run.mean_reducers, member.members, self.engine.steps, round_ - 1)
             member.leave()
-            runner.drain()  # only now: after a loss all begin again what is in flight on all of them
+            runner.drain()  # only now, since after a failure all members restart operations in flight
         else:
             runner.drain()
             runner.membership.connect(members, "finish")
@@ -118,7 +118,7 @@ class Ending:
             atexit.unregister(self.leave)
 
     def _warn_if_apart(self, rounds: int) -> None:
-        """Say where fixed groups have left workers that never averaged with one another, even by others."""
+        """Warn if the run ended before all workers had averaged with one another, directly or through others."""
         schedule = self.run.schedule
         if self.run.rank or not self.engine.steps or not isinstance(schedule.strategy, HasGroups):
             return
@@ -130,7 +130,7 @@ class Ending:
             )
 
     def after(self, error: PartreduceError) -> None:
-        """End the run if an error is not an InputError: destroy the groups at once, then report it to the others."""
+        """End the run unless the error is an InputError: destroy the groups, then report to the others."""
         if isinstance(error, InputError):
             self._refused = (self.engine.steps, _text(error))
             return
@@ -153,7 +153,7 @@ class Ending:
         if self.state == FINISHED or not isinstance(error, RuntimeError) or not OF_COLLECTIVES.search(str(error)):
             return None
         notes, deadline = Notes(root_store(self.run.reducer.world.store), DEATHS), Deadline(LAST_WORD_SECONDS)
-        with contextlib.suppress(RuntimeError, PartreduceError):  # the store may be gone, too
+        with contextlib.suppress(RuntimeError, PartreduceError):  # the store may be gone too
             while True:
                 for rank in range(dist.get_world_size()):
                     if (death := notes.read(str(rank))) is not None:
@@ -166,7 +166,7 @@ class Ending:
         return None
 
     def leave(self) -> None:
-        """Note, when the interpreter exits without `finish()`, why this worker leaves."""
+        """Record why this worker leaves, if the interpreter exits without `finish()`, and close everything."""
         heartbeat = self.run.reducer.heartbeat
         if self.state in (RUNNING, EVALUATING):
             error = getattr(sys, "last_value", None)
@@ -193,27 +193,27 @@ def _text(error: BaseException) -> str:
 
 
 class Meeting:
-    """One worker's part in operations of all workers; a failure ends the run."""
+    """Runs operations of all workers (exchange, broadcast) on one worker; a failure ends the run."""
 
     def __init__(self, ending: Ending) -> None:
         self.run, self.ending = ending.run, ending
-        self.lineage = ""  # which checkpoints are of this run, once it has saved or resumed; equal on all workers
-        self.earlier: list[str] = []  # of sharded models: this run's checkpoints, the newest last
+        self.lineage = ""  # lineage of this run's checkpoints, once it has saved or resumed; equal on all workers
+        self.earlier: list[str] = []  # for sharded models: this run's checkpoints, newest last
 
     def exchange(
         self, what: str, mine: Mapping[str, object], members: Sequence[int] | None = None
     ) -> list[dict[str, Any]]:
-        """Gather `mine` from all workers, or `members`, in their order; once per `heartbeat.gathering`."""
+        """Gather `mine` from all workers, or from `members`, in their order; once per `heartbeat.gathering`."""
         reducer, engine, members = self.run.reducer, self.ending.engine, tuple(members or self.run.everyone)
         with self.ending.guarded():
-            reducer.flush()  # what a device has still to say of earlier operations, before anything is saved
+            reducer.flush()  # read the device's checks of earlier operations before anything is saved
             with reducer.recorded(what, engine.steps, engine.round, members) as operation:
                 place = f"exchange/{reducer.heartbeat.gatherings}/{what}"
                 said = monitored_barrier(reducer, place, operation, json.dumps(mine))
         return [json.loads(said[rank]) for rank in members]
 
     def broadcast(self, members: Sequence[int] | None = None) -> None:
-        """Copy parameters and buffers from worker 0, or the first of `members`, to all of them."""
+        """Copy parameters and buffers from worker 0, or from the first of `members`, to all of them."""
         if self.run.alone:
             return
         flat, reducer = self.run.flat, self.run.reducer
@@ -221,12 +221,12 @@ class Meeting:
             everyone = reducer.world.communicator(self.run.everyone if members is None else members)
             tensors = [bucket.flat for bucket in flat.buckets if bucket.size] + flat.frozen + flat.buffers()
             num_bytes = sum(tensor.nbytes for tensor in tensors)
-            # Before all rounds: who has got everything may wait for all elsewhere, or have finished, after none.
+            # It belongs to no round (lag=1): a worker that is done may already wait elsewhere, or have finished.
             with reducer.recorded("initial broadcast", 0, 0, everyone.members, num_bytes, lag=1) as operation:
                 for tensor in tensors:
                     part = tensor.detach()
                     raw = part.contiguous()
-                    if raw.dtype not in AVERAGED:  # some of which no transport knows
+                    if raw.dtype not in AVERAGED:  # as bytes, since backends lack some dtypes
                         raw = raw.view(-1).view(torch.uint8)
                     reducer.wait_for(everyone.broadcast(raw), operation)
                     if raw.data_ptr() != part.data_ptr():
