@@ -1,6 +1,6 @@
 """Run schedules with `torch.distributed`: strategies, handshake, recorder, launcher.
 
-Users import its names from `partreduce`; torch is imported with the first of them that needs it.
+Users import its names from `partreduce`; torch is imported with the first name that needs it.
 """
 
 if __name__ != "partreduce.runtime":  # the folder's own name would make a second copy of every class in it

@@ -1,4 +1,4 @@
-"""Check the arguments that scripts pass to the runtime: one line with place, value, rule and remedy."""
+"""Check the arguments that scripts pass to the runtime; errors name the argument, its value, the rule and a remedy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def checked_timeout(timeout: float) -> float:
 
 
 def checked_number(place: str, value: float | torch.Tensor) -> float:
-    """Return a number, or a tensor of one element, as a float. Raises InputError, which names `place`, for others."""
+    """Convert a number or one-element tensor to float. Raises InputError, which names `place`, otherwise."""
     try:
         return float(torch.as_tensor(value).detach())
     except (TypeError, ValueError, RuntimeError):
@@ -36,7 +36,7 @@ def checked_number(place: str, value: float | torch.Tensor) -> float:
 
 
 def checked_choice(place: str, value: str, choices: Iterable[str]) -> str:
-    """Return `value` if it is one of `choices`. Raises InputError, which names `place`, otherwise."""
+    """Return `value` if it is one of `choices`. Raises InputError, which names the argument `place`, otherwise."""
     names = [str(choice) for choice in choices]
     if value not in names:
         raise InputError(f"{place}: {value!r} is not one of {', '.join(names)}")
@@ -44,7 +44,7 @@ def checked_choice(place: str, value: str, choices: Iterable[str]) -> str:
 
 
 def checked_directory(place: str, path: str | Path | None) -> Path | None:
-    """Return the path of a directory, which need not exist, or None. Raises InputError if it is a file."""
+    """Return a directory, which need not exist, as a Path; None for None. Raises InputError if the path is a file."""
     if path is None:
         return None
     found = Path(of_type(path, (str, os.PathLike), place, "give the path of a directory"))
@@ -61,7 +61,7 @@ def checked_world(world: World | None) -> World | None:
 
 
 def checked_mesh(mesh: DeviceMesh | None, world: World | None) -> DeviceMesh | None:
-    """Return a device mesh of one dimension, along which the replicas lie, or None. Raises InputError otherwise."""
+    """Return `mesh` if it is None or a one-dimensional DeviceMesh of the replicas. Raises InputError otherwise."""
     if mesh is None:
         return None
     of_type(mesh, DeviceMesh, "mesh", 'pass a DeviceMesh\'s dimension, mesh["dp_replicate"]')
@@ -87,9 +87,9 @@ def checked_steps(saved: object) -> int:
 
 
 def read_schedule(schedule: Schedule | str | Path) -> Schedule:
-    """Return a schedule, or load it from a file and check the certificate in the file.
+    """Return a Schedule, or load one from a schedule file and check the certificate in it.
 
-    Raises InputError for another type, or a catalogue name in place of a path.
+    Raises InputError for another type, or for the name of a catalogue entry in place of a path.
     """
     if isinstance(schedule, Schedule):
         return schedule
@@ -117,7 +117,7 @@ def read_schedule(schedule: Schedule | str | Path) -> Schedule:
 
 
 def warn_of_workers_apart(schedule: Schedule) -> None:
-    """Warn if the schedule cannot reach consensus: some workers never average, and the loss does not show it."""
+    """Warn if the schedule cannot reach consensus, since some workers never average with others."""
     if not schedule.is_mixing or schedule.strategy.averages_everyone:
         return
     from partreduce.verify.base import Status

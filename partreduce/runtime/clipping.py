@@ -1,4 +1,4 @@
-"""Clip gradients by their norm over the whole model, of which workers hold parts: torch's function, for every run."""
+"""Clip gradients by their global norm in every kind of run, as `torch.nn.utils.clip_grad_norm_` does on one device."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> torch.Tensor:
-    """Like `torch.nn.utils.clip_grad_norm_`, with the norm that one device with the whole batch and model would see.
+    """Clip gradients in place by the norm that a single device with the whole batch and model would compute.
 
-    All workers call it, between `backward()` and `step()`. If the schedule averages gradients, they are averaged first
-    (see `average_gradients`). The norms of sharded rows are summed over their owners, and gradients that are equal on
-    all workers count once. If the schedule averages parameters, dense gradients differ between workers: then the mean
-    of their norms (to the power of `norm_type`) counts, so that all clip by the same factor.
+    Same arguments as `torch.nn.utils.clip_grad_norm_`. All workers call it, between `backward()` and `step()`. If the
+    schedule averages gradients, they are averaged first (see `average_gradients`). The norms of sharded rows are summed
+    over their owners, and gradients that are equal on all workers count once. If the schedule averages parameters,
+    dense gradients differ between workers; their norms (to the power of `norm_type`) are then averaged over the
+    workers, so that all clip by the same factor.
 
     Args:
         parameters: parameters whose gradients are clipped, all of one DistributedOptimizer or of none.
@@ -75,8 +76,8 @@ def clip_grad_norm_(
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
     for parameter in given:
         if (gradient := parameter.grad) is not None:
-            numbers = gradient._values() if gradient.is_sparse else gradient  # noqa: SLF001 - those that are stored
-            numbers.mul_(factor.to(numbers.dtype))  # by one number of the host, wherever they lie
+            numbers = gradient._values() if gradient.is_sparse else gradient  # noqa: SLF001 - the stored values
+            numbers.mul_(factor.to(numbers.dtype))  # a host scalar works for every device
     return total.to(given[0].device)
 
 
@@ -86,7 +87,7 @@ def _check(norm_type: float) -> None:
 
 
 class _Apart:
-    """The norm of all gradients, of which each worker has some rows, in their widest type (float32 at least)."""
+    """Computes the global norm of gradients of which each worker holds only some rows, in float32 or a wider dtype."""
 
     def __init__(
         self, parameters: Sequence[torch.Tensor], tables: Tables | None, norm_type: float, *, equal: bool
@@ -98,13 +99,13 @@ class _Apart:
         self._differing, self._known = ([], dense) if equal else (dense, [])
 
     def share(self) -> float:
-        """What this worker says to all: the largest number, or a sum of powers, of what only it has."""
+        """Return this worker's contribution to the norm: the largest value for p = inf, else a sum of p-th powers."""
         if self._norm_type == torch.inf:
             return _largest([*self._rows, *self._differing])
         return _powers(self._rows, self._norm_type) + _powers(self._differing, self._norm_type) / self._num_workers
 
     def norm(self, said: Sequence[float]) -> torch.Tensor:
-        """The norm of all, from what all workers said and from the gradients that are equal on all."""
+        """Return the global norm from all workers' contributions and the gradients that are equal on all."""
         dtype = torch.float32
         for parameter in (*self._rows, *self._differing, *self._known):
             if parameter.grad is not None:

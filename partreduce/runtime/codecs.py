@@ -1,7 +1,7 @@
-"""Encode numbers in fewer bytes and decode them, by pure functions of tensors; this module does not communicate.
+"""Encode numbers in fewer bytes and decode them, by functions of tensors; this module does not communicate.
 
-int8 has the numbers from -127 to 127, int4 those from -7 to 7, two in a byte. Blocks of them share one float32 scale. A
-block with a number that is not finite decodes to NaN, and one that is almost zero to zeros.
+int8 uses the levels −127 to 127; int4 uses −7 to 7, two levels per byte. Each block of numbers shares one float32
+scale. A block with an infinite or NaN value decodes to NaN, and a block whose values are all almost zero to zeros.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ import torch
 from partreduce.topo.codec_numbers import LEAST_PEAK_EXPONENT, LEVELS, block_bytes
 from partreduce.topo.strategies.axes import Codec, Transport
 
-PIECE = 2**17  # numbers that are worked on together on the CPU, about; a device takes all at once
+PIECE = 2**17  # elements coded at once on the CPU, about; a GPU codes all at once
 CPU = torch.device("cpu")
 LEAST_PEAK = 2.0**LEAST_PEAK_EXPONENT
 DTYPES = {Codec.FLOAT16: torch.float16, Codec.BFLOAT16: torch.bfloat16}
 
 
 class Leftovers:
-    """Error feedback: the rounding errors of one repeated sum, each added to the same numbers before the next sum.
+    """Error feedback: stores each repeated sum's rounding errors, and adds them to the same values before the next sum.
 
-    Errors are kept by place: this worker's contribution, and the sum of the shard that it owns. Sources: Seide et al.,
-    Interspeech 2014; for both roundings, Tang et al., DoubleSqueeze, ICML 2019.
+    Errors are stored by place: one for this worker's contribution, one for the sum of the shard that it owns. Sources:
+    Seide et al., Interspeech 2014; for both roundings, Tang et al., DoubleSqueeze, ICML 2019.
     """
 
     def __init__(self) -> None:
         self._kept: dict[str, torch.Tensor] = {}
 
     def add_to(self, place: str, values: torch.Tensor) -> None:
-        """Add the last rounding error of `place` to `values`, in place; nothing after a change of shape."""
+        """Add the last rounding error of `place` to `values`, in place; add nothing if the shape has changed."""
         kept = self._kept.get(place)
         if kept is not None and kept.shape == values.shape:
-            values.add_(kept.to(values.device))  # what was loaded lies in host memory
+            values.add_(kept.to(values.device))  # loaded errors are in host memory
 
     def keep(self, place: str, values: torch.Tensor, decoded: torch.Tensor) -> None:
-        """Store the rounding error `values - decoded` of `place`; 0 where that is not finite."""
+        """Store the rounding error `values - decoded` of `place`, with 0 for elements that are not finite."""
         kept = self._kept.get(place)
         if kept is None or kept.shape != values.shape or kept.device != values.device:
             kept = self._kept[place] = torch.empty_like(values)
@@ -54,14 +54,14 @@ class Leftovers:
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How one sum is coded: codec, block size and, with error feedback, its rounding errors."""
+    """How the values of one all-reduce are encoded: codec, block size and, with error feedback, rounding errors."""
 
     transport: Transport
     leftovers: Leftovers | None = None
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype in which numbers are sent; None for codecs that send bytes (int8, int4)."""
+        """The dtype in which values are sent; None for codecs that send bytes (int8, int4)."""
         return DTYPES.get(self.transport.codec)
 
     @property
@@ -70,7 +70,7 @@ class Coding:
 
 
 class Codings:
-    """The codings of the sums that one runner repeats, one per bucket in `of_buckets`."""
+    """The codings of one strategy's repeated all-reduces, one per bucket in `of_buckets`."""
 
     def __init__(self, transport: Transport, num_buckets: int) -> None:
         self._transport, self._num_buckets = transport, num_buckets
@@ -81,7 +81,7 @@ class Codings:
         return None if transport.codec is Codec.NONE else cls(transport, num_buckets)
 
     def clear(self) -> None:
-        """Drop all rounding errors, as when other parameters are loaded or the members change."""
+        """Drop all rounding errors, because other parameters are loaded or the membership has changed."""
         transport, number = self._transport, self._num_buckets
         self._leftovers = [Leftovers() for _ in range(number if transport.error_feedback else 0)]
         self.of_buckets = [Coding(transport, left) for left in self._leftovers] or [Coding(transport)] * number
@@ -102,9 +102,9 @@ class Codings:
 
 
 class BlockCodec:
-    """int8 or int4 codec with one float32 scale per block of `block` numbers; one object per thread or device stream.
+    """int8 or int4 codec with one float32 scale per block of `block` numbers; use one object per thread or CUDA stream.
 
-    Numbers are coded in pieces of about `piece` (0: all at once), which stay in a core's cache.
+    Numbers are coded in pieces of about `piece` elements (0: all at once), which fit into a core's cache.
     """
 
     def __init__(self, codec: str, block: int, piece: int = PIECE) -> None:
@@ -146,14 +146,14 @@ class BlockCodec:
                 values[first:end].copy_(work.view(-1))
 
     def _parts(self, encoded: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(the whole numbers [count], of int4 [count / 2, rounded up], the scales [blocks]) as views of the bytes."""
+        """Return views of the encoded bytes: levels (int8 [count], int4 [count / 2]) and scales [blocks]."""
         assert len(encoded) == block_bytes(self.codec, count, self.block), "the array has the size of the code"
         num_scales = -(-count // self.block)
         codes = count if self.codec == "int8" else -(-count // 2)
         return encoded[:codes].view(torch.int8), encoded[len(encoded) - 4 * num_scales :].view(torch.float32)
 
     def _pieces(self, values: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
-        """(working memory [rows, block], where its numbers begin) of all pieces; a shorter last block is a row."""
+        """Return (working memory [rows, block], index of its first element) of each piece; the last may be short."""
         count = len(values)
         most = max(1, (self._piece or count) // self.block) * self.block
         if len(self._work) < min(most, count):
@@ -169,24 +169,24 @@ class BlockCodec:
 
 
 def pack(levels: torch.Tensor, codes: torch.Tensor) -> None:
-    """Pack int4 numbers, given as int8 [count], two per byte into `codes`, int8 [count / 2, rounded up]."""
+    """Pack int4 levels, given as int8 [count], two per byte into `codes`, int8 [count / 2, rounded up]."""
     codes.copy_(levels[::2]).bitwise_and_(15)
     codes[: len(levels) // 2].bitwise_or_(levels[1::2] << 4)
 
 
 def unpack(codes: torch.Tensor) -> torch.Tensor:
-    """Return the numbers that `pack` wrote as int8 [2 · bytes], with a 0 at the end if their count was odd."""
+    """Return the levels that `pack` wrote, as int8 [2 · bytes]; the last is 0 if their count was odd."""
     return torch.stack(((codes << 4) >> 4, codes >> 4), dim=1).view(-1)
 
 
 def quantize(
     values: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, work: torch.Tensor, *, top: int = LEVELS["int8"]
 ) -> None:
-    """Write blocks of numbers as whole numbers and scales, rounded to nearest (ties to even).
+    """Quantize blocks of numbers to integer levels and one scale per block, rounding to nearest (ties to even).
 
     Args:
         values: [blocks, block], float32.
-        levels: [blocks, block], int8; written. Meaningless in a block with a number that is not finite.
+        levels: [blocks, block], int8; written. Meaningless in a block with an infinite or NaN value.
         scales: [blocks], float32; written.
         work: [blocks, block], float32; overwritten.
         top: the largest integer of the code: 127 for int8, 7 for int4.
@@ -201,7 +201,7 @@ def quantize(
 
 
 class HalfPrecisionCodec:
-    """float16 or bfloat16 codec with the methods of `BlockCodec`; each number is rounded to the nearest."""
+    """float16 or bfloat16 codec with the methods of `BlockCodec`; rounds each number to nearest."""
 
     block = 1
 
@@ -216,27 +216,27 @@ class HalfPrecisionCodec:
 
 
 def codec_of(codec: Codec, block: int, device: torch.device = CPU) -> BlockCodec | HalfPrecisionCodec:
-    """Return a codec object for one thread or device stream; `block` is how many numbers share a scale (int8, int4)."""
+    """Return a codec object for one thread or CUDA stream; `block` is how many numbers share a scale (int8, int4)."""
     if not codec.has_blocks:
         return HalfPrecisionCodec(codec)
     return BlockCodec(codec, block, PIECE if device.type == "cpu" else 0)
 
 
 def unit_of(coding: Coding) -> int:
-    """Return how many neighboring numbers are coded together: the block size, or 1 for float16 and bfloat16."""
+    """Return how many adjacent numbers are coded together: the block size, or 1 for float16 and bfloat16."""
     return coding.transport.block if coding.in_blocks else HalfPrecisionCodec.block
 
 
 def code_bytes(count: int, coding: Coding) -> int:
-    """Return how many bytes the code of `count` numbers takes."""
+    """Return how many bytes `count` encoded numbers take."""
     return block_bytes(coding.transport.codec, count, coding.transport.block) if coding.in_blocks else 2 * count
 
 
 def encode_values(values: torch.Tensor, coding: Coding, place: str) -> torch.Tensor:
-    """Return the code of `values`, as uint8 in host memory.
+    """Return the encoded bytes of `values`, as uint8 in host memory.
 
-    With error feedback (`Leftovers`) the last rounding error of `place` is added to `values` first, in place, and the
-    new error is kept.
+    With error feedback (`Leftovers`) the last rounding error of `place` is first added to `values`, in place, and the
+    new error is stored.
     """
     if coding.leftovers is not None:
         coding.leftovers.add_to(place, values)
@@ -250,7 +250,7 @@ def encode_values(values: torch.Tensor, coding: Coding, place: str) -> torch.Ten
 
 
 def decode_values(code: torch.Tensor, count: int, codec: Codec, block: int) -> torch.Tensor:
-    """Return the `count` numbers of a code as float32 [count], in host memory."""
+    """Decode `count` numbers, as float32 [count] in host memory."""
     values = torch.empty(count)
     codec_of(codec, block).decode(code, values)
     return values

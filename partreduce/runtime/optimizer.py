@@ -1,4 +1,4 @@
-"""Wrap an optimizer so that its step also carries out the schedule."""
+"""Wrap a torch optimizer in a DistributedOptimizer, whose `step()` also averages by a schedule."""
 
 from __future__ import annotations
 
@@ -74,18 +74,18 @@ DEFAULT_TIMEOUT = 300.0
 Batch = TypeVar("Batch")
 
 
-_optimizers = WeakTensorKeyDictionary()  # weak references to who averages each parameter's gradient
+_optimizers = WeakTensorKeyDictionary()  # parameter -> weak reference to its DistributedOptimizer
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
-    """Wrap a torch optimizer, so that `step()` also averages with the other workers as the schedule says.
+    """Wrap a torch optimizer, so that `step()` also averages with the other workers as the schedule defines.
 
-    Works wherever an optimizer does: learning-rate schedulers, `GradScaler`, `state_dict`. Every worker constructs it
-    with the same schedule and model. The constructor compares both over all workers, creates the process groups, and
-    copies rank 0's parameters and buffers to all.
+    Works wherever an optimizer does: learning-rate schedulers, `GradScaler`, `state_dict`. Every worker must construct
+    it with the same schedule and model. The constructor checks that both are equal on all workers, creates the process
+    groups, and broadcasts rank 0's parameters and buffers.
 
-    Its parts do the work: `run` (what is averaged), `runner` (how the strategy averages), `engine` (steps and rounds),
-    `meeting` (operations of all workers) and `ending` (the end of the run).
+    Its attributes do the work: `run` (what is averaged), `runner` (how the strategy averages), `engine` (steps and
+    rounds), `meeting` (operations of all workers) and `ending` (the end of the run).
 
     Args:
         optimizer: the optimizer that takes the local steps.
@@ -93,16 +93,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         schedule: a Schedule or the path of a schedule file.
         buffers: what an average does to running statistics (BatchNorm): `average` (default), `local`, or `broadcast`
             from the group's lowest rank. Masks are copied from that rank, integer buffers stay local.
-        optimizer_state: `local` (default), or `average` to average momentum and second moments, too.
-        timeout: seconds that a group operation may wait for its members.
+        optimizer_state: `local` (default), or `average` to average momentum and second moments too.
+        timeout: seconds that an average may wait for the members of its group.
         trace: a directory for one Perfetto trace per worker and for reports of failures.
         initial: `broadcast` (default) or `keep`, to start from parameters that differ between workers; with averaged
             gradients they must not, which the first step checks.
         algorithm: all-reduce algorithm, `ring` or `hierarchical` (for groups with equally many members on each node);
             the schedule's by default.
-        codec: compression of sums: `none`, `float16`, `bfloat16`, `int8` or `int4`; the schedule's by default.
-        outer_state: where outer parameters and outer momentum are between outer steps: `device` (default), or `host`,
-            in pinned memory; results are bitwise equal. Workers may differ in it. On CPU it makes no difference.
+        codec: compression of all-reduces: `none`, `float16`, `bfloat16`, `int8` or `int4`; the schedule's by default.
+        outer_state: where outer parameters and outer momentum are between outer steps: `device` (default), or `host`
+            for pinned memory; results are bitwise equal. Workers may choose differently. Without effect on CPU.
         world: connection to the other workers; by default from the process group or the launcher's environment.
         mesh: for sharded models, the mesh dimension of the replicas, `mesh["dp_replicate"]`. The schedule's workers are
             then replicas, and each rank averages its local shards with the ranks of that dimension.
@@ -132,7 +132,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         mesh: DeviceMesh | None = None,
     ) -> None:
         self.reasons: tuple[str, ...] = ()
-        """Why each table goes its way, where `partreduce.parallelize_embeddings` chose."""
+        """Reasons for the placement of each table, if `partreduce.parallelize_embeddings` chose it."""
         install_excepthook(own_process=world is None)
         # The base class is not initialized: everything it would hold is the wrapped optimizer's (see __getattr__).
         self.optimizer = check_optimizer(optimizer)
@@ -185,7 +185,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._start(model, broadcast=policies.broadcast)
 
     def _connect_parts(self, policies: Policies, *, own_process: bool) -> None:
-        """Make what works on the run: the engine, and what all workers do together."""
+        """Create the engine and the objects for operations of all workers and for the end of the run."""
         reducer = self.run.reducer
         reached, key = reducer.world, reducer.key
         uneven_inputs = UnevenInputs(
@@ -204,12 +204,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._handover = Handover(self, self.engine, self.meeting)
 
     def _start(self, model: torch.nn.Module, *, broadcast: bool) -> None:
-        """What all workers do together before the first step."""
+        """Run the operations of all workers before the first step: broadcast the model, distribute tables."""
         run, tables = self.run, self.run.tables
         has_joined = run.membership.may_change and joins()
         if broadcast and not has_joined:
             self.meeting.broadcast()
-        if not run.alone and not has_joined:  # who joins gets the rules of the others
+        if not run.alone and not has_joined:  # a joining worker copies the others' rules
             self._copy_masks(are_equal=broadcast)
         if not broadcast and run.traits.averages_gradients:
             self.engine.guard.starts = self._starts
@@ -225,7 +225,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.ending.guard(lambda: member.connect_all(reducers, self._handover))
 
     def _copy_masks(self, *, are_equal: bool) -> None:
-        """Find the buffers whose values are those of a mask: on all workers the same ones."""
+        """Find the buffers that are masks on all workers; averages then copy instead of average them."""
         flat = self.run.flat
         seen = [flat.undecided_values()]
         if seen[0] and not are_equal:
@@ -234,36 +234,36 @@ class DistributedOptimizer(torch.optim.Optimizer):
         flat.copy_masks(flat.masks_among(seen))
 
     def _starts(self) -> list[dict[str, str]]:
-        """Fingerprints of the models with which all workers begin."""
+        """Return all workers' hashes of their initial models."""
         with self.run.reducer.heartbeat.gathering("the first step", self.round):
             return self.meeting.exchange("start", {"model": digest_of(self.run.flat.arrays())})
 
     @property
     def round(self) -> int:
-        """The round that this worker is in, from 0: its steps // `steps_per_round`."""
+        """Index of this worker's current round, from 0: steps // `steps_per_round`."""
         return self.engine.round
 
     @property
     def steps(self) -> int:
-        """The optimizer steps so far, skipped ones included."""
+        """Number of optimizer steps so far, including skipped ones."""
         return self.engine.steps
 
     @property
     def skipped(self) -> int:
-        """How many of `steps` this worker jumped over because it was behind (`sync.iteration_gap.skip`).
+        """Number of steps that this worker skipped because it was behind (`sync.iteration_gap.skip`).
 
-        Counted from the start of the script. Steps that `skip()` did not apply do not count.
+        It counts from the start of the script, and does not include calls of `skip()`.
         """
         return self.engine.skipped
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield this worker's batches of a loader, so that all workers end at the same round.
+        """Yield this worker's batches of a loader, such that all workers end at the same round.
 
-        Loaders must have equally many batches on all workers, as those over `shard_dataset`'s parts have. If workers
+        Loaders must have equally many batches on all workers, such as loaders of `shard_dataset`'s parts. If workers
         take different numbers of steps per round, a worker with p steps gets p of every P batches, where P is the
-        largest number; a RoundSampler has divided the data this way already. If workers skip steps, one batch is
-        dropped per skipped step, from the next loader if this one has ended. A restarted worker gets no batches of
-        steps that the others have taken. In all other cases every batch is yielded.
+        largest number; the batches of a RoundSampler are divided this way already. If workers skip steps, one batch is
+        dropped per skipped step, from the next loader if this one has ended. A restarted worker gets no batches for
+        steps that the others have already taken. In all other cases every batch is yielded.
 
         Args:
             loader: a DataLoader or any iterable of batches.
@@ -281,7 +281,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 yield batch
 
     def _dealt(self, loader: Iterable[Batch], sampler: RoundSampler, member: Member) -> Iterator[Batch]:
-        """As `batches`, and what is left of the epoch is dealt again one round after the members have changed."""
+        """Yield batches like `batches`; after a change of members, divide the rest of the epoch again."""
         engine = self.engine
         if engine.is_behind and sampler.epoch != engine.data_epoch[0]:
             return
@@ -299,40 +299,40 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def rank(self) -> int:
-        """This worker's rank."""
+        """Rank of this worker."""
         return self.run.rank
 
     @property
     def num_workers(self) -> int:
-        """The number of workers of the run; 1 for a script that runs without a launcher."""
+        """Number of workers of the run; 1 in a script without a launcher."""
         return len(self.run.everyone)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401 - torch's signature
-        """Take one local step and, at the end of a round, average as the schedule says.
+        """Take one local step and, at the end of a round, average as the schedule defines.
 
         Args:
-            closure: computes the loss again, and its gradients, as for the wrapped optimizer.
+            closure: recomputes the loss and the gradients, as for the wrapped optimizer.
 
         Returns:
-            What the closure returned; None without one.
+            The closure's result; None without a closure.
 
         Raises:
-            PeerFailedError: a member of the group is gone or late; the failed average has changed no parameter.
+            PeerFailedError: a member of the group is gone or late; the failed average changed no parameter.
             InputError: the model was moved or changed, or the run has finished.
         """
         return self._step(closure and keep_user_modes(closure), skip=False)
 
     def skip(self) -> None:
-        """Count a step without applying this worker's gradient, for NaN guards; the worker still averages.
+        """Count a step without applying this worker's gradient, for example a NaN; the worker still averages.
 
         If the schedule averages gradients, this worker sends zeros and applies the mean.
         """
         self._step(None, skip=True)
 
     follows_a_schedule = True
-    """Mark it, so that it is not wrapped again."""
+    """Marks the class, so that an instance is not wrapped again."""
     _step_supports_amp_scaling = True
-    """Tells GradScaler to always call step() and to leave its verdict in `found_inf` and `grad_scale` here."""
+    """Makes GradScaler always call `step()` and set `found_inf` and `grad_scale` on this object."""
 
     @torch_compile_disable
     @in_default_modes
@@ -360,10 +360,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @torch_compile_disable
     @in_default_modes
     def average_gradients(self) -> None:
-        """Average the gradients now instead of in `step()`, so that the script can clip or inspect the means.
+        """Average the gradients now instead of in `step()`, so that the script can clip or inspect the averages.
 
-        Only for schedules that average gradients (all-reduce in each step); otherwise nothing happens. Parameters do
-        not change. With a GradScaler call its `unscale_(optimizer)` first.
+        Parameters do not change. With a schedule that averages parameters the call does nothing. With a GradScaler,
+        call `scaler.unscale_(optimizer)` first.
 
         Raises:
             PeerFailedError: a worker is gone or too late.
@@ -381,15 +381,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         schedule averages gradients, it sends zeros and steps with the others.
 
         Args:
-            after_averaging: what the loop does with mean gradients between `average_gradients()` and `step()`, such as
-                clipping; a worker without data calls it, too, in the steps that it takes with the others.
+            after_averaging: function with what the loop does between `average_gradients()` and `step()`, such as
+                clipping; a worker without data calls it in the steps that it takes with the others.
 
         Yields:
             Nothing; the loop runs inside.
 
         Raises:
             UnavailableError: a worker is gone or silent.
-            InputError: the loop changes the mean gradients, and `after_averaging` is missing.
+            InputError: the loop changes the averaged gradients, and `after_averaging` is missing.
         """
         with self.engine.joining(after_averaging):
             yield
@@ -398,9 +398,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def mean_model(self) -> Iterator[torch.nn.Module]:
-        """Inside, the model holds the mean over all workers, to evaluate or save it; all workers enter together.
+        """Context in which the model holds the mean over all workers, to evaluate or save it; all enter together.
 
-        Afterwards each worker has its own parameters again, bit for bit. A restarted worker that has not reached its
+        At its end each worker's own parameters are restored bit for bit. A restarted worker that has not reached its
         first step gets its own model, since the others have passed this point.
 
         Yields:
@@ -426,7 +426,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     members = membership.gathered("mean_model()")
                     with self.engine.guard.comparing_models():
                         if not membership.may_change:
-                            self.meeting.exchange("mean_model()", {}, members)  # no worker is at another place any more
+                            self.meeting.exchange("mean_model()", {}, members)  # all workers are here now
                         membership.average_model(run.mean_reducers, members, self.steps, self.round)
                 if run.reducer.recorder.directory is not None:
                     distance = squared_distance(run.flat, own)
@@ -436,47 +436,47 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     yield run.flat.model
 
     def register_stateful(self, *objects: Stateful) -> None:
-        """Register further objects whose state a restarted worker copies: schedulers, gradient scalers.
+        """Register schedulers, gradient scalers and other objects whose state a restarted worker must copy.
 
         A worker that joins the run (`--max-restarts`) gets their states from the worker whose model it copies. All
         workers register the same objects in the same order, before their first step.
 
         Args:
-            *objects: with the methods `state_dict` and `load_state_dict`.
+            *objects: objects with the methods `state_dict` and `load_state_dict`.
 
         Raises:
-            InputError: an object without a state, or more than the others named.
+            InputError: an object lacks these methods, or this worker registers more objects than the others.
         """
         self._handover.add(objects)
 
     def log(self, **numbers: float | torch.Tensor) -> None:
-        """Record numbers of this step in the trace, such as `loss=loss`; without `trace` it does nothing.
+        """Record values of this step in the trace, such as `loss=loss`; without `trace` the call does nothing.
 
         `partreduce report` compares runs by their `loss`, and Perfetto draws each as a line.
 
         Args:
-            **numbers: numbers by name, or tensors of one element, for which the call waits.
+            **numbers: numbers by name, or tensors with one element, for which the call waits.
         """
         if self.run.reducer.recorder.directory is not None:
             self.run.reducer.recorder.note(**{name: checked_number(f"log: {name}", n) for name, n in numbers.items()})
 
     def stats(self, writer: Writer | None = None) -> Stats:
-        """Return this worker's statistics since the start of the script; with `writer` they are also written there.
+        """Return this worker's statistics since the start of the script; with `writer` also write them there.
 
-        Keys: `steps`, `round`, `skipped`; `operations`, the number of group operations, and `failed` of them;
-        `operation_seconds`, their total time, with the wait for the last member and parts that overlap computing;
-        `bytes` of their payloads; `age`, by how many rounds the last average was late; `distance`, this worker's
-        squared distance to the mean model at the last `mean_model()`, NaN without `trace`.
+        Keys: `steps`, `round`, `skipped`; `operations`, the number of averages and other collectives, and `failed`, how
+        many of them failed; `operation_seconds`, their total duration, including waits for the last member and
+        overlapped parts; `bytes`, their total payload; `age`, the delay of the last average in rounds; `distance`, the
+        squared distance of this worker's parameters to the mean model at the last `mean_model()`, NaN without `trace`.
 
         Args:
-            writer: TensorBoard's `SummaryWriter` or whatever has an `add_scalar(tag, number, step)`; a function that
-                takes the numbers; or the path of a CSV file, one for each worker, to which a row is added.
+            writer: TensorBoard's `SummaryWriter`, or another object with `add_scalar(tag, number, step)`; a function
+                that takes the statistics; or the path of a CSV file per worker, to which a row is appended.
 
         Returns:
             The statistics by name.
 
         Raises:
-            InputError: `writer` is none of these.
+            InputError: `writer` is of another type.
             FileError: the file cannot be written.
         """
         numbers: Stats = {"steps": self.steps, "round": self.round, "skipped": self.skipped}
@@ -487,7 +487,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @in_default_modes
     def finish(self) -> None:
-        """End the run on all workers: every model becomes the mean over all workers, and traces are written.
+        """End the run on all workers: set every model to the mean over all workers, and write traces.
 
         Raises:
             PeerFailedError: a worker ended after another number of rounds, or is gone.
@@ -498,13 +498,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @in_default_modes
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state dict; its key `partreduce` has step count and strategy state.
+        """Return the wrapped optimizer's state dict, with step count and strategy state under the key `partreduce`.
 
-        If gradients are averaged, this includes gradients that a pipeline has still to apply and the rounding errors of
-        error feedback, so a run continues bit for bit. If parameters are averaged, momentum differs between workers as
-        the models do: one worker's state is not the run's. For outer steps it holds the outer parameters and the outer
-        momentum, equal on all workers. If tables are sharded, all workers call it, and worker 0's dict holds the whole
-        tables' states.
+        If gradients are averaged, the strategy state includes gradients that a pipeline has not applied yet and the
+        rounding errors of error feedback, so a run continues bit for bit. If parameters are averaged, momentum differs
+        between workers, as the models do, so each worker's state must be saved. With outer steps the strategy state
+        has the outer parameters and the outer momentum, which are equal on all workers. With sharded tables all workers
+        must call it, and only worker 0's dict has the states of whole tables.
 
         Returns:
             The wrapped optimizer's dictionary with one more key, `partreduce`.
@@ -522,17 +522,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @in_default_modes
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the wrapped optimizer and the step count, if the dict has one; all workers call it at the same round.
+        """Restore the wrapped optimizer and, if saved, the step count; all workers call it at the same round.
 
-        Averages in flight are dropped. The run continues from the loaded state and the parameters at the next step, so
-        load the model too. A warning tells if a pipeline's state holds no gradients.
+        Averages in flight are dropped. The next step continues from the loaded state and the current parameters, so
+        load the model too. Warns if a pipeline's state has no gradients.
 
         Args:
-            state_dict: from `state_dict()` of this optimizer, or of the wrapped one.
+            state_dict: result of `state_dict()` of this optimizer, or of the wrapped one.
 
         Raises:
-            InputError: the state was saved inside a round, and the schedule needs the round's beginning; or the key
-                `partreduce` holds no step count.
+            InputError: the state was saved inside a round, and the schedule can resume only at the start of a round;
+                or the key `partreduce` has no step count.
         """
         if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
             raise InputError("load_state_dict: holds no 'state' and 'param_groups'; give what state_dict() returned")
@@ -554,7 +554,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._load_strategy((own or {}).get("strategy"), steps, lost)
 
     def _load_strategy(self, state: dict[str, torch.Tensor] | None, steps: int, lost: str) -> None:
-        """Put back what `state_dict` found still to be applied, or say that it, or what was `lost` here, is dropped."""
+        """Load the strategy's saved state; warn about state that cannot be loaded, or that was `lost`."""
         if state:
             lost = ""
             try:
@@ -565,7 +565,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             warn_user(lost)
 
     def _check_other_steps(self, steps: int) -> None:
-        """Refuse states of different rounds, which workers under a quorum are in wherever they do not meet."""
+        """Raise InputError if workers load states of different steps, as is possible under a quorum."""
         said = self.meeting.exchange("state to load", {"steps": steps})
         if len(found := sorted({int(one["steps"]) for one in said})) > 1:
             raise InputError(
@@ -586,10 +586,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Add a parameter group; its parameters must have been trainable when the model was wrapped.
 
         Args:
-            param_group: as torch's optimizers take it: `params`, and settings of the group.
+            param_group: dict with `params` and settings of the group, as for torch's optimizers.
 
         Raises:
-            InputError: a parameter that is not averaged, so that it would differ between workers.
+            InputError: a parameter would not be averaged, and so would differ between workers.
         """
         parameters = param_group["params"]
         listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)  # a generator is read once
@@ -598,34 +598,34 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.optimizer.add_param_group(group)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - anything
-        """Everything else (param_groups, state, defaults, hooks) is the wrapped optimizer's."""
+        """Return any other attribute (param_groups, state, defaults, hooks) from the wrapped optimizer."""
         if name == "optimizer":
             raise AttributeError(name)
         return getattr(self.optimizer, name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        """What the wrapped optimizer holds is set there."""
+        """Set an attribute; `param_groups`, `state` and `defaults` are set on the wrapped optimizer."""
         if name in ("param_groups", "state", "defaults"):
             setattr(self.optimizer, name, value)
         else:
             super().__setattr__(name, value)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuse `copy.copy`, `copy.deepcopy` and pickle, with which hooks would run twice in every optimizer."""
+        """Raise InputError for `copy.copy`, `copy.deepcopy` and pickle: in a copy all hooks would run twice."""
         raise InputError(
             "optimizer: a DistributedOptimizer belongs to a running job and cannot be copied or pickled; "
             "copy optimizer.state_dict(), or optimizer.optimizer, which is the plain one"
         )
 
     def __repr__(self) -> str:
-        """Name the schedule and the wrapped optimizer."""
+        """Describe the schedule, this worker's rank and the wrapped optimizer."""
         place = f"worker {self.rank} of {self.num_workers}"
         return f"DistributedOptimizer({self.schedule.name!r}, {place}, {self.optimizer!r})"
 
 
 @contextlib.contextmanager
 def _connecting(world: World, heartbeat: Heartbeat) -> Iterator[None]:
-    """Around what connects workers: who fails tells the others why and leaves this world."""
+    """Context around connecting to the others: after a failure, record its reason and leave the world."""
     try:
         yield
     except PartreduceError as error:
@@ -639,7 +639,7 @@ def _connecting(world: World, heartbeat: Heartbeat) -> Iterator[None]:
 
 
 def _prepare(world: World, schedule: Schedule, heartbeat: Heartbeat, *, own_process: bool, connects: bool) -> None:
-    """Connect with the others; a worker that joins does so later (see `Member`)."""
+    """Connect to the other workers; a joining worker connects later (see `Member`)."""
     world.signs = heartbeat
     if own_process:
         publish_stage(world.store, world.rank, "connected its groups")
@@ -653,7 +653,7 @@ def _run(
     plan: Schedule, reducer: Reducer, flat: FlatModel, optimizer: torch.optim.Optimizer, policies: Policies, *,
     tables: Tables, membership: FixedMembership,
 ) -> Run:  # fmt: skip
-    """What the schedule's runner works on: the model's buckets with the reducers that average them."""
+    """Create the state on which the schedule's runner works: the model's buckets with their reducers."""
     nodes = plan.cluster.node_of().tolist()
     reducer.recorder.attach("run", lambda: {"schedule": plan.name, "words": describe(plan), "node_of": nodes})
     mean_reducers = [reducer, *([reducer.of(flat.buffer_buckets, "buffers")] if flat.buffer_buckets else [])]
@@ -666,6 +666,6 @@ def _run(
 
 
 def optimizer_of(parameter: torch.Tensor) -> DistributedOptimizer | None:
-    """Return the DistributedOptimizer that averages a parameter (or its gradient); None if there is none."""
+    """Return the DistributedOptimizer that averages a parameter or its gradient; None if there is none."""
     owner: DistributedOptimizer | None = _optimizers[parameter]() if parameter in _optimizers else None
     return owner

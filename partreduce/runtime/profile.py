@@ -1,4 +1,4 @@
-"""Measure a cluster from inside a job: fit link metrics under the cost model, and check them on unseen phases."""
+"""Measure a cluster from inside a job: fit link latencies and bandwidths by the cost model, and check predictions."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from partreduce.topo.timing.cost import group_seconds
 
 WARM_UP = 1
 STEP_REPETITIONS = 10
-MAX_NUMBERS = 2**24  # of a larger model a part is coded, which takes as long for each byte
+MAX_NUMBERS = 2**24  # elements; of larger models only a part is coded, at the same time per byte
 LATENCY_SCALE, INVERSE_SCALE = 1e-4, 1e-9
-NEGLIGIBLE = 1e-3  # a fitted metric this much below its scale is no part of the explanation and is written as 0
-NEAR = {"PIX", "PXB"}  # paths that cross PCIe bridges only: such a NIC belongs to its GPU
+NEGLIGIBLE = 1e-3  # a fitted value below this fraction of its scale explains nothing and is set to 0
+NEAR = {"PIX", "PXB"}  # `nvidia-smi topo` paths over PCIe bridges only: the NIC is local to the GPU
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Measured seconds of one phase with `size` bytes per worker: per repetition the slowest worker's time."""
+    """Measured times of one phase with `size` bytes per worker: the slowest worker's, per repetition."""
 
     phase: Phase
     size: int
@@ -57,7 +57,7 @@ class Measurement:
 
 
 class Fit(NamedTuple):
-    """Hardware fitted to measurements, and the relative errors of its predictions for them."""
+    """Hardware parameters fitted to measurements, and the relative errors of the predictions for them."""
 
     hardware: Hardware
     errors: tuple[float, ...]
@@ -65,10 +65,10 @@ class Fit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A cluster with its measured hardware, and how well that predicts measurements.
+    """A cluster with its measured hardware, and how well that hardware predicts measured times.
 
-    `checks` has phases that were not fitted, each with its predicted seconds; `fit_errors` has the relative errors for
-    the phases that were.
+    `checks` has phases that were not used in the fit, each with its predicted seconds; `fit_errors` has the relative
+    errors for the phases that were.
     """
 
     cluster: Cluster
@@ -95,9 +95,20 @@ def profile(
 ) -> Profile:
     """Measure links, contention, codecs and, given `step`, the compute time of every worker; all workers call it.
 
-    Every phase of calibration is measured `repetitions` times with `model_bytes` bytes (what the schedule will send), a
-    half and an eighth of it; the fit is checked on `num_checks` random phases drawn from `seed`. `step` runs one
-    training step; `timeout` is the limit of one operation in seconds; `progress` gets a line for each stage.
+    Each calibration phase is timed with `model_bytes` bytes, a half and an eighth of it; the fit is checked on random
+    phases.
+
+    Args:
+        cluster: shape of the cluster.
+        model_bytes: bytes that a schedule will send per average.
+        step: function that runs one training step, to measure compute time.
+        repetitions: how many times each phase is timed.
+        num_checks: number of random phases on which the fit is checked.
+        seed: seed of these phases.
+        timeout: limit of one operation in seconds.
+        device: where the arrays are; by default the CPU.
+        world: connection to the other workers; by default from the environment.
+        progress: called with a line for each stage.
     """
     where = device or torch.device("cpu")
     reached = world or default_world(
@@ -107,7 +118,7 @@ def profile(
     sizes = [max(4, model_bytes // part) for part in (1, 2, 8)]
     known = calibration_phases(cluster)
     unseen = random_phases(cluster, num_checks, np.random.default_rng(seed))
-    all_phases = StaticGroups(phases=GroupPhases((*known, *unseen)))  # so that all groups are made at once
+    all_phases = StaticGroups(phases=GroupPhases((*known, *unseen)))  # one schedule, to create all groups at once
     reached.prepare(Schedule("profile", cluster.shape(), all_phases))
 
     def time_phases(wanted: list[tuple[Phase, int]], what: str) -> list[Measurement]:
@@ -128,7 +139,7 @@ def profile(
 def _broadcast_fit(
     world: World, measured: Sequence[Measurement], cluster: Cluster, base: Hardware, device: torch.device
 ) -> Fit:
-    """Rank 0's fit, told to all: a fit takes seconds of one core, which workers of one node would take in turn."""
+    """Fit on rank 0 and broadcast the result: on every worker the fit would compete for cores, and it takes seconds."""
     known = torch.zeros(6 + len(measured), dtype=torch.float64, device=device)
     if world.rank == 0:
         fit = fit_hardware(measured, cluster, base)
@@ -143,11 +154,11 @@ def _broadcast_fit(
 
 
 def _with_compute(world: World, step: Callable[[], object], model_bytes: int, device: torch.device) -> Hardware:
-    """Everybody computes at the same time, as in training; workers slower than 1.1 times the fastest are noted."""
+    """Time `step` on all workers at once; return compute time, jitter, and workers slower than 1.1× the fastest."""
     times = torch.zeros(world.size, STEP_REPETITIONS, device=device)
     step()
     for index in range(STEP_REPETITIONS):
-        settle(device)  # a step that was only queued has taken no time yet
+        settle(device)  # so that kernels queued before do not count
         started = perf_counter()
         step()
         settle(device)
@@ -164,7 +175,7 @@ def _with_compute(world: World, step: Callable[[], object], model_bytes: int, de
 def measure_phases(
     world: World, wanted: Sequence[tuple[Phase, int]], *, repetitions: int, device: torch.device
 ) -> list[Measurement]:
-    """Time each (phase, bytes per worker) of `wanted`; all workers call it with the same list, groups prepared."""
+    """Time each (phase, bytes per worker) in `wanted`; all workers call it, after creating the groups."""
     buffer = torch.zeros(max(max(1, size // 4) for _, size in wanted), dtype=torch.float32, device=device)
 
     def run(members: tuple[int, ...] | None, part: torch.Tensor) -> None:
@@ -185,10 +196,10 @@ def measure_phases(
 def _time_runs(
     world: World, runs: Sequence[Callable[[], object]], *, repetitions: int, device: torch.device
 ) -> torch.Tensor:
-    """Seconds of this worker, [runs, repetitions].
+    """Return this worker's times in seconds, [runs, repetitions].
 
-    Every repetition goes through all runs, so that a disturbance of the machine spreads over them. A run begins when a
-    one-element sum of all workers has returned.
+    Each repetition goes through all runs, so that a disturbance of the machine is spread over them. A run starts after
+    an all-reduce of one element over all workers.
     """
     gate = torch.zeros(1, dtype=torch.float32, device=device)
     times = torch.zeros(len(runs), repetitions, dtype=torch.float32, device=device)
@@ -205,7 +216,7 @@ def _time_runs(
 
 
 def settle(device: torch.device) -> None:
-    """Wait until a CUDA device has finished all queued work; nothing on CPU."""
+    """Wait until a CUDA device has finished all queued work; does nothing on CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -213,7 +224,7 @@ def settle(device: torch.device) -> None:
 def measure_codecs(
     world: World, *, model_bytes: int, repetitions: int, device: torch.device
 ) -> tuple[tuple[str, CodecSeconds], ...]:
-    """Measure every codec's seconds per byte of float32: the slowest worker's median. All workers call it."""
+    """Measure every codec's time in seconds per byte of float32: the slowest worker's median. All workers call it."""
     count = min(max(1, model_bytes // 4), MAX_NUMBERS)
     values = torch.randn(count, generator=torch.Generator().manual_seed(world.rank)).to(device)
     passes = _passes(values)
@@ -235,7 +246,7 @@ def _passes(values: torch.Tensor) -> dict[tuple[str, str], Callable[[], object]]
         passes[codec.value, "encode"] = partial(values.to, dtype)
         passes[codec.value, "decode"] = partial(back.copy_, short)
     if values.device.type == "cuda":
-        return passes  # the run-time has no codecs of blocks there
+        return passes  # block codecs run on the CPU only
     decoded = torch.empty_like(values)
     for codec in (one for one in Codec if one.has_blocks):
         ours = BlockCodec(codec, RING.block)
@@ -246,7 +257,7 @@ def _passes(values: torch.Tensor) -> dict[tuple[str, str], Callable[[], object]]
 
 
 def calibration_phases(cluster: Cluster) -> list[Phase]:
-    """Return phases to fit hardware to: one or several groups, inside and across nodes, of two to all workers."""
+    """Return phases for fitting hardware: one or several groups, inside and across nodes, of two to all workers."""
     n = cluster.num_workers
     nodes = [list(cluster.workers_of(node)) for node in range(cluster.num_nodes)]
     candidates: list[list[list[int]]] = [[list(range(n))]]
@@ -264,7 +275,7 @@ def calibration_phases(cluster: Cluster) -> list[Phase]:
 
 
 def random_phases(cluster: Cluster, count: int, rng: np.random.Generator) -> list[Phase]:
-    """Draw `count` random phases: partitions into groups of 2 to n workers, in which some workers may skip."""
+    """Draw `count` random phases: partitions into groups of 2 to n workers, in which some workers may have no group."""
     n = cluster.num_workers
     phases: list[Phase] = []
     while len(phases) < count:
@@ -289,14 +300,14 @@ def predicted_seconds(measurement: Measurement, cluster: Cluster, hardware: Hard
 def fit_hardware(measurements: Sequence[Measurement], cluster: Cluster, base: Hardware) -> Fit:
     """Fit latency and inverse bandwidth of intra-node links, NICs and bus by least squares on log seconds.
 
-    Phases with several groups at once tell a link from the bus. Tries four starting points and keeps the best fit.
-    Everything else is taken from `base`.
+    Phases with several concurrent groups distinguish a link from the bus. Four starting points are tried, and the best
+    fit is returned. All other fields are copied from `base`.
     """
     across = cluster.num_nodes > 1
     measured = np.log([measurement.median for measurement in measurements])
 
     def usual(*, crossing: bool) -> float:
-        """The logarithm of the usual seconds per byte of the phases in which groups cross nodes, or do not."""
+        """Return the log of the median seconds per byte over phases whose groups cross nodes, or do not."""
         rates = [m.median / m.size for m in measurements if _crosses(m.phase, cluster) == crossing]
         return float(np.log(np.median(rates) / INVERSE_SCALE)) if rates else 0.0
 
@@ -316,7 +327,7 @@ def fit_hardware(measurements: Sequence[Measurement], cluster: Cluster, base: Ha
 
     count = 6 if across else 4
     starts = [np.zeros(count), np.resize([0.0, -2.0], count), np.resize([-2.0, 0.0, 0.0, -1.0], count)]
-    # A link that nothing waits for has no gradient, so one that is far slower than these would stay where it began.
+    # A link that limits no phase has zero gradient, so a fit started far from a slow link would not find it.
     starts.append(np.array([0.0, inside, -2.0, inside - 2.0, 0.0, nic][:count]))
     closest = min(
         (least_squares(residuals, start, loss="soft_l1", bounds=(-12.0, 12.0)) for start in starts),
@@ -343,7 +354,7 @@ def _without_negligible(hardware: Hardware) -> Hardware:
 
 
 def cluster_of(world: World) -> Cluster:
-    """Return the shape of the running job from the launchers' node numbers; nodes are ordered by their first rank."""
+    """Return the shape of the running job by the launchers' node numbers; nodes are ordered by their lowest rank."""
     nodes: dict[str, list[int]] = {}
     own = os.environ.get(GROUP_RANK) or os.environ.get(SLURM_NODEID) or "0"
     for rank, node in enumerate(_gather_texts(world, "profile/node", own, range(world.size))):
@@ -358,19 +369,19 @@ def _gather_texts(world: World, place: str, text: str, ranks: Iterable[int]) -> 
 
 
 def slurm_words(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the SLURM variables that describe the job (id, nodes, partition), by name; empty outside of SLURM."""
+    """Return the SLURM variables that describe the job (id, nodes, partition), by name; empty outside SLURM."""
     return {name: environment[name] for name in SLURM_JOB if environment.get(name)}
 
 
 def slurm_switches(world: World, cluster: Cluster) -> tuple[Switch, ...]:
-    """Return the switches that SLURM's topology plugin names for the job's nodes, without bandwidths; maybe none."""
+    """Return the switches of the job's nodes by SLURM's topology plugin, without bandwidths; empty if there is none."""
     words = "\n".join(os.environ.get(name, "") for name in SLURM_TOPOLOGY)
     first = [cluster.workers_of(node)[0] for node in range(cluster.num_nodes)]
     return switches_of(_gather_texts(world, "profile/address", words, first))
 
 
 def gpu_topology() -> str | None:
-    """Return the table that `nvidia-smi topo -m` prints; None if the tool is missing or fails."""
+    """Return the output of `nvidia-smi topo -m`; None if the tool is missing or fails."""
     if shutil.which("nvidia-smi") is None:
         return None
     done = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=20, check=False)
@@ -378,7 +389,7 @@ def gpu_topology() -> str | None:
 
 
 def num_rails(table: str) -> int:
-    """Count the NICs next to a GPU (path PIX or PXB) in the table of `nvidia-smi topo -m`; at least 1."""
+    """Count the NICs local to a GPU (path PIX or PXB) in the output of `nvidia-smi topo -m`; at least 1."""
     rows = [line.split("\t") for line in table.splitlines() if "\t" in line]
     if not rows:
         return 1

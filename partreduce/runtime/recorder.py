@@ -1,6 +1,6 @@
-"""Record a worker's last operations (for error reports), its statistics, and a trace that Perfetto opens.
+"""Record a worker's last operations for error reports, its statistics, and a trace for Perfetto.
 
-The ring buffer always runs; the trace only when a directory is given, and a failure to write it never ends a run.
+The last operations are always recorded; the trace only if a directory is given. A failure to write never ends a run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ MAX_TRACE_EVENTS = 200_000
 
 @dataclass(slots=True)
 class Operation:
-    """One group operation as a worker saw it; times are seconds since the epoch, and `end` is None while it runs."""
+    """Record of one average or other collective on this worker.
+
+    `start` and `end` are seconds since the epoch; `end` is None while it runs.
+    """
 
     index: int
     kind: str
@@ -39,11 +42,11 @@ class Operation:
     start: float
     end: float | None = None
     outcome: str = "running"
-    lag: int = 0  # rounds by which it is late: it belongs to the beginning of its round
+    lag: int = 0  # rounds of delay: 1 if it was started at the beginning of its round
 
     @property
     def rounds_before(self) -> int:
-        """The round in which the operation began; a member that ended after so many rounds or fewer never began it."""
+        """Round in which the operation started; a member that ended after at most so many rounds never started it."""
         return self.round - self.lag
 
     def entered(self) -> str:
@@ -53,12 +56,12 @@ class Operation:
         return f"finished {self}"
 
     def __str__(self) -> str:
-        """As reports name it: `the average of round 41 in group {1,3}`."""
+        """Describe the operation for messages: `the average of round 41 in group {1,3}`."""
         return f"the {self.kind} of round {self.round} in group {{{','.join(map(str, self.members))}}}"
 
 
 Stats = dict[str, float]
-COUNTED = ("operations", "operation_seconds", "bytes", "failed", "age")  # as `DistributedOptimizer.stats` names them
+COUNTED = ("operations", "operation_seconds", "bytes", "failed", "age")  # keys of `DistributedOptimizer.stats`
 
 
 class Recorder:
@@ -77,7 +80,7 @@ class Recorder:
         self._lock = threading.Lock()
 
     def attach(self, name: str, facts: Callable[[], object]) -> None:
-        """Add an entry `name` to the trace and to failure reports: the result of `facts()` when they are written."""
+        """Add an entry `name` to traces and failure reports, whose value `facts()` returns when they are written."""
         self._facts[name] = facts
 
     def now(self) -> float:
@@ -96,7 +99,7 @@ class Recorder:
         return operation
 
     def end(self, operation: Operation, outcome: str = "ok", *, times: tuple[float, float] | None = None) -> None:
-        """Mark an operation as ended with an outcome; `times` are begin and end on a device, by `time.perf_counter`."""
+        """Mark an operation as ended with an outcome; `times` are its start and end by `time.perf_counter`."""
         operation.end, operation.outcome = self.now(), outcome
         if times is not None:
             operation.start, operation.end = self._clock_origin + times[0], self._clock_origin + times[1]
@@ -110,7 +113,7 @@ class Recorder:
 
     @contextmanager
     def span(self, name: str, **details: object) -> Iterator[None]:
-        """Record the block as an event of the worker in the trace; does nothing without a trace."""
+        """Context that records its block as an event in the trace; does nothing without a trace."""
         if self.directory is None:
             yield
             return
@@ -121,7 +124,7 @@ class Recorder:
             self._add(name, "worker", start, self.now(), details)
 
     def note(self, **numbers: float) -> None:
-        """Record numbers at this moment in the trace, drawn by Perfetto as lines; does nothing without a trace."""
+        """Record values at this time in the trace, which Perfetto draws as lines; does nothing without a trace."""
         if self.directory is not None:
             self._add("log", "log", self.now(), None, numbers)
 
@@ -142,11 +145,11 @@ class Recorder:
                 self._dropped += 1
 
     def last(self) -> list[Operation]:
-        with self._lock:  # a deque that grows meanwhile cannot be copied
+        with self._lock:  # copying a deque while it grows raises an error
             return list(self._ring)
 
     def dump(self, reason: str) -> Path | None:
-        """Write the last operations to `operations-RANK.json`; return its path, None without directory or on error."""
+        """Write the last operations to `operations-RANK.json`; return its path, or None if it was not written."""
         if self.directory is None:
             return None
         content = {"rank": self.rank, "reason": reason, "operations": [asdict(o) for o in self.last()]}
@@ -154,7 +157,7 @@ class Recorder:
         return self._written(self.directory / f"operations-{self.rank:05d}.json", content)
 
     def write_trace(self) -> Path | None:
-        """Write `trace-RANK.json` (Chrome trace format) and return its path; None without a directory or on failure."""
+        """Write `trace-RANK.json` (Chrome trace format); return its path, or None without a directory or on failure."""
         if self.directory is None:
             return None
         names = [
@@ -189,7 +192,7 @@ def merge_traces(directory: str | Path, output: str | Path | None = None) -> Pat
         The path that was written: a JSON trace for Perfetto or chrome://tracing, times in microseconds.
 
     Raises:
-        FileError: no trace is there, or one cannot be read.
+        FileError: the directory has no trace, or one cannot be read.
     """
     directory = Path(directory)
     events: list[dict[str, Any]] = []
@@ -218,7 +221,7 @@ def _write(path: Path, content: object) -> Path:
 
 
 class ScalarWriter(Protocol):
-    """An object with TensorBoard's `add_scalar`, such as its `SummaryWriter`."""
+    """Interface of an object with TensorBoard's `add_scalar`, such as its `SummaryWriter`."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
         """Write one number under `tag` for the step `global_step`."""
@@ -229,7 +232,7 @@ Writer = ScalarWriter | Callable[[Mapping[str, float]], object] | str | Path
 
 
 def write_stats(stats: Stats, writer: Writer) -> None:
-    """Write statistics to a SummaryWriter (without NaN), as a row of a CSV file, or by calling a function with them."""
+    """Write statistics to a SummaryWriter (except NaN), as a row of a CSV file, or to a function."""
     if callable(add := getattr(writer, "add_scalar", None)):
         for name, number in stats.items():
             if not math.isnan(number):

@@ -1,4 +1,4 @@
-"""Restore torch's defaults inside a call, for modes that the script has switched on: kept tensors must have none."""
+"""Run calls under torch's default modes, whatever modes the script has set, for tensors that are kept."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 def is_in_default_modes() -> bool:
-    """Whether neither inference mode nor a default device other than the CPU is active; cheap enough for every step."""
+    """Return whether neither inference mode nor a default device other than the CPU is active."""
     if torch.is_inference_mode_enabled():
         return False
     no_modes = torch._C._len_torch_function_stack() == 0  # noqa: SLF001 - torch has no public way
@@ -23,7 +23,7 @@ def is_in_default_modes() -> bool:
 
 @contextlib.contextmanager
 def default_modes() -> Iterator[None]:
-    """Inside, inference mode is off and new tensors are in host memory unless a device is given."""
+    """Context in which inference mode is off and new tensors are in host memory unless a device is given."""
     with contextlib.ExitStack() as modes:
         if torch.is_inference_mode_enabled():
             modes.enter_context(torch.inference_mode(mode=False))
@@ -33,7 +33,7 @@ def default_modes() -> Iterator[None]:
 
 
 def in_default_modes(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Decorate a function to run inside `default_modes`."""
+    """Decorate a function so that it runs inside `default_modes`."""
 
     @functools.wraps(call)
     def call_in_default_modes(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
@@ -46,7 +46,7 @@ def in_default_modes(call: Callable[Arguments, Result]) -> Callable[Arguments, R
 
 
 def keep_user_modes(closure: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a closure that runs with the default device of the caller, for use inside `default_modes`."""
+    """Return a closure that runs with the caller's default device, for use inside `default_modes`."""
     if is_in_default_modes():
         return closure
     device = torch.get_default_device()

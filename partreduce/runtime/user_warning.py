@@ -1,4 +1,4 @@
-"""Issue warnings that point at the user's own line, below any frames of the runtime and torch."""
+"""Issue warnings that point at the user's own line of code, below any frames of the runtime and torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 BETWEEN = (f"{Path(__file__).parent}/", f"{Path(torch.__file__).parent}/", contextlib.__file__)
-"""Where the files lie that a user did not write: the run-time's, torch's, and what enters context managers."""
+"""Prefixes of files that are not the user's code: those of the runtime, of torch, and of contextlib."""
 
 
 def warn_user(text: str, category: type[Warning] = UserWarning) -> None:

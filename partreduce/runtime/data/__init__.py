@@ -1,1 +1,1 @@
-"""Which part of the data a worker trains on."""
+"""Divide a data set over workers."""

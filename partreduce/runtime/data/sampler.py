@@ -1,7 +1,7 @@
-"""Deal a data set: this worker's part of it, or samples by rounds, so that all workers end an epoch at the same one.
+"""Distribute a data set over workers: a fixed shard per worker, or samples by rounds so that epochs end together.
 
-Where each worker shuffles by its own seed before `shard_dataset()`, some elements come to several workers and others to
-none, and no loss would show it: the first step compares a few elements, which all workers have in the same order.
+If each worker shuffles with its own seed before `shard_dataset()`, some samples go to several workers and others to
+none, which the loss does not show. Therefore the first step compares a few samples between workers.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from partreduce.topo.strategies.payload import round_ends
 
 Batch = TypeVar("Batch")
 Members = tuple[int, ...]
-Views = Sequence[tuple[int, Members]]  # who is a member after which turn, in order; the first is of all, before round 0
+Views = Sequence[tuple[int, Members]]  # (last operation before the change, members since), from (-1, all workers) on
 
 
 def assign_samples(
     order: Sequence[int], views: Views, worker_steps: Sequence[int], per_step: int, start: int, *, turns: int = 1
 ) -> Iterator[tuple[int, dict[int, list[int]]]]:
-    """Yield (round, sample indices by worker) for each round of an epoch that begins with round `start`.
+    """Yield (round, sample indices by worker) for each round of an epoch that starts in round `start`.
 
-    Samples are dealt in `order` to the members, in proportion to their steps per round. If members change in a round, a
-    failed worker's samples return to the front, and a worker that joins takes the samples of its remaining steps in
-    this round. Later rounds are dealt to the new members, so every sample is used once except for those that do not
-    fill a last round. If too few are left for a joining worker, it gets some of the epoch's first samples again.
+    Samples are assigned in `order` to the members, in proportion to their steps per round. If the membership changes
+    in a round, a failed worker's samples return to the front of the queue, and a joining worker gets samples for its
+    remaining steps in this round; later rounds are divided among the new members. Every sample is used once, except
+    those that do not fill a last round; if too few are left for a joining worker, it repeats the epoch's first samples.
     """
     rest, round_ = deque(order), start
     members = next(members for after, members in reversed(views) if after < start * turns)
@@ -63,7 +63,7 @@ def _take(rest: deque[int], count: int) -> list[int]:
 
 
 def by_steps_per_round(loader: Iterable[Batch], schedule: Schedule, rank: int) -> Iterable[Batch]:
-    """Yield this worker's batches of a loader: p of every P, for p steps per round and the largest number P."""
+    """Return p of every P batches of a loader: p are this worker's steps per round, P the most of any worker."""
     steps_per_round, most = int(schedule.worker_steps()[rank]), int(max(schedule.worker_steps()))
     if sampler_of(loader) is not None or all(each == most for each in schedule.worker_steps()):
         return loader
@@ -74,27 +74,27 @@ def by_steps_per_round(loader: Iterable[Batch], schedule: Schedule, rank: int) -
 
 def sampler_of(loader: object) -> RoundSampler | None:
     """Return the RoundSampler that a loader uses, or None."""
-    batches = getattr(loader, "batch_sampler", None)  # which may have no length, and so no truth value
+    batches = getattr(loader, "batch_sampler", None)  # compared with None, since it may lack a length
     sampler = getattr(loader if batches is None else batches, "sampler", None)
     return sampler if isinstance(sampler, RoundSampler) else None
 
 
 class RoundSampler(torch.utils.data.Sampler[int]):
-    """Sampler of this worker's indices; give it to a DataLoader with the same `batch_size` and `drop_last=True`.
+    """Sampler of this worker's indices for a DataLoader with the same `batch_size` and `drop_last=True`.
 
     A worker that takes p steps per round gets p batches per round, so its share of the data is proportional to p.
-    Shares are disjoint. Samples that do not fill a round of all workers are left out, other ones in each epoch. Call
-    `set_epoch` before each epoch. In a run that continues after failures, `optimizer.batches(loader)` divides the rest
-    of the epoch among the new members (see `assign_samples`).
+    Shares are disjoint. Samples that do not fill a round of all workers are left out, different ones in each epoch.
+    Call `set_epoch` before each epoch. After a failure that the run survives, `optimizer.batches(loader)` divides the
+    rest of the epoch among the new members (see `assign_samples`).
 
     Args:
         data: the data set, or its length.
         schedule: gives steps per round and number of workers.
         batch_size: samples per worker in one backward pass.
         accumulate: backward passes per optimizer step (gradient accumulation).
-        shuffle: whether each epoch has a new order, the same on all workers; else it is the order of the data.
+        shuffle: use a new random order in each epoch, equal on all workers; otherwise the order of the data.
         seed: seed of the order.
-        rank: this worker; from the launcher by default.
+        rank: this worker's rank; by default the launcher's.
 
     Raises:
         InputError: less data than one round needs, or numbers below 1.
@@ -135,7 +135,7 @@ class RoundSampler(torch.utils.data.Sampler[int]):
 
     @property
     def num_steps(self) -> int:
-        """The number of optimizer steps that this worker takes in an epoch."""
+        """Number of optimizer steps that this worker takes per epoch."""
         return self.num_rounds * self._worker_steps[self.rank]
 
     @property
@@ -143,7 +143,7 @@ class RoundSampler(torch.utils.data.Sampler[int]):
         return self.schedule.num_workers - 1
 
     def set_epoch(self, epoch: int, *, skip_steps: int = 0) -> None:
-        """Select the epoch's order; with `skip_steps` leave out steps already taken, when resuming within it.
+        """Select the epoch's order; `skip_steps` skips steps already taken when a run resumes inside the epoch.
 
         Raises:
             InputError: more steps than an epoch has.
@@ -158,18 +158,21 @@ class RoundSampler(torch.utils.data.Sampler[int]):
         return self._epoch
 
     def follow(self, views: Views, start: int, steps: int, *, turns: int = 1) -> None:
-        """Deal the samples from step `steps` on to the members of each view; the epoch began with round `start`."""
+        """Assign the samples from step `steps` on to the members in each of the `views`.
+
+        `start` is the round in which the epoch started, `turns` the number of operations per round.
+        """
         self._turns = turns
         self._views, self._from, self._steps = views, start, steps
 
     def resume(self, steps: int) -> int:
-        """Continue after `steps` optimizer steps of the run; returns the epoch to continue with."""
+        """Continue after `steps` optimizer steps of the run; return the epoch to continue with."""
         epoch, taken = divmod(steps, self.num_steps)
         self.set_epoch(epoch, skip_steps=taken)
         return epoch
 
     def __len__(self) -> int:
-        """Samples of this worker in (the rest of) the epoch."""
+        """Number of this worker's samples in the rest of the epoch."""
         if self._views:
             return sum(1 for _ in self)
         return (self.num_steps - self._skip) * self.per_step
@@ -204,13 +207,13 @@ Data = TypeVar("Data")
 class ShardOrder(StrEnum):
     """How elements are assigned to workers: strided or contiguous."""
 
-    STRIDED = "strided"  # every n-th one: samples, in whatever order they lie
+    STRIDED = "strided"  # every n-th element, for independent samples
 
-    CONTIGUOUS = "contiguous"  # one run of neighbors: a text, a recording, a time series
+    CONTIGUOUS = "contiguous"  # one range, for a text, a recording or a time series
 
 
 def shard_dataset(data: Data, *, order: ShardOrder | str | None = None) -> Data | torch.utils.data.Subset[object]:
-    """Return this worker's part of the data; equally many elements on all workers (up to n − 1 are left out).
+    """Return this worker's part of a data set; all parts have equal length (up to n − 1 elements are left out).
 
     Tensors, arrays, lists and other sequences are sliced; a torch Dataset becomes a Subset. A `str` or `bytes` is a
     text and is always divided contiguously. Without a launcher all of the data is returned.
@@ -256,7 +259,7 @@ def shard_dataset(data: Data, *, order: ShardOrder | str | None = None) -> Data 
 
 
 def _check_countable(data: object) -> None:
-    """Raise InputError for what has no length, or whose length does not count samples."""
+    """Raise InputError for data without a length, or whose length is not the number of samples."""
     kind = type(data).__name__
     if isinstance(data, torch.utils.data.DataLoader):
         raise InputError("shard_dataset: is given a DataLoader; shard the data set, then make a loader of the part")
@@ -271,11 +274,11 @@ def _check_countable(data: object) -> None:
         raise InputError(f"shard_dataset: the {kind} is a single number; give an array with one sample a row")
 
 
-_dealt: set[int] = set()  # lengths of dealt samples: integers of one of these lengths are their labels
+_dealt: set[int] = set()  # lengths of sharded sample arrays; integers of such a length are taken for labels
 
 
 def _warn_of_sequence(data: Any) -> None:  # noqa: ANN401 - anything with a length
-    """Warn of integers that may be a text: every n-th token of it makes no sense, and nothing else would tell."""
+    """Warn if an integer array may be a text: every n-th token of a text makes no sense, and no error would follow."""
     if len(getattr(data, "shape", (0, 0))) != 1 or not _holds_integers(data):
         _dealt.add(len(data))
     elif len(data) not in _dealt:
@@ -293,12 +296,12 @@ def _holds_integers(data: Any) -> bool:  # noqa: ANN401 - a tensor or array
     return getattr(kind, "kind", "") in ("i", "u")
 
 
-SKETCHED, SKETCHED_NUMBERS = 64, 8  # how many elements are looked at, and how many numbers of each
-_sketches: dict[str, str] = {}  # of what this process has dealt and has not compared yet, by kind, length and turn
+SKETCHED, SKETCHED_NUMBERS = 64, 8  # how many elements are hashed, and how many numbers of each
+_sketches: dict[str, str] = {}  # fingerprints not compared yet, by type, length and number of the call
 
 
 def record_fingerprint(data: Any) -> None:  # noqa: ANN401 - anything with a length
-    """Store a digest of a data set's elements in their order, to compare between workers at the first step."""
+    """Store a fingerprint of a data set's elements in their order, to compare between workers at the first step."""
     if sketch := sketch_of(data):
         place, turn = f"{type(data).__name__} of {len(data)} elements", 1
         while f"{place}, {turn}" in _sketches:
@@ -307,14 +310,14 @@ def record_fingerprint(data: Any) -> None:  # noqa: ANN401 - anything with a len
 
 
 def pop_fingerprint() -> dict[str, str]:
-    """Return, and forget, the digests of the data sets sharded since the last call, by type and length."""
+    """Return and clear the fingerprints of the data sets sharded since the last call, by type and length."""
     taken = dict(_sketches)
     _sketches.clear()
     return taken
 
 
 def sketch_of(data: Any) -> str:  # noqa: ANN401 - anything with a length
-    """Return a digest of some elements in order; empty for a Dataset whose elements only its own code can give."""
+    """Return a hash of some elements in order; empty for a custom Dataset, whose code would have to run."""
     if isinstance(data, Subset):
         return sketch_of(data.indices)
     if isinstance(data, TensorDataset):
@@ -325,7 +328,7 @@ def sketch_of(data: Any) -> str:  # noqa: ANN401 - anything with a length
 
 
 def _plain(value: Any, most: int = SKETCHED_NUMBERS) -> object:  # noqa: ANN401 - an element of anything
-    """A value as few plain ones: of numbers three digits, of a path the name, since folders may be a worker's own."""
+    """Reduce a sample to a few plain values: numbers to three digits, paths to file names, since folders may differ."""
     if isinstance(value, str | bytes):
         return value[-200:].rsplit("/", 1)[-1] if isinstance(value, str) else value[-200:]
     if isinstance(value, float):
@@ -339,5 +342,5 @@ def _plain(value: Any, most: int = SKETCHED_NUMBERS) -> object:  # noqa: ANN401 
             value = value.reshape(-1)
     elif not isinstance(value, Sequence):
         return type(value).__name__
-    at = getattr(value, "iloc", value)  # a table of pandas takes labels otherwise
+    at = getattr(value, "iloc", value)  # pandas would index by label
     return [_plain(at[place]) for place in range(0, len(value), max(1, len(value) // most))][:most]

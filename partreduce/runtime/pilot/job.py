@@ -1,4 +1,4 @@
-"""Define a pilot's input from the user's function, its schedules, and the results of its runs, without torch."""
+"""Define the user's function that a pilot runs, the schedules that it compares, and its results; without torch."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from partreduce.runtime.optimizer import DistributedOptimizer
 
 MIN_STEPS = 24
-ROUNDS = 3  # a run has room for at least so many rounds of every probe
+ROUNDS = 3  # every probe must have at least this many rounds in a run
 
 WORKER_STEPS = (2, 4, 8, 16)
-LARGEST_ON_SORTED_DATA = 8  # there more steps per round cost several times the steps, which a short run does not see
+LARGEST_ON_SORTED_DATA = 8  # a short run does not show the cost of more steps per round on such data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PilotJob:
-    """One worker's training job, newly built: a pilot runs it for a few dozen steps under several schedules.
+    """A new training job of one worker, which a pilot trains for a few dozen steps under several schedules.
 
-    The function that builds it takes a seed and draws everything from it, so that two calls with one seed have equal
-    parameters and equal batches in the same order. Batches may (and usually do) differ between workers.
+    The function that builds it takes a seed and derives all random numbers from it, so that two calls with one seed
+    have equal parameters and equal batches in the same order. Batches may (and usually do) differ between workers.
 
     Args:
-        model: the module to train; start from a checkpoint to measure a later phase of training.
-        optimizer: the plain optimizer of its parameters, not wrapped.
-        batches: this worker's batches, such as a DataLoader; iterated again when it ends. The first few are kept for
+        model: the module to train; load a checkpoint to measure a later phase of training.
+        optimizer: the plain torch optimizer of its parameters, not wrapped.
+        batches: this worker's batches, such as a DataLoader; iterated again when it ends. The first few are used for
             evaluation.
         loss: function that returns the loss of a batch.
-        step: function of one training step with the wrapped optimizer, if it is more than `zero_grad`, `backward`,
-            `step`.
+        step: function of (optimizer, batch) for one training step with the wrapped optimizer, if it is more than
+            `zero_grad`, `backward`, `step`.
     """
 
     model: torch.nn.Module
@@ -61,7 +61,7 @@ class Curve:
 
     @property
     def is_reference(self) -> bool:
-        """Whether the run was the reference: synchronous all-reduce in each step."""
+        """Whether this run was the reference: synchronous all-reduce in each step."""
         return self.schedule.strategy.averages_gradients and not self.schedule.strategy.sync.lag
 
     @property
@@ -70,15 +70,15 @@ class Curve:
 
 
 def reference(cluster: Cluster) -> Schedule:
-    """Return the schedule that the others are compared with: all-reduce in each step."""
+    """Return the schedule with which the others are compared: all-reduce in each step."""
     return Schedule("allreduce", cluster.shape(), AllReduce())
 
 
 def probes(cluster: Cluster, *, steps: int, data: str) -> list[Schedule]:
-    """Return the schedules of a pilot: all-reduce every k steps, ring pairs, node-then-all, and some with a delay.
+    """Return the schedules that a pilot compares: all-reduce every k steps, ring pairs, node-then-all, delayed.
 
-    Their consensus distances differ by a factor of ten, to measure its price; half of them are delayed by a round, to
-    tell the price of delay from that of consensus distance.
+    Their consensus distances differ by a factor of ten, to measure what consensus distance costs. Some are delayed by a
+    round, to separate the cost of the delay from that of consensus distance.
     """
     if data == "per-node" and cluster.num_nodes == 1:
         raise InputError(
@@ -114,7 +114,7 @@ def probes(cluster: Cluster, *, steps: int, data: str) -> list[Schedule]:
 
 
 def node_then_all(cluster: Cluster) -> Schedule:
-    """Return the schedule with three rounds inside nodes, then one over all workers."""
+    """Return a schedule with three rounds inside nodes, then one over all workers."""
     n = cluster.num_workers
     nodes = Phase.from_groups(n, [own for node in range(cluster.num_nodes) if len(own := cluster.workers_of(node)) > 1])
     phases = GroupPhases((nodes, nodes, nodes, Phase.from_groups(n, [range(n)])))
@@ -122,7 +122,10 @@ def node_then_all(cluster: Cluster) -> Schedule:
 
 
 def ring_pairs(cluster: Cluster, steps_per_round: int, *, late: bool = False) -> Schedule:
-    """Workers average in pairs along the ring of ranks, every `steps_per_round` steps; with `late` a round later."""
+    """Return a schedule in which pairs along the ring of ranks average every `steps_per_round` steps.
+
+    With `late` each average is applied a round later.
+    """
     n = cluster.num_workers
     first = [[i, i + 1] for i in range(0, n - 1, 2)]
     second = [[i, (i + 1) % n] for i in range(1, n - n % 2, 2)]

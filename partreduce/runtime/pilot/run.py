@@ -1,4 +1,4 @@
-"""Run a pilot on the running workers: every schedule from the same start over the same batches, once per seed."""
+"""Run a pilot on the current workers: train the user's job under each schedule, from equal starts, once per seed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from partreduce.topo.schedule import Schedule
 Build = Callable[[int], PilotJob]
 
 EVALUATION_BATCHES = 4
-POINTS = 20  # evaluations of one run, besides the one at its start
-PLANNING_SECONDS = 600.0  # within which worker 0 says what else to run
-SAME = 1e-3  # two starts whose losses differ by more than this, relatively, are not the same start
+POINTS = 20  # evaluations per run, besides the first one
+PLANNING_SECONDS = 600.0  # timeout for worker 0 to choose further schedules
+SAME = 1e-3  # starts whose losses differ by more than this (relative) count as different
 
 
 def run_pilot(
@@ -45,11 +45,19 @@ def run_pilot(
     timeout: float = 120.0,
     progress: Callable[[str], None] | None = None,
 ) -> list[Curve]:
-    """Run all-reduce and every probe for `steps` steps, once per seed; all workers call it and get the same curves.
+    """Train the job under all-reduce and every probe, once per seed; all workers call it and get the same loss curves.
 
-    `build(seed)` makes this worker's job. `warm_up` steps of all-reduce precede every run and do not count. `data` says
-    how samples are spread: `shuffled`, `per-worker` or `per-node`. `then(curves)`, called on worker 0, returns further
-    schedules to run, until it returns none; `progress` gets a line for each run. `timeout` is in seconds.
+    Args:
+        build: function that makes this worker's job from a seed.
+        steps: optimizer steps of each run.
+        seeds: seeds of the runs.
+        warm_up: steps of all-reduce before each run, which do not count.
+        data: how samples are distributed: `shuffled`, `per-worker` or `per-node`.
+        cluster: shape of the cluster; by default that of the running job.
+        schedules: schedules to compare with all-reduce; by default those of `probes`.
+        then: called on worker 0 with the curves so far; returns further schedules to run, until it returns none.
+        timeout: seconds that an average may wait for its members.
+        progress: called with a line for each run.
     """
     say = progress or (lambda _: None)
     where = cluster or cluster_of(_world(_built(build, seeds[0]), timeout))
@@ -74,15 +82,15 @@ def run_pilot(
 
 
 def is_harder(schedule: Schedule, unstable: Schedule) -> bool:
-    """Whether a schedule is of the same kind (delayed or not) as an unstable one and has rounds as long or longer."""
+    """Return whether a schedule has rounds at least as long as an unstable one of its kind (delayed or not)."""
     if schedule.strategy.averages_gradients or unstable.strategy.averages_gradients:
-        return False  # All-Reduce, which all are compared with, or a pipeline, which is its own class
+        return False  # the reference, or a pipeline, which is a kind of its own
     is_longer = int(schedule.worker_steps().max()) >= int(unstable.worker_steps().max())
     return is_longer and schedule.strategy.mixes_late == unstable.strategy.mixes_late
 
 
 def check_other_start(earlier: Sequence[Curve], curve: Curve) -> None:
-    """Raise InputError if a run's first loss differs from that of earlier runs with the same seed."""
+    """Raise InputError if a run's first loss differs from that of an earlier run with the same seed."""
     start = next((other.losses[0] for other in earlier if other.seed == curve.seed), curve.losses[0])
     if not math.isclose(curve.losses[0], start, rel_tol=SAME):
         raise InputError(
@@ -109,7 +117,7 @@ def _world(job: PilotJob, timeout: float) -> World:
 
 
 def _next(world: World, curves: list[Curve], then: Callable[[list[Curve]], Sequence[Schedule]]) -> list[Schedule]:
-    """What worker 0 says is to run next, on all workers; what it raises there, all raise."""
+    """Return, on all workers, the schedules that worker 0 chooses to run next; its errors are raised on all."""
     found = broadcast_decision(
         world,
         f"pilot/after-{len(curves)}-runs",
@@ -121,7 +129,7 @@ def _next(world: World, curves: list[Curve], then: Callable[[list[Curve]], Seque
 
 
 def _run(job: PilotJob, schedule: Schedule, seed: int, *, steps: int, warm_up: int, timeout: float) -> Curve:
-    torch.manual_seed(1_000_003 * seed + place()[0])  # dropout and the like differ between workers, not schedules
+    torch.manual_seed(1_000_003 * seed + place()[0])  # random numbers differ between workers, not between schedules
     batches = _endless(job)
     kept = list(itertools.islice(batches, EVALUATION_BATCHES))
     if warm_up:
@@ -139,7 +147,7 @@ def _run(job: PilotJob, schedule: Schedule, seed: int, *, steps: int, warm_up: i
         if step < steps and schedule.stepping_at(step)[rank]:
             _step(job, optimizer, next(batches))
     curve = torch.tensor(losses, dtype=torch.float32, device=next(job.model.parameters()).device)
-    with optimizer.mean_model():  # nothing else is on its way there, so the workers may add up their losses
+    with optimizer.mean_model():  # no other operation is in flight there, so the losses can be summed
         reducer = optimizer.run.reducer
         everyone = reducer.world.everyone()
         with reducer.recorded("sum of losses", steps, steps, everyone.members, curve.nbytes) as operation:
