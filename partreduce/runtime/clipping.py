@@ -87,7 +87,7 @@ def _check(norm_type: float) -> None:
 
 
 class _Apart:
-    """Computes the global norm of gradients of which each worker holds only some rows, in float32 or a wider dtype."""
+    """Global norm of gradients of which each worker holds only some rows, computed in float32 or a wider dtype."""
 
     def __init__(
         self, parameters: Sequence[torch.Tensor], tables: Tables | None, norm_type: float, *, equal: bool

@@ -225,7 +225,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.ending.guard(lambda: member.connect_all(reducers, self._handover))
 
     def _copy_masks(self, *, are_equal: bool) -> None:
-        """Find the buffers that are masks on all workers; averages then copy instead of average them."""
+        """Find the buffers that are masks on all workers; later averages copy these from the lowest rank."""
         flat = self.run.flat
         seen = [flat.undecided_values()]
         if seen[0] and not are_equal:

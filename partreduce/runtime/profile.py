@@ -139,7 +139,7 @@ def profile(
 def _broadcast_fit(
     world: World, measured: Sequence[Measurement], cluster: Cluster, base: Hardware, device: torch.device
 ) -> Fit:
-    """Fit on rank 0 and broadcast the result: on every worker the fit would compete for cores, and it takes seconds."""
+    """Fit on rank 0 and broadcast the result; a fit takes seconds, and workers of a node would compete for cores."""
     known = torch.zeros(6 + len(measured), dtype=torch.float64, device=device)
     if world.rank == 0:
         fit = fit_hardware(measured, cluster, base)

@@ -65,7 +65,7 @@ COUNTED = ("operations", "operation_seconds", "bytes", "failed", "age")  # keys 
 
 
 class Recorder:
-    """Records one worker's last 256 operations, its statistics and, given a directory, a trace; thread-safe."""
+    """Record of one worker's last 256 operations, its statistics and, given a directory, a trace; thread-safe."""
 
     def __init__(self, rank: int, trace: str | Path | None = None) -> None:
         self.rank = rank

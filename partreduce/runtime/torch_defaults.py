@@ -1,4 +1,7 @@
-"""Run calls under torch's default modes, whatever modes the script has set, for tensors that are kept."""
+"""Run calls under torch's default modes, since tensors that are kept must not depend on modes of the script.
+
+Such modes are inference mode and a default device.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ VERDICTS = ("found_inf", "grad_scale")  # attributes that a GradScaler sets on a
 
 
 class FrameworkRun:
-    """Drives a DistributedOptimizer from a framework's callbacks: start of training, evaluation, end of training.
+    """A DistributedOptimizer driven by a framework's callbacks: start of training, evaluation, end of training.
 
     Every worker calls the same methods in the same order.
 

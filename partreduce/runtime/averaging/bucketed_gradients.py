@@ -61,7 +61,7 @@ def segments_of(buckets: Sequence[Bucket], order: Iterable[torch.nn.Parameter]) 
 
 
 class LayerSender:
-    """Sends gradients in segments during the backward pass, to overlap communication with computation.
+    """Sender of gradients in segments during the backward pass, which overlaps communication with computation.
 
     `order` has the parameters from the first to the last layer.
     """

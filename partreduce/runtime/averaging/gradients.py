@@ -270,7 +270,11 @@ class OptimizerStepper:
         ]
 
     def remember(self, ok: torch.Tensor | None) -> None:
-        """Save the parameters if only the device knows whether the average is valid (`ok`, else None)."""
+        """Save the parameters before a step whose average may be invalid.
+
+        `ok` is a 0-d bool tensor on the device, whose value is known only later; None if the host has checked the
+        average.
+        """
         self._ok = ok
         if ok is None:
             return
@@ -278,7 +282,7 @@ class OptimizerStepper:
             self._before = copy_to(self._before, self._flat.buckets)
 
     def undo(self) -> None:
-        """Restore the saved parameters if the average was invalid, since momentum moved them in spite of zeros."""
+        """Restore the saved parameters if the average was invalid: its gradients were zero, but momentum moved them."""
         if self._ok is None:
             return
         wrong = ~self._ok

@@ -50,7 +50,7 @@ class FailureHandler(Protocol):
 
 
 class Reducer:
-    """Runs one worker's all-reduces over its buckets, with checks and deadlines; thread-safe.
+    """One worker's interface for all-reduces of its buckets over groups, with checks and deadlines; thread-safe.
 
     All members of a group must start their operations in the same order.
     """

@@ -109,7 +109,7 @@ class CodecInput(NamedTuple):
     def of(
         cls, slots: Sequence[Slot], array: torch.Tensor, values: torch.Tensor, coding: Coding, streams: Streams
     ) -> CodecInput:
-        """Examine `values`, a part of a bucket's array that belongs to the parameters in `slots`."""
+        """Check whether `values`, a part of a bucket's array with the parameters `slots`, are finite and in range."""
         if streams.runs_ahead:
             return cls(coding, (~torch.isfinite(values).all()).float().view(1))
         peak = _peak(values)

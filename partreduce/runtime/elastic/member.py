@@ -97,7 +97,8 @@ class Member(FixedMembership):
     def connect_all(self, reducers: Sequence[Reducer], state: State) -> None:
         """Wait until all workers have started; a restarted worker joins the run instead.
 
-        `reducers` run the operations, and `state` is handed to workers that join.
+        `reducers` run the operations. `state` is this worker's state, which is copied to or from a worker when one
+        joins.
         """
         self.regroup.reducers, self.regroup.held = {reducer: reducer.key for reducer in reducers}, state
         self.heartbeat.with_each = self.poll

@@ -45,7 +45,7 @@ def name_of(generation: int) -> str:
 
 
 class Regroup:
-    """Maps one worker to its groups in the current generation, and connects it to the members of the next."""
+    """One worker's groups in the current generation, and its connection to the members of the next."""
 
     def __init__(self, world: GlooWorld, schedule: Schedule, *, key: str, timeout: float) -> None:
         self.world, self.schedule, self.key, self.timeout = world, schedule, key, timeout

@@ -72,7 +72,7 @@ def elastic_blocker(schedule: Schedule) -> str:
 
 
 def schedule_for_present_nodes(schedule: Schedule) -> Schedule:
-    """Return the schedule for the workers that torchrun has started: the given one, or its failure plan."""
+    """Return the schedule for the workers that torchrun has started: the failure plan's if nodes are missing."""
     size, wanted = place()[1], schedule.num_workers
     if not may_be_started_again() or not 1 < size < wanted:
         return schedule

@@ -22,7 +22,7 @@ from partreduce.topo.strategies.axes import GradientBuckets
 
 
 class Guard(Facts):
-    """Runs the checks of one optimizer's run at the right moments, and holds the hooks that trigger them.
+    """Checks for misuse of one optimizer's run, with the hooks that trigger them at the right moments.
 
     If several optimizers wrap the same model, its forward hooks belong to the newest.
     """
@@ -279,7 +279,7 @@ class _AfterLoad(ModuleHook):
 
 
 class _BeforeStateDict(ModuleHook):
-    """Hook that runs before a module's `state_dict()`, and notices by its own pickling that the module is pickled."""
+    """Hook before a module's `state_dict()`; it is pickled with the module, and so also detects pickling."""
 
     def __init__(self, guard: ReferenceType[Guard], name: str) -> None:
         self._guard, self._name = guard, name

@@ -23,7 +23,7 @@ _address, _is_trainable = torch.Tensor.data_ptr, attrgetter("requires_grad")
 
 
 class Layout:
-    """Records which parameters, buffers and modules a model had when it was wrapped, and where they were in memory.
+    """Record of a model's parameters, buffers and modules at wrapping, with memory addresses, to detect changes.
 
     `tables` are parameters that are exchanged separately.
     """

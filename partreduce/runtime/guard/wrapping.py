@@ -47,7 +47,7 @@ FOLLOWS = "follows_a_schedule"  # attribute that marks DistributedOptimizer, and
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return the optimizer. Raises InputError unless it is a plain torch optimizer: no schedule, no communication."""
+    """Return the optimizer. Raises InputError if it follows a schedule, communicates, or is no torch optimizer."""
     run_checks(Moment.WRAP_OPTIMIZER, optimizer)
     return optimizer
 

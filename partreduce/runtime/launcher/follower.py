@@ -41,11 +41,11 @@ from partreduce.topo.errors import InputError, UnavailableError
 
 
 class _LostError(Exception):
-    """The connection to node 0's launcher has ended."""
+    """Error for an ended connection to node 0's launcher."""
 
 
 class _Orders:
-    """Receives node 0's commands during an attempt and executes them; `workers` are this machine's started workers."""
+    """Executor of node 0's commands during an attempt; `workers` are this machine's started workers."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ ALIKE_SECONDS = 0.3  # how long the first such line is held back for the other w
 
 
 class LogMultiplexer:
-    """Writes the workers' complete lines to standard output and error, or to another stream."""
+    """Output of a launcher: writes the workers' complete lines to standard output and error, or to another stream."""
 
     def __init__(self, output: TextIO | None = None) -> None:
         self._output = output
@@ -34,7 +34,7 @@ def write_line(text: str) -> None:
 
 
 class ErrorDeduplicator:
-    """Prints an error that several workers report with the same text only once: `[0-3] InputError: …`."""
+    """Filter that prints an error which several workers report only once, as `[0-3] InputError: …`."""
 
     def __init__(self, outlet: LogMultiplexer, num_workers: int) -> None:
         self._outlet, self._num_workers = outlet, num_workers

@@ -104,7 +104,7 @@ def listen(address: str, port: int = 0) -> tuple[socket.socket, str]:
 
 
 class Connection:
-    """Sends and receives JSON records to and from another launcher; `problem` tells why the connection is closed."""
+    """Connection to another launcher for JSON records; `problem` tells why it is closed."""
 
     def __init__(self, connected: socket.socket) -> None:
         connected.settimeout(ASK_SECONDS)

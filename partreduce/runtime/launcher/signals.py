@@ -1,4 +1,4 @@
-"""Turn signals that end a launcher into exceptions at points where it waits, and block them in critical sections."""
+"""Raise signals that end a launcher as exceptions where it waits, and block the signals in critical sections."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class Shutdown:
-    """Ends the rest of a run after a failure or Ctrl-C: after a grace period SIGTERM, then SIGKILL."""
+    """Orderly end of a run after a failure or Ctrl-C: a grace period, then SIGTERM, then SIGKILL."""
 
     code: int = 0  # the run's exit code; 128 + signal, as in a shell
     cause: str = ""  # the failure that ended the run, as a clause

@@ -56,7 +56,13 @@ PACED = (
 
 
 class Heartbeat(SignsOfLife):
-    """Writes this worker's heartbeat and failure notes to the store and reads others'; tolerates a lost store."""
+    """This worker's heartbeat and failure notes in the store, and access to other workers'; tolerates a lost store.
+
+    A *gathering* is an operation of all workers outside the rounds, such as `mean_model()` or a checkpoint. An
+    *exchange* is another operation of all workers that belongs to no round, such as a lookup in tables. Each worker
+    counts both, and records the gathering that it waits in, so that a worker that waits for it elsewhere stops with a
+    reason.
+    """
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ BEHIND = (
 
 
 class UnevenInputs:
-    """Tracks through the store which workers still have data inside `join`."""
+    """Record in the store of which workers still have data inside `join`."""
 
     def __init__(self, store: Store, rank: int, size: int, heartbeat: Heartbeat, *, key: str, timeout: float) -> None:
         self.rank, self.size, self.heartbeat = rank, size, heartbeat

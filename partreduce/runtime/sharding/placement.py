@@ -29,7 +29,7 @@ ATTRIBUTE = "_partreduce_table"
 
 
 class Handle:
-    """Connects an embedding module to its Table: fetches the rows of its lookups.
+    """Link from an embedding module to its Table, which fetches the rows of the module's lookups.
 
     A deep copy of the module gets a handle with another `copy` number.
     """

@@ -168,7 +168,7 @@ def split_columns(message: torch.Tensor, sizes: torch.Tensor, like: Sequence[tor
 
 
 class Wire:
-    """Runs one worker's table collectives, over all workers, and inside its node if rows are merged there first.
+    """One worker's table collectives, over all workers, and inside its node if rows are merged there first.
 
     Methods raise PeerFailedError if a worker is gone. `round_` returns this worker's round, for reports; `coalesces`
     tells whether the workers of a node first merge their rows, `gathers` whether any table is gathered on all workers.

@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
 
 
 class Exchange:
-    """Runs one worker's table operations; all workers must start them in the same order."""
+    """One worker's table operations (lookups, gradients, norms); all workers must start them in the same order."""
 
     def __init__(self, wire: Wire, tables: Sequence[Table]) -> None:
         self.wire, self.tables = wire, tables
@@ -178,7 +178,7 @@ class Leg:
         targets: Mapping[int, torch.Tensor],
         mates: CollectiveCalls | None = None,
     ) -> None:
-        """Exchange calls with the group; `targets` has a member for each row of a table, and other rows go to all."""
+        """Exchange calls with the group; `targets` has a member for each row of a table, other tables go to all."""
         self._exchange, self._wire, self._group = exchange, exchange.wire, group
         self._is_node = group is exchange.wire.node
         counts = torch.zeros(group.size, len(exchange.tables), dtype=torch.int64)  # 0: none sent; else rows + 1
@@ -305,7 +305,10 @@ class Tables:
     def connect(
         self, reducer: Reducer, cluster: Cluster, guard: Callable[[Callable[[], Outcome]], Outcome], engine: Steps
     ) -> None:
-        """Connect the workers' tables; all workers call it, after creating their groups. `guard` handles failures."""
+        """Connect the workers' tables; all workers call it, after creating their groups.
+
+        `guard` runs each operation, and ends the run after a failure.
+        """
         self.rank, self.num_workers = reducer.world.rank, reducer.world.size
         self._guard, self._engine = guard, engine
         checks = torch.sparse.check_sparse_tensor_invariants

@@ -30,7 +30,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class StateFile:
-    """Collects one worker's state as named tensors and JSON for a checkpoint, and restores it."""
+    """One worker's state as named tensors and JSON for a checkpoint: collects and restores it."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.optimizer = engine, engine.optimizer

@@ -144,7 +144,7 @@ DIFFERENT = StepResult()
 
 
 class Runner:
-    """Averages for one worker as its strategy defines; one object per optimizer. This base class averages nothing.
+    """A strategy's averaging on one worker, one object per optimizer; this base class averages nothing.
 
     The engine (`worker.engine`) calls these methods; they raise PeerFailedError if a worker is gone or late. Operations
     in flight are queued in the run's membership.

@@ -136,7 +136,7 @@ class GradientAverage(Runner):
         return ok
 
     def _correct_buffers(self, flight: Flight) -> None:
-        """Add the correction of averaged buffers, which were sent with gradients of an earlier step."""
+        """Correct averaged buffers by their deviation from the mean at an earlier step, received with its gradients."""
         for reducer, reduction in flight.sums if flight.sums and flight.before else ():
             with torch.no_grad():
                 for bucket, sums, before in zip(reduction.buckets, reduction.arrays, flight.before, strict=True):

@@ -41,7 +41,7 @@ from partreduce.topo.strategies.static import StaticGroups
 
 
 class Part:
-    """Averages one fragment of the model, or the whole: x ← x + relaxation · (mean − x) over the round's group.
+    """Averaging of one fragment of the model, or the whole: x ← x + relaxation · (mean − x) over the round's group.
 
     With a delay the mean is that of snapshots at the start of the round and is computed during the round: x_{k+1} = W_k
     x_k + u_k(x_k). With step-normalized averaging a member's progress is first multiplied by the members' mean steps

@@ -21,7 +21,7 @@ MAX_EVENTS = 200_000
 
 
 class ProtocolDriver(Generic[State]):
-    """Runs a protocol's state machine for one worker: holds its state and applies events under a lock."""
+    """A protocol's state machine for one worker: holds its state and applies events under a lock."""
 
     def __init__(self, machine: Machine[State], process: int, *, is_open: bool = False) -> None:
         self.machine, self.process = machine, process

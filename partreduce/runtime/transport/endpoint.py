@@ -51,7 +51,7 @@ class Received(NamedTuple):
 
 
 class Seal:
-    """Authenticates the headers of one connection: prepends a MAC over connection number, counter and header."""
+    """Authentication of the headers of one connection: prepends a MAC over connection number, counter and header."""
 
     def __init__(self, secret: str, receiver: int) -> None:
         self._keyed_hash, self._nonce, self._count = _keyed_hash(secret, receiver), os.urandom(NONCE_BYTES), 0
@@ -63,7 +63,7 @@ class Seal:
 
 
 class SealCheck:
-    """Verifies the headers sent to one receiver; each is accepted once."""
+    """Verification of the headers sent to one receiver; each is accepted once."""
 
     def __init__(self, secret: str, receiver: int) -> None:
         self._keyed_hash = _keyed_hash(secret, receiver)
@@ -279,7 +279,7 @@ class Endpoint:
 
 
 class Wakeup:
-    """Wakes a thread that waits in a poll; its creator closes it after that thread has ended.
+    """Signal for a thread that waits in a poll; its creator closes it after that thread has ended.
 
     It uses sockets and a lock instead of a bare file descriptor: after a close, that number could belong to another
     file, into which a wakeup would write.

@@ -46,7 +46,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message: its kind, its sender, a few integers, and arrays as raw bytes."""
+    """A message between workers: its kind, its sender, a few integers, and arrays as raw bytes."""
 
     source: int
     kind: str
@@ -173,7 +173,7 @@ class Account(Generic[Item]):
 
 
 class Mailbox:
-    """Sends one worker's messages to all others and receives theirs; thread-safe.
+    """One worker's messages to and from all others, without collectives; thread-safe.
 
     Args:
         store: store in which workers publish their addresses.

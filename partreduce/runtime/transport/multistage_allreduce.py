@@ -53,7 +53,7 @@ SMALL_BYTES = 1024
 
 
 class Stages(ABC):
-    """Runs a group's all-reduces stage by stage, in order; does not keep the group's communicator alive.
+    """A group's multistage all-reduces, run in order; does not keep the group's communicator alive.
 
     After a failure every later all-reduce fails, since members may disagree on the order of operations.
     """

@@ -133,7 +133,7 @@ class _Sum:
 
 
 class _ThroughServers:
-    """Wraps a world; its group of all workers is replaced by one that all-reduces through the hosts."""
+    """A world whose group of all workers is replaced by one that all-reduces through the hosts."""
 
     def __init__(self, world: World, communicator: ServerCommunicator) -> None:
         self._world, self._communicator = world, communicator

@@ -163,7 +163,7 @@ def processes_of(store: Store, worker: int) -> list[int]:
 
 
 class Pauses:
-    """Sleeps between a waiting worker's queries to the store; longer in longer waits, since workers share cores."""
+    """Pauses between a waiting worker's queries to the store; they grow with the wait, since workers share cores."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -174,7 +174,7 @@ class Pauses:
 
 
 class Notes:
-    """Reads and writes texts in the store (notes) whose keys start with `prefix`.
+    """Texts in the store (notes) whose keys start with `prefix`, by which workers inform each other.
 
     `own_server` tells that this process hosts the store.
     """
@@ -254,7 +254,7 @@ class Notes:
 
 
 class Deaths(Notes):
-    """Reads the launcher's notes on workers that died."""
+    """The launcher's notes in the store on workers that died."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(root_store(store), DEATHS)

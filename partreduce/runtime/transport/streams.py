@@ -133,7 +133,7 @@ def await_mark(mark: Marker) -> None:
 
 
 class DeviceClock:
-    """Converts markers of a device's stream to the host's clock, by one marker whose time on both is known."""
+    """Conversion of markers in a device's stream to the host's clock, by one marker whose time on both is known."""
 
     def __init__(self, streams: Streams) -> None:
         self._start = streams.mark(timed=True)

@@ -94,7 +94,7 @@ def _cut(index: int, array: torch.Tensor, part_bytes: int) -> list[Piece]:
 
 
 class UpdateSender:
-    """Sends a worker's updates to its out-neighbors from one snapshot.
+    """Sender of a worker's updates to its out-neighbors, all from one snapshot.
 
     It allocates one snapshot more than `capacity`, the largest capacity of the out-neighbors' rings: an older snapshot
     has been received, or its receiver would be further behind than proved. Only a slow backup worker can need more, up

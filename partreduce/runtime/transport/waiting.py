@@ -109,7 +109,7 @@ class SignsOfLife:
 
 
 class PeerWatch:
-    """Decides when a wait for `members` reads the other workers' notes: quick checks often, full checks rarely.
+    """Schedule of a wait's checks on `members`: quick checks often, full reads of the other workers' notes rarely.
 
     `glance` is the time between two quick checks in seconds.
     """

@@ -16,7 +16,7 @@ from partreduce.topo.errors import InputError
 
 
 class Engine:
-    """Takes one worker's steps and counts steps and rounds of `steps_per_round` steps."""
+    """One worker's training steps: takes them, and counts steps and rounds of `steps_per_round` steps."""
 
     def __init__(self, run: Run, runner: Runner, optimizer: torch.optim.Optimizer, uneven_inputs: UnevenInputs) -> None:
         self.run, self.runner, self.optimizer, self.uneven_inputs = run, runner, optimizer, uneven_inputs
@@ -275,7 +275,7 @@ class Engine:
         return True
 
     def _take_part_in_round(self, after_averaging: Callable[[], object] | None) -> bool:
-        """Run the rest of a round with unchanged parameters; rows of tables still take the others' steps."""
+        """Run the rest of a round with unchanged parameters; this worker's rows of tables are still updated."""
         serves = self._has_tables
         while True:
             step = self._progress.step

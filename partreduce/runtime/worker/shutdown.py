@@ -39,7 +39,7 @@ BROKEN = "broken after a failure"
 
 
 class Ending:
-    """Ends one worker's run: by `finish`, after a failure inside `guarded`, or when the interpreter exits."""
+    """The end of one worker's run: by `finish`, after a failure inside `guarded`, or when the interpreter exits."""
 
     def __init__(self, engine: Engine, *, own_process: bool) -> None:
         self.run, self.engine = engine.run, engine
@@ -193,7 +193,7 @@ def _text(error: BaseException) -> str:
 
 
 class Meeting:
-    """Runs operations of all workers (exchange, broadcast) on one worker; a failure ends the run."""
+    """Operations of all workers (exchange, broadcast), as one worker runs them; a failure ends the run."""
 
     def __init__(self, ending: Ending) -> None:
         self.run, self.ending = ending.run, ending
@@ -203,7 +203,7 @@ class Meeting:
     def exchange(
         self, what: str, mine: Mapping[str, object], members: Sequence[int] | None = None
     ) -> list[dict[str, Any]]:
-        """Gather `mine` from all workers, or from `members`, in their order; once per `heartbeat.gathering`."""
+        """Gather `mine` from all workers, or from `members`, in their order; once per gathering (see `Heartbeat`)."""
         reducer, engine, members = self.run.reducer, self.ending.engine, tuple(members or self.run.everyone)
         with self.ending.guarded():
             reducer.flush()  # read the device's checks of earlier operations before anything is saved

@@ -335,7 +335,7 @@ def wait_in_step(
 
 
 def _hopeless(heartbeat: Heartbeat, lack: Missing, step: int | None) -> str | None:
-    """Return why too few of the missing messages can still arrive, as a clause, or None.
+    """Return why too few of the missing messages can still arrive, as a clause; None if enough can.
 
     A neighbor whose last step was before `step`, if given, sends nothing more.
     """

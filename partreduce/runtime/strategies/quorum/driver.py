@@ -196,7 +196,7 @@ def children(place: int, size: int) -> tuple[int, ...]:
 
 
 class Spread:
-    """Sends small messages to many workers along a binomial tree, and forwards those of others."""
+    """Sender of small messages to many workers along a binomial tree; also forwards other workers' messages."""
 
     def __init__(self, mailbox: Mailbox, num_workers: int) -> None:
         self._mailbox, self._size = mailbox, num_workers
@@ -255,7 +255,7 @@ class Word(NamedTuple):
 
 
 class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
-    """Runs the partial all-reduce's protocol for one worker, with its gradients and sums; a segment is a generation."""
+    """The partial all-reduce's protocol on one worker, with its gradients and sums; a segment is a generation."""
 
     machine: Partial
 

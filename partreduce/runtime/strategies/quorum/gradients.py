@@ -176,7 +176,7 @@ class QuorumGradients(Runner):
         return further
 
     def check_step(self, asked: StepRequest) -> None:
-        """Raise InputError for a GradScaler used too late, or for changed averages if a call may return several."""
+        """Raise InputError for a GradScaler used too late, or for changed averages where a call may apply several."""
         if asked.early and self.run.applier.scaled:
             raise InputError(
                 "average_gradients: sends gradients before a GradScaler's verdict on them is known, and with a quorum "
