@@ -1,4 +1,4 @@
-"""Type checks of arguments and fields of the public API, read from the annotations."""
+"""Check the types of arguments and dataclass fields of the public API against their annotations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAYS_OUT = {
     "Schedule": "partreduce.load_schedule(path) and partreduce.design(...) make one",
     "Hardware": "partreduce.Hardware(nic=partreduce.Link(...)) makes one",
 }
-"""How to get a value of a class, by the class's name."""
+"""How to make an instance of each class, by class name; error messages about a wrong type end with it."""
 
 
 def check_arguments(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -46,14 +46,14 @@ def check_arguments(function: Callable[Parameters, Result]) -> Callable[Paramete
 
 
 def check_fields(value: object) -> None:
-    """Check the fields of a dataclass against their annotations; to call in `__post_init__`. Raises InputError."""
+    """Check a dataclass's fields against their annotations, in `__post_init__`; raise InputError for a wrong type."""
     kind: Any = type(value)
     for name, hint in _field_hints(kind):
         check_type(f"{kind.__name__}: {name}", getattr(value, name), hint)
 
 
 def check_type(place: str, value: object, hint: object) -> None:
-    """Raise InputError, which names the parameter `place`, if `value` does not fit the annotation `hint`."""
+    """Raise InputError if `value` does not fit the annotation `hint`; the message names the parameter, `place`."""
     if _fits(value, hint):
         return
     shown = " ".join(repr(value).split())
@@ -118,7 +118,10 @@ def _field_hints(kind: Any) -> tuple[tuple[str, Any], ...]:  # noqa: ANN401 - a 
 
 @functools.lru_cache
 def _hints_of(annotated: Any) -> dict[str, Any]:  # noqa: ANN401 - a function or a class
-    """Annotations as types, without those that name what is imported for type checkers only."""
+    """Return the annotations of a function or class as types, by name.
+
+    Annotations that use names imported only for type checkers are left out.
+    """
     found: dict[str, Any] = {}
     for owner in reversed(annotated.__mro__) if isinstance(annotated, type) else (annotated,):
         names = vars(sys.modules[owner.__module__])

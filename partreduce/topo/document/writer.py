@@ -1,4 +1,4 @@
-"""Write documents atomically, compact for large schedules and with one phase a line."""
+"""Write documents atomically; schedules with one phase per line and without superfluous members."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write_schedule(path: str | os.PathLike[str], schedule: Schedule) -> None:
 
 
 def schedule_text(schedule: Schedule) -> str:
-    """The text of a schedule file: one line for each phase or round, keys in reading order."""
+    """Return the text of a schedule file: one line per phase or round, keys in reading order."""
     try:
         document = encodable(schedule)
         # The envelope is cheap to check against the reader itself; strategies are written in their own closed form.
@@ -55,7 +55,7 @@ def schedule_text(schedule: Schedule) -> str:
 
 
 def pretty(document: dict[str, Any]) -> str:
-    """JSON text with one line for each key, phase and round. Ends with a newline."""
+    """Return JSON text with one line for each key, phase and round; it ends with a newline."""
     return _object(document, "") + "\n"
 
 
@@ -82,10 +82,10 @@ def _line(value: object) -> str:
 
 
 def write_file(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write bytes to a temporary file next to the target, flush it to the disk, then rename it; file mode by umask.
+    """Write bytes to a file atomically: to a temporary file in the same folder, flushed to the disk and then renamed.
 
-    Every file that partreduce writes is written here. Links are followed. `-` (standard output), `/dev/fd/N` and
-    targets that are not regular files (a FIFO) are written to directly.
+    All files that partreduce writes pass through here; the umask decides the file mode. Links are followed. `-`
+    (standard output), `/dev/fd/N` and targets that are not regular files (a FIFO) are written to directly.
     """
     connected = descriptor_to_write(path)
     target = Path(os.path.realpath(path))
