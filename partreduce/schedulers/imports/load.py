@@ -1,4 +1,4 @@
-"""Import another tool's file (`import_schedule`), recognizing the format by name and content."""
+"""Import another tool's file (`import_schedule`); the format is recognized by file name and content."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _BY_SUFFIX = {".graphml": "graphml", ".xml": "graphml", ".npy": "npy", ".toml": 
 
 
 def formats() -> list[str]:
-    """The valid values of `format` in `import_schedule`."""
+    """Return the valid values of `format` in `import_schedule`."""
     return [*_GRAPHS, *_SCHEDULES, "partreduce"]
 
 
@@ -54,12 +54,12 @@ def import_schedule(
     Args:
         path: the file; `-` is standard input.
         format: one of `formats()`; by default recognized by suffix and content.
-        cluster: where the workers run; by default every worker has its own node.
+        cluster: the nodes on which the workers run; by default every worker has its own node.
         weights: the method that computes mixing weights of a graph without weights.
         notes: a list to which a sentence is added for each change, such as a corrected rounding error.
         rows: a list to which DiLoCo settings are added as (name, value, meaning), and findings as (claim, status,
             reason), also before an error is raised.
-        **options: of the format: `directed` (edge-list).
+        **options: options of the format: `directed` (edge-list).
 
     Returns:
         The Schedule: of kind `neighbor` for a graph or matrices, `allreduce` for DiLoCo settings.
