@@ -74,7 +74,7 @@ def _write(output: Path, name: str, figure: "Figure", caption: str, *paragraphs:
 
 
 def _without_matrix(schedule: Schedule, period: int) -> str:
-    """What of its rounds is decided while the job runs, in a line; empty where nothing is."""
+    """Return a line about what is decided only while the job runs; empty if nothing is."""
     if schedule.is_mixing:
         return ""
     return f"Period {period}, {schedule.strategy.sync.in_words}: {schedule.undecided}; the schedule has no metrics"

@@ -1,4 +1,4 @@
-"""`partreduce simulate`: run a schedule in virtual time, or put several side by side."""
+"""`partreduce simulate`: run a schedule in virtual time, or compare several."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,7 +35,7 @@ from partreduce.verify.payload import in_bytes
 
 own = options.panel()
 ALONE = ("trace", "rounds", "seed")
-"""What is asked of one schedule, and not of several next to each other."""
+"""The parameters that are valid for a single schedule only."""
 
 
 def command(
@@ -170,7 +170,7 @@ def _table_facts(
     algorithm: Algorithm,
     free: bool,
 ) -> dict[str, Any]:
-    """What tables that go their own way add to a step, and the steady step with them where speeds are fixed."""
+    """Return what separate embedding tables add to a step, and with fixed speeds the exact time of a step with them."""
     exchange = exchange_of(schedule, hardware, touched)
     assert exchange is not None, "asked only where there are tables"
     routes = schedule.routes.tables
@@ -204,9 +204,9 @@ def _print_tables(tables: dict[str, Any]) -> None:
 
 
 def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:
-    """The gaps of a run against the proved ones, and what was skipped; shares are of all workers' time or steps.
+    """Return the gaps of a run compared with the proved bounds, and what was skipped; shares are of all time or steps.
 
-    None is proved where there is no bound, and over pairs of more workers than a proof speaks of.
+    A proved bound is None if there is none, or over pairs if a proof for that many workers is not attempted.
     """
     stated, shares = ScheduleFacts(schedule), record.distribution()
     over_edges, over_pairs = (stated.numbers(name).get("bound", -1) for name in ("gap", "gap-of-pairs"))
@@ -227,7 +227,7 @@ def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:
 
 
 def _quorum_facts(schedule: Schedule, observed: AsynchronousMetrics) -> dict[str, Any]:
-    """Who was in the rounds, and how fast they came, after the first quarter of them; and what is proved of both."""
+    """Return who took part in the rounds after the first quarter, their speed, and what is proved about both."""
     record, setting = observed.quorum, schedule.strategy.sync
     assert record is not None, "asked before"
     assert isinstance(setting, PartialAllReduce), "nothing else records rounds"
@@ -250,7 +250,10 @@ def _quorum_facts(schedule: Schedule, observed: AsynchronousMetrics) -> dict[str
 
 
 def workers_of(timeline: Timeline) -> dict[str, Any]:
-    """Return under `workers` the computing, communicating and waiting seconds of each worker; empty beyond 4096."""
+    """Return the computing, communicating and waiting seconds of each worker, under `workers`.
+
+    Empty beyond 4096 workers.
+    """
     if timeline.finish.shape[1] > 4096:
         return {}
     columns = {
@@ -314,7 +317,7 @@ def _print(
 
 
 def _print_where_time_goes(timeline: Timeline, facts: dict[str, Any]) -> None:
-    """A row for each worker, of many for those that wait longest, and their mean."""
+    """Print a row of times per worker, and their mean; of more than 16 workers those that wait longest."""
     listed = table(
         "Where the time goes",
         "worker",
@@ -338,7 +341,7 @@ def _print_where_time_goes(timeline: Timeline, facts: dict[str, Any]) -> None:
 
 
 def _print_quorum(found: dict[str, Any]) -> None:
-    """Calls are gradients where these are averaged, and progress where parameters are."""
+    """Print the rates and ages of a quorum's gradients."""
     proved = "" if found["proved_age"] is None else f" of {found['proved_age']}"
     console().print(
         f"quorum: {found['rounds_per_second']:.4g} rounds and {found['gradients_per_second']:.4g} gradients a second, "

@@ -1,4 +1,4 @@
-"""The demonstration's report: one HTML file with everything in it."""
+"""The demonstration's report: one self-contained HTML file."""
 
 from __future__ import annotations
 

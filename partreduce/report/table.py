@@ -1,4 +1,4 @@
-"""Print tables that fit the terminal: columns are dropped by priority, texts wrap, and row keys are never cut."""
+"""Print tables that fit the terminal: columns are dropped by priority, texts wrap, and row names are never cut."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GAP = 2
 TEXT = 20
 """Minimum width of a text column while another column can be dropped."""
 CELL = 4
-"""Width of a phase in the worker × round table."""
+"""Width of a phase in the worker × phase table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,10 @@ def table(title: str, name: str, *columns: str | Column) -> Table:
 
 
 def terminal_tables(grid: Grid, width: int) -> list[RichTable]:
-    """Return tables of workers × phases, as wide as the terminal; a letter and color per group, blank for a skip."""
+    """Return tables of workers × phases that fit the terminal's width.
+
+    Each group has a letter and a color; blank cells are skips.
+    """
     fitting = max(1, (width - 2 * len("worker ") - CELL) // (CELL + 1))
     starts = range(0, grid.num_phases, fitting)
     return [_part(grid, range(start, min(start + fitting, grid.num_phases))) for start in starts]
