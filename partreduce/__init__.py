@@ -4,10 +4,9 @@ Everything public is a name of this package and is imported on first use, so tha
 
     import partreduce
 
-    schedule = partreduce.design("4x4", build="prague-figure-10")
-    assert partreduce.verify(schedule).verdict == "proved"
-    partreduce.write_schedule("schedule.json", schedule)
-    optimizer = partreduce.DistributedOptimizer(optimizer, model, "schedule.json")
+    schedule = partreduce.design("4x4", build="prague-figure-10") assert partreduce.verify(schedule).verdict == "proved"
+    partreduce.write_schedule("schedule.json", schedule) optimizer = partreduce.DistributedOptimizer(optimizer, model,
+    "schedule.json")
 
 The names stand in `__init__.pyi`, for type checkers and for the import on first use. Four modules hold what few
 scripts name: `strategies` (what a schedule says), `errors`, `files` and `types` (what plans and proofs are made of).
@@ -38,7 +37,10 @@ def __getattr__(name: str) -> object:
 
 
 def _show_errors_in_one_line() -> None:
-    """In a worker of torchrun, or of a process group: what is refused before the optimizer is made, too."""
+    """Print uncaught errors in one line if this process is a worker, even before it makes its optimizer.
+
+    A worker is a process of torchrun, or a member of a process group.
+    """
     group = sys.modules.get("torch.distributed")
     in_group = group is not None and getattr(group, "is_initialized", bool)()
     if in_group or "TORCHELASTIC_RUN_ID" in os.environ:  # the name is `runtime.environment.RUN_ID`

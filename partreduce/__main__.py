@@ -1,4 +1,4 @@
-"""The command line's entry point and its one error handler."""
+"""The entry point of the command line, which turns every error into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNWRITTEN = 74
 INTERNAL = 70
 INTERRUPTED = 130
 ARGUMENTS = ("data", "format", "max_queues", "model_bytes", "time_limit", "sync")
-"""Arguments of Python functions that errors name and that are options of commands."""
+"""Arguments of Python functions in error messages that are options of the command line."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _answer(arguments: list[str], *, debug: bool) -> int:
-    """Run one command; every error becomes its line and its exit code."""
+    """Run one command; print an error as one line and return its exit code."""
     from partreduce.streams import OutputLostError
     from partreduce.topo.errors import PartreduceError
 
@@ -60,7 +60,7 @@ def _answer(arguments: list[str], *, debug: bool) -> int:
 
 
 def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
-    """Take --debug out wherever it stands, except among the arguments of a script that `run` starts."""
+    """Remove --debug from anywhere except the arguments of a script that `run` starts; return whether it was there."""
     end = arguments.index("run") if "run" in arguments else len(arguments)
     kept = [a for a in arguments[:end] if a != "--debug"]
     return kept + arguments[end:], len(kept) < end

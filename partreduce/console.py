@@ -1,4 +1,4 @@
-"""Print what the command line answers: sentences for people, or one JSON document for machines."""
+"""Print the output of the command line: sentences for people, or one JSON document for machines."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 
 
 _COLUMNS = re.compile("[1-9][0-9]{0,5}")
-"""A width in the environment that means something."""
+"""A valid width in the environment variable COLUMNS."""
 _taken = ContextVar("_taken", default=False)
 
 
 def console(*, errors: bool = False) -> Console:
-    """Return the Console of standard output; of standard error with `errors` or if standard output gets a document."""
+    """Return the Console of standard output.
+
+    It is that of standard error with `errors`, or if a document is written to standard output.
+    """
     return _console(errors or _taken.get())
 
 
@@ -48,7 +51,7 @@ def _console(errors: bool) -> Console:
 
 @contextmanager
 def fresh_terminal() -> Iterator[None]:
-    """Forget, for one command, which stream and terminal width an earlier command of this process used."""
+    """Context manager: forget which stream and terminal width an earlier command of this process used."""
     _console.cache_clear()
     token = _taken.set(False)
     try:
@@ -58,7 +61,7 @@ def fresh_terminal() -> Iterator[None]:
 
 
 def claim_stdout(*outputs: Path | None, as_json: bool = False) -> None:
-    """Print sentences and tables on standard error from now on if one of the output paths is `-`, standard output.
+    """Print everything else on standard error from now on if one of the output paths is `-`, standard output.
 
     Raises InputError if two documents would go to standard output.
     """
