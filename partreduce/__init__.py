@@ -43,7 +43,7 @@ def _show_errors_in_one_line() -> None:
     """
     group = sys.modules.get("torch.distributed")
     in_group = group is not None and getattr(group, "is_initialized", bool)()
-    if in_group or "TORCHELASTIC_RUN_ID" in os.environ:  # the name is `runtime.environment.RUN_ID`
+    if in_group or "TORCHELASTIC_RUN_ID" in os.environ:  # equals `runtime.environment.RUN_ID`
         from partreduce.runtime.launcher.processes import install_excepthook
 
         install_excepthook()

@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
             return _answer(arguments, debug=debug)
     except (OutputLostError, BrokenPipeError) as error:
         problem = str(error) if isinstance(error, OutputLostError) else ""
-        with suppress(OSError):  # standard error may be what is full
+        with suppress(OSError):  # standard error may be full
             os.write(2, f"partreduce: standard output: cannot be written: {problem}\n".encode() if problem else b"")
         silence()
         return UNWRITTEN if problem else 0
@@ -70,7 +70,7 @@ def _invoke(arguments: list[str]) -> int:
     from partreduce.commands import build_app, verb_of
     from partreduce.console import fresh_terminal
 
-    # A shell that completes a line has it in a variable.
+    # For completion, the shell passes the line in an environment variable.
     line = " ".join(os.environ.get(name, "") for name in ("COMP_WORDS", "_TYPER_COMPLETE_ARGS"))
     try:
         with fresh_terminal():
@@ -83,7 +83,7 @@ def _invoke(arguments: list[str]) -> int:
         if message is None or code is None:
             raise
         path = getattr(getattr(error, "ctx", None), "command_path", "partreduce")
-        said = in_options(message()).replace(": Value error, ", ": ")  # of pydantic, by which typer reads choices
+        said = in_options(message()).replace(": Value error, ", ": ")  # pydantic's prefix: typer parses choices with it
         return _print_line(f"{said} (see `{path} --help`)", int(code)) if message() else int(code)
     return result if isinstance(result, int) else 0
 

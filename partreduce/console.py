@@ -91,7 +91,7 @@ def suggest_verify(output: Path | None, *, guarantees_consensus: bool = True) ->
 
 def emit_json(document: object) -> None:
     """Print `document` as JSON on standard output; NaN and infinite numbers become null."""
-    # In an encoding that lacks a sign JSON's own escape stands for it.
+    # If the encoding lacks a character, JSON's escape replaces it.
     plain = not sys.stdout.encoding or not sys.stdout.encoding.lower().startswith("utf")
     sys.stdout.write(json.dumps(_finite(document), indent=2, ensure_ascii=plain) + "\n")
     sys.stdout.flush()

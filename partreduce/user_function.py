@@ -26,7 +26,7 @@ def function_of(text: str, place: str) -> Callable[..., Any]:
     assert spec is not None, "a file that ends in .py has a loader"
     assert spec.loader is not None, "likewise"
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # classes of the file find themselves
+    sys.modules[spec.name] = module  # so that classes of the file can be pickled and resolved
     with _as_if_run(path):
         try:
             spec.loader.exec_module(module)
@@ -75,7 +75,7 @@ def _as_if_run(path: Path) -> Iterator[None]:
         yield
     finally:
         sys.argv = arguments
-        with suppress(ValueError):  # the file may have taken it out itself
+        with suppress(ValueError):  # the file may have removed it
             sys.path.remove(folder)
         if folder not in sys.path:
             sys.path.append(folder)

@@ -227,7 +227,7 @@ def usage_error(error: InputError, context: Any) -> Exception:  # noqa: ANN401 -
         places = {key: (key, f"{option.removeprefix('--')}-{key}", f"hardware.{key}") for key in _keys(value)}
         if key := next((key for key, names in places.items() if first in names), None):  # as functions name it
             return typer.BadParameter(problem, ctx=context, param_hint=f"{option} {key}")
-        if isinstance(value, (str, Path)) and Path(value).is_file():  # whose content may be what is wrong
+        if isinstance(value, (str, Path)) and Path(value).is_file():  # the error may be in the file's content
             continue
         if place == str(value):
             return typer.BadParameter(problem, ctx=context, param_hint=f"{option} {place}")

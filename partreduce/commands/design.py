@@ -197,7 +197,7 @@ def command(
         claim_stdout(output, as_json=as_json)
         console().print(f"{cluster} is one node of {cluster} workers; {cluster}x1 would be {cluster} nodes of one.")
     if facts is not None:
-        assumed.pop("--model-bytes", None)  # the model's own
+        assumed.pop("--model-bytes", None)  # `--model` gives its size
     search(
         job, model=facts, assumed=assumed, output=output, plot=plot, as_json=as_json, show_front=show_front,
         explain=explain,

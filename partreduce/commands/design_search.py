@@ -180,7 +180,7 @@ def _print_reasons(planned: Plan) -> None:
     screen.print(f"\n{planned.recommendation.name}", style="bold")
     if planned.answer.status is Status.OPTIMAL:
         screen.print(f"It is optimal: {planned.answer.because}.")
-    guesses = int(planned.recommendation.extrapolated)  # its caution is the first, and comes before all reasons
+    guesses = int(planned.recommendation.extrapolated)  # its caution is the first, and is printed before the reasons
     for sentence in planned.cautions[:guesses]:
         screen.print(f"  ! {sentence}", style="yellow")
     for sentence in planned.reasons:

@@ -220,9 +220,9 @@ def _job_measurement(
 
     With a cluster file the recommendation for that cluster also runs against the best of the other kinds.
     """
-    file_and_name(function, "FILE.py:NAME")  # refused once, and not by every worker
+    file_and_name(function, "FILE.py:NAME")  # one error here instead of one from every worker
     check_without_place(output)
-    job = None  # else what `design CLUSTER` plans, without any other option
+    job = None  # with a cluster: the request of `design CLUSTER` without options
     if cluster is not None:
         job = PlanRequest(cluster=cluster_options.with_defaults(load_cluster(cluster)), data=data)
 

@@ -115,7 +115,7 @@ def command(
     if loaded is not None and loaded.strategy.needs_generator:
         planned = loaded.num_workers - 1
     max_failures = planned if tolerate_failures is None else tolerate_failures
-    if nnodes == 1 or loaded is not None:  # else only all nodes together know how many workers there are
+    if nnodes == 1 or loaded is not None:  # otherwise the number of workers is known only after all nodes have joined
         check_failure_limits(workers if loaded is None else loaded.num_workers, max_failures, 0)
     require("torch", purpose="running workers")
     if max_restarts:
@@ -153,7 +153,7 @@ class _Run:
 
     def as_node(self, rank: int, nnodes: int, endpoint: Endpoint, run_id: str) -> int:
         """Run as one of several nodes: node 0 coordinates, the others follow it."""
-        os.environ.setdefault(TORCH_CPP_LOG_LEVEL, "ERROR")  # which torch reads when it is imported
+        os.environ.setdefault(TORCH_CPP_LOG_LEVEL, "ERROR")  # torch reads it at import
         text = "" if self.path is None else self.path.read_text(encoding="utf-8")
         facts = same_on_all(text, nnodes=nnodes, tolerate_failures=self.max_failures, max_restarts=self.max_restarts)
         if rank:

@@ -54,7 +54,7 @@ def command(
         screen.print(fill(describe(loaded), screen.width))
         for part in terminal_tables(plain, screen.width):
             screen.print(part)
-        if note:  # not below the table, which may be a few columns wide
+        if note:  # above the table, which may be only a few columns wide
             screen.print(note, style="dim")
     else:
         _write(

@@ -80,7 +80,7 @@ def command(
         return
     hardware = cluster_options.hardware_of(place, given, model_bytes=model_bytes)
     whole = load_schedule(schedules[0])
-    loaded = whole.meetings  # which alone take time
+    loaded = whole.meetings  # outer parameters per worker cost no time
     if place is not None and not place.same_shape(loaded.cluster):
         rule = "name a cluster of that shape, or design a schedule for this one"
         raise InputError(f"--cluster: is {place}, but the schedule is for {loaded.cluster}; {rule}")
@@ -125,7 +125,7 @@ def _traffic_facts(
             "nic_bytes_per_step": sent.nic_bytes_per_step,
             "peak_nic_bytes": sent.peak_nic_bytes,
         }
-        if algorithm is None:  # the file's, of which the fact is
+        if algorithm is None:  # the proved number is about the file's algorithm
             facts["sent_bytes"] = in_bytes(ScheduleFacts(schedule).numbers("sent-bytes"), bytes_of(hardware, None))
     if observed is not None and not free and not (observed.gaps is None and observed.quorum is None):
         facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / timeline.num_rounds
@@ -142,7 +142,7 @@ def facts_of(schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
     if schedule.is_mixing:
         counted = counted // schedule.period * schedule.period or counted
     warm_up = timeline.num_rounds - counted
-    # What a pipeline has under way at the end still takes its time.
+    # Operations that a pipeline has in flight at the end still take time.
     passed = float(np.maximum(timeline.finish[-1], timeline.communicate_end[-1]).mean()) or 1.0
     strategy = schedule.strategy
     return {

@@ -80,7 +80,7 @@ def command(
         return code
     is_checked = certificate_bytes(loaded.certificate) == certificate_bytes(proof.certificate or {})
     if not is_checked:
-        confirm(loaded)  # whatever is proved of the file here, a run refuses one whose own certificate does not hold
+        confirm(loaded)  # a run raises an error if the file's own certificate is wrong, even if the file is proved here
     return code
 
 
@@ -134,7 +134,7 @@ def _write(
 
 def _print_how_to_check(certificate: Path, schedule: Path) -> None:
     console().print(f"certificate written to {certificate}; check it with", style="dim")
-    # The checker reads files only, so what went through a pipe has to be one first.
+    # The checker reads files only, so a pipe's content has to be saved to a file first.
     files = " ".join(
         word if str(path) == "-" else str(path) for path, word in ((certificate, "CERTIFICATE"), (schedule, "SCHEDULE"))
     )
@@ -231,7 +231,7 @@ def in_plain_words(schedule: Schedule, proof: Proof) -> tuple[str, str]:
         besides = ", but for rows of sharded tables" if "one-owner" in held else ""
         said["consensus"] = "consensus"
         said["equal-replicas"] = f"all workers hold the same model every {_steps(schedule)}{besides}"
-    elif replicas and replicas.numbers and "every" in replicas.numbers:  # of rounds that a quorum starts
+    elif replicas and replicas.numbers and "every" in replicas.numbers:  # a number of rounds under a quorum
         every = replicas.numbers["every"]
         after = "as many" if every == 1 else f"every {every}"
         said["equal-replicas"] = f"all workers hold the same model after {after} rounds"

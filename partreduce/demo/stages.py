@@ -155,7 +155,7 @@ def train(plan: Plan, folder: Path, watch: Callable[[str, int], None]) -> None:
     """
     path, log, progress = folder / "plan.json", folder / "runs" / "output.txt", folder / "runs" / "progress.json"
     plan.write(path)
-    # No package is looked for in the working directory, where a folder may shadow one of ours.
+    # Packages are not imported from the working directory, where a folder could shadow one of partreduce's.
     home = str(Path(__file__).resolve().parents[2])
     code = f"import sys; sys.path.append({home!r}); from partreduce.demo.train import main; sys.exit(main(sys.argv[1]))"
     command = [sys.executable, "-P", "-c", code, str(path)]

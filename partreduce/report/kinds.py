@@ -216,7 +216,7 @@ def _quorum_reasons(chosen: CandidateSchedule, options: Options, job: PlanReques
     """Return the imbalance that suggests a quorum, its gain over synchronous All-Reduce, and its memory."""
     facts, slowdown, found = _facts(chosen), Slowdown.of(job), []
     every = [option for option in options if option.is_every_step]
-    ratio = gain(chosen, best_of(every or [all_reduce(job)]), job.data)  # the limits may exclude it
+    ratio = gain(chosen, best_of(every or [all_reduce(job)]), job.data)  # the limits may exclude All-Reduce
     if slowdown.slow:
         worker, factor, others = slowdown.slowest
         found.append(f"worker {worker} always takes {factor:.3g} times as long{others}")

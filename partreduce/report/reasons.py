@@ -208,7 +208,7 @@ def _why_not(fastest: CandidateSchedule, chosen: CandidateSchedule, allowed: Opt
         return f"if delay costs as much {longer}; --sync {asked} takes it all the same"
     rivals, simple = contenders([*allowed, chosen], job), simplest([*allowed, chosen], job)
     if simple is not None and not any(fastest is one for one in rivals):
-        beaten = wins_surely(fastest, simple, job)  # outer steps must so beat the best of all others, too
+        beaten = wins_surely(fastest, simple, job)  # outer steps must also beat the best of all others
         return _not_sure(fastest, *((chosen, "this one") if beaten else (simple, "the best simple schedule")), job)
     worst_of = dict(zip(map(id, rivals), regrets(rivals, job), strict=True))
     regret, ours = worst_of.get(id(fastest), 1.0), worst_of.get(id(chosen), 1.0)
@@ -216,7 +216,7 @@ def _why_not(fastest: CandidateSchedule, chosen: CandidateSchedule, allowed: Opt
     if regret > ours * (1 + TIE):
         return f"{where} it would take {regret:.2f} times as long as the best, and this one {ours:.2f} times"
     simpler = f"because it is simpler: {_phases(chosen)}, not {_phases(fastest)}"
-    if fastest.time * (1 + TIE) < chosen.time:  # a pessimistic price has decided
+    if fastest.time * (1 + TIE) < chosen.time:  # a pessimistic price decided
         return f"{where} it would take {worst:.2f} times as long; within {TIE:.0%} the other is chosen {simpler}"
     return f"within {TIE:.0%} it is chosen {simpler}"
 

@@ -77,7 +77,7 @@ class Table:
                 widest = widths.index(max(widths))
                 widths[widest] = max(1, widths[widest] - 1)
             return kept, widths
-        # Remaining width is given to running texts first, then to headers, which may break between words.
+        # Wrapping text columns get the remaining width first, then headers, which may break between words.
         for wanted in (natural, [max(natural[i], len(column.header)) for i, column in enumerate(self.columns)]):
             for place, index in enumerate(kept):
                 more = min(room, max(0, wanted[index] - widths[place]))

@@ -36,7 +36,7 @@ def check_arguments(function: Callable[Parameters, Result]) -> Callable[Paramete
         try:
             arguments = signature.bind(*args, **named).arguments
         except TypeError:
-            return function(*args, **named)  # which says it with the function's name
+            return function(*args, **named)  # raises the usual TypeError, which names the function
         for name, value in arguments.items():
             if name in hints:
                 check_type(f"{function.__qualname__.removesuffix('.__init__')}: {name}", value, hints[name])
@@ -79,7 +79,7 @@ def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - an annotation; on
         return value is None
     if not isinstance(kind, type) or kind in (Any, object):
         return True  # Any, a type variable, a string: nothing to check
-    if kind in (float, Fraction):  # numbers of numpy, and tensors that hold one, as well
+    if kind in (float, Fraction):  # also numpy scalars, and tensors of one element
         return hasattr(value, "__float__")
     if kind in (int, bool):
         return hasattr(value, "__index__") or type(value).__name__ == "bool_"
@@ -90,7 +90,7 @@ def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - an annotation; on
             return isinstance(value, kind)
         names = {name for part in kind.__mro__ if getattr(part, "_is_protocol", False) for name in vars(part)}
         return all(hasattr(value, name) for name in names if not name.startswith("_"))
-    if kind.__module__ in ("builtins", "collections.abc"):  # any iterable does for a tuple
+    if kind.__module__ in ("builtins", "collections.abc"):  # any iterable is valid where a tuple is expected
         return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
     return isinstance(value, kind)
 

@@ -184,8 +184,8 @@ def part_of(raw: dict[str, Any], *keys: str) -> dict[str, Any]:
 
 
 def _first_error(errors: list[ErrorDetails], value: object, root: str) -> DocumentError:
-    # Unknown keys first: a misspelt key is the cause of the missing one. Then what lies in the same branch of a union
-    # as the document: that path leads deepest into it.
+    # Unknown keys first: a misspelled key causes a missing one. Else the error with the longest path in the document,
+    # because it lies in the branch of the union to which the document belongs.
     first = errors[0]["loc"][:1]
     unions = [error for error in errors if error["loc"][:1] == first]
     deepest = max(unions, key=lambda error: len(_walk(value, error["loc"])))

@@ -194,7 +194,7 @@ def _shapes(phase: Phase | RulePhase, cluster: Cluster, view: RuleView | None) -
         return [_Shape(local * span, span, local == per_node, local * num_nodes) for local, span in of]
     sizes, node_sizes = phase.sizes, cluster.node_sizes()
     group = np.repeat(np.arange(len(phase)), sizes)
-    pairs = np.unique(group * cluster.num_nodes + cluster.node_of()[phase.members])  # of a group and a node of it
+    pairs = np.unique(group * cluster.num_nodes + cluster.node_of()[phase.members])  # (group, node) incidences
     group, node = np.divmod(pairs, cluster.num_nodes)
     nodes, all_of_them = np.bincount(group), np.bincount(group, node_sizes[node])
     rows, counts = np.unique(np.stack([sizes, nodes, all_of_them == sizes], axis=1), axis=0, return_counts=True)
@@ -258,7 +258,7 @@ def _in_turn(schedule: Schedule, levels: Sequence[Level]) -> str:
     words, is_said = [], False
     for level in levels:
         rounds = set(level.rounds)
-        for other in levels:  # the average of all is one of each group, too, and that of whole nodes one of each node
+        for other in levels:  # an average over all workers, or over whole nodes, also averages each group inside
             if other.what == EVERYONE or (level.what == IN_NODES and other.what.endswith("of nodes")):
                 rounds |= set(other.rounds)
         gap = spacing(rounds, period)

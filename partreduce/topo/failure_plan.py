@@ -85,7 +85,7 @@ def check_failure_plan(plan: FailurePlan, cluster: Cluster, strategy: Strategy) 
         raise _mismatch(".rule", needed, "listed groups", "write keep_groups or all_reduce")
     is_plain = strategy.payload.outer.is_plain
     if isinstance(strategy, StaticGroups) and plan.rule is not SurvivorRule.ALL_REDUCE and not is_plain:
-        strategy.check_outer_settles(strategy.phases.relaxations())  # any group may be one of all survivors
+        strategy.check_outer_settles(strategy.phases.relaxations())  # any group may become a group of all survivors
     lists_groups = isinstance(strategy, StaticGroups) or not isinstance(strategy.steps_per_round, int)
     if lists_groups and n > MAX_EXPLICIT_WORKERS:
         most_listed = f"at most {MAX_EXPLICIT_WORKERS} workers, whose groups survivors list"

@@ -99,7 +99,7 @@ class JsonObject:
 
         schema: Any = dict(handler(source))
         assert schema["type"] == "dataclass"
-        names, reference = [field.name for field in fields(source)], schema.pop("ref", None)  # of the whole
+        names, reference = [field.name for field in fields(source)], schema.pop("ref", None)  # the outer schema's
         return core_schema.no_info_before_validator_function(
             lambda given: known_members(given, names), schema | {"strict": False}, ref=reference
         )
@@ -129,7 +129,7 @@ class Arrays:
         return isinstance(other, type(self)) and all(map(_are_equal, self._values(), other._values()))
 
     def __hash__(self) -> int:
-        listed = (value for value in self._values() if not isinstance(value, tuple))  # long ones take long to hash
+        listed = (value for value in self._values() if not isinstance(value, tuple))  # hashing long tuples is slow
         return hash(tuple(value.tobytes() if isinstance(value, np.ndarray) else value for value in listed))
 
 
@@ -147,7 +147,7 @@ class Bulk:
         """Accept only instances that are already built."""
         from pydantic_core import core_schema
 
-        anything = core_schema.any_schema()  # stands for it in the JSON Schema, which `topo.document` replaces
+        anything = core_schema.any_schema()  # a placeholder in the JSON Schema, replaced by `topo.document`
         return core_schema.json_or_python_schema(anything, core_schema.is_instance_schema(cls))
 
 

@@ -41,7 +41,7 @@ def read_switches(path: Path, num_nodes: int, listed: str = "") -> tuple[Switch,
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path}: cannot be read ({error})") from None
-    above: dict[str, str] = {}  # of a node ("node n0") or switch ("switch s0") the switch that it hangs on
+    above: dict[str, str] = {}  # "node n0" or "switch s0" → the switch directly above it
     for number, line in enumerate(lines, start=1):
         words = dict(re.findall(r"(\w+)\s*=\s*(\S+)", line.partition("#")[0]))
         said = {key.lower(): value for key, value in words.items()}

@@ -66,7 +66,7 @@ def after_failure_of_nodes(schedule: Schedule, count: int) -> Schedule:
     worker_steps, size = schedule.worker_steps(), len(cluster.workers_of(0))
     is_uniform = cluster.is_regular and (worker_steps.reshape(cluster.num_nodes, -1) == worker_steps[:size]).all()
     rule = schedule.rule(by_node=True)
-    # Without some nodes a rule of one digit, a reapplied rule and All-Reduce are the same, whichever nodes these are.
+    # For a rule of one digit, a reapplied rule and All-Reduce, the result does not depend on which nodes fail.
     keeps = plan.rule is SurvivorRule.KEEP_GROUPS
     if not is_uniform or (keeps and (rule is None or (count > 1 and rule.num_digits > 1))):
         raise ScheduleError("its nodes are not all of one size, and which failed is not known")
@@ -92,8 +92,8 @@ def _for_survivors(schedule: Schedule, failed: frozenset[int], rule: SurvivorRul
             phases = _one_group(cluster)
         strategy = replace(strategy, phases=phases)
     elif strategy.averages_gradients and not schedule.strategy.averages_gradients:
-        # Their models differ, so they average models, also where only workers with steps_per_round 1 are left.
-        transport = replace(strategy.transport, error_feedback=False)  # which groups do not have
+        # Models differ, so survivors average models even if all that are left have steps_per_round 1.
+        transport = replace(strategy.transport, error_feedback=False)  # groups do not support it
         strategy = StaticGroups(
             phases=_one_group(cluster),
             steps_per_round=steps_per_round,

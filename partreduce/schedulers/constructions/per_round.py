@@ -47,7 +47,7 @@ def one_peer_exponential(cluster: Cluster) -> NeighborAveraging:
 def moshpit_grid(cluster: Cluster, side: int | None) -> StaticGroups:
     """Return Moshpit's grid: in phase l, workers whose base-`side` ranks differ only in digit l average together."""
     count = cluster.num_workers
-    chosen = max(2, isqrt(count - 1) + 1) if side is None else side  # the least whose square holds everybody
+    chosen = max(2, isqrt(count - 1) + 1) if side is None else side  # the smallest side whose square is at least n
     return StaticGroups(phases=GroupPhases(grid_phases(count, (chosen,) * ceil_log(count, chosen))))
 
 
@@ -65,7 +65,7 @@ def random_partitions(cluster: Cluster, group: int | None, phases: int, seed: in
     rng = np.random.default_rng(seed)
     while True:
         drawn = tuple(random_phase(count, size, rng) for _ in range(phases))
-        heads = np.concatenate([np.repeat(p.members[p.offsets[:-1]], p.sizes) for p in drawn])  # of each one's group
+        heads = np.concatenate([np.repeat(p.members[p.offsets[:-1]], p.sizes) for p in drawn])  # of each worker's group
         if Graph.undirected(count, heads, np.concatenate([p.members for p in drawn])).is_connected:
             return StaticGroups(phases=GroupPhases(drawn))
 

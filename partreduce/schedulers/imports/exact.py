@@ -143,8 +143,8 @@ def balance_weights(
     """
     import networkx as nx
 
-    excess = [Fraction(0)] * num_workers  # sent minus heard
-    edge_of: dict[tuple[int, int], int] = {}  # the first between two workers
+    excess = [Fraction(0)] * num_workers  # outgoing minus incoming weights
+    edge_of: dict[tuple[int, int], int] = {}  # the first edge between two workers
     for e, (a, b) in enumerate(zip(sources, targets, strict=True)):
         excess[a] += weights[e]
         excess[b] -= weights[e]
@@ -153,9 +153,9 @@ def balance_weights(
     if not any(excess) or max(map(abs, excess)) > TOLERANCE:
         return result
     graph = nx.Graph(list(edge_of))
-    for part in nx.connected_components(graph):  # a round of a stack of matrices need not connect all
+    for part in nx.connected_components(graph):  # one round of a stack need not connect all workers
         for above, worker in reversed(list(nx.bfs_edges(graph, min(part)))):
-            # Leaves first: each hands its excess to the edge toward the root, whose own is 0 in the end.
+            # Leaves first: each moves its excess to the edge toward the root, whose own excess is 0 in the end.
             e = edge_of[min(above, worker), max(above, worker)]
             result[e] += -excess[worker] if sources[e] == worker else excess[worker]
             excess[above] += excess[worker]

@@ -85,9 +85,9 @@ def import_schedule(
 def _import(
     path: str | os.PathLike[str], format_: str | None, cluster: Cluster | None, weights: str, options: dict[str, object]
 ) -> Schedule:
-    check_unknown(weights)  # also where the file has weights, so that a mistyped name is not passed over
+    check_unknown(weights)  # even if the file has weights, so that a misspelled name raises an error
     data = read_bytes(path)
-    # What is connected to a descriptor has no name that says anything; the schedule's name is made from this one.
+    # A descriptor has no meaningful file name; the schedule's name is derived from this one.
     name = PurePath(path).name if descriptor_to_read(path) is None else "imported"
     chosen = _sniff(data, name) if format_ is None else format_
     if chosen == "npy" and matrices.load_npy(data, name).ndim == 3:

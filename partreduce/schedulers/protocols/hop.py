@@ -55,7 +55,7 @@ class Advance:
 
 HopEvent = SendUpdate | Reduce | Advance | Received
 
-# Events without fields, and the usual one: millions of them are offered where thousands of workers run.
+# Shared tuples of events: runs of thousands of workers offer millions of them.
 SEND: tuple[HopEvent, ...] = (SendUpdate(),)
 REDUCE: tuple[HopEvent, ...] = (Reduce(),)
 ENTER: tuple[HopEvent, ...] = (Advance(),)
@@ -145,7 +145,7 @@ class Hop:
         return ENTER if min(state.tokens, default=1) >= 1 else ()
 
     def step(self, process: int, state: HopState, event: object) -> Outcome[HopState]:
-        # States are made field by field: `replace` takes several times as long, and a large run makes millions.
+        # States are built field by field: `replace` is several times slower, and a large run builds millions.
         match event:
             case Received(source, Update(step)):
                 return self._queued(process, state, source, step), ()

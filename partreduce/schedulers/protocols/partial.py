@@ -214,8 +214,8 @@ class Partial:
             case Received(source, Arrived(round_)):
                 known = max(state.arrived[source], round_ + 1)
                 heard = replace(state, arrived=replace_at(state.arrived, source, known))
-                # A worker whose next round this is has entered those before it, so these have started. A word thus
-                # replaces those before it of the same kind from the same worker, which may be lost then.
+                # A message about a round implies that the rounds before it have started, so it replaces earlier ones
+                # of the same kind from the same worker: those may be lost.
                 return self._started(process, _activating(heard, round_))
             case Received(source, Ended(last)):
                 return self._started(process, replace(state, lasts=replace_at(state.lasts, source, last)))
@@ -229,7 +229,7 @@ class Partial:
         is_over = state.last is not None and state.version == state.last + 1
         return is_over and state.resting and state.stage == COMPUTING
 
-    # Training.
+    # The training.
 
     def _called(self, process: int, state: PartialState) -> Outcome[PartialState]:
         """Add the gradient to the buffer; its worker arrives for the next round that its thread will enter.
@@ -288,7 +288,7 @@ class Partial:
             return state, ()
         return replace(state, stage=COMPUTING, synchronized=state.version), (Note(("synchronized", state.version)),)
 
-    # Who starts a round.
+    # The start of rounds.
 
     def _to_others(self, process: int, message: Hashable) -> tuple[Action, ...]:
         return tuple(Send(v, message) for v in range(self.num_workers) if v != process)
@@ -312,7 +312,7 @@ class Partial:
         if (last := state.last) is not None:
             may_start = open_ <= last
         elif isinstance(quorum, int):
-            # Who has come counts also when it has ended since: what one worker takes for enough stays so for all.
+            # Arrivals of workers that have ended since still count: a quorum that one worker saw stays a quorum.
             come = [v for v, known in enumerate(state.arrived) if known > open_]
             may_start = self._is_quorate(len(come), len({*come, *going_on}))
         else:
@@ -323,7 +323,7 @@ class Partial:
             return state, ()
         started = _activating(state, open_ + 1)
         if going_on and isinstance(quorum, int):
-            return started, ()  # all workers hear of the same arrivals
+            return started, ()  # all workers receive the same arrivals
         return started, self._to_others(process, Activate(open_))
 
     def _is_quorate(self, come: int, counted: int) -> bool:

@@ -159,7 +159,7 @@ class Shards:
         if state.stage == CLOSED:
             return (Open(state.round),)
         if state.missing:
-            return ()  # under overlap too: a round that is computed meanwhile ends when the answers are there
+            return ()  # also with delay: a round that computes meanwhile ends when the answers have arrived
         if state.stage == WAITING:
             return (Take(),)
         return (Push(), Pull(), Drain()) if self.plan is None else self._planned(self.plan, state)
@@ -214,7 +214,7 @@ class Shards:
     def _opened(self, state: ShardState, generation: int, round_: int) -> Outcome[ServerState]:
         """Begin a generation at a shard, and then handle the requests that arrived too early."""
         if generation <= state.generation:
-            return state, ()  # this word has come before
+            return state, ()  # a duplicate
         n = self.num_workers
         after: ServerState = ShardState(generation, (round_,) * n, (0,) * n, (0,) * n)
         actions: tuple[Action, ...] = (Note(("opened", generation)),)
@@ -229,7 +229,7 @@ class Shards:
         if request.generation > state.generation:
             return replace(state, early=(*state.early, (source, request))), ()
         if request.generation < state.generation:
-            # Its worker has drained, or waits for this answer to do so: it is dropped there, like the progress here.
+            # Its worker has drained, or waits for this answer to drain: it drops the answer, like the progress here.
             return state, (Note(("dropped", source, request.number)), Send(source, Answer(request.number)))
         if request.number <= state.heard[source]:
             return state, (Note(("dropped", source, request.number)),)

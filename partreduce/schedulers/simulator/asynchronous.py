@@ -108,14 +108,14 @@ def run_groups(case: Case) -> Timeline:
         if not members:
             return
         left[seq] = left.get(seq, len(members)) - 1
-        if not left[seq]:  # the last member leaves, at the instant of all
+        if not left[seq]:  # the last member leaves; all leave at the same instant
             del left[seq]
             for listener in (heard, *case.listeners):
                 listener.meet(members, done_rounds)
 
     network = Network(cluster, case.hardware)
     timing = GroupTiming(seconds, group, note, network)
-    # At run time a worker reports the least of its last rounds, so that a disturbance does not make it a slow one.
+    # At run time a worker reports its fastest recent round, so that one disturbance does not make it slow.
     costs = tuple(max(1, round(least / COST_UNIT)) for least in seconds.min(axis=0).tolist())
     setting = GeneratorSetting.of(strategy, cluster)
     group_machine(setting, timing, rounds=case.num_rounds, costs=costs, seed=case.seed).run()
@@ -170,7 +170,7 @@ class PairTiming(Recorder):
             self.done[worker] += 1
         if is_answer:
             self.on_exchange(worker, step.event.source, step.end)
-        # Under overlap an exchange stands in the row of the round that computes meanwhile; the last one in none.
+        # With delay, an exchange is recorded in the row of the round that computes meanwhile; the last one in none.
         row = self.done[worker] - (not self.is_delayed)
         if row < len(self.seconds) and isinstance(step.event, Choose):
             self.start[row, worker] = self.end[row, worker] = step.end
@@ -183,7 +183,7 @@ def run_pairs(case: Case) -> Timeline:
     strategy, cluster = case.schedule.strategy, case.schedule.cluster
     assert isinstance(strategy, Pairwise), "the registry chose this function"
     count, seconds = cluster.num_workers, case.seconds()
-    ends = np.cumsum(seconds, axis=0)  # (num_rounds, n), of who never waits
+    ends = np.cumsum(seconds, axis=0)  # (num_rounds, n), if a worker never waits
     passive = np.setdiff1d(np.arange(count), strategy.active)
     heard = IndirectAge(case.worker_steps())
 

@@ -53,7 +53,7 @@ class GapTiming(Recorder):
     """
 
     sees_messages = False
-    keeps_order = True  # whatever stands in line stays in it, and tokens overtake updates, as they do at run time
+    keeps_order = True  # queued messages keep their order, and tokens overtake updates, as at run time
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class GapTiming(Recorder):
         if not (self._is_parallel and isinstance(event, Reduce)):
             return 0.0
         seconds, entered, sent = self.seconds[state.step][process], self._entered[process], self._sent[process]
-        # It computes since it entered; under NOTIFY-ACK its update leaves later.
+        # Computing began at entry; under NOTIFY-ACK the update may be sent later.
         return seconds if sent == entered else max(0.0, entered + seconds - sent)
 
     def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float:  # noqa: ARG002
@@ -125,7 +125,7 @@ class GapTiming(Recorder):
         self.order[row : row + by, worker] = self._entries
         self._entries += 1
         self._entered[worker] = now
-        held = max(map(int.bit_count, step.before.updates), default=0)  # nothing leaves a queue before this
+        held = max(map(int.bit_count, step.before.updates), default=0)  # queues only shrink when a step is left
         self.fill[worker] = max(self.fill[worker], held)
         if by > 1:
             self._follow(step, adds_own=False)
@@ -169,7 +169,7 @@ def run_gaps(case: Case) -> Timeline:
     begun, computed, finish = timing.begun, timing.computed, timing.finish
     wire = round_seconds(graph, cluster, case.hardware, model_bytes=size)  # (n,)
     is_parallel = setting.update_order is UpdateOrder.DPSGD
-    # Whatever a worker waited longer than an exchange of all at once takes, it waited for others.
+    # Time beyond an exchange of all workers at once counts as waiting for others.
     busy = np.minimum(wire, finish - begun if is_parallel else finish - computed)
     late = (finish > computed) if is_parallel else np.ones(finish.shape, dtype=bool)
     timing.start = np.where(late, finish - busy, begun)

@@ -237,7 +237,7 @@ class VirtualMachine:
     def _carry_out(self, process: int, actions: tuple[Action, ...]) -> None:
         for action in actions:
             if isinstance(action, Note):
-                continue  # `Timing.happened` sees it
+                continue  # `Timing.happened` receives it
             way = self.timing.way(process, action.to, action.message, self._rng)
             if way is None:
                 continue
@@ -245,14 +245,14 @@ class VirtualMachine:
             if not self.timing.keeps_order:
                 channel = (process, action.to)
                 arrival = self._last_on[channel] = max(arrival, self._last_on.get(channel, 0.0))
-            # Messages that arrive at the same instant as an event falls due come first: ties are below 1.
+            # Messages precede events that are due at the same instant: their ties are below 1.
             self._push(arrival, 0.0, action.to, Received(process, action.message))
 
     def _offer(self, process: int) -> None:
         own = self._processes[process]
         ready = self.machine.ready(process, own.state)
         if len(ready) == len(own.offers) and (not ready or (len(ready) == 1 and ready[0] in own.offers)):
-            return  # as before: what most messages change is only what is in a queue
+            return  # unchanged: most messages only change a queue
         for event in [event for event in own.offers if event not in ready]:
             del own.offers[event]
             if own.waits_in is not None and self._present[own.waits_in].get(process) == event:

@@ -129,7 +129,7 @@ class Network:
         amounts = (loads.bytes_ / lanes).tolist()
         busy = lanes.tolist()
         for index, other in enumerate(loads.besides):
-            # In seconds, with another latency than the group's own: alone the slowest way of all decides.
+            # In seconds, relative to the group's own latency: without other transfers the slowest link decides.
             seconds = np.maximum(0.0, other.latency[other.group] + other.bytes_ * other.inverse - latency)
             places += [self._ways.place((f"besides {index}", number), 1.0) for number in other.node.tolist()]
             amounts += seconds.tolist()
@@ -219,7 +219,7 @@ class InTurn:
 
     def _make_line(self, source: int, to: int) -> _Line:
         ways, way = self._ways, self._ways.between(source, to)
-        # One NIC of several takes a message no faster than it takes any.
+        # A message uses one NIC, so several NICs do not speed it up.
         busy = [(place, ways.inverse[place], ways.inverse[place] / ways.lanes[place]) for place in way.places]
         here = ways.node_of[source]
         nic_of = here if here != ways.node_of[to] else None

@@ -161,7 +161,7 @@ def run_quorum(case: Case) -> Timeline:
     nic_bytes = np.zeros(cluster.num_nodes)
     means = case.num_rounds // setting.synchronize_every if setting.synchronize_every else 0
     np.add.at(nic_bytes, load.node, load.bytes_ * (case.num_rounds + means))
-    # Of a sum a worker sees what runs after its call; of one that it missed nothing.
+    # A worker communicates during the part of a sum after its call; not at all in a sum that it missed.
     timing.start = np.minimum(np.maximum(timing.summed[0][:, None], timing.computed), timing.finish)
     timing.end = timing.finish
     return timing.timeline(case, nic_bytes, None, quorum=timing.record())

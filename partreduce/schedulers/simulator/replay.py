@@ -112,7 +112,7 @@ class Replay(SentValues):
         means = np.empty((len(steps), COLUMNS + count))
         squares = np.zeros((len(steps), 3))
         for index, step in enumerate(steps):
-            rows = np.array([entered[step] for entered in self._entered if step in entered])  # who did not skip it
+            rows = np.array([entered[step] for entered in self._entered if step in entered])  # without skippers
             means[index] = rows.mean(axis=0)
             squares[index] = squares_apart(rows - means[index], on_node)
         centered = np.arange(len(steps)) - (len(steps) - 1) / 2

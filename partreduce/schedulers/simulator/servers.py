@@ -103,7 +103,7 @@ class ShardsTiming(Recorder):
                 self._began[:, worker] = self._answered[:, worker]
 
     def _record(self, row: npt.NDArray[np.float64], round_: int, worker: int, now: float) -> None:
-        if 0 <= round_ < len(self.seconds):  # the answer to a late push of the last round belongs to none
+        if 0 <= round_ < len(self.seconds):  # the answer to a late push of the last round belongs to no round
             row[round_, worker] = now
 
     def _follow(self, step: Step, shard: int, ages: Ages) -> None:
@@ -131,7 +131,7 @@ def run_servers(case: Case) -> Timeline:
     timing = ShardsTiming(machine, seconds, network, num_bytes=shard, pushes_first=pushes_first, ages=ages)
     VirtualMachine(machine, timing, seed=case.seed).run()
     if timing.pushes_late:
-        timing.start[0] = timing.end[0] = timing.finish[0]  # nothing is under way yet
+        timing.start[0] = timing.end[0] = timing.finish[0]  # nothing is in flight yet
     alone = _seconds_without_waiting(strategy, worker_steps, Network(schedule.cluster, case.hardware), shard)
     timing.begun = np.concatenate([np.zeros((1, count)), timing.finish[:-1]])
     timing.start = np.maximum(timing.start, timing.end - alone)

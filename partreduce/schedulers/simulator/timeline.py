@@ -33,7 +33,7 @@ class GapRecord:
         """Return the largest gap in steps between the two ends of an edge; exact. O(gap · num_rounds · edges)."""
         one, other = self.order[:, self.sources], self.order[:, self.targets]
         ahead, behind = np.hstack([one, other]), np.hstack([other, one])  # (num_rounds, 2 · edges)
-        # Row r is left for step r+1; who leaves it before another one has left row r-g+1 is g ahead or more.
+        # Leaving row r means entering step r+1; a worker that does so before another has left row r-g+1 is >= g ahead.
         for gap in range(1, len(self.order) + 1):
             if not (ahead[gap - 1 :] < behind[: len(behind) - gap + 1]).any():
                 return gap - 1
@@ -42,7 +42,7 @@ class GapRecord:
     def largest_over_pairs(self) -> int:
         """Return the largest gap in steps between any two workers; exact. O(num_rounds · num_workers)."""
         first, last = self.order.min(axis=1), self.order.max(axis=1)  # (num_rounds,)
-        # When the first leaves row r for step r+1, so many rows have been left by all.
+        # The number of rows that all workers have left when the first one leaves row r.
         left_by_all = np.searchsorted(last, first, side="left")
         return int((np.arange(1, len(first) + 1) - left_by_all).max(initial=0))
 
@@ -185,7 +185,7 @@ class Timeline:
         """
         if self.free_running:
             begun = self.finish[warm_up - 1] if warm_up else np.zeros(len(self.worker_steps))  # (num_workers,)
-            # A step of each worker.
+            # Seconds per step of each worker.
             seconds = (self.finish[-1] - begun) / (self.num_rounds - warm_up) / self.worker_steps
             return float(len(seconds) / (1 / seconds).sum()) if seconds.all() else 0.0
         latest = self.finish.max(axis=1)
@@ -225,5 +225,5 @@ class Timeline:
         else:
             waited = (self.communicate_start - self.compute_end).sum(axis=0)
         waited = waited + self._sum(self.waited)
-        # Differences of long sums: what rounding leaves is no waiting, and never less than none.
+        # Differences of long sums: rounding errors count as no waiting, and never as negative waiting.
         return np.where(waited > 1e-9 * self.finish[-1], waited, 0.0)

@@ -147,9 +147,7 @@ def pivots(matrix: ExactMatrix) -> list[Fraction] | None:
     """
     work = [row[: i + 1] for i, row in enumerate(matrix.numerators.tolist())]  # the lower triangle
     result: list[Fraction] = []
-    divisor = (
-        1  # what is left of A after some steps, times this number and the denominator, is whole: it stands in work
-    )
+    divisor = 1  # the rest of A after k steps, times this divisor and the denominator, is an integer matrix: `work`
     for k in range(len(work)):
         pivot = work[k][k]
         result.append(Fraction(pivot, divisor * matrix.denominator))
@@ -178,7 +176,7 @@ def solve(matrix: ExactMatrix, right: Sequence[Fraction]) -> list[Fraction] | No
     """Solve A x = b exactly; return None if A is singular. O(n³), by fraction-free elimination (Bareiss)."""
     scale = lcm(1, *(entry.denominator for entry in right))
     rows = [
-        # Both sides times the denominator of A; the right one also times its own, which is taken back at the end.
+        # Both sides times the denominator of A; the right one also times its own, which is divided out at the end.
         [*row, int(entry * scale) * matrix.denominator]
         for row, entry in zip(matrix.numerators.tolist(), right, strict=True)
     ]
@@ -196,5 +194,5 @@ def solve(matrix: ExactMatrix, right: Sequence[Fraction]) -> list[Fraction] | No
                     (entry * pivot - head * other) // divisor for entry, other in zip(rows[i], pivot_row, strict=True)
                 ]
         divisor = pivot
-    # Gauss and Jordan: the last pivot now stands on the whole diagonal.
+    # Gauss-Jordan elimination: now every diagonal entry equals the last pivot.
     return [Fraction(row[-1], divisor * scale) for row in rows]

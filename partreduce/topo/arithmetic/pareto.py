@@ -29,7 +29,7 @@ def non_dominated(
     ordered = sorted(((costs(option), option) for option in options), key=lambda pair: (pair[0], ties(pair[1])))
     front: list[tuple[tuple[float, ...], T]] = []
     for cost, option in ordered:
-        # With two costs the last one kept has the least second cost, and only it can stand in a new one's way.
+        # With two costs, the last option kept has the least second cost, so only it can dominate a new one.
         if any(dominates(kept, cost) for kept, _ in (front[-1:] if len(cost) == 2 else front)):
             continue
         # First costs that differ by rounding are sorted by accident: a later option may still beat earlier ones.

@@ -197,7 +197,7 @@ def _dump_link(link: Link) -> dict[str, Any]:
     if link.seconds_per_byte:
         rounded = float(f"{1.0 / link.seconds_per_byte:.6g}")
         text = units.format_quantity(rounded, units.BANDWIDTHS)
-        # A bandwidth is kept only when it gives back the very same number of seconds per byte.
+        # A bandwidth is written only if it is read back as exactly the same seconds per byte.
         if text is not None and 1.0 / rounded == link.seconds_per_byte:
             result["bandwidth"] = text
         else:

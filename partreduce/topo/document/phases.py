@@ -88,7 +88,7 @@ def _sort_groups(num_workers: int, flat: Whole, sizes: Whole, relaxation: tuple[
     firsts = flat[starts]
     order = np.argsort(firsts, kind="stable")
     ties = np.diff(firsts[order]) == 0
-    if ties.any():  # overlapping groups: where first members are equal, the order needs whole groups
+    if ties.any():  # overlapping groups: equal first members are ordered by all members
         tied = np.flatnonzero(np.append(ties, False) | np.append(False, ties))
         ends, factors = starts + sizes, relaxation or (ONE,) * len(sizes)
         by_members = sorted(order[tied].tolist(), key=lambda g: (flat[starts[g] : ends[g]].tolist(), factors[g]))
@@ -232,7 +232,7 @@ def _take_repeats(raw: dict[str, Any], where: str) -> tuple[dict[str, Any], list
         repeated = validate(RepeatedPhase, entry, child(where, index)) if isinstance(entry, dict) else None
         plain.append(entry if repeated is None else repeated.phase)
         counts.append(1 if repeated is None else repeated.repeat)
-    if len(counts) < sum(counts) > MAX_PERIOD:  # the model refuses a list that is too long without repetitions
+    if len(counts) < sum(counts) > MAX_PERIOD:  # the model already limits lists without repetitions
         raise DocumentError(where, f"has {sum(counts)} phases; expected at most {MAX_PERIOD}")
     return raw | {"phases": plain}, counts
 

@@ -66,7 +66,7 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> byte
     """Read a regular file, a link to one, or an open descriptor; raise an error, unread, above `max_bytes`."""
     source, connected = shown_path(path), descriptor_to_read(path)
     try:
-        # O_NONBLOCK: opening a FIFO without a writer would otherwise wait for ever.
+        # O_NONBLOCK: opening a FIFO without a writer would otherwise block forever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) if connected is None else connected
     except (OSError, ValueError) as error:
         raise FileError(f"{source}: cannot be opened: {getattr(error, 'strerror', None) or error}") from None
@@ -184,12 +184,12 @@ def line_column(data: bytes, offset: int) -> str:
 
 def check_depth(data: bytes) -> None:
     """Raise DocumentError for nesting deeper than 32, before the recursive parser runs. One vectorized pass."""
-    # Blank the escapes that matter, keeping every offset: what is left of quotes opens or closes a string.
+    # Blank escaped backslashes and quotes, keeping every offset: each remaining quote opens or closes a string.
     blank = data.replace(rb"\\", b"  ").replace(rb"\"", b"  ") if b"\\" in data else data
     depth, inside = 0, 0
     for start in range(0, len(blank), _CHUNK):
         chunk = np.frombuffer(blank, dtype=np.uint8, count=min(_CHUNK, len(blank) - start), offset=start)
-        # Counting modulo 256 keeps the parity, which is all that is asked: odd is inside a string.
+        # Counting modulo 256 keeps the parity, which is all that is needed: odd means inside a string.
         quotes = np.cumsum(chunk == 34, dtype=np.uint8) + np.uint8(inside)
         lower = chunk | 32  # '[' and '{' differ in one bit, and so do ']' and '}'
         where = np.flatnonzero(((lower == 123) | (lower == 125)) & (quotes & 1 == 0))

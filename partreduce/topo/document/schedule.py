@@ -144,7 +144,7 @@ def parse_schedule(document: str | bytes | bytearray, *, max_bytes: int = MAX_BY
         InputError: neither bytes nor text.
     """
     if isinstance(document, str):
-        # A lone surrogate, which is no character, becomes bytes that are refused as such.
+        # A lone surrogate is no character: it becomes bytes that raise an error as invalid UTF-8.
         document = document.encode(errors="surrogatepass")
     if not isinstance(document, bytes | bytearray):
         kind = type(document).__name__

@@ -42,7 +42,7 @@ def _strategy_schemas(kind: Kind, definitions: dict[str, Any]) -> list[dict[str,
     """Return the JSON Schemas of one kind of strategy, one for each form of its phases or rounds in a document."""
     own = adapter(kind.value).json_schema()
     definitions |= own.pop("$defs", {})
-    for value in get_args(Sync):  # documents hold these as `sync_schema` says
+    for value in get_args(Sync):  # `sync_schema` describes their form in documents
         definitions.pop(value.__name__, None)
     sync = {"$ref": "#/$defs/Sync", "default": "synchronous"}
     own.pop("title", None)

@@ -45,7 +45,7 @@ def schedule_text(schedule: Schedule) -> str:
     """Return the text of a schedule file: one line per phase or round, keys in reading order."""
     try:
         document = encodable(schedule)
-        # The envelope is cheap to check against the reader itself; strategies are written in their own closed form.
+        # All but the strategy is checked with the reader, which is cheap; strategies are written in a closed form.
         bare = {key: value for key, value in document.items() if key != "failure_plan"}
         envelope = json.dumps(bare | {"strategy": {"kind": "allreduce"}}).encode()
         schedule_of(parse_json(envelope, max_bytes=len(envelope)))
@@ -71,7 +71,7 @@ def _member(key: str, value: object, indent: str) -> str:
     if key in _LINE_KEYS and isinstance(value, list) and value:
         deeper, lines = indent + "  ", [_line(item) for item in value]
         if key == "phases":
-            counted = ((line, len(list(equal))) for line, equal in groupby(lines))  # the reader unrolls equal ones
+            counted = ((line, len(list(equal))) for line, equal in groupby(lines))  # the reader repeats it
             lines = [line if n == 1 else f'{{"repeat": {n}, "phase": {line}}}' for line, n in counted]
         return "[\n" + ",\n".join(deeper + line for line in lines) + f"\n{indent}]"
     return _line(value)
@@ -101,7 +101,7 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
             return
         _replace(target, data)
     except BrokenPipeError:
-        raise BrokenPipeError from None  # without its number, by which typer would take it for an error of ours
+        raise BrokenPipeError from None  # without its errno, which typer would report as an error of the command
     except (OSError, ValueError) as error:
         shown = "standard output" if connected == STDOUT else shown_path(path)
         raise FileError(f"{shown}: cannot be written: {getattr(error, 'strerror', None) or error}") from None

@@ -151,7 +151,7 @@ def clustered_graph(
             first worker of a node for all edges, so that there is one edge between two nodes.
     """
     pairs = [pair for node in nodes for pair in _join(node, inside)]
-    used = [0] * len(nodes)  # ends of edges across that each node has given to its workers, one after the other
+    used = [0] * len(nodes)  # edges across that end at each node so far; its workers take them in turn
     for a, b in _join(range(len(nodes)), across):
         if ends == "gateway":
             pairs.append((nodes[a][0], nodes[b][0]))
@@ -159,7 +159,7 @@ def clustered_graph(
         here, there = len(nodes[a]), len(nodes[b])
         number = min(links, here * there)
         for link in range(number):
-            again = link // lcm(here, there)  # from then on equal places would be the same pairs again
+            again = link // lcm(here, there)  # after so many links the same pairs would repeat
             pairs.append((nodes[a][(used[a] + link) % here], nodes[b][(used[b] + link + again) % there]))
         used[a] += number
         used[b] += number
@@ -199,7 +199,7 @@ def random_regular(num_workers: int, degree: int, seed: int) -> Graph:
 def _pairing(count: int, degree: int, rng: np.random.Generator) -> Graph:
     stubs = rng.permutation(np.repeat(np.arange(count, dtype=np.int64), degree)).reshape(-1, 2)  # (edges, 2)
     while len(stubs):
-        keys = np.minimum(stubs[:, 0], stubs[:, 1]) * count + np.maximum(stubs[:, 0], stubs[:, 1])  # one an edge
+        keys = np.minimum(stubs[:, 0], stubs[:, 1]) * count + np.maximum(stubs[:, 0], stubs[:, 1])  # one key per edge
         fresh = np.zeros(len(keys), dtype=bool)
         fresh[np.unique(keys, return_index=True)[1]] = True
         bad = np.flatnonzero(~fresh | (stubs[:, 0] == stubs[:, 1]))

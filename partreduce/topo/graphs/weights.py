@@ -50,7 +50,7 @@ def metropolis(graph: Graph) -> Round:
         sent = np.bincount(graph.sources, minlength=graph.num_workers)
         if len({*degrees.tolist(), *sent.tolist()}) > 1:
             graph.require_undirected("Metropolis weights")
-        degrees = np.full(graph.num_workers, degrees[0])  # a regular directed graph: uniform weights are the same thing
+        degrees = np.full(graph.num_workers, degrees[0])  # regular directed graphs: equal to uniform weights
     larger = np.maximum(degrees[graph.sources], degrees[graph.targets])  # (edges,)
     return Round.from_arrays(graph.num_workers, graph.sources, graph.targets, _one_over_degrees(degrees), larger)
 

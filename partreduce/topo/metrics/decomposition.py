@@ -289,7 +289,7 @@ def _commutes(listed: Round, radices: Sequence[int]) -> bool:
         return False
     sources, targets, weight_of = (
         array.reshape(n, -1).astype(np.int64) for array in (listed.sources, listed.targets, listed.weight_of)
-    )  # edges are sorted by target: one row for each, if all have equally many
+    )  # edges are sorted by target: one row per target, if in-degrees are equal
     for rows in (np.array([0, 1, n // 2, n - 1]) % n, np.arange(n)):  # a few rows reject early
         edges = np.sort(_difference(targets[rows], sources[rows], radices) * kinds + weight_of[rows], axis=1)
         if (targets[rows] != rows[:, None]).any() or (edges != edges[0]).any():

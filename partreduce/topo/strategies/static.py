@@ -29,7 +29,7 @@ class RulePhases(Bulk):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if any(isinstance(phase, Phase) for phase in self.phases):  # which Python would let through
+        if any(isinstance(phase, Phase) for phase in self.phases):  # Python does not check the types of items
             raise ScheduleError("phases: rule phases are expected with node_radices; use GroupPhases for groups")
 
     def __len__(self) -> int:

@@ -114,7 +114,7 @@ class Travel:
         turns: tuple[tuple[float | Floats, Move], ...]
         if isinstance(steps_per_round, int):
             turns = tuple((move.taken / steps_per_round, move) for move in moves(count, steps_per_round, late))
-        else:  # where nothing is late, so that all workers have one order
+        else:  # no merge is late here, so all workers have the same order of moves
             of_workers = zip(*(moves(count, own, late) for own in steps_per_round), strict=True)
             turns = tuple((np.array([move.taken for move in same]) / steps_per_round, same[0]) for same in of_workers)
         return replace(travel, shares=(1 / count,) * count, turns=turns)
@@ -199,7 +199,7 @@ class Traffic:
 def of_sum(shape: Shape, algorithm: str, coding: Coding = PLAIN) -> Traffic:
     """Return the traffic of an all-reduce over each group, with this algorithm and coding. O(groups)."""
     k, m, few = shape.members, shape.num_nodes.astype(float), shape.inside
-    # Which groups have separate stages inside nodes and across them.
+    # Groups with separate stages inside nodes and across nodes.
     split: Flags = shape.crosses & (few > 1) & (shape.most == shape.least) & (algorithm == "hierarchical")
     none, hops = np.zeros(len(k)), 2 * (k - 1)
     whole = hops / k
@@ -231,7 +231,7 @@ def _with_codec(plain: Traffic, shape: Shape, split: Flags, coding: Coding) -> T
     wire = np.where(coded, coding.wire, 1.0)
     exchanged = coded & (coding.exchanged | split)
     flat_inside = np.where(exchanged, (few - 1) / k + (k - 1) / k, plain.inside)
-    # What is added up inside a node before it crosses keeps its precision; what is handed out has crossed.
+    # Values summed inside a node before they cross keep their precision; the distributed result has crossed.
     first = np.where(split & coding.across_only, 1.0, wire)
     stages = (few - 1) / few * (first + wire)
     return replace(

@@ -183,8 +183,8 @@ def _is_homogeneous(schedule: Schedule, hardware: Hardware, times: ComputeTimes)
     if levels is None or rule is None:
         return False
     if all(len(block.across) in (0, rule.num_digits) for phase in rule.phases for block in phase):
-        return True  # groups inside nodes and groups of all nodes: any renumbering will do
-    # Turning one digit moves whole racks, or nodes inside their racks, if the first few digits count the racks.
+        return True  # only groups inside nodes and of all nodes: any renumbering keeps them
+    # Shifting one digit moves whole racks, or nodes inside their racks, if the first few digits count the racks.
     return set(accumulate(levels, mul)) <= set(accumulate(rule.radices, mul, initial=1))
 
 
@@ -210,7 +210,7 @@ def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, a
                 members += sorted(block.local)
                 ends.append(len(members))
                 spans.append(span)
-        # The costs hold one group of each block, or all of them, block by block; all of one block are equal.
+        # The costs have one entry per block, or one per group, ordered by block; groups of one block cost the same.
         count = every.shape[1]
         counts = [1] * len(spans) if count == len(spans) else [schedule.cluster.num_nodes // s for s in spans]
         ones = np.cumsum([0, *counts])[:-1]
@@ -265,7 +265,7 @@ def _howard(stages: list[Stage], compute: Floats, sync: Sync) -> tuple[Floats, t
             means = means[: len(compute)]
             cycle = {state % len(compute) for state in _cycle_of(origin, int(means.argmax()))}
             return means, tuple(sorted(cycle))
-        # A node that gains nothing stays with its choice: ties that change hands can go round in circles.
+        # A state without improvement keeps its choice: alternating between ties could cycle forever.
         origin, weight = np.where(better, new_origin, origin), np.where(better, new_weight, weight)
         means, values = _evaluate(origin, weight)
     raise UndecidedError(f"cycle time: policy iteration did not settle within {MAX_ITERATIONS} iterations")
@@ -309,7 +309,7 @@ def _forward(stage: Stage, compute: Floats, states: list[_Ways], potential: _Pot
         return [now, *under_way]
     computed = _Ways(now.origin, now.weight + compute)
     sent = computed if stage.segments is None else _Ways(now.origin, now.weight + stage.before(compute))
-    if under_way:  # the operation begins behind the newest one, and the round ends with the oldest
+    if under_way:  # the operation begins after the newest one, and the round ends with the oldest
         newest = _Ways(under_way[0].origin, under_way[0].weight + stage.duration())
         sent = potential.later(_Ways(sent.origin, sent.weight + stage.after()), newest)
         return [potential.later(computed, under_way[-1]), potential.ready(stage, sent), *under_way[:-1]]
@@ -326,7 +326,7 @@ def _levels(means: Floats) -> Whole:
     """
     order = np.argsort(means, kind="stable")
     if not np.isfinite(means[order[0]]):
-        return np.zeros(len(means), dtype=np.int64)  # before the first iteration nothing is known of any
+        return np.zeros(len(means), dtype=np.int64)  # no mean is known before the first iteration
     place = np.zeros(len(means), dtype=np.int64)
     place[order[1:]] = np.cumsum(np.diff(means[order]) > TOLERANCE * float(np.abs(means).max()))
     return place
@@ -352,7 +352,7 @@ def _evaluate(origin: Whole, weight: Floats) -> tuple[Floats, Floats]:
     O(n).
     """
     count = len(origin)
-    if (origin[origin] == origin).all():  # each traces back to one that traces back to itself
+    if (origin[origin] == origin).all():  # all cycles have length 1
         means = weight[origin]
         return means, np.where(origin == np.arange(count), 0.0, weight - means)
     means, values = np.zeros(count), np.zeros(count)

@@ -86,7 +86,7 @@ def _majority(seconds: Floats, least: float) -> ManyRounds:
     rng = np.random.default_rng(0)
     lasting = np.empty((count, DRAWN))
     for worker, own in enumerate(seconds.T):
-        # An instant falls into a long step more often, and evenly within it.
+        # A random instant lies in a long step with more probability, and uniformly within it.
         left = rng.choice(own, DRAWN, p=own / own.sum()) * rng.random(DRAWN)
         lasting[worker] = np.where(rng.random(DRAWN) < 1 / count, rng.choice(own, DRAWN), left)
     lasting = np.maximum(lasting, least)
@@ -99,4 +99,4 @@ def _majority(seconds: Floats, least: float) -> ManyRounds:
         within = (sums[below] + (len(own) - below) * lasting) / own.sum()
         active += np.where(np.arange(count)[:, None] == other, 0.0, within)
     length = float(lasting.mean())
-    return ManyRounds(length, min(float(active.mean()), length * float((1 / means).sum())))  # no more than is computed
+    return ManyRounds(length, min(float(active.mean()), length * float((1 / means).sum())))  # at most those computed

@@ -209,8 +209,8 @@ class Rounds:
         self.sync, self.count = sync, sync.warm_up if skip_warm_up else 0
         self.now: Floats = np.zeros(shape)
         self._last_end: Floats = np.zeros(shape)
-        self._under_way: deque[tuple[int, Floats]] = deque()  # with the round that commits it
-        self._parts: dict[int, Floats] = {}  # when each fragment's operation ends that is not awaited yet
+        self._under_way: deque[tuple[int, Floats]] = deque()  # (round that commits the operation, its end)
+        self._parts: dict[int, Floats] = {}  # fragment → end of its operation, until that is awaited
 
     def next(self, stage: Stage, compute: Floats) -> Moments:
         """Advance by one round, given the seconds of computing, (..., num_workers). O(workers) per run."""
@@ -247,7 +247,7 @@ class Rounds:
             if not turn.is_awaited:
                 begins.append(stage.ready(np.maximum(self.now, self._last_end)))
                 self._last_end = self._parts[turn.part] = begins[-1] + stage.duration(turn.seconds)
-            elif turn.part in self._parts:  # the first round may await what no round has begun
+            elif turn.part in self._parts:  # in the first round there may be no operation to await
                 end = self._parts.pop(turn.part)
                 self.now = np.maximum(self.now, end)
         self.count += 1

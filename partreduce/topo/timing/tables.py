@@ -149,11 +149,11 @@ def exchange(
     latency, local = across(0), within(0)
     meetings = (("step", latency + local), ("gradients", latency + 2 * local))
     inside = within(exact + NUMBER_BYTES) - local
-    brought = together / float(sizes.max()) if aggregates else own  # rows of which a worker codes the gradients
+    brought = together / float(sizes.max()) if aggregates else own  # rows whose gradients one worker encodes
     coding = Coding.of(Transport(codec=route.codec), hardware).seconds
     encode, decode = coding.encode * 4 * route.columns, coding.decode * 4 * route.columns  # seconds per row
     if route.way is Placement.GATHER:
-        # All messages of a ring are as long as the longest, of which each worker hands on all but one.
+        # All messages of a ring are padded to the longest; each worker forwards all but one of them.
         longest = together / float(sizes.min()) if aggregates else own
         rows = cluster.num_nodes * together if aggregates else cluster.num_workers * own
         ring = _ring(cluster.num_workers * longest * (row + NUMBER_BYTES), cluster, hardware)
@@ -165,7 +165,7 @@ def exchange(
     asked, given = wanted * (1 - held), held * (wanted.sum() - wanted)  # rows that cross the NIC of each node
     most = (2 * NUMBER_BYTES * asked + row * (given + asked)).max(initial=0.0)
     asking = sum(across(part) + within(part) for part in (NUMBER_BYTES, row))
-    at_owner = float((held / np.maximum(hosts, 1)).max() * wanted.sum())  # rows handed out, and gradients that come
+    at_owner = float((held / np.maximum(hosts, 1)).max() * wanted.sum())  # rows sent and gradients received
     return Exchange(
         lookups=told + asking + encode * at_owner + decode * own,
         gradients=across(row + NUMBER_BYTES) - latency + inside + encode * brought + decode * at_owner,
@@ -207,7 +207,7 @@ def in_pairs(cluster: Cluster, *, gathers: bool) -> bool:
 def _ring(num_bytes: float, cluster: Cluster, hardware: Hardware) -> float:
     """Return the seconds of an all_gather to which all workers together contribute `num_bytes`."""
     everyone = Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)])
-    # A ring all-reduce of b bytes is two all_gathers of b, one after the other.
+    # A ring all-reduce of b bytes is two all_gathers of b, one after another.
     both = loads.of_phase(everyone, cluster, hardware, model_bytes=num_bytes, algorithm="ring")
     return float(both.seconds().max()) / 2
 

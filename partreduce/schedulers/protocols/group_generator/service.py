@@ -141,7 +141,7 @@ class GroupGenerator:
             case Ask() if message.request == self.following(state.requests[source]):
                 return self.asked(state, source, message)
             case Ask():
-                return state, ()  # late, or from another life of the worker: no answer is owed
+                return state, ()  # late, or from an earlier process of the worker: no answer is needed
         raise AssertionError(f"not a message to the group generator: {message}")
 
     def restarted(self, state: GeneratorState) -> Stepped:

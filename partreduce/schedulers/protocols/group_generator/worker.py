@@ -148,7 +148,7 @@ class GroupWorker:
             case Crashed() if source == self.service:
                 return replace(state, stage=EVICTED, seq=-1, members=()), (Note(("service lost",)),)
             case Crashed():
-                return state, ()  # a member's end is the generator's to declare: all then hear of it in one order
+                return state, ()  # only the generator declares a member failed, so that all receive it in one order
             case Here(seq, answer):
                 return self.met_by(worker, state, source, seq, answer=answer)
             case Evicted():

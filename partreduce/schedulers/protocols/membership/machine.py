@@ -109,10 +109,10 @@ class Workers(Setting):
 
     def _step_member(self, worker: int, state: Member, event: object) -> Outcome[Member]:
         match event:
-            case Received(self.authority, Crashed()):  # no worker decides any more
+            case Received(self.authority, Crashed()):  # the authority has failed
                 return (state if state.phase in OVER else replace(state, phase=Phase.ENDED)), ()
             case Received(source, Crashed()) if source not in state.view.members:
-                return state, ()  # late news of a loss that is behind this worker
+                return state, ()  # a late message about a failure that a view already covers
             case Broken() | Received(_, Crashed()):
                 return self._suspected(state)
             case Received(_, Open(generation)):
