@@ -37,9 +37,9 @@ def __getattr__(name: str) -> object:
 
 
 def _show_errors_in_one_line() -> None:
-    """Print uncaught errors in one line if this process is a worker, even before it makes its optimizer.
+    """Print uncaught errors in one line in workers, even before an optimizer exists.
 
-    A worker is a process of torchrun, or a member of a process group.
+    A process counts as a worker if torchrun started it, or if it is a member of a process group.
     """
     group = sys.modules.get("torch.distributed")
     in_group = group is not None and getattr(group, "is_initialized", bool)()

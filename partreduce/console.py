@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _COLUMNS = re.compile("[1-9][0-9]{0,5}")
-"""A valid width in the environment variable COLUMNS."""
+"""The values of the environment variable COLUMNS that are valid widths."""
 _taken = ContextVar("_taken", default=False)
 
 
@@ -131,7 +131,7 @@ def size(value: float) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to a file in one atomic replacement, or to standard output if `path` is `-`."""
+    """Write `text` to a file atomically, or to standard output if `path` is `-`."""
     from partreduce.topo.document.writer import write_file
 
     sys.stdout.flush()

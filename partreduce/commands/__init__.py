@@ -188,7 +188,7 @@ def build_app(asked: str | None = None) -> typer.Typer:
             return sorted(parameters, key=_place_in_help)
 
     def show_help() -> None:
-        """Stands for a verb that is listed only."""
+        """Placeholder for a verb that the help only lists."""
 
     for verb in VERBS + HIDDEN:
         module = None

@@ -126,7 +126,10 @@ def hardware_defaults(cluster: Cluster, given: Mapping[str, Any], *, model_bytes
 
 
 def _free_links(cluster: Cluster, stated: Hardware) -> dict[str, str]:
-    """Return the links that a job uses although the cluster file gives no bandwidth: they cost nothing."""
+    """Return the links that a job uses but the cluster file gives no bandwidth, by key of `--set`, as text.
+
+    They cost nothing, which few users intend.
+    """
     nodes = range(cluster.num_nodes)
     shared = [node for node, size in enumerate(cluster.node_sizes()) if size > 1]
     used = {"nic": (stated.nic_of, nodes if len(nodes) > 1 else ()), "inside": (stated.inside_of, shared)}

@@ -1,4 +1,4 @@
-"""`partreduce design`: the schedule for a cluster, searched for or built by name, as JSON."""
+"""`partreduce design`: search for the best schedule for a cluster, or build one by name, as JSON."""
 
 import re
 from collections.abc import Callable

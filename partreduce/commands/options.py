@@ -30,7 +30,7 @@ in_model, in_output = panel("The model"), panel("Output")
 
 
 def members(*names: str) -> Callable[[str], list[str]]:
-    """Return a shell completion for an option with these values."""
+    """Return a shell completion for an option with the values `names`."""
     return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
@@ -76,7 +76,7 @@ Settings = Annotated[
 
 
 def check_unused(context: typer.Context, names: Collection[str], reason: str) -> None:
-    """Raise BadParameter with this reason if one of the parameters `names` is given."""
+    """Raise BadParameter with the text `reason` if one of the parameters `names` is given."""
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)

@@ -1,4 +1,4 @@
-"""`partreduce show`: a schedule as a worker × phase table and as groups over the nodes."""
+"""`partreduce show`: draw a schedule as a worker × phase table and as groups over the nodes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +74,7 @@ def _write(output: Path, name: str, figure: "Figure", caption: str, *paragraphs:
 
 
 def _without_matrix(schedule: Schedule, period: int) -> str:
-    """Return a line about what is decided only while the job runs; empty if nothing is."""
+    """Return a line that says which part of a schedule's rounds is decided at run time; empty if none is."""
     if schedule.is_mixing:
         return ""
     return f"Period {period}, {schedule.strategy.sync.in_words}: {schedule.undecided}; the schedule has no metrics"

@@ -62,7 +62,7 @@ def simulate_several(
 
 
 def _to_a_loss(schedule: Schedule, job: PlanRequest) -> dict[str, Any]:
-    """Return the predicted steps divided by All-Reduce's, on shuffled data; None for schedules without such prices."""
+    """Return the predicted steps to a loss divided by All-Reduce's, on shuffled data; None if the model prices none."""
     strategy = schedule.strategy
     if not schedule.is_mixing or not strategy.payload.outer.is_plain or strategy.payload.num_fragments > 1:
         return {"steps_ratio": None}

@@ -30,7 +30,7 @@ from partreduce.topo.strategies.iteration_gap import IterationGap
 
 NOTHING = "no worker is slow and no step takes longer than others, so there is nothing that a gap could answer"
 MATERIAL = 0.02
-"""The smallest loss of a step's progress, or share of skipped steps, that is reported."""
+"""The smallest fraction that is reported of a step's progress that is lost, or of steps that are skipped."""
 FEW, HARDLY = 0.75, 0.5
 """Fractions of the workers that cause a caution.
 
@@ -55,7 +55,7 @@ Options = Sequence[CandidateSchedule]
 
 
 def reasons(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> list[str]:
-    """Return the reasons for the recommended kind, and the costs of each other kind's best candidate, as sentences."""
+    """Return the reasons for the recommended kind of strategy, and the costs of each other kind's best candidate."""
     lines, allowed = [], allowed_options(options, job)
     for word in KINDS:
         able = [one for one in allowed if one.facts is not None and one.facts.kind == word]
@@ -67,7 +67,7 @@ def reasons(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> li
 
 
 def cautions(chosen: CandidateSchedule, job: PlanRequest) -> list[str]:
-    """Return the cautions of a recommendation that was run in virtual time, one sentence each."""
+    """Return the cautions about a recommendation that was simulated, one sentence each."""
     return [] if chosen.facts is None else WORDS[chosen.facts.kind].cautions(chosen, job)
 
 
@@ -203,7 +203,7 @@ def _answers(chosen: CandidateSchedule, slowdown: Slowdown) -> str:
 
 
 def _without(chosen: CandidateSchedule, options: Options) -> str:
-    """Compare with the same graph and update order without the recommended settings of the gap, as a clause."""
+    """Return the step time of the same graph without the gap's settings, as a clause; empty if that was not priced."""
     plain, graph = IterationGap(update_order=_gap(chosen).update_order), chosen.schedule.strategy.graphs
     for one in options:
         strategy = one.schedule.strategy

@@ -55,7 +55,10 @@ class Style:
 
 
 def style(index: int) -> Style:
-    """Return the style of the index-th group or series: seven differ by color, more by hatch, marker or dash."""
+    """Return the style of the index-th group or series.
+
+    The first seven differ by color, further ones by hatch or dash.
+    """
     turn, place = divmod(index, len(OKABE_ITO))
     marker, dash = MARKERS[(place + turn) % len(MARKERS)], DASHES[(place + turn) % len(DASHES)]
     text = "#ffffff" if place == 5 else "#000000"

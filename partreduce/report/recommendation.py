@@ -74,7 +74,7 @@ class Variant(NamedTuple):
 
 
 def compare(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> Comparison:
-    """Choose from `options` the schedules to show with the recommendation `chosen`, and predict its speedup over two.
+    """Choose the schedules to show next to the recommendation, and predict its speedup over two of them.
 
     If no simple schedule is among the options within the limits, a simple one that breaks them is shown.
     """

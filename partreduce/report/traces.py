@@ -132,7 +132,7 @@ def read_run(folder: Path) -> Run:
     pauses = {rank: [e for e in events if e["rank"] == rank and e["kind"] == "evaluation"] for rank in ranks}
 
     def trained_for(rank: int, since: float, until: float) -> float:
-        """Return the seconds between two instants without evaluations."""
+        """Return the seconds of training between two instants, without evaluations."""
         return until - since - math.fsum(e["end"] - e["start"] for e in pauses[rank] if since <= e["start"] < until)
 
     count = {rank: mine[-1]["step"] - mine[0]["step"] for rank, mine in own.items()}
@@ -144,7 +144,10 @@ def read_run(folder: Path) -> Run:
     begin = {rank: mine[0]["start"] for rank, mine in own.items()}
 
     def series(name: str) -> tuple[tuple[float, float], ...]:
-        """Return a logged number; the k-th entries of all workers are combined: the latest instant, and the mean."""
+        """Return a logged number as (seconds, mean) pairs.
+
+        The k-th entries of all workers give their last instant and mean.
+        """
         noted = [
             (e["rank"], trained_for(e["rank"], begin[e["rank"]], e["start"]), e[name]) for e in events if name in e
         ]

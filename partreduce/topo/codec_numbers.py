@@ -16,8 +16,7 @@ LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "int8": 2.0**1
 def block_bytes(codec: str, count: int, block: int) -> int:
     """Return the bytes on the wire of `count` numbers under int8 or int4, with one float32 scale per block.
 
-    `block` is the number of numbers in a block. A number takes 1 or 1/2 byte; all together are padded to a multiple of
-    4.
+    A block has `block` numbers. Each takes 1 or 1/2 byte; all together are padded to a multiple of 4 bytes.
     """
     return -(-count // (8 if codec == "int4" else 4)) * 4 + SCALE_BYTES * -(-count // block)
 

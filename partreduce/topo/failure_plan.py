@@ -127,10 +127,7 @@ class AfterFailure(Choice):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A row of the table of failures.
-
-    A kind of strategy, or a feature of a schedule or run, and what a failure does to it.
-    """
+    """A row of the table of failures: a kind of strategy or a feature, and how a run reacts to a failure with it."""
 
     name: str
     answer: AfterFailure
@@ -189,8 +186,7 @@ CASES = (
     Case("a second DistributedOptimizer", RESTARTS, "it belongs to the second DistributedOptimizer of this process"),
     Case("groups of NCCL", RESTARTS, "its groups are not gloo's"),
 )  # fmt: skip
-"""Kinds and features in the order in which they are checked: the first that applies says why survivors cannot continue.
-"""
+"""Kinds and features, in the order of the checks: the first that applies says why survivors cannot continue."""
 BY_NAME = {case.name: case for case in (*CASES, *UNPLANNED)}
 """Every row of the table of failures, by its name."""
 

@@ -161,14 +161,11 @@ class Hardware(CheckedFields):
         return dict(self.node_inside).get(node, self.inside)
 
     def shared_switches(self, num_nodes: int) -> tuple[Switch, ...]:
-        """Return the switches that can slow a job down.
-
-        Those with a costly uplink that do not hold all nodes of the job.
-        """
+        """Return the switches that can slow a job down: with a costly uplink, and not above all nodes of the job."""
         return tuple(s for s in self.switches if s.uplink != Link() and len(s.nodes) < num_nodes)
 
     def is_free_of_bytes(self) -> bool:
-        """Whether no link takes time for bytes, so that the model's size does not affect any time."""
+        """Whether no link takes time for bytes; the model's size then affects no time."""
         return self == self.without_bandwidths()
 
     def without_bandwidths(self) -> Hardware:

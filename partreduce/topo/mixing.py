@@ -106,9 +106,9 @@ class Operators:
         return result
 
     def exact(self, index: int, which: int = 0, onto: ExactMatrix | None = None) -> ExactMatrix:
-        """Return W of round `index` on class `which`, times `onto` if given.
+        """Return W of round `index` on class `which`, in fractions, times `onto` if given.
 
-        O(entries of `onto`), for graphs times edges.
+        O(entries of `onto`); for graphs times the number of edges.
         """
         step = self.rounds[index]
         onto = ExactMatrix.identity(self.size) if onto is None else onto

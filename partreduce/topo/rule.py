@@ -82,7 +82,7 @@ def nodes_of_group(node: int, radices: Sequence[int], across: Sequence[int]) -> 
 def group_of(worker: int, phase: RulePhase, workers_per_node: int, radices: Sequence[int]) -> Group | None:
     """Return the group of one worker in a rule phase, None if the worker skips.
 
-    O(size of the group), so fit for run time.
+    O(size of the group), without expanding the phase, so that workers can call it at run time.
     """
     node, local = worker // workers_per_node, worker % workers_per_node
     for block in phase:

@@ -199,10 +199,7 @@ class Schedule:
 
     @property
     def meetings(self) -> Schedule:
-        """The same groups and rounds with separate outer parameters replaced by plain means.
-
-        Other schedules are unchanged.
-        """
+        """The schedule with separate outer parameters replaced by plain means, which keeps all groups and rounds."""
         if not self.strategy.payload.outer.has_own_outer_params:
             return self
         payload = replace(self.strategy.payload, outer=PLAIN)

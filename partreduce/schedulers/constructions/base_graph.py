@@ -28,7 +28,7 @@ Ints = npt.NDArray[np.int64]
 def base_k_plus_1(cluster: Cluster, k: int) -> StaticGroups | NeighborAveraging:
     """Return the shorter of Simple Base-(k+1) and its product with a hyper-cuboid.
 
-    As relaxed groups if possible, else graphs.
+    The rounds are groups with relaxed pairs if possible, else graphs.
     """
     exchanges = base(cluster.num_workers, k)
     phases = tuple(phase for exchange in exchanges if (phase := as_phase(exchange)) is not None)

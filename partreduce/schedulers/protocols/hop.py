@@ -39,11 +39,11 @@ class Ack(Signal):
 
 
 class SendUpdate(Signal):
-    """Event: the worker sends the update of its step."""
+    """Event: the worker sends the update of its present step."""
 
 
 class Reduce(Signal):
-    """Event: the worker averages the updates that its step requires."""
+    """Event: the worker averages the updates that its setting requires for the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Hop:
 
     @property
     def channels(self) -> Sequence[tuple[int, int]]:
-        """Updates go along the edges; tokens and acknowledgements against them."""
+        """All pairs that exchange messages: updates go along the edges, tokens and acknowledgements against them."""
         pairs = set(self.graph.edges)
         if self.setting.max_ig is not None or self.setting.notify_ack:
             pairs |= {(v, u) for u, v in self.graph.edges}

@@ -59,11 +59,11 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A worker's contribution to the sum of a round: the numbers of its gradients.
+    """Message: a worker's contribution to the sum of a round, given by the numbers of its gradients.
 
-    A driver with a collective starts it when shares are to be sent, and passes in the others' shares. Two fields are
-    for observers: `oldest` is how many rounds the worker had taken when it began to compute its oldest gradient (−1:
-    none), `ended` whether the worker has ended.
+    A driver with a real collective starts that instead of sending shares, and passes in the shares of the others.
+    Two fields are for observers: `oldest` is how many rounds the worker had taken when it began to compute its oldest
+    gradient (−1: none), `ended` whether the worker has ended.
     """
 
     round: int
@@ -256,7 +256,7 @@ class Partial:
         return started, (*told, *actions, *self._to_others(process, Ended(last)))
 
     def _may_take(self, state: PartialState) -> bool:
-        """Whether there are results for a training that waits for them, or has ended."""
+        """Whether there are results, and the training waits for them or has ended."""
         return state.stage != MEETING and state.done > state.version
 
     def _taken(self, process: int, state: PartialState) -> Outcome[PartialState]:
@@ -283,7 +283,7 @@ class Partial:
         return met, (note, *self._to_others(process, Here(version)), *actions)
 
     def _met(self, state: PartialState) -> Outcome[PartialState]:
-        """Average the models once all workers wait for it."""
+        """Average the models once all workers wait for the average."""
         if state.stage != MEETING or min(state.here) < state.version:
             return state, ()
         return replace(state, stage=COMPUTING, synchronized=state.version), (Note(("synchronized", state.version)),)
@@ -304,7 +304,7 @@ class Partial:
         return started, (*told, *actions)
 
     def _started(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """Activate the next round if this worker is the one to start it."""
+        """Activate the next round if its quorum has arrived and this worker is one that may start it."""
         open_ = state.entered
         if open_ < state.activated:
             return state, ()

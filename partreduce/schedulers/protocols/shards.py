@@ -225,7 +225,7 @@ class Shards:
         return after, actions
 
     def _requested(self, state: ShardState, source: int, request: Progress | Ask) -> Outcome[ServerState]:
-        """Add progress, whatever its age, then answer the workers that may continue."""
+        """Add a worker's progress, whatever its age, then answer the workers that may continue."""
         if request.generation > state.generation:
             return replace(state, early=(*state.early, (source, request))), ()
         if request.generation < state.generation:

@@ -73,7 +73,7 @@ class GapTiming(Recorder):
         self.skipped, self.fill = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
         self._entered, self._sent = [0.0] * count, [0.0] * count
         self.now = 0.0
-        """When the events of listeners happen."""
+        """The time of the event for which listeners are called."""
         self._entries = 0
 
     def work(self, process: int, state: HopState, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002

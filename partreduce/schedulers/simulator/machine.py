@@ -62,7 +62,7 @@ class Timing:
     keeps_order = False
     """Whether `way` itself prevents messages from overtaking each other; otherwise the driver delays them."""
     network: Network | None = None
-    """The shared links: of operations with loads, and of messages that `way` put there, returning None."""
+    """The links that transfers share: operations with loads, and messages for which `way` returns None."""
 
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
         """Return the seconds of the work before an event; None if the process has no work left and stops."""

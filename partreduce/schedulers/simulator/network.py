@@ -41,7 +41,10 @@ class Ways:
         self._bus, self._num_nics = hardware.bus, hardware.num_nics
         self._numbers: dict[Place, int] = {}
         self.inverse, self.lanes = [0.0], [1]
-        """Of each place; place 0 takes no time."""
+        """Seconds per byte on a lane, and the number of lanes, of each link.
+
+        Link 0 is a placeholder that takes no time.
+        """
         self.between = cache(self._way)
 
     def _way(self, source: int, to: int) -> Way:
@@ -199,7 +202,7 @@ class InTurn:
         self._line = cache(self._make_line)
         self.nic_bytes: npt.NDArray[np.float64] = np.zeros(cluster.num_nodes)
         self._free: dict[int, float] = {}
-        """When each place is done with what was sent through it."""
+        """The time when each link has finished the messages sent through it so far."""
 
     def seconds(self, source: int, to: int, num_bytes: float, now: float) -> float:
         """Send a message now and return the seconds until it arrives."""

@@ -52,7 +52,7 @@ class ShardsTiming(Recorder):
         self.pushes_late = machine.is_delayed and not pushes_first
         hosts, count = len(machine.hosts), machine.num_workers
         self._added = np.zeros((hosts, count), dtype=np.int64)
-        """Everybody's rounds that are in each shard."""
+        """The rounds of every worker whose progress is in each shard, shape (hosts, num_workers)."""
         if ages is not None:
             self._began, self._answered, self._sent = np.zeros((3, hosts, count, count), dtype=np.int64)
             """Those in what each worker's round began with, in the newest answer to it, and behind its last push."""

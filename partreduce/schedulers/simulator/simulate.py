@@ -1,4 +1,4 @@
-"""Simulate a schedule in virtual time (`partreduce.simulate`), by its rounds or else by its protocol.
+"""Simulate a schedule in virtual time (`partreduce.simulate`): round by round, or with its protocol.
 
 With fixed phases one round follows another in max-plus arithmetic, for thousands of workers, in the order of the real
 runtime; `topo.timing.stages` has the equations, also for late rounds and pipelines.

@@ -20,7 +20,10 @@ class Ages:
         self._largest, self._total, self._count = 0.0, 0.0, 0
 
     def add(self, rounds: npt.NDArray[np.int64], worker: int) -> None:
-        """Add ages in rounds of each worker (num_workers,), leaving out the worker's own."""
+        """Add the ages, in rounds, of every worker's contribution (num_workers,) to the parameters of `worker`.
+
+        The worker's own contribution is left out.
+        """
         steps = rounds * self.worker_steps
         steps[worker] = 0
         self._largest = max(self._largest, float(steps.max(initial=0)))

@@ -20,7 +20,7 @@ GROWN = 1e70
 
 
 class SteadyState(NamedTuple):
-    """The steady-state covariance and the last power of P, `remainder`: unless its entries are small, it diverges."""
+    """The steady-state covariance, and the last power of P (`remainder`), which is small if the sum converged."""
 
     covariance: npt.NDArray[Any]
     remainder: npt.NDArray[Any]

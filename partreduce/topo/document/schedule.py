@@ -95,7 +95,7 @@ def error_at(error: InputError, root: str, drop: str = "") -> DocumentError:
 FORMAT = "partreduce.schedule"
 VERSION = 1
 ABSENT = FailurePlan(SurvivorRule.ALL_REDUCE, 1)
-"""The default of `failure_plan` for a document without one; `model_fields_set` tells them apart."""
+"""A placeholder for the failure plan of a document without one; it is never used as a plan."""
 
 
 class ScheduleEnvelope(Model):

@@ -178,9 +178,9 @@ def rule_sectors(schedule: Schedule) -> Sectors | None:
 
 
 def num_entries(schedule: Schedule) -> int:
-    """Return the sum of g³ over a rule's classes of size g, which scales the cost of all its metrics.
+    """Return the sum of g³ over a rule's classes of size g, to which the cost of every metric is proportional.
 
-    0 for other schedules.
+    0 for schedules that are no rule.
     """
     if (known := rule_and_worker_steps(schedule)) is None:
         return 0

@@ -158,7 +158,10 @@ def metrics(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> ScheduleMet
 
 
 def growth_bits(schedule: Schedule) -> float:
-    """Return an upper bound on log2 of the growth of differences between workers in a period. O(size), plus norms."""
+    """Return an upper bound on log2 of the factor by which differences between workers may grow in a period.
+
+    O(size), plus norms of rounds with negative weights.
+    """
     if (rule := schedule.rule()) is not None:
         return sum(_of_groups(block.relaxation for block in phase if block.makes_groups) for phase in rule.phases)
     steps = schedule.steps()

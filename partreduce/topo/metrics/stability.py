@@ -117,7 +117,7 @@ USUAL = 0.1
 
 
 def pipeline_metrics(schedule: Schedule) -> PipelineMetrics | None:
-    """Return the cost of late gradients if all are equally late (a pipeline); None for other schedules. O(1)."""
+    """Return the cost of late gradients of a pipeline, where all are equally late; None for other schedules. O(1)."""
     sync = schedule.strategy.sync
     if not (sync.delays_gradients and sync.takes_all):
         return None

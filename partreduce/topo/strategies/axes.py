@@ -84,9 +84,9 @@ class DrainPolicy(Choice):
     """How a pipeline handles the gradients that are still in flight when it ends."""
 
     APPLY = "apply"
-    """They are applied one after another."""
+    """The remaining gradients are applied one after another."""
     DROP = "drop"
-    """They are discarded, as in the published algorithm."""
+    """The remaining gradients are discarded, as in the published algorithm."""
 
 
 class GradientReduction(Choice):
@@ -94,7 +94,7 @@ class GradientReduction(Choice):
 
     MEAN = "mean"
     SUM = "sum"
-    """As in the published algorithm; needs the learning rate of the mean divided by the number of workers."""
+    """The sum, as in the published algorithm: the learning rate must be the mean's divided by the number of workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +183,7 @@ class GradientBuckets(Choice):
     """When a gradient is sent: in one piece, or layer by layer."""
 
     SINGLE = "single"
-    """In one piece, after the backward pass."""
+    """The whole gradient in one piece, after the backward pass."""
     PER_LAYER = "per_layer"
     """Layer by layer during the backward pass, which hides the communication, at the cost of one latency per layer."""
 

@@ -59,7 +59,7 @@ class Strategy(JsonObject, ABC):
     is_on_request: ClassVar[bool] = False
     """Whether workers have no common rounds and request each averaging by a protocol at run time."""
     needs_generator: ClassVar[bool] = False
-    """Whether a run needs the group generator's service."""
+    """Whether a run needs the group generator, a service."""
     averages_everyone: ClassVar[bool] = False
     """Whether every round averages over all workers."""
 

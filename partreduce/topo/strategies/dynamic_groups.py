@@ -18,14 +18,16 @@ class GroupSplit(Choice):
     """How the group generator forms groups from idle workers."""
 
     RANDOM = "random"
-    """A random group that includes the requesting worker; groups that share members run one after the other."""
+    """A random group that includes the requesting worker; groups that share members run one after another."""
     GLOBAL = "global"
     """All idle workers are divided into random groups at once, so that later requests find their group ready."""
     INTER_INTRA = "inter-intra"
     """All idle workers at once: first node heads across nodes and the others inside their node, then all inside nodes.
     """
     NODE_THEN_ALL = "node-then-all"
-    """The idle workers of the requesting worker's node; every `all_every` rounds a group of all workers but slow ones.
+    """One group of the idle workers on the requesting worker's node.
+
+    Every `all_every` rounds one group of all workers except slow ones instead.
     """
 
 
@@ -33,7 +35,7 @@ class SlowWorkerPolicy(Choice):
     """How the group generator answers a request of a worker that lags behind."""
 
     PAPER = "paper"
-    """The published rule: the requesting worker starts a division, however late it is."""
+    """The published rule: a requesting worker starts a division, however far it lags behind."""
     PAIR_LOCALLY = "pair_locally"
     """A worker that lags by the slow threshold or more gets one small group on its own node and starts no division."""
     DEFER = "defer"

@@ -33,7 +33,7 @@ class EdgeWeighting(Choice):
     """The weight of a received update in a worker's average."""
 
     GRAPH = "graph"
-    """The weights of the round's edges; the weight of an unused update is added to the worker's own."""
+    """The weights of the graph's edges; the weight of an unused update is added to the worker's own."""
     UNIFORM = "uniform"
     """Equal weights for every update that is used and for the worker itself (Hop, equation 1)."""
     ITERATION = "iteration"
@@ -45,9 +45,9 @@ class UpdateOrder(Choice):
     """Which parameters a worker sends in a step."""
 
     ADAPT_THEN_COMBINE = "adapt_then_combine"
-    """Its parameters after computing: x ← W (x + u) (Hop, Figure 2, left)."""
+    """The parameters after computing: x ← W (x + u) (Hop, Figure 2, left)."""
     DPSGD = "dpsgd"
-    """Its parameters at the start of the step, sent while it computes: x ← W x + u(x) (Hop, Figure 2, right)."""
+    """The parameters at the start of the step, sent while it computes: x ← W x + u(x) (Hop, Figure 2, right)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

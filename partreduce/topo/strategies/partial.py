@@ -39,9 +39,9 @@ class MissedResultPolicy(Choice):
     """How a worker applies the results of rounds that it missed."""
 
     EACH = "each"
-    """All are applied in order: workers apply the same sequence, and their parameters stay equal."""
+    """All missed results are applied in order: workers apply the same sequence, and their parameters stay equal."""
     LATEST = "latest"
-    """Only the newest is applied, as published: parameters differ until they are synchronized."""
+    """Only the newest result is applied, as published: parameters differ until they are synchronized."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,9 +31,9 @@ class OuterParams(Choice):
     """Which workers share the outer parameters from which an outer step starts."""
 
     SHARED = "shared"
-    """All workers: only rounds of all workers take outer steps, smaller groups average plainly."""
+    """All workers share them: only rounds of all workers take outer steps, smaller groups average plainly."""
     PER_WORKER = "per_worker"
-    """Each worker has its own, from its last round: every group takes outer steps (NoLoCo, arXiv 2506.10911)."""
+    """Each worker has those of its last round: every group takes outer steps (NoLoCo, arXiv 2506.10911)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +222,7 @@ class Placement(Choice):
     """How the gradient of an embedding table reaches all workers."""
 
     DENSE = "dense"
-    """As for every other parameter: the strategy averages the whole table. Best if a step touches most rows."""
+    """Averaged whole by the strategy, as every other parameter. Best if a step touches most rows."""
     GATHER = "gather"
     """Every worker holds the table and receives the touched rows of all workers with their gradients (as in Horovod).
     """
@@ -234,10 +234,9 @@ class Gradient(Choice):
     """The form of a sharded or gathered table's gradient that the optimizer receives."""
 
     SPARSE = "sparse"
-    """The touched rows only."""
+    """Only the rows that a worker touched."""
     DENSE = "dense"
-    """All rows, zero where no worker touched the row, as an embedding with `sparse=False` has it: Adam's moments decay.
-    """
+    """All rows, zero where no worker touched the row, as from `Embedding(sparse=False)`: Adam's moments decay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +273,7 @@ ROW_CODECS = tuple(codec for codec in Codec if codec is not Codec.INT4)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload(JsonObject):
-    """The tables that are exchanged separately in every step, synchronously, and how all other parameters are averaged.
+    """What a schedule averages: embedding tables, exchanged separately in every step, and all other parameters.
 
     The other parameters take `outer` steps, in `fragments` that take turns.
 

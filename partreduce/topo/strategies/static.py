@@ -133,7 +133,7 @@ class GroupPhases(Bulk):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticGroups(HasGroups):
-    """Phases of groups that repeat periodically, written as rules or as explicit groups.
+    """Phases of groups that repeat periodically, given by rules or as explicit groups.
 
     The first `prologue` rounds average over all workers before the first period.
     """

@@ -7,14 +7,14 @@ from typing import ClassVar
 
 
 class Waiting:
-    """When the average of a round applies and how old it may be; synchronous by default."""
+    """Base of the values of the *sync* axis: when the average of a round applies and how old it may be."""
 
     __slots__ = ()
 
     word: ClassVar[str]
-    """The name of the value in documents."""
+    """The name of this value of the *sync* axis in documents."""
     called: ClassVar[str] = "late averaging"
-    """The name of the value in error messages."""
+    """The name of this value of the *sync* axis in error messages."""
     delays_gradients: ClassVar[bool] = False
     """Whether gradients rather than parameters are late, so that parameters stay equal."""
     protocol: ClassVar[str] = ""

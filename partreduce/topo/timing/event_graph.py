@@ -219,7 +219,7 @@ def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, a
 
 
 class _Ways(NamedTuple):
-    """For every worker, the state at the period's start to which its policy leads back, and the seconds in between."""
+    """A path of the policy for every worker: the state at the period's start that it leads back to, and its seconds."""
 
     origin: Whole
     weight: Floats
@@ -232,10 +232,7 @@ class _Potential(NamedTuple):
     values: Floats
 
     def later(self, one: _Ways, other: _Ways) -> _Ways:
-        """Return, for every worker, the one of two ways that arrives later in the long run.
-
-        The first if they are equal.
-        """
+        """Return, for every worker, the one of two ways that arrives later in the long run, the first of equal ones."""
         mine, others = self.rank[one.origin], self.rank[other.origin]
         arrives, departs = self.values[one.origin] + one.weight, self.values[other.origin] + other.weight
         keep = (mine > others) | ((mine == others) & (arrives >= departs))
@@ -295,7 +292,7 @@ def _improve(
 
 
 def _forward(stage: Stage, compute: Floats, states: list[_Ways], potential: _Potential, sync: Sync) -> list[_Ways]:
-    """Advance one round (equations in `topo.timing.stages`)."""
+    """Advance the ways of policy iteration by one round (equations in `topo.timing.stages`)."""
     now, *under_way = states
     before: float | Floats = 0.0
     for turn in stage.turns:

@@ -56,9 +56,8 @@ class Uplinks:
     def crossings(self, group: Whole, node: Whole, here: Floats, num_nodes: Whole) -> Crossings:
         """Return which groups cross which uplinks: those with nodes on both sides of the switch.
 
-        O(incidences · levels).
         `group`, `node` and `here` (the group's workers on the node) describe every (group, node) incidence, complete
-        for groups that cross nodes; `num_nodes` has one entry per group.
+        for groups that cross nodes; `num_nodes` has one entry per group. O(incidences · levels).
         """
         found: list[tuple[Whole, Whole, Floats, Floats]] = []
         climb = np.zeros(len(group))
@@ -189,7 +188,7 @@ class Loads:
     def seconds(self) -> Floats:
         """Return the seconds of each group when all start together, shape (groups,).
 
-        O(crossings log crossings), once.
+        O(crossings log crossings) at the first call, then cached.
         """
         return self._seconds.copy()
 
@@ -439,5 +438,5 @@ def _assemble(
 
 
 def _shared_once(latency: Floats, group: Whole, place: Whole, bytes_: Floats, inverse: Floats) -> Loads:
-    """Return loads on a resource of which every place has exactly one, shared by all crossings of the place."""
+    """Return the loads on a kind of link of which every place has one, shared by all crossings at the place."""
     return Loads(latency, np.zeros(len(latency)), group, place, bytes_, np.ones(len(group)), inverse, 1)

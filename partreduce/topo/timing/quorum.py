@@ -1,13 +1,13 @@
-"""Expected round times of partial all-reduce, without a run: worker w computes for X_w seconds.
+"""Expected round times of partial all-reduce, without a run: each round needs Q workers.
 
-A round needs Q workers.
-Late gradients count for the next round, and a worker that finds a result when it calls continues at once. So a
-worker contributes at most one gradient to a round, and no more than it computes. Workers are assumed *free*: they
-arrive independently of one another and hardly any worker waits. With T seconds from round to round a worker needs
-E[max(X_w, T)] per gradient, and T solves  sum over w of T / E[max(X_w, T)] = Q, whose left side grows with T from 0
-to P, the number of workers; a round takes at least the start message and the all-reduce. Under majority a round lasts
-until the drawn worker arrives next: for the rest of its computing, E[X²]/(2E[X]) on average, or all of it if it was
-drawn in the previous round, too, with probability 1/P; the others contribute if they arrive by then.
+Worker w computes for X_w seconds per gradient. Late gradients count for the next round, and a worker that finds a
+result when it calls continues at once. So a worker contributes at most one gradient to a round, and no more than it
+computes. Workers are assumed *free*: they arrive independently of one another and hardly any worker waits. With T
+seconds from round to round a worker needs E[max(X_w, T)] per gradient, and T solves
+sum over w of T / E[max(X_w, T)] = Q, whose left side grows with T from 0 to P, the number of workers; a round takes at
+least the start message and the all-reduce. Under majority a round lasts until the drawn worker arrives next: for the
+rest of its computing, E[X²]/(2E[X]) on average, or all of it if it was drawn in the previous round, too, with
+probability 1/P; the others contribute if they arrive by then.
 
 The other extreme are workers *in step*: those for which a round waits begin the next one together. The
 simulator, which assumes neither, lies in between (docs/theory/partial-collectives.md has derivations and comparisons).
@@ -52,11 +52,11 @@ def sample_seconds(times: ComputeTimes, num_workers: int, *, seed: int = 0, step
 
 
 def balance(seconds: Floats, setting: PartialAllReduce, *, word: float = 0.0, sum_seconds: float = 0.0) -> ManyRounds:
-    """Return the expected rounds of workers that arrive independently. O(samples · n).
+    """Return the expected rounds of workers that arrive independently.
 
-    Under majority O(n² log samples). `seconds` (samples, num_workers) are compute times per gradient; `word` is the
-    latency in seconds of the message that starts a round, or announces an arrival, and `sum_seconds` the time of an
-    all-reduce. Late gradients count for the open round, no queue is full, and `grace` is 0.
+    `seconds` (samples, num_workers) are compute times per gradient; `word` is the latency in seconds of the message
+    that starts a round, or announces an arrival, and `sum_seconds` the time of an all-reduce. Late gradients count for
+    the open round, no queue is full, and `grace` is 0. O(samples · n); under majority O(n² log samples).
     """
     least = word + sum_seconds
     if setting.quorum is QuorumStart.MAJORITY:

@@ -82,9 +82,9 @@ class Stage:
     turns: tuple[Turn, ...] = ()
 
     def ready(self, arrival: Floats) -> Floats:
-        """Return when the operation of each worker's cell can begin, (..., num_workers).
+        """Return when the operation of each worker's cell can begin, shape (..., num_workers).
 
-        Its own arrival if it has no cell.
+        A worker without a cell has its own arrival.
         """
         if not len(self.seconds):
             return arrival

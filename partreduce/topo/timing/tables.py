@@ -123,9 +123,9 @@ def exchange(
     element_bytes: int = ELEMENT_BYTES,
     beside_gathered: bool = False,
 ) -> Exchange:
-    """Return the cost of one table in a step.
+    """Return the cost of exchanging one table in a step.
 
-    `beside_gathered`: another table is gathered, so all workers communicate.
+    `beside_gathered` means that another table is gathered, so that all workers communicate with all others.
     """
     if route.way is Placement.DENSE:
         return Exchange()

@@ -102,7 +102,10 @@ class Locking:
         )
 
     def withdrawn(self, state: GroupBuffers, worker: int) -> GroupBuffers:
-        """Remove a worker from all groups that have not started; a group with one remaining member ends."""
+        """Return the buffers without a worker in groups that have not started.
+
+        A group with one remaining member ends.
+        """
         for seq in state.buffers[worker]:
             group = state.group(seq)
             rest = replace(group, members=tuple(member for member in group.members if member != worker))
@@ -124,7 +127,7 @@ class Locking:
     def dissolved(
         self, state: GroupBuffers, ended: tuple[Outstanding, ...]
     ) -> tuple[GroupBuffers, tuple[Outstanding, ...]]:
-        """End these running groups for all of their members."""
+        """Return the buffers after these running groups end for all of their members, and the groups."""
         free = [member for group in ended for member in group.active]
         groups = tuple(group for group in state.groups if group not in ended)
         return replace(state, groups=groups, locks=_clear_locks(state, free)), ended

@@ -22,7 +22,7 @@ PATIENCE = 2
 SLOW_WORKER_GROUP_SIZE = 2
 """The size of the small group that a lagging initiator gets."""
 CHOICE_BITS = 61
-"""The bits of a draw's random number from this one on select among known groups; lower bits order the workers."""
+"""Position of the first bit of a draw's random number that selects among known groups; lower bits order workers."""
 SLOW_FACTOR = 2
 """With policy `defer`, a worker is slow if its rounds take at least this many times as long as the median worker's."""
 
@@ -171,7 +171,7 @@ class Drawing:
         return (_members((now.initiator, *partners[: size - 1])),)
 
     def divided(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:
-        """Partition `workers` into random groups of the group size; the rest forms a smaller group or skips."""
+        """Partition `workers` into random groups of the group size; remaining workers form a smaller group or skip."""
         order, groups, size = order_from_salt(workers, now.salt), list[Members](), self.setting.group_size
         left = set(order)
         for worker in order:

@@ -39,7 +39,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer to a request; `generation` counts failures and restarts."""
+    """Base of the answers to a worker's request; `generation` counts failures and restarts."""
 
     generation: int
     request: int
@@ -47,7 +47,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Grant(Answer):
-    """Answer: take part in group `seq` at the end of the round."""
+    """Answer: take part in group `seq`, with these members, at the end of the round."""
 
     seq: int
     members: tuple[int, ...]
@@ -62,7 +62,7 @@ class Later(Answer):
 
 
 class Bye(Answer):
-    """Answer to a last request: no group waits for the worker, which may end."""
+    """Answer to a last request: no group waits for the worker, so it may end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +145,7 @@ class GroupGenerator:
         raise AssertionError(f"not a message to the group generator: {message}")
 
     def restarted(self, state: GeneratorState) -> Stepped:
-        """Return the state after a restart from the log.
-
-        A new generation, in which every worker repeats its request.
-        """
+        """Return the state after a restart from the log: in a new generation, workers repeat their requests."""
         return replace(state, generation=state.generation + 1), ()
 
     def following(self, request: int) -> int:
@@ -166,7 +163,7 @@ class GroupGenerator:
         return () if answer is None else (Send(worker, replace(answer, generation=state.generation)),)
 
     def asked(self, state: GeneratorState, worker: int, ask: Ask) -> Stepped:
-        """Handle a new request: release the last group, draw groups if needed, start what can start, and answer."""
+        """Handle a new request: release the last group, draw groups if needed, start those that can, and answer."""
         state = replace(
             state,
             requests=replace_at(state.requests, worker, ask.request),

@@ -59,7 +59,7 @@ class Enter(Asking):
 
 
 class Computed(Asking):
-    """Event: the round of a slow worker (`Later`) is computed, and its group is requested now."""
+    """Event: a slow worker, which was answered `Later`, has computed its round, and requests its group now."""
 
 
 class Broke(Asking):
