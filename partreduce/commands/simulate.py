@@ -252,7 +252,7 @@ def _quorum_facts(schedule: Schedule, observed: AsynchronousMetrics) -> dict[str
 def workers_of(timeline: Timeline) -> dict[str, Any]:
     """Return the computing, communicating and waiting seconds of each worker, under `workers`.
 
-    Empty beyond 4096 workers.
+    The result is empty beyond 4096 workers.
     """
     if timeline.finish.shape[1] > 4096:
         return {}

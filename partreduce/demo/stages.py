@@ -53,7 +53,7 @@ class Result:
     def reached(self, target: float) -> tuple[int, npt.NDArray[np.float64]] | None:
         """Return (step, seconds [turns]) of the first evaluation with a loss of at most `target`.
 
-        None if there is none.
+        The result is None if there is none.
         """
         hits = np.flatnonzero(self.loss <= target)
         return (int(self.steps[hits[0]]), self.seconds[:, hits[0]]) if len(hits) else None

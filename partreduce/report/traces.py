@@ -144,9 +144,9 @@ def read_run(folder: Path) -> Run:
     begin = {rank: mine[0]["start"] for rank, mine in own.items()}
 
     def series(name: str) -> tuple[tuple[float, float], ...]:
-        """Return a logged number as (seconds, mean) pairs.
+        """Return a logged number as pairs (seconds, mean over the workers).
 
-        The k-th entries of all workers give their last instant and mean.
+        The k-th entries of all workers are combined: the latest instant, and the mean.
         """
         noted = [
             (e["rank"], trained_for(e["rank"], begin[e["rank"]], e["start"]), e[name]) for e in events if name in e

@@ -114,7 +114,7 @@ class Entry:
     def why_not(self, cluster: Cluster, **parameters: object) -> str | None:
         """Return why the family does not exist for the cluster, a sentence with the nearest possible value.
 
-        None if it exists.
+        The result is None if it exists.
         """
         values = self.resolve(parameters)
         if cluster.num_workers < 2:

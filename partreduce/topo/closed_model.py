@@ -153,7 +153,7 @@ def translate_errors(value: object, place: str) -> Iterator[None]:
 def adapter(value: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - a class of values
     """Return the pydantic adapter that reads and writes instances of a class.
 
-    Cached, as it takes milliseconds to build.
+    It is cached, because it takes milliseconds to build.
     """
     return TypeAdapter(value)
 

@@ -207,7 +207,7 @@ def _shapes(phase: Phase | RulePhase, cluster: Cluster, view: RuleView | None) -
 def _sort_of(shapes: Sequence[_Shape], cluster: Cluster) -> tuple[str, int, int]:
     """Return what a round averages, such as "all workers", and the sizes of its smallest and largest groups.
 
-    ("", 0, 0) if no worker averages.
+    The result is ("", 0, 0) if no worker averages.
     """
     if not shapes:
         return "", 0, 0
@@ -319,7 +319,7 @@ def _gap(sync: IterationGap) -> Iterator[Part]:
 def graph_of(edges: Round) -> str:
     """Return the name of a round's graph with its article, such as "a ring".
 
-    The number of neighbors for unnamed graphs.
+    An unnamed graph is described by its number of neighbors.
     """
     n, count = edges.num_workers, len(edges)
     if not count:

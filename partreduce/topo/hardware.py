@@ -82,7 +82,7 @@ class Switch:
 def nesting_problem(switches: Sequence[Switch]) -> tuple[int, str] | None:
     """Find the first switch that is neither nested in nor disjoint from another; return its index and the reason.
 
-    None if all switches nest or are disjoint. O(sum of sizes).
+    The result is None if all switches nest or are disjoint. O(sum of sizes).
     """
     largest: dict[int, int] = {}
     for index in smallest_first(switches):
@@ -210,7 +210,7 @@ def above(switches: Sequence[Switch], num_nodes: int) -> npt.NDArray[np.int64]:
 def regular_levels(switches: tuple[Switch, ...], num_nodes: int) -> tuple[int, ...] | None:
     """Return the number of children on every level of a regular switch tree, top first.
 
-    None if the tree is not regular.
+    The result is None if the tree is not regular.
 
     For example (pods, racks in a pod, nodes in a rack); `(num_nodes,)` without switches. Regular means: on every level
     all switches hold equally many nodes with consecutive numbers, every node is below a switch, and all uplinks are

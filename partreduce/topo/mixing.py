@@ -89,7 +89,7 @@ class Operators:
     def matrices(self) -> Floats:
         """Return the matrices of all rounds on all classes, (T, C, g, g), in an orthonormal basis.
 
-        Symmetric for groups.
+        They are symmetric for groups.
         """
         size, num_classes = self.size, 1 if self.survives is None else self.survives[0].shape[1]
         roots = np.ones(size) if self.counts is None else np.sqrt(self.counts)
@@ -130,7 +130,7 @@ class Operators:
     def support(self) -> Flags:
         """Return the Boolean matrix [i, j]: whether worker j's start influences worker i after a period.
 
-        For graphs without negative weights.
+        The rounds must be graphs without negative weights.
         """
         result = np.eye(self.size, dtype=np.bool_)
         for step in self.rounds:

@@ -187,7 +187,7 @@ class Schedule:
     def route_of(self, parameter: str) -> TablePlacement | None:
         """Return the placement of an embedding table by its parameter's name.
 
-        None if the strategy averages the parameter.
+        The result is None if the strategy averages the parameter.
         """
         return self.routes.table(parameter)
 

@@ -44,7 +44,7 @@ def after_failure(schedule: Schedule, failed: Collection[int]) -> Schedule:
 def planned_failures(schedule: Schedule, plan: FailurePlan) -> Iterator[tuple[int, ...]]:
     """Yield every failure that the plan covers, as sorted ranks.
 
-    Sets of up to `plan.failures` workers, then larger nodes.
+    First all sets of up to `plan.failures` workers, then nodes of more workers than that.
     """
     n, cluster = schedule.num_workers, schedule.cluster
     for count in range(1, plan.failures + 1):

@@ -77,9 +77,9 @@ def _bits_or_bytes(unit: str, units: dict[str, Fraction]) -> list[str]:
 
 
 def _near(unit: str, units: dict[str, Fraction]) -> str | None:
-    """Return the only known unit that differs in case or by a missing ending (MBps: MB/s).
+    """Return the known unit that differs only in case or by a missing ending (MBps: MB/s).
 
-    None if there are several.
+    The result is None unless there is exactly one.
     """
     if unit.endswith("Bps"):
         unit = f"{unit.removesuffix('ps')}/s"

@@ -87,7 +87,7 @@ def _group_size(num_workers: int, group: int | None) -> int:
 def random_partitions_unsupported_reason(cluster: Cluster, group: int | None, phases: int, seed: int) -> str | None:
     """Return why random groups are impossible (they do not fit, or cannot connect the workers).
 
-    None if they are possible.
+    The result is None if they are possible.
     """
     del seed
     count = cluster.num_workers
@@ -103,7 +103,7 @@ def random_partitions_unsupported_reason(cluster: Cluster, group: int | None, ph
 def noloco(cluster: Cluster, *, every: int, lr: float, momentum: float, phases: int, seed: int) -> StaticGroups:
     """Return NoLoCo: every `every` steps each worker takes an outer step with a random partner.
 
-    With odd n one skips.
+    With an odd number of workers one of them skips.
     """
     outer = OuterStep(lr=Fraction(str(lr)), momentum=Fraction(str(momentum)), outer_params=OuterParams.PER_WORKER)
     return replace(random_partitions(cluster, 2, phases, seed), steps_per_round=every, payload=Payload(outer=outer))

@@ -108,7 +108,7 @@ def _note_single(fraction: Fraction, value: object, place: str) -> None:
 def _rounded_to_single(number: float) -> Fraction | None:
     """Return the simple fraction that was rounded to this 32-bit number.
 
-    None for other numbers, or if there is none.
+    The result is None for other numbers, or if there is none.
     """
     rounded = np.float32(number)
     if number not in (float(rounded), float(str(rounded))):

@@ -80,7 +80,7 @@ class Pairing:
     def ready(self, process: int, state: PairState) -> Sequence[Choose]:
         """Return the neighbors that an active worker may pick: all that can answer.
 
-        None while it waits for an answer.
+        The result is None while it waits for an answer.
         """
         if state.waits_for >= 0 or self.roles[process] == Role.PASSIVE:
             return ()

@@ -355,7 +355,7 @@ class Partial:
     def _may_begin(self, state: PartialState) -> bool:
         """Whether the thread may enter its next round.
 
-        It is activated, and neither a full queue nor a due average delays it.
+        The round must be activated, and neither a full queue nor a due average of models may delay it.
         """
         if state.entered >= state.activated:
             return False

@@ -111,7 +111,7 @@ class ShardState:
 class Plan:
     """A fixed script for workers without a driver.
 
-    The number of rounds, and the rounds before which they pull or drain.
+    `rounds` is the number of rounds; before the rounds `pulls` and `drains` workers pull the model or drain.
     """
 
     rounds: int

@@ -90,7 +90,7 @@ def hyper_cuboid_unsupported_reason(
 ) -> str | None:
     """Return why there is no such hyper-cuboid (a prime factor of n exceeds the largest group).
 
-    None if there is one.
+    The result is None if there is one.
     """
     count = cluster.num_workers
     prime = largest_prime_factor(count)

@@ -143,9 +143,9 @@ def figure_10(cluster: Cluster) -> StaticGroups:
 
 
 def inter_intra(cluster: Cluster) -> StaticGroups:
-    """Return Prague's inter-intra schedule: heads (local rank 0) across nodes, others inside nodes.
+    """Return Prague's inter-intra schedule, of two phases.
 
-    Then whole nodes.
+    Heads (local rank 0) average across nodes while the others average inside nodes; then whole nodes average.
     """
     ranks = local_ranks(cluster)
     radices = all_digits(cluster.num_nodes)
@@ -156,7 +156,7 @@ def inter_intra(cluster: Cluster) -> StaticGroups:
 def rotating_heads(cluster: Cluster) -> StaticGroups:
     """Return inter-intra with rotating heads.
 
-    Each local rank in turn averages across nodes, then whole nodes average.
+    Each local rank in turn averages across nodes while the others average inside nodes; then whole nodes average.
     """
     ranks = local_ranks(cluster)
     radices = all_digits(cluster.num_nodes)

@@ -40,9 +40,9 @@ def diloco_unsupported_reason(cluster: Cluster, **parameters: float) -> str | No
 
 
 def regions_diloco(cluster: Cluster, regions: int | None, every: int, lr: float, momentum: float) -> StaticGroups:
-    """Return DiLoCo between regions: workers of a region average in each step, and all take an outer step together.
+    """Return DiLoCo between regions: workers of a region average in each step.
 
-    The outer step follows every `every` steps.
+    Every `every` steps all workers take an outer step together.
     """
     ranks, radices = local_ranks(cluster), _radices(cluster, regions)
     own, everyone = (Block(ranks, tuple(range(first, len(radices)))) for first in (1, 0))

@@ -60,7 +60,7 @@ class GroupTiming(Recorder):
     def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002
         """Return the average of a worker's group that an `Enter` event begins, with its members.
 
-        None for other events.
+        The result is None for other events.
         """
         if not isinstance(event, Enter):
             return None
@@ -84,7 +84,7 @@ def group_machine(
 ) -> VirtualMachine:
     """Return a simulator of the workers and the generator.
 
-    `rounds` rounds per worker, draws from the setting's seed.
+    Every worker runs `rounds` rounds; groups are drawn from the setting's seed.
     """
     system = GroupSystem(setting, rounds=rounds, collective=False, ways=None, costs=costs)
     return VirtualMachine(system, timing, seed=seed)

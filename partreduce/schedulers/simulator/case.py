@@ -45,7 +45,7 @@ class Case:
     def seconds(self) -> npt.NDArray[np.float64]:
         """Return the seconds that every worker computes in every round, shape (num_rounds, num_workers).
 
-        Fixed by the seed.
+        They are fixed by the seed.
         """
         worker_steps, rng = self.worker_steps(), np.random.default_rng(self.seed)
         return np.array([seconds[0] for seconds in self.compute.rounds(worker_steps, self.num_rounds, rng)])

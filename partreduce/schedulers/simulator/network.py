@@ -142,7 +142,7 @@ class Network:
     def next_end(self) -> float:
         """Return the time at which the next transfer ends if none is started before.
 
-        Infinity if there is none. O(flows).
+        The result is infinity if there is none. O(flows).
         """
         return self._now + float((self._left * self._seconds_per_unit()).min(initial=float("inf")))
 

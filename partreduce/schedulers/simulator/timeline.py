@@ -58,7 +58,7 @@ class GapRecord:
     def distribution(self, count: int = 200) -> npt.NDArray[np.float64]:
         """Return the share of edges and instants at which the gap between the two ends is 0, 1, 2, … steps.
 
-        Sums to 1.
+        The shares sum to 1.
         """
         steps = self.steps_at(self.instants(count))
         gaps = np.abs(steps[:, self.sources] - steps[:, self.targets])

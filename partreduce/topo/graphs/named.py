@@ -99,7 +99,7 @@ LINKS = {"b": ((0, 4), (4, 6), (6, 0)), "c": ((1, 4), (5, 6), (7, 0))}
 def ring_based(num_workers: int) -> Graph:
     """Return Hop's ring-based graph, for even n: a ring plus the edges (i, i+n/2) between opposite workers.
 
-    Degree 3.
+    Every worker has degree 3.
     """
     i = np.arange(num_workers)
     others = np.concatenate([(i + 1) % num_workers, (i + num_workers // 2) % num_workers])

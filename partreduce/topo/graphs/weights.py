@@ -34,7 +34,7 @@ def check_unknown(method: str) -> None:
 def constant(graph: Graph, weight: Fraction) -> Round:
     """Return the round with `weight` on every edge; each worker keeps the rest as its own weight.
 
-    Doubly stochastic if in- and out-degrees are equal.
+    The round is doubly stochastic if in- and out-degrees are equal.
     """
     return Round.from_arrays(graph.num_workers, graph.sources, graph.targets, [weight], np.zeros(len(graph), np.int32))
 
@@ -58,9 +58,7 @@ def metropolis(graph: Graph) -> Round:
 def uniform(graph: Graph) -> Round:
     """Return the round in which every worker takes the plain mean of itself and its in-neighbors.
 
-    Weights 1/(1 + in-degree).
-
-    As in D-PSGD and Hop. Doubly stochastic on regular graphs only.
+    All weights are 1/(1 + in-degree), as in D-PSGD and Hop. Doubly stochastic on regular graphs only.
     Source: Lian et al., Can decentralized algorithms outperform centralized algorithms?, NeurIPS 2017.
     """
     degrees = graph.in_degrees()

@@ -180,7 +180,7 @@ def rule_sectors(schedule: Schedule) -> Sectors | None:
 def num_entries(schedule: Schedule) -> int:
     """Return the sum of g³ over a rule's classes of size g, to which the cost of every metric is proportional.
 
-    0 for schedules that are no rule.
+    The result is 0 for schedules that are no rule.
     """
     if (known := rule_and_worker_steps(schedule)) is None:
         return 0
@@ -315,7 +315,7 @@ def _difference(ranks: Whole, others: Whole, radices: Sequence[int]) -> Whole:
 def _node_column(cluster: Cluster, radices: Sequence[int]) -> Floats | None:
     """Return the average over shifts of "i and j share a node" as a function of i − j.
 
-    None if there are too many pairs.
+    The result is None if there are too many pairs.
     """
     n, sizes = cluster.num_workers, cluster.node_sizes()
     if int((sizes**2).sum()) > MAX_PAIRS:

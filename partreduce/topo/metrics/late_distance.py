@@ -177,7 +177,7 @@ class RetimedMetrics:
     def drift_at(self, steps_per_round: int, *, late: bool) -> Metric:
         """Return the drift at this number of steps per round, synchronous or late.
 
-        Absent unless both drifts at 1 are known.
+        The result is absent unless both drifts at 1 are known.
         """
         start = self.late_drift if late else self.drift
         if steps_per_round == 1:

@@ -1,4 +1,4 @@
-"""Compute which rates are stable: of late gradients (and their noise), outer steps, and momentum on graphs.
+"""Stable learning rates: with late gradients (and the noise these add), outer steps, or momentum on graphs.
 
 A pipeline of width K applies each gradient K − 1 steps late, the same for all workers, so replicas stay equal and it
 suffices to study one model. Along one eigenvector of a quadratic loss of curvature λ, with rate γ and h = γλ, the

@@ -34,9 +34,8 @@ MAX_LOCAL = 8
 def consensus_distance_of(sectors: Sectors) -> float:
     """Return tr Σ / n averaged over all instants, infinite if the workers never converge. O(Σ C g³ log(1/gap)).
 
-    Every worker adds independent unit noise in every step; Σ solves the periodic Lyapunov equation Σ ← W(Σ + D)Wᵀ
-    (delayed:
-    Σ ← WΣWᵀ + D) off the mean.
+    Every worker adds independent unit noise in every step; Σ solves the periodic Lyapunov equation Σ ← W(Σ + D)Wᵀ, or
+    with delayed averages Σ ← WΣWᵀ + D, off the mean.
     """
     if sectors.radius >= NEVER:
         return math.inf

@@ -88,9 +88,9 @@ class AllReduce(HasGroups):
         return 1 - self.sync.kept
 
     def rule(self, cluster: Cluster, *, by_node: bool = False) -> RuleView | None:
-        """Return one block over all workers, each counted as a node.
+        """Return one block over all workers, each counted as a node; with `by_node`, over the nodes of the cluster.
 
-        With `by_node` over the nodes of a regular cluster.
+        The result is None with `by_node` if the nodes are unequal.
         """
         if not by_node:
             return RuleView((cluster.num_workers,), ((Block((0,), (0,), self._relaxation),),), 1)

@@ -160,7 +160,10 @@ class IterationGap(JsonObject, Waiting):
                 )
 
     def check_neighbors(self, numbers: Sequence[int]) -> None:
-        """Raise ScheduleError if a worker may miss more in-neighbors than it has, `numbers` (num_workers,)."""
+        """Raise ScheduleError if a worker may miss more in-neighbors than it has.
+
+        `numbers` (num_workers,) counts the in-neighbors of every worker.
+        """
         for worker, (spare, number) in enumerate(zip(self.backups(len(numbers)), numbers, strict=True)):
             if spare > number:
                 raise ScheduleError(

@@ -33,9 +33,9 @@ class Server(Strategy):
             raise ScheduleError(f"staleness: is {self.staleness}; only an asynchronous server has one; leave it out")
 
     def tables_unsupported_reason(self) -> str:
-        """Return why embedding tables cannot be exchanged separately (workers have no common steps).
+        """Return why embedding tables cannot be exchanged separately: workers have no common steps.
 
-        Empty if possible.
+        The result is empty if they can be exchanged.
         """
         if self.synchronous and self.steps_once:
             return ""

@@ -157,9 +157,9 @@ class StaticGroups(HasGroups):
         return self.phases.relaxations_of_all(cluster)
 
     def fragments_unsupported_reason(self) -> str:
-        """Return why the model cannot be averaged in fragments (late averages, separate outer parameters).
+        """Return why the model cannot be averaged in fragments: late averages, or separate outer parameters.
 
-        Empty if it can.
+        The result is empty if it can be averaged in fragments.
         """
         if self.payload.outer.has_own_outer_params:
             return "outer steps from each worker's own outer parameters are for whole models; leave one of the two out"

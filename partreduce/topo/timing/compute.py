@@ -153,7 +153,7 @@ class ComputeTimes(CheckedFields):
     ) -> Iterator[Floats]:
         """Yield the seconds that each worker computes in each round, all its steps together.
 
-        Shape (num_samples, num_workers).
+        The shape is (num_samples, num_workers).
         """
         longest, num_workers = int(worker_steps.max()), len(worker_steps)
         if self.is_fixed:

@@ -78,7 +78,7 @@ def _num_gradients(seconds: Floats, period: float) -> float:
 def _majority(seconds: Floats, least: float) -> ManyRounds:
     """Return the expected rounds if each lasts until a randomly drawn worker arrives.
 
-    Those who arrive earlier join it.
+    Workers that arrive earlier take part in the round.
     """
     count, means = seconds.shape[1], seconds.mean(axis=0)
     if not means.all():

@@ -84,7 +84,7 @@ class Stage:
     def ready(self, arrival: Floats) -> Floats:
         """Return when the operation of each worker's cell can begin, shape (..., num_workers).
 
-        A worker without a cell has its own arrival.
+        For a worker without a cell it is the worker's own arrival.
         """
         if not len(self.seconds):
             return arrival

@@ -139,7 +139,7 @@ class Drawing:
     def slow(self, costs: dict[int, int]) -> frozenset[int] | None:
         """Return the workers that compute slowly, by each worker's cost of a round (0: unknown).
 
-        None if counts decide.
+        The result is None if counts decide.
         """
         if self.setting.slow_worker_policy != SlowWorkerPolicy.DEFER or self.setting.slow_threshold is None:
             return None
@@ -216,7 +216,8 @@ class Drawing:
     def all_of(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:
         """Return one group of all `workers`.
 
-        If the initiator's bound is reached, its largest known group among them.
+        If the initiator is at its bound, the largest known group that contains it and lies in `workers` is returned
+        instead.
         """
         group = _members(workers | {now.initiator})
         if self.is_bounded(now, now.initiator):
@@ -234,7 +235,7 @@ class Drawing:
     def further(self, apart: int) -> int:
         """Return the number of requests since the last group of all, plus one.
 
-        0 if the division has no groups of all.
+        The result is 0 if the division has no groups of all.
         """
         if self.setting.division != GroupSplit.NODE_THEN_ALL:
             return 0

@@ -157,7 +157,7 @@ class GroupGenerator:
     def repeated(self, state: GeneratorState, worker: int) -> tuple[Action, ...]:
         """Return the message that sends the same answer again, in the present generation.
 
-        None if there is no answer yet.
+        The result is None if there is no answer yet.
         """
         answer = state.answers[worker]
         return () if answer is None else (Send(worker, replace(answer, generation=state.generation)),)
@@ -225,7 +225,7 @@ class GroupGenerator:
     def slow(self, state: GeneratorState) -> frozenset[int] | None:
         """Return the slow workers among those that take part.
 
-        None if slowness does not depend on the cost of rounds.
+        The result is None if slowness is judged by counts of rounds instead of their cost.
         """
         return self.drawing.slow({w: c for w, c in enumerate(state.costs) if state.status[w] == ACTIVE})
 
@@ -239,7 +239,7 @@ class GroupGenerator:
     def counted(self, state: GeneratorState, worker: int) -> tuple[int, ...]:
         """Return the rounds requested by each worker, one more for `worker`.
 
-        Relative to the slowest if numbers wrap.
+        The counts are relative to the slowest if numbers wrap.
         """
         counts = replace_at(state.counts, worker, state.counts[worker] + 1)
         if self.modulus is None:
