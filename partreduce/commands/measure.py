@@ -124,7 +124,6 @@ def _cluster_measurement(
     function = None if step is None else _step_of(step)
 
     def measure() -> None:
-        """Measure as one worker; rank 0 reports."""
         import torch
 
         from partreduce.runtime.profile import cluster_of, gpu_topology, num_rails, profile, slurm_switches

@@ -249,7 +249,6 @@ class Authority:
 
     @property
     def view(self) -> View:
-        """The present view."""
         return self.log[-1]
 
 

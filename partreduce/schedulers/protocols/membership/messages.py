@@ -189,5 +189,4 @@ class Setting:
 
     @property
     def authority(self) -> int:
-        """The process number of the authority."""
         return self.num_workers
