@@ -227,7 +227,7 @@ def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:
 
 
 def _quorum_facts(schedule: Schedule, observed: AsynchronousMetrics) -> dict[str, Any]:
-    """Return who took part in the rounds after the first quarter, their speed, and what is proved about both."""
+    """Return the speed and the contributions of a quorum's rounds after the first quarter, and the proved bounds."""
     record, setting = observed.quorum, schedule.strategy.sync
     assert record is not None, "asked before"
     assert isinstance(setting, PartialAllReduce), "nothing else records rounds"

@@ -22,9 +22,8 @@ class Cluster:
     """A cluster: which worker runs on which node.
 
     Regular clusters (`workers_per_node` set) hold no per-worker data, so a million workers cost nothing; their ranks
-    are
-    contiguous: worker w runs on node w // workers_per_node with local rank w % workers_per_node. Irregular
-    clusters list the ranks of every node. Build one with `regular`, `irregular` or `parse`.
+    are contiguous: worker w runs on node w // workers_per_node with local rank w % workers_per_node. Irregular clusters
+    list the ranks of every node. Build one with `regular`, `irregular` or `parse`.
 
     `hardware` (links, speeds) is ignored by `same_shape` and never written to a schedule file.
     """

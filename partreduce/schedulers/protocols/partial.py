@@ -73,11 +73,11 @@ class Share:
 
 
 class Call(Signal):
-    """Event of the training: a gradient is computed and handed over to the thread."""
+    """Event of the training side: a gradient is computed and handed over to the thread."""
 
 
 class End(Signal):
-    """Event of the training: the worker has no more data and from now on only takes results."""
+    """Event of the training side: the worker has no more data and from now on only takes results."""
 
 
 class Begin(Signal):
@@ -89,7 +89,7 @@ class Finish(Signal):
 
 
 class Take(Signal):
-    """Event of the training: it takes results and applies them."""
+    """Event of the training side: it takes results and applies them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +294,7 @@ class Partial:
         return tuple(Send(v, message) for v in range(self.num_workers) if v != process)
 
     def _come(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """Arrive for the next round that the thread will enter, and tell the workers that count arrivals."""
+        """Record that this worker has arrived for its thread's next round; tell the others if they count arrivals."""
         if state.arrived[process] > state.entered:
             return state, ()
         come = replace(state, arrived=replace_at(state.arrived, process, state.entered + 1))

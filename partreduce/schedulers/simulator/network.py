@@ -73,9 +73,9 @@ class Ways:
         return self.place(("out", node), float(self._nic[1][node]), self._num_nics)
 
     def place(self, place: Place, inverse: float, lanes: int = 1) -> int:
-        """Return the index of a link, which is added if it is new.
+        """Return the index of a link; a new link is added.
 
-        It takes `inverse` seconds per byte on each of its lanes.
+        A link takes `inverse` seconds per byte on each of its lanes.
         """
         number = self._numbers.get(place)
         if number is None:
