@@ -4,10 +4,9 @@ Everything public is a name of this package and is imported on first use, so tha
 
     import partreduce
 
-    schedule = partreduce.design("4x4", build="prague-figure-10")
-    assert partreduce.verify(schedule).verdict == "proved"
-    partreduce.write_schedule("schedule.json", schedule)
-    optimizer = partreduce.DistributedOptimizer(optimizer, model, "schedule.json")
+    schedule = partreduce.design("4x4", build="prague-figure-10") assert partreduce.verify(schedule).verdict == "proved"
+    partreduce.write_schedule("schedule.json", schedule) optimizer = partreduce.DistributedOptimizer(optimizer, model,
+    "schedule.json")
 
 The names stand in `__init__.pyi`, for type checkers and for the import on first use. Four modules hold what few
 scripts name: `strategies` (what a schedule says), `errors`, `files` and `types` (what plans and proofs are made of).
@@ -38,10 +37,13 @@ def __getattr__(name: str) -> object:
 
 
 def _show_errors_in_one_line() -> None:
-    """In a worker of torchrun, or of a process group: what is refused before the optimizer is made, too."""
+    """Print uncaught errors in one line in workers, even before an optimizer exists.
+
+    A process counts as a worker if torchrun started it, or if it is a member of a process group.
+    """
     group = sys.modules.get("torch.distributed")
     in_group = group is not None and getattr(group, "is_initialized", bool)()
-    if in_group or "TORCHELASTIC_RUN_ID" in os.environ:  # the name is `runtime.environment.RUN_ID`
+    if in_group or "TORCHELASTIC_RUN_ID" in os.environ:  # equals `runtime.environment.RUN_ID`
         from partreduce.runtime.launcher.processes import install_excepthook
 
         install_excepthook()

@@ -1,4 +1,4 @@
-"""The command line's entry point and its one error handler."""
+"""The entry point of the command line, which turns every error into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNWRITTEN = 74
 INTERNAL = 70
 INTERRUPTED = 130
 ARGUMENTS = ("data", "format", "max_queues", "model_bytes", "time_limit", "sync")
-"""Arguments of Python functions that errors name and that are options of commands."""
+"""Arguments of Python functions in error messages that are options of the command line."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,14 +26,14 @@ def main(arguments: list[str] | None = None) -> int:
             return _answer(arguments, debug=debug)
     except (OutputLostError, BrokenPipeError) as error:
         problem = str(error) if isinstance(error, OutputLostError) else ""
-        with suppress(OSError):  # standard error may be what is full
+        with suppress(OSError):  # standard error may be full
             os.write(2, f"partreduce: standard output: cannot be written: {problem}\n".encode() if problem else b"")
         silence()
         return UNWRITTEN if problem else 0
 
 
 def _answer(arguments: list[str], *, debug: bool) -> int:
-    """Run one command; every error becomes its line and its exit code."""
+    """Run one command; print an error as one line and return its exit code."""
     from partreduce.streams import OutputLostError
     from partreduce.topo.errors import PartreduceError
 
@@ -60,7 +60,7 @@ def _answer(arguments: list[str], *, debug: bool) -> int:
 
 
 def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
-    """Take --debug out wherever it stands, except among the arguments of a script that `run` starts."""
+    """Remove --debug from anywhere except the arguments of a script that `run` starts; return whether it was there."""
     end = arguments.index("run") if "run" in arguments else len(arguments)
     kept = [a for a in arguments[:end] if a != "--debug"]
     return kept + arguments[end:], len(kept) < end
@@ -70,7 +70,7 @@ def _invoke(arguments: list[str]) -> int:
     from partreduce.commands import build_app, verb_of
     from partreduce.console import fresh_terminal
 
-    # A shell that completes a line has it in a variable.
+    # For completion, the shell passes the line in an environment variable.
     line = " ".join(os.environ.get(name, "") for name in ("COMP_WORDS", "_TYPER_COMPLETE_ARGS"))
     try:
         with fresh_terminal():
@@ -83,7 +83,7 @@ def _invoke(arguments: list[str]) -> int:
         if message is None or code is None:
             raise
         path = getattr(getattr(error, "ctx", None), "command_path", "partreduce")
-        said = in_options(message()).replace(": Value error, ", ": ")  # of pydantic, by which typer reads choices
+        said = in_options(message()).replace(": Value error, ", ": ")  # pydantic's prefix: typer parses choices with it
         return _print_line(f"{said} (see `{path} --help`)", int(code)) if message() else int(code)
     return result if isinstance(result, int) else 0
 

@@ -1,4 +1,4 @@
-"""Public functions that tie several packages together."""
+"""Public functions that combine several packages: the catalogue and the planner."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def design(
     progress: Any = None,
     **parameters: object,
 ) -> Plan | Schedule:
-    """Find the schedule that suits a request, or with `build` make a named schedule of the catalogue for a cluster.
+    """Find the best schedule for a request, or with `build` make a named schedule of the catalogue for a cluster.
 
     Args:
         request: a PlanRequest; with `build` a Cluster, a shorthand such as "4x4" or "3,3,2", or a cluster file's path.
@@ -51,13 +51,13 @@ def design(
         **parameters: with `build`: the entry's own parameters, such as `every=4` for "allreduce".
 
     Returns:
-        The Plan of a request; the Schedule of an entry.
+        The Plan for a request; the Schedule of a catalogue entry.
 
     Raises:
-        InputError: an unknown name or parameter (with the nearest known one), a cluster that the entry cannot serve, a
-            request that cannot be, or arguments that do not belong together.
+        InputError: an unknown name or parameter (with the closest known one), a cluster that the entry does not
+            support, a contradictory request, or arguments that cannot be combined.
         InfeasibleError: it is proved that no schedule of a named class keeps the limits, and no other was found.
-        UndecidedError: nothing within the limits was found in the time.
+        UndecidedError: no schedule within the limits was found in the time.
     """
     if build is not None:
         from partreduce.planner.job import PlanRequest

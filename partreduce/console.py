@@ -1,4 +1,4 @@
-"""Print what the command line answers: sentences for people, or one JSON document for machines."""
+"""Print the output of the command line: sentences for people, or one JSON document for machines."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 
 
 _COLUMNS = re.compile("[1-9][0-9]{0,5}")
-"""A width in the environment that means something."""
+"""The values of the environment variable COLUMNS that are valid widths."""
 _taken = ContextVar("_taken", default=False)
 
 
 def console(*, errors: bool = False) -> Console:
-    """Return the Console of standard output; of standard error with `errors` or if standard output gets a document."""
+    """Return the Console of standard output.
+
+    It is that of standard error with `errors`, or if a document is written to standard output.
+    """
     return _console(errors or _taken.get())
 
 
@@ -48,7 +51,7 @@ def _console(errors: bool) -> Console:
 
 @contextmanager
 def fresh_terminal() -> Iterator[None]:
-    """Forget, for one command, which stream and terminal width an earlier command of this process used."""
+    """Context manager: forget which stream and terminal width an earlier command of this process used."""
     _console.cache_clear()
     token = _taken.set(False)
     try:
@@ -58,7 +61,7 @@ def fresh_terminal() -> Iterator[None]:
 
 
 def claim_stdout(*outputs: Path | None, as_json: bool = False) -> None:
-    """Print sentences and tables on standard error from now on if one of the output paths is `-`, standard output.
+    """Print everything else on standard error from now on if one of the output paths is `-`, standard output.
 
     Raises InputError if two documents would go to standard output.
     """
@@ -88,7 +91,7 @@ def suggest_verify(output: Path | None, *, guarantees_consensus: bool = True) ->
 
 def emit_json(document: object) -> None:
     """Print `document` as JSON on standard output; NaN and infinite numbers become null."""
-    # In an encoding that lacks a sign JSON's own escape stands for it.
+    # If the encoding lacks a character, JSON's escape replaces it.
     plain = not sys.stdout.encoding or not sys.stdout.encoding.lower().startswith("utf")
     sys.stdout.write(json.dumps(_finite(document), indent=2, ensure_ascii=plain) + "\n")
     sys.stdout.flush()
@@ -128,7 +131,7 @@ def size(value: float) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to a file in one atomic replacement, or to standard output if `path` is `-`."""
+    """Write `text` to a file atomically, or to standard output if `path` is `-`."""
     from partreduce.topo.document.writer import write_file
 
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""All exceptions that partreduce raises. The tree, with the exit code of each, is drawn in `topo/errors.py`."""
+"""All exceptions that partreduce raises. `topo/errors.py` draws their hierarchy, with the exit code of each."""
 
 from partreduce.topo.errors import DocumentError as DocumentError
 from partreduce.topo.errors import EvictedError as EvictedError

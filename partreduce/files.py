@@ -1,4 +1,4 @@
-"""More about our files than `load_schedule` and `write_schedule`: texts, hashes, cluster and pilot files."""
+"""More functions for files than `load_schedule` and `write_schedule`: texts, hashes, cluster and pilot files."""
 
 from partreduce.topo.document.canonical import schedule_sha256 as schedule_sha256
 from partreduce.topo.document.cluster import write_cluster as write_cluster

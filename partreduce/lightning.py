@@ -1,4 +1,4 @@
-"""For Lightning: `Trainer(strategy=partreduce.lightning.ScheduleStrategy("schedule.json"))`. Needs lightning."""
+"""PyTorch Lightning: `Trainer(strategy=partreduce.lightning.ScheduleStrategy("schedule.json"))`. Needs lightning."""
 
 from partreduce.runtime.adapters.lightning_strategy import ScheduleStrategy
 

@@ -1,7 +1,7 @@
-"""What a schedule says: one value for each kind of strategy, the values of its axes, and groups, rules and rounds.
+"""The parts of a schedule: the kinds of strategy, the values of their axes, and groups, rules and rounds.
 
-`import partreduce` does not load them; `partreduce.strategies.StaticGroups` does. docs/strategies/ says what each
-means, docs/file-format.md how it is written in a file.
+`import partreduce` does not load them; `partreduce.strategies.StaticGroups` does. docs/strategies/ explains them,
+docs/file-format.md how files hold them.
 """
 
 from partreduce.topo.failure_plan import FailurePlan as FailurePlan

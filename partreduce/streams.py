@@ -1,8 +1,8 @@
-"""Standard output and error as they really are: readers that leave, full disks, and encodings that lack our signs.
+"""Robust standard output and error: closed pipes, full disks, and encodings without the symbols that are printed.
 
 Libraries below the command line (typer, rich) answer a closed pipe with exit code 1, which means "refuted" here. So
-while a command runs the two streams raise an error that those libraries do not know; the entry point ends on it, with 0
-where a reader has left.
+while a command runs the two streams raise an error that those libraries do not know; the entry point then ends the
+process, with exit code 0 if the reader closed the pipe.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ PLAIN = {
     "σ": "sigma", "∅": "{}", "∩": "and", "∈": "in", "ü": "ue", "ö": "oe", "ä": "ae", "é": "e", "á": "a", "č": "c",
     "│": "|", "─": "-", "╭": "+", "╮": "+", "╰": "+", "╯": "+", "━": "-", "╸": "-", "╺": "-", "┃": "|",
 }  # fmt: skip
-"""Signs that we print, as they are written where the terminal's encoding lacks them."""
+"""ASCII replacements of the symbols that are printed, for terminals whose encoding lacks them."""
 
 
 class OutputLostError(Exception):
-    """Standard output was closed by its reader (empty text) or cannot be written (the text says why).
+    """Standard output was closed by its reader (empty text) or cannot be written (the text is the reason).
 
     Not an OSError, because the libraries below the command line would handle one.
     """
 
 
 class _WatchedDescriptor(io.FileIO):
-    """A descriptor that tells by OutputLostError that it takes no more."""
+    """A file descriptor whose failing writes raise OutputLostError."""
 
     def write(self, data: Any) -> int:  # noqa: ANN401 - any buffer, as in FileIO
         try:
@@ -46,9 +46,9 @@ class _WatchedDescriptor(io.FileIO):
 
 @contextmanager
 def guarded_streams() -> Iterator[None]:
-    """Inside, writing to a closed or full standard output or error raises OutputLostError.
+    """Context manager: writing to a closed or full standard output or error raises OutputLostError.
 
-    Characters that the encoding lacks are replaced. Streams that a caller has put in place stay as they are.
+    Characters that the encoding lacks are replaced. Streams that a caller has replaced stay as they are.
     """
     before = (sys.stdout, sys.stderr)
     codecs.register_error("partreduce-plain", _plainly)
@@ -64,7 +64,7 @@ def guarded_streams() -> Iterator[None]:
 
 
 def silence() -> None:
-    """Point standard output and error to the null device, so that the interpreter's last flush cannot fail."""
+    """Redirect standard output and error to the null device, so that the interpreter's last flush cannot fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         os.dup2(nowhere, descriptor)
@@ -89,7 +89,7 @@ def _guard(stream: TextIO | None, own: TextIO | None, descriptor: int) -> TextIO
 
 
 def _plainly(error: UnicodeError) -> tuple[str, int]:
-    """What stands for text that the encoding lacks: the plain spelling of our signs, else Python's escape."""
+    """Replace text that the encoding lacks, by `PLAIN` or else by Python's escape; an error handler of `codecs`."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lost = error.object[error.start : error.end]

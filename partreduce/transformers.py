@@ -1,4 +1,4 @@
-"""For the Trainer: `partreduce.transformers.ScheduleCallback(trainer, "schedule.json")`. Needs transformers."""
+"""Hugging Face's Trainer: `partreduce.transformers.ScheduleCallback(trainer, "schedule.json")`. Needs transformers."""
 
 from partreduce.runtime.adapters.trainer_callback import ScheduleCallback
 

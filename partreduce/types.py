@@ -1,4 +1,4 @@
-"""What public functions return, and parts of what they take: plans, proofs, metrics, predictions, step times."""
+"""The types of results and arguments of public functions: plans, proofs, metrics, predictions, step times."""
 
 from partreduce.planner.job import Delay as Delay
 from partreduce.planner.option import CandidateSchedule as CandidateSchedule

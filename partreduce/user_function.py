@@ -1,4 +1,4 @@
-"""A function of the user's own file, `FILE.py:NAME`: for `--model`, `--step`, `partreduce measure` and `verify`."""
+"""Import a function of the user's own file, `FILE.py:NAME`: for `--model`, `--step`, `measure` and `verify`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def function_of(text: str, place: str) -> Callable[..., Any]:
     assert spec is not None, "a file that ends in .py has a loader"
     assert spec.loader is not None, "likewise"
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # classes of the file find themselves
+    sys.modules[spec.name] = module  # so that classes of the file can be pickled and resolved
     with _as_if_run(path):
         try:
             spec.loader.exec_module(module)
@@ -51,7 +51,7 @@ def function_of(text: str, place: str) -> Callable[..., Any]:
 def file_and_name(text: str, place: str) -> tuple[Path, str]:
     """Split `FILE.py:NAME` into the path of an existing file and the function's name.
 
-    Raises InputError for another form and FileError for a missing file; `place` is the option that the messages name.
+    Raises InputError for another form and FileError for a missing file; the messages name the option `place`.
     """
     file, sign, name = text.rpartition(":")
     path = Path(file)
@@ -64,7 +64,10 @@ def file_and_name(text: str, place: str) -> tuple[Path, str]:
 
 @contextmanager
 def _as_if_run(path: Path) -> Iterator[None]:
-    """The file's folder first on the path and no arguments; afterwards the folder is last, for imports in functions."""
+    """Context manager: put the file's folder first on the import path, and clear the command-line arguments.
+
+    Afterwards the folder is last on the path, for imports inside functions.
+    """
     folder, arguments = str(path.resolve().parent), sys.argv
     sys.path.insert(0, folder)
     sys.argv = [str(path)]
@@ -72,14 +75,14 @@ def _as_if_run(path: Path) -> Iterator[None]:
         yield
     finally:
         sys.argv = arguments
-        with suppress(ValueError):  # the file may have taken it out itself
+        with suppress(ValueError):  # the file may have removed it
             sys.path.remove(folder)
         if folder not in sys.path:
             sys.path.append(folder)
 
 
 def _line_of(error: BaseException, path: Path) -> str:
-    """Where in the file it was raised, such as ` (line 31)`; empty where it was not raised through the file."""
+    """Return the line of the file where an error arose, such as ` (line 31)`; empty if it arose elsewhere."""
     lines = [
         frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path.resolve())
     ]
@@ -87,6 +90,6 @@ def _line_of(error: BaseException, path: Path) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Format an exception of a user's code as one line: its class and the first 200 characters of its message."""
+    """Format an exception of the user's code as one line: its class and the first 200 characters of its message."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__

@@ -1,7 +1,7 @@
-"""The verbs of the command line, one module each, which is imported when its verb is used.
+"""The verbs of the command line, one module each, imported when its verb is used.
 
-So `partreduce --help` needs none of them, and a verb's module has one list of imports. Optional libraries are imported
-by the functions that use them.
+So `partreduce --help` imports none of them, and a verb's module has one list of imports. Functions that use an optional
+library import it themselves.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 VERBS = ("design", "verify", "show", "simulate", "measure", "import", "run", "report", "demo")
 HIDDEN = ("generator", "schema", "help")
-"""What other programs start, what editors ask for, and tables; the list of verbs leaves them out."""
+"""Verbs that the list of verbs leaves out: for other programs, for editors, and for tables of keys."""
 
 MODULES = {"import": "import_"}
-"""Verbs that are words of the language have another file name."""
+"""The module names of verbs that are Python keywords."""
 
 EXIT_CODES = {
     0: "ok",
@@ -38,7 +38,7 @@ EXIT_CODES = {
     77: "missing dependency",
     130: "interrupted",
 }
-"""Every exit code of partreduce itself, in the words of the help; docs/command-line.md explains them."""
+"""Every exit code of partreduce, with its meaning in the help; docs/command-line.md explains them."""
 
 EXAMPLES = {
     "design": (
@@ -90,7 +90,7 @@ EXAMPLES = {
     ),
     "help": ("partreduce help settings", "partreduce help limits", "partreduce help --help"),
 }
-"""Commands that the help of each verb ends with."""
+"""The examples at the end of each verb's help."""
 
 PANELS = (
     "Options",
@@ -105,14 +105,14 @@ PANELS = (
     "Output",
     "General",
 )
-"""The order of panels in the help: inputs, search, output, general."""
+"""The order of the panels of options in the help: inputs, search, output, general."""
 
 OUTPUTS = ("output", "certificate", "export", "plot")
 """Parameters of verbs that name a file to write."""
 
 
 def check_overwriting(given: Mapping[str, object]) -> None:
-    """Raise an InputError if an output of a command, such as the certificate, is a file that it reads."""
+    """Raise InputError if a file that a command would write, such as the certificate, is one of its inputs."""
     from partreduce.topo.document.reader import is_file
     from partreduce.topo.errors import InputError
 
@@ -129,12 +129,15 @@ def check_overwriting(given: Mapping[str, object]) -> None:
 
 
 def verb_of(words: Iterable[str]) -> str:
-    """Return the verb in the words of a command line; empty if there is none."""
+    """Return the first verb among the words of a command line; empty if there is none."""
     return next((word for word in words if word in VERBS + HIDDEN), "")
 
 
 def build_app(asked: str | None = None) -> typer.Typer:
-    """Return the command line as a typer application; with `asked` only that verb can run, others are in the help."""
+    """Return the command line as a typer application.
+
+    With `asked` only that verb can run; the others are only listed.
+    """
     import inspect
     from importlib import import_module
 
@@ -185,7 +188,7 @@ def build_app(asked: str | None = None) -> typer.Typer:
             return sorted(parameters, key=_place_in_help)
 
     def show_help() -> None:
-        """Stands for a verb that is listed only."""
+        """Placeholder for a verb that the help only lists."""
 
     for verb in VERBS + HIDDEN:
         module = None
@@ -200,9 +203,9 @@ def build_app(asked: str | None = None) -> typer.Typer:
 
 
 def usage_error(error: InputError, context: Any) -> Exception:  # noqa: ANN401 - of typer's own click
-    """Return the usage error for an InputError about a value of the command line; other errors are returned unchanged.
+    """Turn an InputError about a value of the command line into a usage error; return any other error unchanged.
 
-    Errors about the content of a file name the file or a place inside it, and are unchanged.
+    Errors about the content of a file name the file or a place inside it; they are returned unchanged.
     """
     import typer
 
@@ -224,7 +227,7 @@ def usage_error(error: InputError, context: Any) -> Exception:  # noqa: ANN401 -
         places = {key: (key, f"{option.removeprefix('--')}-{key}", f"hardware.{key}") for key in _keys(value)}
         if key := next((key for key, names in places.items() if first in names), None):  # as functions name it
             return typer.BadParameter(problem, ctx=context, param_hint=f"{option} {key}")
-        if isinstance(value, (str, Path)) and Path(value).is_file():  # whose content may be what is wrong
+        if isinstance(value, (str, Path)) and Path(value).is_file():  # the error may be in the file's content
             continue
         if place == str(value):
             return typer.BadParameter(problem, ctx=context, param_hint=f"{option} {place}")
@@ -234,13 +237,13 @@ def usage_error(error: InputError, context: Any) -> Exception:  # noqa: ANN401 -
 
 
 def _keys(value: object) -> list[str]:
-    """The keys of `OPTION KEY=VALUE`, as often as it is given."""
+    """Return the keys of a repeatable option `OPTION KEY=VALUE`."""
     entries = [str(entry).partition("=") for entry in value] if isinstance(value, list) else []
     return [key for key, sign, _ in entries if sign]
 
 
 def _place_in_help(parameter: Any) -> int:  # noqa: ANN401 - of typer's own click
-    """Where a parameter stands in the help; puts options that name no panel into one."""
+    """Return the position of a parameter's panel in the help; put an option without a panel into one."""
     if parameter.param_type_name == "argument":
         return -1
     if parameter.rich_help_panel is None:
@@ -250,12 +253,12 @@ def _place_in_help(parameter: Any) -> int:  # noqa: ANN401 - of typer's own clic
 
 
 def _examples_of(verb: str) -> str | None:
-    """The end of a verb's help; paragraphs, since typer joins the lines of one."""
+    """Return the examples at the end of a verb's help, as paragraphs, because typer joins the lines of a paragraph."""
     return "\n\n".join(("Examples:", *EXAMPLES[verb])) if EXAMPLES[verb] else None
 
 
 def _help_of(verb: str) -> str:
-    """The help of a verb whose module is not imported."""
+    """Return the help of a verb without importing its module."""
     import ast
 
     source = Path(__file__).with_name(f"{MODULES.get(verb, verb)}.py").read_text(encoding="utf-8")

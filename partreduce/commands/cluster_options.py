@@ -1,4 +1,4 @@
-"""Read `--set` and `--model-bytes`: the hardware of a cluster and its workers' compute times, with defaults."""
+"""Read `--set` and `--model-bytes`: a cluster's hardware and its workers' compute times, completed by defaults."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ NODES = {
     "pcie3": "15.75GB/s", "pcie4": "31.5GB/s", "pcie5": "63GB/s",
     "nvlink3": "300GB/s", "nvlink4": "450GB/s", "nvlink5": "900GB/s",
 }  # fmt: skip
-"""Line rates of one direction between two accelerators of a node; docs/clusters.md names the sources."""
+"""Presets of `--set node`: one-way line rates between two accelerators of a node (sources: docs/clusters.md)."""
 NETWORKS = {"1g": "50us", "10g": "50us", "25g": "20us", "100g": "5us", "200g": "5us", "400g": "5us"}
-"""Gbit/s of a NIC's line rate, with the latency that we assume: of TCP up to 25, of RDMA beyond."""
+"""Presets of `--set network` (line rate of a NIC in Gbit/s) and their assumed latency: TCP up to 25g, RDMA beyond."""
 
 
 def cluster_settings(entries: list[str] | None) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def _one_of(names: Collection[str]) -> Callable[[str], str]:
 def hardware_of(
     cluster: Cluster | None, given: Mapping[str, Any], *, model_bytes: str | None, default_model: str | None = None
 ) -> Hardware:
-    """Return the cluster file's hardware, overridden by the values of `--set`, completed by the defaults.
+    """Return the cluster file's hardware, overridden by the values of `--set` and completed by the defaults.
 
     Without a `default_model` the model's size stays unknown if neither file nor option states it.
     """
@@ -99,7 +99,7 @@ def hardware_of(
 
 
 def _switches(cluster: Cluster | None, given: Mapping[str, Any]) -> tuple[Switch, ...]:
-    """SLURM's switches above the cluster's nodes, or those of its file, with the bandwidth of their uplinks."""
+    """Return the switches above the cluster's nodes, from SLURM or its file, with the bandwidth of `--set uplink`."""
     if cluster is None:
         raise InputError("--set switches: needs the cluster whose nodes hang on them")
     stated = cluster.hardware.switches if cluster.hardware is not None else ()
@@ -126,7 +126,10 @@ def hardware_defaults(cluster: Cluster, given: Mapping[str, Any], *, model_bytes
 
 
 def _free_links(cluster: Cluster, stated: Hardware) -> dict[str, str]:
-    """The links that a job uses and a cluster's hardware gives no rate for: they count as free, which few mean."""
+    """Return the links that a job uses but the cluster file gives no bandwidth, by key of `--set`, as text.
+
+    They cost nothing, which few users intend.
+    """
     nodes = range(cluster.num_nodes)
     shared = [node for node, size in enumerate(cluster.node_sizes()) if size > 1]
     used = {"nic": (stated.nic_of, nodes if len(nodes) > 1 else ()), "inside": (stated.inside_of, shared)}
@@ -144,9 +147,10 @@ def with_defaults(cluster: Cluster) -> Cluster:
 
 
 def touched_of(entries: list[str], cluster: Cluster) -> dict[str, RowAccess]:
-    """Return the fractions of rows that a step touches, by table, from texts such as `words.weight:0.8%:2%:5%`.
+    """Return the share of rows that a step touches, by table, from texts such as `words.weight:0.8%:2%:5%`.
 
-    They are those of one worker, a node, and all workers; missing ones assume that workers touch rows independently.
+    The shares are those of one worker, a node, and all workers; missing ones assume that workers touch rows
+    independently.
     """
     result: dict[str, RowAccess] = {}
     for entry in entries:
@@ -163,7 +167,7 @@ def touched_of(entries: list[str], cluster: Cluster) -> dict[str, RowAccess]:
 
 
 def _variation(text: str) -> float:
-    """`0.1` → 0.1; how large it may be says the hardware."""
+    """Read a coefficient of variation, such as `0.1`; `Hardware` checks its upper limit."""
     try:
         value = float(text)
     except ValueError:
@@ -198,7 +202,7 @@ def compute_of(
 
 
 def disturbance_of(text: str) -> StragglerModel:
-    """Return the model of stragglers that a text names, such as `delay:2:50ms` → RandomDelay(2, 0.05)."""
+    """Return the straggler model that a text names: `delay:2:50ms` gives RandomDelay(2, 0.05)."""
     place = repr(text)
     kind, *rest = text.split(":")
     if kind == "hop" and len(rest) <= 1:

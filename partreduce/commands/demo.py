@@ -1,4 +1,4 @@
-"""`partreduce demo`: design, prove, train and compare schedules on this machine in under three minutes."""
+"""`partreduce demo`: design, prove, train with and compare schedules on this machine in under three minutes."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -82,7 +82,7 @@ def _train(plan: "Plan", output: Path, candidates: list[Candidate], *, quiet: bo
 
 def _log_end(candidates: list[Candidate], measured: list[Result], page: Path) -> None:
     out = console()
-    # "last loss" leaves first; bytes, steps and seconds to the target are what it is about.
+    # On a narrow terminal "last loss" is dropped first; bytes, steps and seconds to the target are never dropped.
     leave = {"last loss": 3, "test accuracy": 2, "step on a thin link": 1}
     results = table("3 Result", HEADER[0], *(Column(word, drop=leave.get(word, 0)) for word in HEADER[1:]))
     for row in table_rows(candidates, measured):

@@ -1,4 +1,4 @@
-"""`partreduce design`: the schedule for a cluster, searched for or built by name, as JSON."""
+"""`partreduce design`: search for the best schedule for a cluster, or build one by name, as JSON."""
 
 import re
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec
 from partreduce.topo.units import parse_number, parse_size, parse_time
 
 BUILDING = ("cluster", "listing", "build", "tolerate_failures", "output", "as_json")
-"""What building an entry of the catalogue takes; all else is the planner's."""
+"""The parameters that are valid when a catalogue entry is built; all others belong to the planner."""
 LISTING = ("cluster", "listing", "build", "as_json")
 LIMITS = ("communication", "consensus-distance", "period", "group", "phases", "queues")
 MAX_PERIOD = 512
@@ -197,7 +197,7 @@ def command(
         claim_stdout(output, as_json=as_json)
         console().print(f"{cluster} is one node of {cluster} workers; {cluster}x1 would be {cluster} nodes of one.")
     if facts is not None:
-        assumed.pop("--model-bytes", None)  # the model's own
+        assumed.pop("--model-bytes", None)  # `--model` gives its size
     search(
         job, model=facts, assumed=assumed, output=output, plot=plot, as_json=as_json, show_front=show_front,
         explain=explain,
@@ -227,7 +227,7 @@ def _period(text: str) -> int:
 
 
 def _built(cluster: str, build: str, tolerate_failures: int) -> Schedule:
-    """A catalogue entry, or the schedule of a file; with `tolerate_failures` it has a failure plan."""
+    """Build a catalogue entry, or load a schedule file, and add a failure plan if `tolerate_failures` asks for it."""
     place = load_cluster(cluster)
     if tolerate_failures and build.endswith(".json"):
         schedule = load_schedule(build)
@@ -246,7 +246,7 @@ def _built(cluster: str, build: str, tolerate_failures: int) -> Schedule:
 
 
 def _write(schedule: Schedule, output: Path | None, *, as_json: bool) -> None:
-    """Write one schedule that was made; without -o the file's content goes to standard output."""
+    """Write a built schedule and report it; without -o the file's content goes to standard output."""
     if output is not None:
         write_schedule(output, schedule)
     if not as_json and output is None:
@@ -275,14 +275,14 @@ def phases_of(schedule: Schedule) -> tuple[int | None, int | None]:
 
 
 def entry_of(build: str) -> tuple[str, list[str]]:
-    """Return name and parameters of a catalogue entry: `allreduce(every=4)` → ("allreduce", ["every=4"])."""
+    """Split a catalogue entry into name and parameters: `allreduce(every=4)` → ("allreduce", ["every=4"])."""
     name, opened, rest = build.strip().partition("(")
     inside = rest.removesuffix(")").strip()
     return name, re.split(r",(?=[^,=]*=)", inside) if opened and inside else []
 
 
 def _list(cluster: str | None, name: str | None, *, as_json: bool) -> None:
-    """List the schedules that can be built by name, or explain one; on a cluster, say which exist there."""
+    """List the catalogue, or explain one entry; with a cluster, mark the entries that exist there."""
     place = None if cluster is None else load_cluster(cluster)
     chosen = list(map(registry.entry, registry.names()))
     if name is not None:

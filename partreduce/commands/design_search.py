@@ -30,7 +30,7 @@ from partreduce.topo.errors import InfeasibleError, UndecidedError
 MAX_ROWS = 20
 
 MARK = "*"
-"""Behind the name of a baseline."""
+"""The mark behind the name of a baseline."""
 
 
 def search(
@@ -46,8 +46,8 @@ def search(
 ) -> None:
     """Plan a job, write the files that options name, and print the recommendation.
 
-    `show_front` prints the front as well, `explain` all reasons and cautions. `assumed` holds the defaults of options
-    that were not given. The tables of a `model` are placed as the plan recommends.
+    `show_front` prints the Pareto front as well, `explain` all reasons and cautions. `assumed` holds the defaults of
+    options that were not given. If a `model` is given, the plan also places its embedding tables.
     """
     check(plot)
     claim_stdout(output, as_json=as_json)
@@ -100,7 +100,7 @@ def _print_more(planned: Plan, job: PlanRequest, hybrid: Hybrid | None, *, show_
 
 
 def _how_long(job: PlanRequest) -> str:
-    """What the planner was given, in words."""
+    """Return how long planning may take, as a clause."""
     if not job.searches:
         return "a quick answer; --effort thorough searches for better ones"
     return f"the search takes {seconds(job.clock().seconds)} at most; --time-limit and --effort change it"
@@ -108,7 +108,10 @@ def _how_long(job: PlanRequest) -> str:
 
 @contextmanager
 def _progress(words: str, *, as_json: bool) -> Iterator[Callable[[str], None]]:
-    """A line that tells what is being done, on a terminal; elsewhere one that `words` end; nothing for machines."""
+    """Context manager: yield a function that shows progress in one line of the terminal.
+
+    Without a terminal one line with `words` is printed at the start; with `as_json` nothing is.
+    """
     terminal = console(errors=True)
     if as_json:
         yield lambda _: None
@@ -122,7 +125,7 @@ def _progress(words: str, *, as_json: bool) -> Iterator[Callable[[str], None]]:
 
 
 def _select_rows(planned: Plan) -> list[CandidateSchedule]:
-    """What the table shows by rising communication: recommendation, baselines, and others of the front, evenly."""
+    """Return the table's schedules by rising communication: recommendation, baselines, a sample of the front."""
     kinds: dict[str, CandidateSchedule] = {}
     for option in sorted(planned.options, key=lambda one: one.time, reverse=True):
         if option.facts is not None:
@@ -177,7 +180,7 @@ def _print_reasons(planned: Plan) -> None:
     screen.print(f"\n{planned.recommendation.name}", style="bold")
     if planned.answer.status is Status.OPTIMAL:
         screen.print(f"It is optimal: {planned.answer.because}.")
-    guesses = int(planned.recommendation.extrapolated)  # its caution is the first, and comes before all reasons
+    guesses = int(planned.recommendation.extrapolated)  # its caution is the first, and is printed before the reasons
     for sentence in planned.cautions[:guesses]:
         screen.print(f"  ! {sentence}", style="yellow")
     for sentence in planned.reasons:

@@ -1,4 +1,4 @@
-"""`partreduce generator`: the service that hands out groups for schedules of the kind `dynamic_groups`."""
+"""`partreduce generator`: the service that forms groups for schedules of the kind `dynamic_groups`."""
 
 import contextlib
 import signal

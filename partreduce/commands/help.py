@@ -1,4 +1,4 @@
-"""`partreduce help`: tables of the keys that `--set` and `--max` take."""
+"""`partreduce help`: tables of the keys of `--set` and `--max`."""
 
 from enum import StrEnum
 from typing import Annotated

@@ -19,7 +19,7 @@ Format = StrEnum(
     "Format",
     ["node-link", "graphml", "edge-list", "npy", "matrix-stack", "maxtext", "torchft", "torchtitan", "partreduce"],
 )
-"""The choices of --format: `schedulers.imports.formats()`."""
+"""The choices of --format, equal to `schedulers.imports.formats()`."""
 Weights = StrEnum("Weights", ["metropolis", "uniform", "best-constant"])
 own = panel()
 

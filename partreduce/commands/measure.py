@@ -1,4 +1,4 @@
-"""`partreduce measure`: the cluster that a job runs on, or what averaging less costs a job of yours."""
+"""`partreduce measure`: measure the cluster that a job runs on, or what averaging less often costs your own job."""
 
 import os
 from collections.abc import Callable
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 OF_CLUSTER = ("model_bytes", "step", "repetitions")
 OF_JOB = ("steps", "seeds", "warm_up", "data")
 DEFAULT_SIZE = "8MB"
-"""What is moved where the size of the model is not given."""
+"""The size of the payload in measurements if the model's size is not given."""
 own = options.panel()
 
 
@@ -112,7 +112,10 @@ def command(
 def _cluster_measurement(
     output: Path, *, model_bytes: str | None, step: str | None, repetitions: int, as_json: bool
 ) -> Callable[[], None]:
-    """What every worker calls to measure links, contention and step time; rank 0 writes the cluster file."""
+    """Return the function that every worker calls to measure links, contention and step time.
+
+    Rank 0 writes the cluster file.
+    """
     size = options.quantity("--model-bytes", parse_size, model_bytes or DEFAULT_SIZE)
     if not size:
         raise InputError(
@@ -121,7 +124,6 @@ def _cluster_measurement(
     function = None if step is None else _step_of(step)
 
     def measure() -> None:
-        """Runs on every worker; rank 0 reports."""
         import torch
 
         from partreduce.runtime.profile import cluster_of, gpu_topology, num_rails, profile, slurm_switches
@@ -213,10 +215,13 @@ def _notes(profile: "Profile") -> list[str]:
 def _job_measurement(
     output: Path, function: str, cluster: str | None, *, steps: int, seeds: int, warm_up: int, data: Data, as_json: bool
 ) -> Callable[[], None]:
-    """What every worker calls to train the job; rank 0 writes the pilot. A cluster file adds a run-off."""
-    file_and_name(function, "FILE.py:NAME")  # refused once, and not by every worker
+    """Return the function that every worker calls to train the job under several schedules; rank 0 writes the pilot.
+
+    With a cluster file the recommendation for that cluster also runs against the best of the other kinds.
+    """
+    file_and_name(function, "FILE.py:NAME")  # one error here instead of one from every worker
     check_without_place(output)
-    job = None  # else what `design CLUSTER` plans, without any other option
+    job = None  # with a cluster: the request of `design CLUSTER` without options
     if cluster is not None:
         job = PlanRequest(cluster=cluster_options.with_defaults(load_cluster(cluster)), data=data)
 

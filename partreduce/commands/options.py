@@ -1,4 +1,4 @@
-"""Options that several verbs share, and functions that read their texts."""
+"""Options that several verbs share, and functions that parse option values."""
 
 # No `from __future__ import annotations` in the command modules: typer reads the annotations at run time.
 from collections.abc import Callable, Collection, Mapping
@@ -18,11 +18,11 @@ DEFAULT_NIC = "5GB/s"
 DEFAULT_COMPUTE = "50ms"
 DEFAULT_MODEL = "100MB"
 REPEATED = frozenset({"slow", "touched"})
-"""Keys of --set that may be given more than once."""
+"""The keys of --set that may be given more than once."""
 
 
 def panel(name: str | None = None) -> Callable[..., Any]:
-    """Return a function that makes typer options in one panel of the help, from their help text and names."""
+    """Return a function that makes typer options for one panel of the help, from their help text and names."""
     return lambda text, *names, **settings: typer.Option(*names, help=text, rich_help_panel=name, **settings)
 
 
@@ -30,7 +30,7 @@ in_model, in_output = panel("The model"), panel("Output")
 
 
 def members(*names: str) -> Callable[[str], list[str]]:
-    """Return a shell completion for an option with these values."""
+    """Return a shell completion for an option with the values `names`."""
     return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
@@ -53,7 +53,7 @@ SETTING_KEYS = (
     ("disturb=skew:10ms:90ms", "all workers are held up, by delays from 10 to 90 ms that rotate"),
     ("touched=TABLE:0.8%:2%:5%", "share of a table's rows that one worker, a node, all touch in a step; repeatable"),
 )
-"""Every key of `--set` with an example, and what it means; `partreduce help settings` prints them."""
+"""Every key of `--set` with an example and its meaning; `partreduce help settings` prints them."""
 LIMIT_KEYS = (
     ("communication=110ms", "communication per step"),
     ("consensus-distance=8/7", "consensus distance"),
@@ -62,7 +62,7 @@ LIMIT_KEYS = (
     ("phases=6", "distinct phases, that is communicators of a worker"),
     ("queues=4GB", "memory of queues of iteration_gap or partial"),
 )
-"""Every key of `design --max` with an example, and what it limits; `partreduce help limits` prints them."""
+"""Every key of `design --max` with an example and what it limits; `partreduce help limits` prints them."""
 Settings = Annotated[
     list[str] | None,
     panel("The cluster")(
@@ -76,7 +76,7 @@ Settings = Annotated[
 
 
 def check_unused(context: typer.Context, names: Collection[str], reason: str) -> None:
-    """Raise a BadParameter with this reason if one of the parameters `names` is given."""
+    """Raise BadParameter with the text `reason` if one of the parameters `names` is given."""
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
@@ -87,9 +87,9 @@ def check_unused(context: typer.Context, names: Collection[str], reason: str) ->
 def settings_of(
     option: str, entries: list[str] | None, keys: Mapping[str, Callable[[str], object]], example: str
 ) -> dict[str, Any]:
-    """Return the values of an option `KEY=VALUE …` by key, each read by its function in `keys`.
+    """Return the values of a repeatable option `KEY=VALUE` by key, each parsed by its function in `keys`.
 
-    A key of `REPEATED` may be given several times, and has a list of values. Errors show `example`.
+    A key of `REPEATED` may be given several times, and has a list of values. Error messages show `example`.
     """
     values: dict[str, Any] = {}
     for entry in entries or []:
@@ -120,7 +120,7 @@ def member_or_none(kind: type[E], choice: StrEnum) -> E | None:
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """Return a function that reads an integer ≥ `least` from a text."""
+    """Return a function that parses an integer ≥ `least`."""
 
     def read(text: str) -> int:
         if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) >= least):
@@ -131,7 +131,7 @@ def whole(least: int) -> Callable[[str], int]:
 
 
 def check_nodes(option: str, nodes: int, workers: int) -> None:
-    """Raise a BadParameter unless the local workers can be spread evenly over the simulated nodes."""
+    """Raise BadParameter unless the local workers can be spread evenly over the simulated nodes."""
     if workers % nodes:
         raise typer.BadParameter(f"expected a divisor of {workers} workers, got {nodes}", param_hint=option)
 

@@ -1,4 +1,4 @@
-"""`partreduce report`: what runs that wrote traces did, side by side, and whether one was faster."""
+"""`partreduce report`: compare traced runs side by side, and decide whether one schedule was faster."""
 
 from dataclasses import asdict
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`partreduce run`: start workers for a script, on this machine or as one of several nodes, as torchrun would."""
+"""`partreduce run`: start workers for a script, on this machine or as one of several nodes, like torchrun."""
 
 import contextlib
 import functools
@@ -37,9 +37,9 @@ SETTINGS = {
     }
 }
 NODES_PAUSE = 2.0
-"""Seconds that nodes get before all workers begin again there, at first."""
+"""Seconds before the first restart of a run on several nodes, so that all nodes can follow."""
 MAX_PROVED_WORKERS = 64
-"""More than this run on no single machine for long; up to here a proof takes well under a second."""
+"""The most workers of a schedule that is proved before it runs; up to here a proof takes well under a second."""
 
 _in_workers, _in_faults, _in_nodes = map(options.panel, ("Workers", "Fault tolerance", "Multi-node"))
 
@@ -115,7 +115,7 @@ def command(
     if loaded is not None and loaded.strategy.needs_generator:
         planned = loaded.num_workers - 1
     max_failures = planned if tolerate_failures is None else tolerate_failures
-    if nnodes == 1 or loaded is not None:  # else only all nodes together know how many workers there are
+    if nnodes == 1 or loaded is not None:  # otherwise the number of workers is known only after all nodes have joined
         check_failure_limits(workers if loaded is None else loaded.num_workers, max_failures, 0)
     require("torch", purpose="running workers")
     if max_restarts:
@@ -135,7 +135,7 @@ def command(
 
 @dataclass(frozen=True)
 class _Run:
-    """What is run, as `command` says; `path` is where workers of this machine read the schedule."""
+    """A run with the settings of `command`; `path` is where workers of this machine read the schedule."""
 
     script: Path
     args: list[str]
@@ -152,8 +152,8 @@ class _Run:
         return {} if self.path is None else {SCHEDULE: str(self.path)}
 
     def as_node(self, rank: int, nnodes: int, endpoint: Endpoint, run_id: str) -> int:
-        """Decide for all nodes as node 0, or follow it."""
-        os.environ.setdefault(TORCH_CPP_LOG_LEVEL, "ERROR")  # which torch reads when it is imported
+        """Run as one of several nodes: node 0 coordinates, the others follow it."""
+        os.environ.setdefault(TORCH_CPP_LOG_LEVEL, "ERROR")  # torch reads it at import
         text = "" if self.path is None else self.path.read_text(encoding="utf-8")
         facts = same_on_all(text, nnodes=nnodes, tolerate_failures=self.max_failures, max_restarts=self.max_restarts)
         if rank:
@@ -173,7 +173,7 @@ class _Run:
             return code
 
     def attempt(self, variables: Mapping[str, str], restarts: Restarts, nodes: Nodes | None = None) -> int:
-        """Run it once, with its own generator; `variables` are further ones of its workers."""
+        """Launch all workers once, with a new group generator if needed; `variables` are added to their environment."""
         on_request = self.schedule is not None and self.schedule.strategy.needs_generator
         return launch(
             self.script,
@@ -192,7 +192,7 @@ class _Run:
 
 
 def _node_rank(stated: int | None, nnodes: int) -> int:
-    """Which node this one is: as the command says, else as the cluster's launcher does."""
+    """Return the rank of this node: `stated`, or what the cluster's launcher (SLURM, Kubernetes) says."""
     if nnodes == 1:
         if stated:
             raise typer.BadParameter(f"is {stated}, and --nnodes is 1; add --nnodes N", param_hint="--node-rank")
@@ -207,7 +207,7 @@ def _node_rank(stated: int | None, nnodes: int) -> int:
 
 
 def _num_workers_here(workers: int | None, schedule: Schedule | None, nnodes: int, rank: int) -> int | None:
-    """How many workers this node has: what the command says, which must fit the schedule, or what that says."""
+    """Return the number of workers of this node: `workers`, which must fit the schedule, or what the schedule says."""
     if schedule is None:
         return workers
     if nnodes == 1:
@@ -229,7 +229,7 @@ def _num_workers_here(workers: int | None, schedule: Schedule | None, nnodes: in
 
 
 def _warn_if_refuted(path: Path, schedule: Schedule) -> None:
-    """One line where a proof refutes what is about to run: a script may want to see just that."""
+    """Print a warning if a proof refutes the schedule; the run continues, since a script may demonstrate that."""
     if schedule.num_workers > MAX_PROVED_WORKERS:
         return
     from partreduce.verify.prove import prove
@@ -245,7 +245,7 @@ def _warn_if_refuted(path: Path, schedule: Schedule) -> None:
 
 @contextlib.contextmanager
 def _lasting(path: Path, schedule: Schedule) -> Iterator[Path]:
-    """A file that every worker can read: the schedule's own, or for a pipe (`-`, `<(…)`) a copy for this run."""
+    """Context manager: yield a schedule file that every worker can read; for a pipe (`-`, `<(…)`) a temporary copy."""
     if descriptor_to_read(path) is None:
         yield path.resolve()
         return

@@ -1,4 +1,4 @@
-"""`partreduce schema`: the JSON Schemas of our files."""
+"""`partreduce schema`: the JSON Schemas of partreduce's files."""
 
 import json
 from enum import StrEnum

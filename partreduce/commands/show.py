@@ -1,4 +1,4 @@
-"""`partreduce show`: a schedule as a worker × phase table and as groups over the nodes."""
+"""`partreduce show`: draw a schedule as a worker × phase table and as groups over the nodes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +54,7 @@ def command(
         screen.print(fill(describe(loaded), screen.width))
         for part in terminal_tables(plain, screen.width):
             screen.print(part)
-        if note:  # not below the table, which may be a few columns wide
+        if note:  # above the table, which may be only a few columns wide
             screen.print(note, style="dim")
     else:
         _write(
@@ -74,7 +74,7 @@ def _write(output: Path, name: str, figure: "Figure", caption: str, *paragraphs:
 
 
 def _without_matrix(schedule: Schedule, period: int) -> str:
-    """What of its rounds is decided while the job runs, in a line; empty where nothing is."""
+    """Return a line that says which part of a schedule's rounds is decided at run time; empty if none is."""
     if schedule.is_mixing:
         return ""
     return f"Period {period}, {schedule.strategy.sync.in_words}: {schedule.undecided}; the schedule has no metrics"

@@ -1,4 +1,4 @@
-"""`partreduce simulate`: run a schedule in virtual time, or put several side by side."""
+"""`partreduce simulate`: run a schedule in virtual time, or compare several."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,7 +35,7 @@ from partreduce.verify.payload import in_bytes
 
 own = options.panel()
 ALONE = ("trace", "rounds", "seed")
-"""What is asked of one schedule, and not of several next to each other."""
+"""The parameters that are valid for a single schedule only."""
 
 
 def command(
@@ -80,7 +80,7 @@ def command(
         return
     hardware = cluster_options.hardware_of(place, given, model_bytes=model_bytes)
     whole = load_schedule(schedules[0])
-    loaded = whole.meetings  # which alone take time
+    loaded = whole.meetings  # outer parameters per worker cost no time
     if place is not None and not place.same_shape(loaded.cluster):
         rule = "name a cluster of that shape, or design a schedule for this one"
         raise InputError(f"--cluster: is {place}, but the schedule is for {loaded.cluster}; {rule}")
@@ -125,7 +125,7 @@ def _traffic_facts(
             "nic_bytes_per_step": sent.nic_bytes_per_step,
             "peak_nic_bytes": sent.peak_nic_bytes,
         }
-        if algorithm is None:  # the file's, of which the fact is
+        if algorithm is None:  # the proved number is about the file's algorithm
             facts["sent_bytes"] = in_bytes(ScheduleFacts(schedule).numbers("sent-bytes"), bytes_of(hardware, None))
     if observed is not None and not free and not (observed.gaps is None and observed.quorum is None):
         facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / timeline.num_rounds
@@ -142,7 +142,7 @@ def facts_of(schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
     if schedule.is_mixing:
         counted = counted // schedule.period * schedule.period or counted
     warm_up = timeline.num_rounds - counted
-    # What a pipeline has under way at the end still takes its time.
+    # Operations that a pipeline has in flight at the end still take time.
     passed = float(np.maximum(timeline.finish[-1], timeline.communicate_end[-1]).mean()) or 1.0
     strategy = schedule.strategy
     return {
@@ -170,7 +170,7 @@ def _table_facts(
     algorithm: Algorithm,
     free: bool,
 ) -> dict[str, Any]:
-    """What tables that go their own way add to a step, and the steady step with them where speeds are fixed."""
+    """Return what separate embedding tables add to a step, and with fixed speeds the exact time of a step with them."""
     exchange = exchange_of(schedule, hardware, touched)
     assert exchange is not None, "asked only where there are tables"
     routes = schedule.routes.tables
@@ -204,9 +204,9 @@ def _print_tables(tables: dict[str, Any]) -> None:
 
 
 def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:
-    """The gaps of a run against the proved ones, and what was skipped; shares are of all workers' time or steps.
+    """Return the gaps of a run compared with the proved bounds, and what was skipped; shares are of all time or steps.
 
-    None is proved where there is no bound, and over pairs of more workers than a proof speaks of.
+    A proved bound is None if there is none, or over pairs if a proof for that many workers is not attempted.
     """
     stated, shares = ScheduleFacts(schedule), record.distribution()
     over_edges, over_pairs = (stated.numbers(name).get("bound", -1) for name in ("gap", "gap-of-pairs"))
@@ -227,7 +227,7 @@ def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:
 
 
 def _quorum_facts(schedule: Schedule, observed: AsynchronousMetrics) -> dict[str, Any]:
-    """Who was in the rounds, and how fast they came, after the first quarter of them; and what is proved of both."""
+    """Return the speed and the contributions of a quorum's rounds after the first quarter, and the proved bounds."""
     record, setting = observed.quorum, schedule.strategy.sync
     assert record is not None, "asked before"
     assert isinstance(setting, PartialAllReduce), "nothing else records rounds"
@@ -250,7 +250,10 @@ def _quorum_facts(schedule: Schedule, observed: AsynchronousMetrics) -> dict[str
 
 
 def workers_of(timeline: Timeline) -> dict[str, Any]:
-    """Return under `workers` the computing, communicating and waiting seconds of each worker; empty beyond 4096."""
+    """Return the computing, communicating and waiting seconds of each worker, under `workers`.
+
+    The result is empty beyond 4096 workers.
+    """
     if timeline.finish.shape[1] > 4096:
         return {}
     columns = {
@@ -314,7 +317,7 @@ def _print(
 
 
 def _print_where_time_goes(timeline: Timeline, facts: dict[str, Any]) -> None:
-    """A row for each worker, of many for those that wait longest, and their mean."""
+    """Print a row of times per worker, and their mean; of more than 16 workers those that wait longest."""
     listed = table(
         "Where the time goes",
         "worker",
@@ -338,7 +341,7 @@ def _print_where_time_goes(timeline: Timeline, facts: dict[str, Any]) -> None:
 
 
 def _print_quorum(found: dict[str, Any]) -> None:
-    """Calls are gradients where these are averaged, and progress where parameters are."""
+    """Print the rates and ages of a quorum's gradients."""
     proved = "" if found["proved_age"] is None else f" of {found['proved_age']}"
     console().print(
         f"quorum: {found['rounds_per_second']:.4g} rounds and {found['gradients_per_second']:.4g} gradients a second, "

@@ -1,4 +1,4 @@
-"""`partreduce simulate` of several files: schedules side by side on one cluster."""
+"""`partreduce simulate` with several files: schedules side by side on one cluster."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -62,7 +62,7 @@ def simulate_several(
 
 
 def _to_a_loss(schedule: Schedule, job: PlanRequest) -> dict[str, Any]:
-    """Predicted steps over All-Reduce's on shuffled data; None where the steps model prices no such schedule."""
+    """Return the predicted steps to a loss divided by All-Reduce's, on shuffled data; None if the model prices none."""
     strategy = schedule.strategy
     if not schedule.is_mixing or not strategy.payload.outer.is_plain or strategy.payload.num_fragments > 1:
         return {"steps_ratio": None}
@@ -109,7 +109,10 @@ def _print(rows: list[dict[str, Any]], place: Cluster, hardware: Hardware) -> No
 
 
 def whole_for(schedule: Schedule, compared: list[Schedule], hardware: Hardware) -> Hardware:
-    """Return the hardware for a model with those tables that the schedule averages and others exchange separately."""
+    """Return the hardware with the model's size for one of several schedules that are compared.
+
+    Tables that this schedule averages although another one exchanges them separately are added to the model's bytes.
+    """
     apart = {route.parameter: route for other in compared for route in other.routes.apart}
     own = {route.parameter for route in schedule.routes.apart}
     more = sum(route.rows * route.columns * ELEMENT_BYTES for name, route in apart.items() if name not in own)

@@ -80,7 +80,7 @@ def command(
         return code
     is_checked = certificate_bytes(loaded.certificate) == certificate_bytes(proof.certificate or {})
     if not is_checked:
-        confirm(loaded)  # whatever is proved of the file here, a run refuses one whose own certificate does not hold
+        confirm(loaded)  # a run raises an error if the file's own certificate is wrong, even if the file is proved here
     return code
 
 
@@ -92,7 +92,7 @@ def _sent_bytes(proof: Proof, model_bytes: str) -> dict[str, dict[str, int]]:
 
 
 def print_sent(sent: dict[str, int], schedule: Schedule | None) -> None:
-    """Print the fact `sent-bytes` as a sentence."""
+    """Print the fact `sent-bytes`, the most bytes that a worker and a node send, as a sentence."""
     is_same = schedule is None or schedule.has_one_steps_per_round
     worker, node, way = (size(float(upper(Fraction(sent[name]), 4))) for name in ("of_worker", "of_node", "in_flight"))
     console().print(
@@ -104,7 +104,7 @@ def print_sent(sent: dict[str, int], schedule: Schedule | None) -> None:
 def _load_and_prove(
     place: Path, cluster: str | None, period: int | None, max_bytes: int
 ) -> tuple[Schedule | None, Proof]:
-    """The schedule and its proof; no schedule where the answers of a user's `group_of` make none."""
+    """Return the schedule and its proof; no schedule if the results of a user's `group_of` function make none."""
     if place.stem.endswith(".py") or ".py:" in place.name:
         if cluster is None or period is None:
             needs = "a function needs --cluster and --period, the declared number of steps of a period"
@@ -134,7 +134,7 @@ def _write(
 
 def _print_how_to_check(certificate: Path, schedule: Path) -> None:
     console().print(f"certificate written to {certificate}; check it with", style="dim")
-    # The checker reads files only, so what went through a pipe has to be one first.
+    # The checker reads files only, so a pipe's content has to be saved to a file first.
     files = " ".join(
         word if str(path) == "-" else str(path) for path, word in ((certificate, "CERTIFICATE"), (schedule, "SCHEDULE"))
     )
@@ -142,7 +142,7 @@ def _print_how_to_check(certificate: Path, schedule: Path) -> None:
 
 
 def metrics_of(schedule: Schedule | None) -> dict[str, Any]:
-    """Return the metrics as numbers, null where a metric is unknown, with kind and method of each under `how`."""
+    """Return the metrics as numbers, null if unknown; `how` has the kind and method of each."""
     if schedule is None:
         return {"how": {}}
 
@@ -154,7 +154,7 @@ def metrics_of(schedule: Schedule | None) -> dict[str, Any]:
 
 
 def _print(schedule: Schedule | None, proof: Proof, *, explain: bool) -> None:
-    """The verdict, then what holds under its three headings, and what does not with the reason."""
+    """Print the verdict, then the claims under one heading per status, refuted ones first."""
     out = console()
     out.print(f"{verdict_line(schedule, proof)}.")
     if schedule is None:
@@ -219,9 +219,9 @@ def verdict_line(schedule: Schedule | None, proof: Proof) -> str:
 
 
 def in_plain_words(schedule: Schedule, proof: Proof) -> tuple[str, str]:
-    """Return the guarantees for training as two clauses: those of the file, and those added by the protocol's rules.
+    """Return the guarantees for training as two clauses: those of the file, and those that the protocol adds.
 
-    If the verdict itself says that all follows from the protocol, the first clause has all of them.
+    If the verdict itself says that everything depends on the protocol, the first clause has all guarantees.
     """
     held = {claim.claim: claim for claim in proof.claims if claim.holds}
     said = {"conflict-free": "no conflict", "deadlock-free": "no deadlock"}
@@ -231,7 +231,7 @@ def in_plain_words(schedule: Schedule, proof: Proof) -> tuple[str, str]:
         besides = ", but for rows of sharded tables" if "one-owner" in held else ""
         said["consensus"] = "consensus"
         said["equal-replicas"] = f"all workers hold the same model every {_steps(schedule)}{besides}"
-    elif replicas and replicas.numbers and "every" in replicas.numbers:  # of rounds that a quorum starts
+    elif replicas and replicas.numbers and "every" in replicas.numbers:  # a number of rounds under a quorum
         every = replicas.numbers["every"]
         after = "as many" if every == 1 else f"every {every}"
         said["equal-replicas"] = f"all workers hold the same model after {after} rounds"
@@ -260,7 +260,7 @@ def _steps(schedule: Schedule) -> str:
 
 
 def _bound_of(claim: Claim) -> str:
-    """The number that a claim proves, rounded up; empty where it proves none."""
+    """Return the bound that a claim proves, rounded up, such as `≤ 0.5`; empty if it proves no number."""
     entry = claim.entry or {}
     if "squared" in entry and claim.claim in {"contraction", "outer-consensus"}:
         return f"≤ {upper(Fraction(entry['squared']), 4, power=2)}"

@@ -1,1 +1,1 @@
-"""The demonstration: real worker processes train on real data under several schedules, side by side."""
+"""The demonstration: real worker processes train on real data under several schedules, which are then compared."""

@@ -1,4 +1,4 @@
-"""The demonstration's report: one HTML file with everything in it."""
+"""The demonstration's report: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def table_rows(candidates: list[Candidate], measured: list[Result]) -> list[list
 
 
 def write_report(plan: Plan, candidates: list[Candidate], measured: list[Result], verdicts: list[str]) -> str:
-    """Return the report as an HTML document; `verdicts` has the verdict of the proof of each schedule."""
+    """Return the report as an HTML document; `verdicts` has a sentence on the proof of each schedule."""
     rows = table_rows(candidates, measured)
     sent = [float(row[3]) if row[3] != "-" else float("inf") for row in rows]
     best = [(sent.index(min(sent)), 3)] if min(sent) < float("inf") else []

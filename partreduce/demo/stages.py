@@ -1,4 +1,4 @@
-"""The demonstration's stages: design, prove and export three schedules, then train under each and read the results."""
+"""The stages of the demonstration: design, prove and export three schedules, train under each, read the results."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ TEST_IMAGES = 359
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the runs of one schedule measured.
+    """The measurements of all runs of one schedule.
 
     `steps`, `loss` and `accuracy` [evaluations] are of the mean model. `seconds` [turns, evaluations] is the training
     time of the slowest worker, without evaluations. `bytes_across` counts the bytes between nodes in all steps of a
-    run, with each group operation that ran as a ring.
+    run, with each group operation counted as a ring.
     """
 
     name: str
@@ -51,7 +51,10 @@ class Result:
     bytes_across: float
 
     def reached(self, target: float) -> tuple[int, npt.NDArray[np.float64]] | None:
-        """Return step and seconds [turns] of the first evaluation with a loss of at most `target`; None without one."""
+        """Return (step, seconds [turns]) of the first evaluation with a loss of at most `target`.
+
+        The result is None if there is none.
+        """
         hits = np.flatnonzero(self.loss <= target)
         return (int(self.steps[hits[0]]), self.seconds[:, hits[0]]) if len(hits) else None
 
@@ -91,7 +94,7 @@ CHOICES: dict[str, tuple[str, dict[str, object]]] = {
 }
 TARGET = 0.1
 SCRIPT = "train_digits.py"
-"""The example of a training script, `examples/train_digits.py`; a copy is put into the demonstration's folder."""
+"""An example of a training script, `examples/train_digits.py`; a copy is put into the demonstration's folder."""
 THIN = Hardware(inside=Link.of_bandwidth(10e9, 5e-6), nic=Link.of_bandwidth(1e9 / 8, 5e-5), model_bytes=100_000_000)
 THIN_COMPUTE = ComputeTimes(base=0.2)
 THIN_WORDS = (
@@ -155,7 +158,7 @@ def train(plan: Plan, folder: Path, watch: Callable[[str, int], None]) -> None:
     """
     path, log, progress = folder / "plan.json", folder / "runs" / "output.txt", folder / "runs" / "progress.json"
     plan.write(path)
-    # No package is looked for in the working directory, where a folder may shadow one of ours.
+    # Packages are not imported from the working directory, where a folder could shadow one of partreduce's.
     home = str(Path(__file__).resolve().parents[2])
     code = f"import sys; sys.path.append({home!r}); from partreduce.demo.train import main; sys.exit(main(sys.argv[1]))"
     command = [sys.executable, "-P", "-c", code, str(path)]
@@ -209,7 +212,7 @@ def conclusion(measured: list[Result], target: float) -> list[str]:
 
 
 def _format_speed(base: str, reference: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]) -> str:
-    """Seconds of all turns, and how many times as fast each of them was as the same turn of the other."""
+    """Return a sentence with the seconds of all turns, and their speedups over the same turns of the base."""
     ratios = reference / seconds
     low, high = float(ratios.min()), float(ratios.max())
     if low > 1:

@@ -1,6 +1,6 @@
 """The demonstration's workers: ordinary data-parallel training through `partreduce.DistributedOptimizer`.
 
-`python -m partreduce.demo.train PLAN.json` runs every schedule of a plan, one after the other, each with new processes.
+`python -m partreduce.demo.train PLAN.json` runs every schedule of a plan, one after another, each with new processes.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def make_model(seed: int = 0) -> torch.nn.Module:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The demonstration's runs: schedule files by name, equal hyperparameters for all, and the folder of the results.
+    """The runs of the demonstration: schedule files by name, equal hyperparameters for all, and the folder for results.
 
-    Every schedule runs `turns` times, and each turn begins with another one, since other work of the machine makes
+    Every schedule runs `turns` times, and each turn begins with another schedule, since other work of the machine makes
     seconds differ. Losses are equal in all turns. A worker evaluates every `every` steps.
     """
 
@@ -137,7 +137,7 @@ def work(plan: Plan, name: str, turn: int, digits: Digits) -> None:
 
 
 def _sums(model: torch.nn.Module, digits: Digits, rank: int, count: int) -> dict[str, float]:
-    """This worker's share of the loss over all training images and of the right answers over all test images."""
+    """Return this worker's share of the loss over all training images and of the correct test predictions."""
     with torch.no_grad():
         part = slice(rank, None, count)
         scores = model(digits.train_images[part])

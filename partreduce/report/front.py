@@ -1,4 +1,4 @@
-"""Draw the front of a plan: time to a loss, and consensus distance or drift, against communication."""
+"""Draw the Pareto front of a plan: time to a loss, and consensus distance or drift, over communication."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 
 
 def draw_front(planned: Plan, data: Data) -> Figure:
-    """Draw the front of a plan. Sorted `data` makes drift matter.
+    """Draw the Pareto front of a plan.
+
+    The lower panel shows the consensus distance if `data` is shuffled, else drift.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -64,7 +66,7 @@ def draw_front(planned: Plan, data: Data) -> Figure:
 
 
 def _label(axis: Axes, planned: Plan) -> None:
-    """Name the points that decide: the recommendation, and baselines as far as there is room for their names.
+    """Name the most important points: the recommendation, and baselines as far as there is room for their names.
 
     A name covers no point and no other name; only the recommendation's may cover points.
     """
@@ -103,7 +105,10 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
 
 
 def _panel(axis: Axes, planned: Plan, label: str, values: Sequence[float]) -> None:
-    """Draw a logarithmic scatter: large front, small pale rest, ringed recommendation, crossed baselines."""
+    """Draw a logarithmic scatter plot of all candidates.
+
+    Points on the front are large, others small and pale; the recommendation is ringed, baselines are crossed.
+    """
     kept = {id(option) for option in planned.front}
     points = [
         (option, option.communication * 1e3, value)

@@ -1,4 +1,4 @@
-"""Lay out the phases of a schedule as a worker × round table, with a color and a letter for each group."""
+"""The phases of a schedule as a worker × phase table, with a color and a letter for each group."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Grid:
 
     `words` describe the schedule. `numbers` maps the bytes of a group's members to its number, and `styles` holds the
     style of each numbered group in all drawings. `workers` are the ranks shown, in node order; `nodes` the node and
-    `locals_` the local rank of each. `group[i, t]`, shape (workers, phases), is the number of the group of shown worker
-    i in shown phase t, in the order of first appearance, −1 for a skip. `note` describes the omitted part, empty if
-    there is none.
+    `locals_` the local rank of each. `group[i, t]`, shape (workers, phases), is the number of the group of the i-th
+    shown worker in phase t, in the order of first appearance, −1 for a skip. `note` describes the omitted part, empty
+    if there is none.
     """
 
     title: str
@@ -61,7 +61,7 @@ def grid_of(
     max_phases: int = MAX_PHASES,
     known: dict[bytes, int] | None = None,
 ) -> Grid:
-    """Return the table of a schedule; of a large one only whole nodes from its start and middle, and the first phases.
+    """Return the table of a schedule; of a large one only nodes from its start and middle, and the first phases.
 
     A report with several schedules passes the same dict as `known` for each, so that a group looks the same in all.
 
@@ -101,7 +101,7 @@ def grid_of(
 
 
 def _styles(table: npt.NDArray[np.int64], groups: list[bytes], chosen: dict[bytes, int]) -> tuple[Style, ...]:
-    """Choose a style for each group, distinct within its first phase as far as there are enough; fills `chosen`."""
+    """Choose a style for each group, as far as possible different from others in its first phase; updates `chosen`."""
     used = [0] * NUM_STYLES
     for number in chosen.values():
         used[number] += 1

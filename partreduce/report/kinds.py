@@ -1,6 +1,6 @@
 """Explain the recommended kind of strategy: reasons, needs, and the costs of the best candidates of other kinds.
 
-The answer also names the kinds that were not considered, for lack of time, their size, or memory.
+The sentences also name the kinds that were not considered, for lack of time, their size, or memory.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ from partreduce.topo.strategies.iteration_gap import IterationGap
 
 NOTHING = "no worker is slow and no step takes longer than others, so there is nothing that a gap could answer"
 MATERIAL = 0.02
-"""A step that moves the mean less by this fraction, or a fraction of skipped steps, is reported."""
+"""The smallest fraction that is reported of a step's progress that is lost, or of steps that are skipped."""
 FEW, HARDLY = 0.75, 0.5
-"""A smaller fraction of the workers, whose gradients would leave as much noise, gets a caution; gradients with less
-than the second fraction of an even share hardly count."""
+"""Fractions of the workers that cause a caution.
+
+Below FEW, a gap leaves as much noise in the mean as gradients of only that fraction of the workers. Below HARDLY, a
+worker's gradients have less than that fraction of an even share.
+"""
 USUAL_MOMENTUM = 0.9
 OUTER_CAUTION = (
     "outer steps were measured on small networks with 16 workers, in runs of 200 to 1,000 steps, and may lose "
@@ -52,7 +55,7 @@ Options = Sequence[CandidateSchedule]
 
 
 def reasons(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> list[str]:
-    """Return the reasons for the recommended kind, and the costs of each other kind's best candidate, as sentences."""
+    """Return the reasons for the recommended kind of strategy, and the costs of each other kind's best candidate."""
     lines, allowed = [], allowed_options(options, job)
     for word in KINDS:
         able = [one for one in allowed if one.facts is not None and one.facts.kind == word]
@@ -64,7 +67,7 @@ def reasons(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> li
 
 
 def cautions(chosen: CandidateSchedule, job: PlanRequest) -> list[str]:
-    """Return the cautions of a recommendation that was run in virtual time, one sentence each."""
+    """Return the cautions about a recommendation that was simulated, one sentence each."""
     return [] if chosen.facts is None else WORDS[chosen.facts.kind].cautions(chosen, job)
 
 
@@ -78,7 +81,7 @@ def _models(facts: Facts, job: PlanRequest) -> str:
 
 
 def _not_taken(best: CandidateSchedule, chosen: CandidateSchedule, job: PlanRequest) -> str:
-    """Return what the best candidate of a kind costs, or a quorum gains, if another kind is recommended."""
+    """Return a sentence on the cost of the best candidate of another kind, or on what a quorum would gain."""
     if best.quorum:
         against, is_dear = gain(best, chosen, job.data), decisive_time(best, job) > decisive_time(chosen, job)
         pays = "it does not pay if delay costs as much as it may" if is_dear else "what was taken is simpler"
@@ -170,7 +173,7 @@ def _gap(option: CandidateSchedule) -> IterationGap:
 
 
 def _momentum(chosen: CandidateSchedule) -> str:
-    """Warn that in the serial order momentum can make worker differences grow at rates that All-Reduce allows."""
+    """Return a warning if momentum makes workers drift apart at rates that All-Reduce allows; else nothing."""
     gap, usual = _gap(chosen), 2 * (1 + USUAL_MOMENTUM)
     most = largest_rate(chosen.schedule.strategy.graphs[0], USUAL_MOMENTUM, parallel=gap.lag > 0)
     if most > usual / 4:
@@ -200,7 +203,7 @@ def _answers(chosen: CandidateSchedule, slowdown: Slowdown) -> str:
 
 
 def _without(chosen: CandidateSchedule, options: Options) -> str:
-    """Compare with the same graph and order without the setting."""
+    """Return the step time of the same graph without the gap's settings, as a clause; empty if that was not priced."""
     plain, graph = IterationGap(update_order=_gap(chosen).update_order), chosen.schedule.strategy.graphs
     for one in options:
         strategy = one.schedule.strategy
@@ -210,10 +213,10 @@ def _without(chosen: CandidateSchedule, options: Options) -> str:
 
 
 def _quorum_reasons(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> list[str]:
-    """Return the imbalance that the quorum suits, its gain over synchronous All-Reduce, and its memory."""
+    """Return the imbalance that suggests a quorum, its gain over synchronous All-Reduce, and its memory."""
     facts, slowdown, found = _facts(chosen), Slowdown.of(job), []
     every = [option for option in options if option.is_every_step]
-    ratio = gain(chosen, best_of(every or [all_reduce(job)]), job.data)  # the limits may exclude it
+    ratio = gain(chosen, best_of(every or [all_reduce(job)]), job.data)  # the limits may exclude All-Reduce
     if slowdown.slow:
         worker, factor, others = slowdown.slowest
         found.append(f"worker {worker} always takes {factor:.3g} times as long{others}")
@@ -263,7 +266,7 @@ def _outer_reasons(chosen: CandidateSchedule, _options: Options, job: PlanReques
 
 
 class Words(NamedTuple):
-    """Functions that return the sentences on a recommended kind: its reasons, and its cautions."""
+    """The functions that return the sentences about a recommended kind: its reasons, and its cautions."""
 
     reasons: Callable[[CandidateSchedule, Options, PlanRequest], list[str]]
     cautions: Callable[[CandidateSchedule, PlanRequest], list[str]]
@@ -277,11 +280,11 @@ WORDS = {
         ("dynamic_groups", "pairwise", "server"), Words(_on_request_reasons, lambda *_: [ON_REQUEST_CAUTION])
     ),
 }
-"""Texts by `Facts.kind`."""
+"""The functions for each `Facts.kind`."""
 
 
 def not_reached(missed: Mapping[str, Sequence[str]], answer: Answer) -> list[str]:
-    """Return a sentence on candidates not measured in time, by kind, and whether another run may differ."""
+    """Return a sentence on the candidates that planning did not reach in time, by kind; none if it reached all."""
     count = sum(map(len, missed.values()))
     if not count and not answer.capped:
         return []
@@ -292,7 +295,7 @@ def not_reached(missed: Mapping[str, Sequence[str]], answer: Answer) -> list[str
 
 
 def not_weighed(job: PlanRequest) -> list[str]:
-    """Return sentences on the kinds that are not considered by default; O(num_workers) where step times vary."""
+    """Return sentences on the kinds that were not considered, and why. O(num_workers) if step times vary."""
     lines, count = [], job.cluster.num_workers
     if job.cluster.is_regular and not holds_rules(job.cluster):
         lines.append(
@@ -327,7 +330,7 @@ def not_weighed(job: PlanRequest) -> list[str]:
 
 
 def _of_fewer(job: PlanRequest) -> list[str]:
-    """Return the kinds that this job would weigh with fewer workers."""
+    """Return the kinds that would be considered for this job if it had fewer workers."""
     if job.quorum:
         return []
     kinds = ["weighted graphs"] + ["unequal steps per round"] * (not has_equal_speeds(job.cluster))

@@ -1,4 +1,4 @@
-"""Write self-contained HTML pages: text, tables and embedded pictures, no script and no external resources."""
+"""Write self-contained HTML pages: text, tables and embedded pictures, no scripts and no external resources."""
 
 from __future__ import annotations
 

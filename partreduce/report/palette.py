@@ -1,7 +1,7 @@
-"""Define the colors of all pictures: Okabe and Ito's, which color-blind readers can distinguish, with marks.
+"""The colors and marks of all pictures: Okabe and Ito's colors, which color-blind readers can distinguish.
 
-A group has one style in the terminal, in a picture and in a report: `grid_of` numbers the groups of a schedule and
-assigns the styles, and code that draws a group uses that one. Beyond the seven colors a hatch distinguishes groups;
+A group has the same style in the terminal, in a picture and in a report: `grid_of` numbers the groups of a schedule and
+assigns the styles, and all drawing code uses them. Beyond the seven colors a hatch distinguishes groups;
 lines and dots differ by dash and marker as well, so that no picture depends on color alone.
 """
 
@@ -23,10 +23,10 @@ GRAY = "#9a9a9a"
 SURFACE = "#f3f3f3"
 FRAME = "#cecece"
 ALARM = "#d55e00"
-"""Refuted, failed, unbounded; always together with a word or a sign."""
+"""The color of anything refuted, failed or unbounded; always used together with a word or a sign."""
 
 OKABE_ITO = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#f0e442", "#0072b2", "#d55e00")
-"""M. Okabe and K. Ito, Color Universal Design (2008), without black, which is for text."""
+"""M. Okabe and K. Ito, Color Universal Design (2008), without black, which is used for text."""
 
 HATCHES = ("", "///", "...", "xx")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -55,7 +55,10 @@ class Style:
 
 
 def style(index: int) -> Style:
-    """Return the style of the index-th group or series: seven differ by color, more by hatch, marker or dash."""
+    """Return the style of the index-th group or series.
+
+    The first seven differ by color, further ones by hatch or dash.
+    """
     turn, place = divmod(index, len(OKABE_ITO))
     marker, dash = MARKERS[(place + turn) % len(MARKERS)], DASHES[(place + turn) % len(DASHES)]
     text = "#ffffff" if place == 5 else "#000000"
@@ -81,9 +84,9 @@ def quiet(axis: Axes, *, across: str = "", up: str = "", grid: bool = True) -> N
 
 
 def logarithmic(axis: Axes, which: str, values: Iterable[float]) -> None:
-    """Make the x or y axis (`which`) logarithmic with plain numbers; zeros are below the smallest positive value.
+    """Make the x or y axis (`which`) logarithmic with plain numbers; zeros are drawn below the smallest positive value.
 
-    A value a hundred times as large as the others then does not fill the whole axis.
+    So a value a hundred times as large as the others does not fill the whole axis.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, SymmetricalLogLocator
 

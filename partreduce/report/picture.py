@@ -1,4 +1,4 @@
-"""Draw a schedule with matplotlib: the worker × round table, and the groups of each phase over the nodes."""
+"""Draw a schedule with matplotlib: the worker × phase table, and the groups of each phase over the nodes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def new_figure(width: float, height: float, title: str = "") -> Figure:
 
 
 def format_title(name: str, words: str, inches: float) -> str:
-    """Return a title of a schedule, its name and description, wrapped to a width in inches."""
+    """Return a schedule's title, its name and description, wrapped to a width in inches."""
     return f"{name}\n{fill(words, max(24, int(9 * inches)))}"
 
 
@@ -72,7 +72,7 @@ def check(path: Path | None) -> None:
 
 
 def check_ending(path: Path) -> str:
-    """Return the picture format of the file name's ending, such as "svg".
+    """Return the picture format of a file name's ending, such as "svg".
 
     Raises:
         InputError: the ending is no picture format.
@@ -107,7 +107,7 @@ def render(figure: Figure, ending: str) -> bytes:
 
 
 def draw_schedule(grid: Grid) -> Figure:
-    """Draw the worker × round table on the left and, for few nodes, the groups of each distinct phase over nodes."""
+    """Draw the worker × phase table on the left and, for few nodes, the groups of each distinct phase over nodes."""
     nodes = sorted(set(grid.nodes))
     phases_of: dict[bytes, list[int]] = {}  # shown phases with equal groups, in order of first appearance
     for t in range(grid.num_phases):
@@ -234,7 +234,7 @@ def _join(axis: Axes, spots: list[tuple[int, int]], color: str) -> None:
 
 
 def draw_rounds(schedule: Schedule) -> Figure:
-    """Draw the first rounds of a weighted graph, an edge for each message; the workers of a node share a color.
+    """Draw the first rounds over graphs, with an edge for each message; the workers of a node share a color.
 
     Raises:
         InputError: too many workers for a picture of a graph.

@@ -1,6 +1,6 @@
-"""Explain a recommendation in sentences: reasons and cautions with the planner's numbers.
+"""Explain a recommendation in sentences: reasons and cautions, with the planner's numbers.
 
-They also state whether a codec, or gradients one step late, would pay.
+They also state whether a codec, or gradients one step late, would pay off.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, Transport
 from partreduce.topo.timing.cost import communication
 
 LITTLE_WORK = 0.1
-"""Most nominal seconds of metrics for one sentence."""
+"""The most nominal seconds that computing metrics for one sentence may take."""
 REPORTED = 0.05
-"""Smallest fraction of the time saved by a codec that is reported if the job allows none."""
+"""The smallest fraction of time saved for which a codec is suggested if the job allows none."""
 
 
 def add_reasons(planned: Plan, job: PlanRequest) -> Plan:
-    """Return the plan with the reasons and cautions of all modules added to those of its planning."""
+    """Return the plan with the reasons and cautions of this package added to those found while planning."""
     chosen, ended = planned.recommendation, planned.answer.ended if job.searches else "its effort is quick"
     return replace(
         planned,
@@ -118,7 +118,7 @@ def _unequal_steps(chosen: CandidateSchedule) -> str:
 
 
 def _changed_by(pilot: Pilot, chosen: CandidateSchedule, options: Options, job: PlanRequest) -> str:
-    """Return the cost of a pilot, and the recommendation without it."""
+    """Return a sentence on the cost of the pilot, and on what would be recommended without it."""
     blind = replace(job, pilot=None, take=None)
     usual = []
     for option in options:
@@ -134,7 +134,7 @@ def _changed_by(pilot: Pilot, chosen: CandidateSchedule, options: Options, job: 
 
 
 def _comparisons(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> list[str]:
-    """Compare the recommendation with the best plain alternative, the candidates set aside, and sums in every step."""
+    """Compare the recommendation with the best plain alternative, faster candidates, and All-Reduce in every step."""
     allowed, lines = allowed_options(options, job), []
     against = gain_of(chosen, options, job)
     fastest = min(allowed, key=lambda option: option.time, default=chosen)  # the chosen option may exceed the limits
@@ -170,7 +170,7 @@ def _comparisons(chosen: CandidateSchedule, options: Options, job: PlanRequest) 
 
 
 def why_not(fastest: CandidateSchedule, chosen: CandidateSchedule, options: Options, job: PlanRequest) -> str:
-    """Return, as a clause, why a candidate with less predicted time than the recommendation is not chosen."""
+    """Return, as a clause, why a candidate with less predicted time than the recommendation is not recommended."""
     if job.take is not None:
         return "another one was asked for"
     return _why_not(fastest, chosen, allowed_options(options, job), job)
@@ -208,7 +208,7 @@ def _why_not(fastest: CandidateSchedule, chosen: CandidateSchedule, allowed: Opt
         return f"if delay costs as much {longer}; --sync {asked} takes it all the same"
     rivals, simple = contenders([*allowed, chosen], job), simplest([*allowed, chosen], job)
     if simple is not None and not any(fastest is one for one in rivals):
-        beaten = wins_surely(fastest, simple, job)  # outer steps must so beat the best of all others, too
+        beaten = wins_surely(fastest, simple, job)  # outer steps must also beat the best of all others
         return _not_sure(fastest, *((chosen, "this one") if beaten else (simple, "the best simple schedule")), job)
     worst_of = dict(zip(map(id, rivals), regrets(rivals, job), strict=True))
     regret, ours = worst_of.get(id(fastest), 1.0), worst_of.get(id(chosen), 1.0)
@@ -216,13 +216,13 @@ def _why_not(fastest: CandidateSchedule, chosen: CandidateSchedule, allowed: Opt
     if regret > ours * (1 + TIE):
         return f"{where} it would take {regret:.2f} times as long as the best, and this one {ours:.2f} times"
     simpler = f"because it is simpler: {_phases(chosen)}, not {_phases(fastest)}"
-    if fastest.time * (1 + TIE) < chosen.time:  # a pessimistic price has decided
+    if fastest.time * (1 + TIE) < chosen.time:  # a pessimistic price decided
         return f"{where} it would take {worst:.2f} times as long; within {TIE:.0%} the other is chosen {simpler}"
     return f"within {TIE:.0%} it is chosen {simpler}"
 
 
 def _not_sure(fastest: CandidateSchedule, rival: CandidateSchedule, name: str, job: PlanRequest) -> str:
-    """Return why a candidate does not certainly beat its rival, which has that name."""
+    """Return why a candidate does not certainly beat its rival, whose name in the sentence is `name`."""
     there = float((times_by_case([fastest], job) / times_by_case([rival], job)).max())
     lack = f"on the task that suits it least it would take {there:.2f} times as long as {name}"
     if there <= 1 or not is_outer(fastest):
@@ -280,7 +280,7 @@ def cautions(chosen: CandidateSchedule, job: PlanRequest, ended: str = "its time
 
 
 def failed_networks(option: CandidateSchedule, job: PlanRequest) -> str:
-    """Return, as words, the optimizers under which a network with a candidate's metrics did not reach its loss."""
+    """Return, as a clause, the optimizers under which a test network with such metrics did not reach its loss."""
     is_many = job.cluster.num_workers >= MANY
     may_be = [one for one in Optimizer if job.optimizer in {None, one}]
     beyond = " and ".join(str(one) for one in may_be if option.is_among(LOST[one][is_many]))
@@ -289,7 +289,7 @@ def failed_networks(option: CandidateSchedule, job: PlanRequest) -> str:
 
 
 def _is_too_late(option: CandidateSchedule) -> bool:
-    """Return whether a network failed with averages as late; otherwise it failed with averages as rare."""
+    """Return whether test networks failed because averages were that late; otherwise because they were that rare."""
     return option.late_distance >= option.model.lost.late
 
 
@@ -340,7 +340,7 @@ def _codec_pays(chosen: CandidateSchedule, options: Options, job: PlanRequest) -
 
 
 def _on_the_wire(schedule: Schedule, job: PlanRequest, transport: Transport) -> tuple[float, float]:
-    """Return seconds of a step on the wire, and for coding."""
+    """Return the seconds per step of sending, and of encoding and decoding."""
     free = replace(job.hardware, codec=tuple((codec.value, CodecSeconds()) for codec in Codec))
     runs, algorithm = traveling(schedule, transport), transport.algorithm
     cost, wire = (communication(runs, one, algorithm=algorithm).per_step for one in (job.hardware, free))

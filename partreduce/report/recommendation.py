@@ -1,4 +1,4 @@
-"""Write the answer of `design` in at most 40 lines of 80 columns: the recommendation, its gain and cost, and why."""
+"""Write the answer of `design` in at most 40 lines of 80 columns: the recommendation, its gain, its cost, and why."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ WIDTH = 80
 LABEL = 13
 """Columns of the labels on the left."""
 CELLS = 10
-"""Columns of a number in the table."""
+"""Columns of a number in the table of schedules."""
 MOST_LINES = 3
-"""Most lines of a schedule in the table."""
+"""The most lines of a schedule's description in the table."""
 OPTIMIZERS = {Optimizer.SGD: "SGD", Optimizer.MOMENTUM: "SGD with momentum", Optimizer.ADAM: "AdamW"}
 SIMPLE = ("allreduce", "node-then-all")
-"""Catalogue entries that are priced for the comparison if the job's limits exclude them all."""
+"""Catalogue entries that are priced for the comparison if the job's limits exclude all simple schedules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +50,9 @@ class Comparison:
 
     `every_step` is All-Reduce in every step. `simple` is the strongest of All-Reduce every H steps (PyTorch's
     post-local SGD after its warm-up), averages inside each node with rare ones over all workers, and DiLoCo; if the
-    recommendation is one of these, `simple` is the recommendation and `other` the strongest of the others.
-    `over_simple` and `over_every_step` are predicted speedups of the recommendation in time to a loss.
+    recommendation is one of these, `simple` is the recommendation and `other` the strongest of the others. `fastest`
+    has the least predicted time, `without_delay` is the best without late averages. `over_simple` and `over_every_step`
+    are predicted speedups of the recommendation in time to a loss.
     """
 
     chosen: CandidateSchedule
@@ -73,7 +74,7 @@ class Variant(NamedTuple):
 
 
 def compare(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> Comparison:
-    """Choose from `options` the schedules to show with the recommendation `chosen`, and predict its speedup over two.
+    """Choose the schedules to show next to the recommendation, and predict its speedup over two of them.
 
     If no simple schedule is among the options within the limits, a simple one that breaks them is shown.
     """
@@ -106,12 +107,15 @@ def compare(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job
 
 
 def _strongest(options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSchedule | None:
-    """Return the candidate with the least decisive time; regret is ignored, so that no baseline looks weak."""
+    """Return the candidate with the least decisive time.
+
+    Regret is ignored, so that no baseline looks weaker than it is.
+    """
     return min(contenders(options, job), key=lambda option: decisive_time(option, job), default=None)
 
 
 def variants(chosen: CandidateSchedule, job: PlanRequest) -> Iterator[Variant]:
-    """Yield the quick answers for other optimizers; none with a pilot, which ran with one optimizer."""
+    """Yield the quick answers for other optimizers; none with a pilot, because a pilot ran with one optimizer."""
     for optimizer in Optimizer:
         if optimizer is job.optimizer or job.pilot is not None:
             continue
@@ -168,7 +172,10 @@ def _facts(compared: Comparison, job: PlanRequest, proved: str, *, capped: bool)
 
 
 def times(gain: Gain) -> str:
-    """Format a speedup with the range of 9 of 10 such predictions; outside the measured range only that range."""
+    """Format a speedup with the range that holds 9 of 10 such predictions.
+
+    Outside the measured range only the range is given.
+    """
     span = f"{_factor(gain.low)} to {_factor(gain.high)}"
     return f"{span}x (a guess)" if gain.is_guess else f"{_factor(gain.ratio)}x ({span}x)"
 
@@ -192,7 +199,10 @@ def _speedup(compared: Comparison) -> str:
 
 
 def _divergence(chosen: CandidateSchedule) -> str:
-    """Return how far workers diverge: the root of the consensus distance, in lengths of a step's gradient noise."""
+    """Return how far models of workers differ, as text.
+
+    The unit is the length of a step's gradient noise; the number is the root of the consensus distance.
+    """
     distance = chosen.consensus_distance.value
     if distance == 0:
         return "none: all workers hold equal models"
@@ -202,7 +212,7 @@ def _divergence(chosen: CandidateSchedule) -> str:
 
 
 def _memory(chosen: CandidateSchedule, job: PlanRequest) -> str:
-    """Return bytes in addition to parameters, gradients and optimizer state."""
+    """Return the bytes per worker in addition to parameters, gradients and optimizer state, as text."""
     held = math.nan if chosen.facts is None else chosen.facts.memory_bytes
     if chosen.facts is None:
         with suppress(PartreduceError):
@@ -239,7 +249,7 @@ def _risk(chosen: CandidateSchedule, job: PlanRequest, *, capped: bool) -> str:
 
 
 def _table(compared: Comparison) -> list[str]:
-    """Return five schedules; one that is already listed is referred to by its row."""
+    """Return the lines of the table of five schedules; a schedule that is already listed refers to its first row."""
     room = WIDTH - LABEL - 2 * CELLS - 2
     lines = ["", " " * (LABEL + room) + f"{'step':>{CELLS}}{'speed':>{CELLS}}"]
     rows = {
@@ -308,7 +318,7 @@ def sensitivity(compared: Comparison, options: Sequence[CandidateSchedule], job:
 
 
 def _label_lines(facts: Mapping[str, str]) -> list[str]:
-    """Return the lines of texts with a label on the left; empty texts have none."""
+    """Return lines with the label of each text on the left; empty texts are left out."""
     lines: list[str] = []
     for label, words in facts.items():
         for i, line in enumerate(wrap(words, WIDTH - LABEL - 2, break_on_hyphens=False)):

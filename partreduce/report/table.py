@@ -1,4 +1,4 @@
-"""Print tables that fit the terminal: columns are dropped by priority, texts wrap, and row keys are never cut."""
+"""Print tables that fit the terminal: columns are dropped by priority, texts wrap, and row names are never cut."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GAP = 2
 TEXT = 20
 """Minimum width of a text column while another column can be dropped."""
 CELL = 4
-"""Width of a phase in the worker × round table."""
+"""Width of a phase in the worker × phase table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Table:
                 widest = widths.index(max(widths))
                 widths[widest] = max(1, widths[widest] - 1)
             return kept, widths
-        # Remaining width is given to running texts first, then to headers, which may break between words.
+        # Wrapping text columns get the remaining width first, then headers, which may break between words.
         for wanted in (natural, [max(natural[i], len(column.header)) for i, column in enumerate(self.columns)]):
             for place, index in enumerate(kept):
                 more = min(room, max(0, wanted[index] - widths[place]))
@@ -111,7 +111,10 @@ def table(title: str, name: str, *columns: str | Column) -> Table:
 
 
 def terminal_tables(grid: Grid, width: int) -> list[RichTable]:
-    """Return tables of workers × phases, as wide as the terminal; a letter and color per group, blank for a skip."""
+    """Return tables of workers × phases that fit the terminal's width.
+
+    Each group has a letter and a color; blank cells are skips.
+    """
     fitting = max(1, (width - 2 * len("worker ") - CELL) // (CELL + 1))
     starts = range(0, grid.num_phases, fitting)
     return [_part(grid, range(start, min(start + fitting, grid.num_phases))) for start in starts]

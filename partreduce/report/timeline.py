@@ -23,7 +23,7 @@ Times = npt.NDArray[np.float64]
 MAX_ROWS = 40
 MAX_EVENTS = 500_000
 MAX_STEPS = 8
-"""Most steps per round that are drawn separately."""
+"""The most steps per round that are drawn separately."""
 
 
 def draw_timeline(
@@ -129,7 +129,10 @@ ROOM = 1.25
 
 
 def draw_side_by_side(rows: Sequence[dict[str, Any]], title: str) -> Figure:
-    """Draw two panels with one numbered bar per schedule; `rows` are those of `simulate --json`."""
+    """Draw two panels with a labeled bar per schedule: time per step, and time to a loss.
+
+    `rows` are those of `simulate --json`.
+    """
     figure = new_figure(11, 1.5 + 0.5 * len(rows), title)
     steps, times = figure.subplots(1, 2, sharey=True)
     places = range(len(rows))

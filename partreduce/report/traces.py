@@ -16,8 +16,10 @@ from partreduce.topo.errors import FileError
 Event = dict[str, Any]
 
 OUTSIDE_TRAINING = ("initial broadcast", "mean model")
-"""Operations outside of steps: at the start, and for evaluation. Operations named after a call, with `()`, are also
-outside."""
+"""Operations outside of training steps: at the start, and for evaluation.
+
+Operations named after a call, with `()`, are also outside.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +28,8 @@ class Run:
 
     `step_seconds` are those of the fastest worker, without evaluations. `operation_seconds` (time in group operations)
     and `waiting_seconds` (the part of it spent waiting for the last member) are means over the workers. `nic_bytes`
-    counts bytes out of all nodes, each group as a ring. `distances` and `losses` are pairs (seconds of training, mean
-    over the workers).
+    counts the bytes that leave all nodes, each group as a ring. `distances` and `losses` are pairs (seconds of
+    training, mean over the workers).
     """
 
     folder: Path
@@ -44,12 +46,12 @@ class Run:
 
     @property
     def consensus_distance(self) -> float | None:
-        """Return the mean of the consensus distances, recorded at each `mean_model()`; None without any."""
+        """The mean of the consensus distances recorded at each `mean_model()`; None if there is none."""
         return float(np.mean([value for _, value in self.distances])) if self.distances else None
 
     @property
     def smooth_losses(self) -> list[tuple[float, float]]:
-        """Return the logged losses as moving averages over a twentieth of them, since losses of single batches vary."""
+        """The logged losses as moving averages over a twentieth of them, since losses of single batches vary."""
         width, values = max(1, len(self.losses) // 20), [value for _, value in self.losses]
         means = [float(np.mean(values[max(0, end - width) : end])) for end in range(1, len(values) + 1)]
         return [(seconds, mean) for (seconds, _), mean in zip(self.losses, means, strict=True)]
@@ -60,7 +62,7 @@ class Run:
 
 
 def events_of(folder: Path) -> tuple[list[Event], dict[str, Any]]:
-    """Return all events of a folder's traces, by start time in seconds, and the run's data of the first trace.
+    """Return all events of a folder's traces, by start time in seconds, and the run's data from the first trace.
 
     Raises:
         FileError: the folder has no trace, or a trace of another program.
@@ -100,7 +102,10 @@ def operations(folder: Path) -> list[Event]:
 
 
 def bytes_across(event: Event, node_of: list[int]) -> float:
-    """Return one operation's bytes between nodes, around a ring; 0 except in the event of its lowest rank."""
+    """Return the bytes that one operation sends between nodes, around a ring.
+
+    Only the event of the operation's lowest rank counts; it is 0 in the events of other ranks.
+    """
     members = event["members"]
     nodes = {node_of[rank] for rank in members}
     if len(nodes) < 2 or event["rank"] != members[0]:
@@ -127,7 +132,7 @@ def read_run(folder: Path) -> Run:
     pauses = {rank: [e for e in events if e["rank"] == rank and e["kind"] == "evaluation"] for rank in ranks}
 
     def trained_for(rank: int, since: float, until: float) -> float:
-        """Return the seconds between two instants without evaluations."""
+        """Return the seconds of training between two instants, without evaluations."""
         return until - since - math.fsum(e["end"] - e["start"] for e in pauses[rank] if since <= e["start"] < until)
 
     count = {rank: mine[-1]["step"] - mine[0]["step"] for rank, mine in own.items()}
@@ -139,7 +144,10 @@ def read_run(folder: Path) -> Run:
     begin = {rank: mine[0]["start"] for rank, mine in own.items()}
 
     def series(name: str) -> tuple[tuple[float, float], ...]:
-        """Return a logged number; the k-th entries of all workers are combined: the latest instant, and the mean."""
+        """Return a logged number as pairs (seconds, mean over the workers).
+
+        The k-th entries of all workers are combined: the latest instant, and the mean.
+        """
         noted = [
             (e["rank"], trained_for(e["rank"], begin[e["rank"]], e["start"]), e[name]) for e in events if name in e
         ]
@@ -166,7 +174,7 @@ def _meeting(event: Event) -> tuple[Any, ...]:
 
 
 def verdict(base: list[Run], others: list[Run], loss: float | None) -> str:
-    """Return a sentence: the range of time ratios of one schedule's runs to another's, and which is faster."""
+    """Return a sentence on the ratios of one schedule's runs to another's, and on which schedule is faster."""
     name, of = others[0].schedule, base[0].schedule
     ratios = [run.step_seconds / one.step_seconds for run in others for one in base]
     said = [f"{name} takes {_span(ratios)} of {of}'s seconds a step"]

@@ -1,4 +1,4 @@
-"""Make schedules by rules, constructions, synthesis and protocols, and run them in virtual time."""
+"""Make schedules (rules, constructions, synthesis, imports), define their protocols, and simulate runs."""
 
-if __name__ != "partreduce.schedulers":  # the folder's own name would make a second copy of every class in it
+if __name__ != "partreduce.schedulers":  # `import schedulers` from inside the folder would create every class twice
     raise ImportError("this folder is the package partreduce.schedulers; import it by that name")

@@ -1,4 +1,4 @@
-"""`Entry` and `Parameter`: the registration of a rule family or construction in the catalogue."""
+"""Entries of the catalogue and their parameters: `Entry` describes a family of schedules and builds its members."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.base import Strategy
 
 Value = int | float | str | tuple[int, ...] | None
-"""A parameter's value; None means that the entry chooses for the cluster."""
+"""The value of a parameter; None means that the entry chooses a value for the cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One parameter of an entry; `parse` turns text, as from a command line, into a typed value.
+    """A parameter of a catalogue entry; `parse` turns text, as from a command line, into a typed value.
 
     `kind` is `int`, `float`, `text` (one of `choices`) or `ints` (a list such as `2,2`). A default of None means that
     the value is chosen for the cluster as `help` describes.
@@ -71,17 +71,17 @@ class Parameter:
 
 
 SEED = Parameter(name="seed", default=0, minimum=0, help="seed of the random draw")
-"""The parameter of everything that is drawn at random."""
+"""The seed parameter of all entries that draw at random."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One line of the catalogue: a family of schedules and how to build its member for a cluster.
+    """A family of schedules in the catalogue, and how to build its member for a cluster.
 
-    `make(cluster, **parameters)` builds the strategy; `unsupported_reason(cluster, **parameters)` returns why it
-    cannot and what the nearest possible cluster is, in one sentence, or None. `condition`, `degree`, `period` and
-    `metrics` are what `partreduce design --list` prints: conditions on the cluster, messages a worker sends per round,
-    rounds in a period, and known metrics.
+    `make(cluster, **parameters)` builds the strategy; `unsupported_reason(cluster, **parameters)` returns a sentence
+    that says why that is impossible and names the nearest possible cluster, or None. `partreduce design --list` prints
+    `condition` (on the cluster), `degree` (messages a worker sends per round), `period` (rounds in a period) and the
+    known `metrics`.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Entry:
     metrics: str = ""
 
     def resolve(self, given: Mapping[str, object]) -> dict[str, Value]:
-        """All parameters with typed values: those of `given`, and defaults for the others."""
+        """Return all parameters with typed values: those `given`, and defaults for the others."""
         known = {parameter.name: parameter for parameter in self.parameters}
         values = {name: parameter.default for name, parameter in known.items()}
         for raw, value in given.items():
@@ -112,7 +112,10 @@ class Entry:
         return values
 
     def why_not(self, cluster: Cluster, **parameters: object) -> str | None:
-        """Why the family does not exist for the cluster, in one sentence with the nearest possible value; else None."""
+        """Return why the family does not exist for the cluster, a sentence with the nearest possible value.
+
+        The result is None if it exists.
+        """
         values = self.resolve(parameters)
         if cluster.num_workers < 2:
             return "there is 1 worker and no other to average with; the smallest cluster has 2 workers"
@@ -125,14 +128,14 @@ class Entry:
         return Schedule(self.label(**values), cluster, self.make(cluster, **values))
 
     def label(self, **values: Value) -> str:
-        """The schedule's name: the entry's, with every parameter that differs from its default."""
+        """Return the schedule's name: the entry's name, followed by every parameter that differs from its default."""
         defaults = {parameter.name: parameter.default for parameter in self.parameters}
         shown = [f"{key}={_written(value)}" for key, value in values.items() if value != defaults[key]]
         return f"{self.name}({', '.join(shown)})" if shown else self.name
 
 
 def hint(word: str, known: Iterable[str]) -> str:
-    """The text `; did you mean …?` with the known word nearest to `word`; empty if none is near."""
+    """Return the text `; did you mean …?` with the known word closest to `word`; empty if none is close."""
     close = get_close_matches(word, list(known), n=2, cutoff=0.55)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 

@@ -1,4 +1,4 @@
-"""Find the rows of the catalogue's tables by name."""
+"""Find entries of the catalogue by name."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _ENTRIES: dict[str, Entry] = {row.name: row for row in (*RULES, *OUTER_STEPS, *G
 
 
 def names() -> list[str]:
-    """The names of all catalogue entries, in catalogue order."""
+    """Return the names of all catalogue entries, in catalogue order."""
     return list(_ENTRIES)
 
 
 def entry(name: str) -> Entry:
-    """The catalogue entry with this name; raises ScheduleError for an unknown one."""
+    """Return the catalogue entry with this name; raise ScheduleError for an unknown one."""
     of_type(name, str, "schedule family", "give a name; partreduce.catalogue() lists them")
     key = name.strip().lower().replace("_", "-").replace(" ", "-")
     if key not in _ENTRIES:
@@ -30,5 +30,5 @@ def entry(name: str) -> Entry:
 
 
 def build(name: str, cluster: Cluster, **parameters: object) -> Schedule:
-    """Build the schedule `name` of the catalogue for a cluster. Rules cost the same for 4 nodes and for a million."""
+    """Build the schedule `name` of the catalogue for a cluster. Rules cost the same for any number of nodes."""
     return entry(name).build(cluster, **parameters)

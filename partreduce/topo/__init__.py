@@ -1,4 +1,4 @@
-"""What is connected to what and when: cluster, topologies, schedules and their JSON, mixing, spectra, timing."""
+"""Cluster and schedule, as values: topologies, strategies, their JSON, mixing matrices, metrics and the cost model."""
 
-if __name__ != "partreduce.topo":  # the folder's own name would make a second copy of every class in it
+if __name__ != "partreduce.topo":  # `import topo` from inside the folder would create every class twice
     raise ImportError("this folder is the package partreduce.topo; import it by that name")

@@ -1,4 +1,4 @@
-"""Type checks of arguments and fields of the public API, read from the annotations."""
+"""Check the types of arguments and dataclass fields of the public API against their annotations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAYS_OUT = {
     "Schedule": "partreduce.load_schedule(path) and partreduce.design(...) make one",
     "Hardware": "partreduce.Hardware(nic=partreduce.Link(...)) makes one",
 }
-"""How to get a value of a class, by the class's name."""
+"""How to make an instance of each class, by class name; error messages about a wrong type end with it."""
 
 
 def check_arguments(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -36,7 +36,7 @@ def check_arguments(function: Callable[Parameters, Result]) -> Callable[Paramete
         try:
             arguments = signature.bind(*args, **named).arguments
         except TypeError:
-            return function(*args, **named)  # which says it with the function's name
+            return function(*args, **named)  # raises the usual TypeError, which names the function
         for name, value in arguments.items():
             if name in hints:
                 check_type(f"{function.__qualname__.removesuffix('.__init__')}: {name}", value, hints[name])
@@ -46,14 +46,14 @@ def check_arguments(function: Callable[Parameters, Result]) -> Callable[Paramete
 
 
 def check_fields(value: object) -> None:
-    """Check the fields of a dataclass against their annotations; to call in `__post_init__`. Raises InputError."""
+    """Check a dataclass's fields against their annotations, in `__post_init__`; raise InputError for a wrong type."""
     kind: Any = type(value)
     for name, hint in _field_hints(kind):
         check_type(f"{kind.__name__}: {name}", getattr(value, name), hint)
 
 
 def check_type(place: str, value: object, hint: object) -> None:
-    """Raise InputError, which names the parameter `place`, if `value` does not fit the annotation `hint`."""
+    """Raise InputError if `value` does not fit the annotation `hint`; the message names the parameter, `place`."""
     if _fits(value, hint):
         return
     shown = " ".join(repr(value).split())
@@ -79,7 +79,7 @@ def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - an annotation; on
         return value is None
     if not isinstance(kind, type) or kind in (Any, object):
         return True  # Any, a type variable, a string: nothing to check
-    if kind in (float, Fraction):  # numbers of numpy, and tensors that hold one, as well
+    if kind in (float, Fraction):  # also numpy scalars, and tensors of one element
         return hasattr(value, "__float__")
     if kind in (int, bool):
         return hasattr(value, "__index__") or type(value).__name__ == "bool_"
@@ -90,7 +90,7 @@ def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - an annotation; on
             return isinstance(value, kind)
         names = {name for part in kind.__mro__ if getattr(part, "_is_protocol", False) for name in vars(part)}
         return all(hasattr(value, name) for name in names if not name.startswith("_"))
-    if kind.__module__ in ("builtins", "collections.abc"):  # any iterable does for a tuple
+    if kind.__module__ in ("builtins", "collections.abc"):  # any iterable is valid where a tuple is expected
         return isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
     return isinstance(value, kind)
 
@@ -118,7 +118,10 @@ def _field_hints(kind: Any) -> tuple[tuple[str, Any], ...]:  # noqa: ANN401 - a 
 
 @functools.lru_cache
 def _hints_of(annotated: Any) -> dict[str, Any]:  # noqa: ANN401 - a function or a class
-    """Annotations as types, without those that name what is imported for type checkers only."""
+    """Return the annotations of a function or class as types, by name.
+
+    Annotations that use names imported only for type checkers are left out.
+    """
     found: dict[str, Any] = {}
     for owner in reversed(annotated.__mro__) if isinstance(annotated, type) else (annotated,):
         names = vars(sys.modules[owner.__module__])

@@ -1,4 +1,4 @@
-"""The base of all closed pydantic models, their shared field types, and one-line errors made from pydantic's."""
+"""Base class and field types of the pydantic models that read documents, and one-line errors in place of pydantic's."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def parse_fraction(value: object) -> Fraction:
 
 
 def dump_fraction(value: Fraction) -> int | str:
-    """A fraction as documents hold it: an integer if possible (below 2**53 in size), else a string such as "1/3"."""
+    """Return a fraction as JSON holds it: an integer if it is one below 2**53 in size, else a string such as "1/3"."""
     if value.denominator == 1 and abs(value.numerator) < 2**53:
         return value.numerator
     if max(abs(value.numerator), value.denominator) >= 10**MAX_DIGITS:
@@ -63,12 +63,12 @@ def dump_fraction(value: Fraction) -> int | str:
 
 
 def custom_error(problem: str) -> PydanticCustomError:
-    """The error to raise in a pydantic validator, so that `problem` becomes the message of the DocumentError."""
+    """Return the error that a pydantic validator raises so that `problem` becomes the message of the DocumentError."""
     return PydanticCustomError("refused", "{problem}", {"problem": problem})
 
 
 class Model(BaseModel):
-    """A pydantic model of a JSON object without type coercion and without unknown keys."""
+    """Base class of models of JSON objects: no type coercion and no unknown keys."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -79,7 +79,7 @@ class Model(BaseModel):
 
 
 def known_members(data: object, known: Iterable[str]) -> object:
-    """Return `data` unchanged; a dictionary with a key outside `known` raises a pydantic error instead."""
+    """Return `data` unchanged; raise a pydantic error if it is a dictionary with a key outside `known`."""
     for key in data if isinstance(data, dict) else ():
         if key not in known:
             raise PydanticCustomError("unknown_key", "{problem}", {"problem": unknown(key, known)})
@@ -87,7 +87,7 @@ def known_members(data: object, known: Iterable[str]) -> object:
 
 
 def unknown(key: str, known: Iterable[str], word: str = "key") -> str:
-    """The error text for an unknown key or value, with its new name, the nearest known name, or all known names."""
+    """Return the error text for an unknown key or value: its new name, the closest known name, or all known names."""
     known = list(known)
     if sentence := renamed_key(key, known) if word == "key" else renamed_value(word, key):
         return sentence
@@ -122,11 +122,11 @@ Exact = Annotated[
         }
     ),
 ]
-"""An integer or a fraction string."""
+"""A fraction that JSON holds as an integer or as a string such as "1/3"."""
 
 Item = TypeVar("Item")
 Listed = Annotated[list[Item], Field(fail_fast=True)]
-"""A list that stops at its first fault, so that a file of a million faults is refused as fast as a file of one."""
+"""A list whose validation stops at the first error: a file with a million errors fails as fast as a file with one."""
 
 Name = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_printable)]
 
@@ -135,14 +135,14 @@ Value = TypeVar("Value")
 
 
 def validate(model: type[Checked], value: object, place: str) -> Checked:
-    """Check a parsed JSON value against a model and return the model; a DocumentError names the `place` of a fault."""
+    """Validate a parsed JSON value and return the model; a DocumentError names the invalid member, below `place`."""
     with translate_errors(value, place):
         return model.model_validate(value)
 
 
 @contextmanager
 def translate_errors(value: object, place: str) -> Iterator[None]:
-    """Context manager: turn pydantic's ValidationError on `value`, found at `place`, into a DocumentError."""
+    """Context manager: turn pydantic's ValidationError for `value`, found at `place`, into a DocumentError."""
     try:
         yield
     except ValidationError as error:
@@ -151,38 +151,41 @@ def translate_errors(value: object, place: str) -> Iterator[None]:
 
 @lru_cache
 def adapter(value: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - a class of values
-    """The cached pydantic adapter that reads and writes values of a class; building one takes milliseconds."""
+    """Return the pydantic adapter that reads and writes instances of a class.
+
+    It is cached, because it takes milliseconds to build.
+    """
     return TypeAdapter(value)
 
 
 def read_value(kind: type[Value], raw: object, place: str) -> Value:
-    """Build a value of class `kind` from the JSON object of its fields; a DocumentError names the faulty place."""
+    """Build an instance of class `kind` from the JSON object of its fields; a DocumentError names an invalid member."""
     with translate_errors(raw, place):
         value: Value = adapter(kind).validate_python(as_tuples(raw))  # type: ignore[arg-type]  # classes are hashable
     return value
 
 
 def dump_fields(value: object) -> Any:  # noqa: ANN401 - JSON
-    """The JSON object of a value's fields, without fields that equal their default."""
+    """Return the JSON object of a dataclass's fields, without fields that equal their default."""
     kind: Any = type(value)
     return adapter(kind).dump_python(value, mode="json", exclude_defaults=True)
 
 
 def as_tuples(value: object) -> object:
-    """A JSON value with every list turned into a tuple, at every depth: frozen values hold tuples."""
+    """Return a JSON value with every list, at any depth, turned into a tuple, as frozen dataclasses hold them."""
     if isinstance(value, dict):
         return {key: as_tuples(item) for key, item in value.items()}
     return tuple(map(as_tuples, value)) if isinstance(value, list) else value
 
 
 def part_of(raw: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """The part of an object with these keys, as far as they are present."""
+    """Return the members of an object that have these keys; absent keys are skipped."""
     return {key: raw[key] for key in keys if key in raw}
 
 
 def _first_error(errors: list[ErrorDetails], value: object, root: str) -> DocumentError:
-    # Unknown keys first: a misspelt key is the cause of the missing one. Then what lies in the same branch of a union
-    # as the document: that path leads deepest into it.
+    # Unknown keys first: a misspelled key causes a missing one. Else the error with the longest path in the document,
+    # because it lies in the branch of the union to which the document belongs.
     first = errors[0]["loc"][:1]
     unions = [error for error in errors if error["loc"][:1] == first]
     deepest = max(unions, key=lambda error: len(_walk(value, error["loc"])))
@@ -196,7 +199,7 @@ def _first_error(errors: list[ErrorDetails], value: object, root: str) -> Docume
 
 
 def _walk(value: Any, location: tuple[int | str, ...]) -> list[int | str]:  # noqa: ANN401 - JSON, walked by a checked path
-    """The part of pydantic's location that the document has; the rest are tags of unions."""
+    """Return the leading part of pydantic's error location that exists in the document; the rest are union tags."""
     path: list[int | str] = []
     for part in location:
         in_object = isinstance(value, dict) and part in value

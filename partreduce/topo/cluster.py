@@ -1,4 +1,4 @@
-"""Cluster: the nodes, the workers on them and, where known, the hardware between and inside them."""
+"""The cluster: its nodes, the workers on each node and, where known, the hardware."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MAX_WORKERS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The shape of a cluster: which worker runs on which node.
+    """A cluster: which worker runs on which node.
 
-    Regular clusters (`workers_per_node` set) hold no per-worker data, so a million workers cost nothing; ranks are
-    contiguous there: worker w runs on node w // workers_per_node with local rank w % workers_per_node. Irregular
-    clusters list the ranks of every node. Build one with `regular`, `irregular` or `parse`.
+    Regular clusters (`workers_per_node` set) hold no per-worker data, so a million workers cost nothing; their ranks
+    are contiguous: worker w runs on node w // workers_per_node with local rank w % workers_per_node. Irregular clusters
+    list the ranks of every node. Build one with `regular`, `irregular` or `parse`.
 
-    `hardware` (links, speeds) never takes part in comparisons and never enters a schedule file.
+    `hardware` (links, speeds) is ignored by `same_shape` and never written to a schedule file.
     """
 
     num_nodes: int
@@ -68,12 +68,12 @@ class Cluster:
 
     @classmethod
     def regular(cls, num_nodes: int, workers_per_node: int, *, hardware: Hardware | None = None) -> Cluster:
-        """A cluster of `num_nodes` nodes with `workers_per_node` workers each."""
+        """Return a cluster of `num_nodes` nodes with `workers_per_node` workers each."""
         return cls(num_nodes, workers_per_node, None, hardware)
 
     @classmethod
     def irregular(cls, nodes: Sequence[Sequence[int]], *, hardware: Hardware | None = None) -> Cluster:
-        """A cluster from one list of ranks per node; regular if the lists are equally long and contiguous."""
+        """Return a cluster from one list of ranks per node; regular if the lists are equally long and contiguous."""
         listed = tuple(tuple(int(worker) for worker in node) for node in nodes)
         sizes = {len(node) for node in listed}
         flat = [worker for node in listed for worker in node]
@@ -83,10 +83,10 @@ class Cluster:
 
     @classmethod
     def parse(cls, text: str) -> Cluster:
-        """Read the shorthand: `4x4` is 4 nodes of 4 workers, `3,3,2` is three nodes of 3, 3 and 2 workers.
+        """Read a cluster's shorthand: `4x4` is 4 nodes of 4 workers, `3,3,2` is three nodes of 3, 3 and 2 workers.
 
         Raises:
-            InputError: the text is neither form.
+            InputError: the text has neither form.
         """
         text = text.strip()
         if match := re.fullmatch(r"([0-9]{1,10})[xX×]([0-9]{1,10})", text):
@@ -119,13 +119,13 @@ class Cluster:
         return sum(len(node) for node in self.nodes or ())
 
     def node_sizes(self) -> npt.NDArray[np.int64]:
-        """Workers per node, shape (num_nodes,)."""
+        """Return the number of workers of every node, shape (num_nodes,)."""
         if self.workers_per_node is not None:
             return np.full(self.num_nodes, self.workers_per_node, dtype=np.int64)
         return np.array([len(node) for node in self.nodes or ()], dtype=np.int64)
 
     def workers_of(self, node: int) -> tuple[int, ...]:
-        """The ranks on one node, in local-rank order."""
+        """Return the ranks of the workers on one node, in local-rank order."""
         if self.workers_per_node is not None:
             start = node * self.workers_per_node
             return tuple(range(start, start + self.workers_per_node))
@@ -133,7 +133,7 @@ class Cluster:
         return self.nodes[node]
 
     def node_of(self) -> npt.NDArray[np.int32]:
-        """The node of every worker, shape (num_workers,)."""
+        """Return the node of every worker, shape (num_workers,)."""
         if self.workers_per_node is not None:
             return np.repeat(np.arange(self.num_nodes, dtype=np.int32), self.workers_per_node)
         result = np.empty(self.num_workers, dtype=np.int32)
@@ -142,7 +142,7 @@ class Cluster:
         return result
 
     def local_rank_of(self) -> npt.NDArray[np.int32]:
-        """The local rank of every worker, shape (num_workers,)."""
+        """Return the local rank of every worker, shape (num_workers,)."""
         if self.workers_per_node is not None:
             return np.tile(np.arange(self.workers_per_node, dtype=np.int32), self.num_nodes)
         result = np.empty(self.num_workers, dtype=np.int32)
@@ -151,7 +151,7 @@ class Cluster:
         return result
 
     def without(self, failed: Collection[int]) -> Cluster:
-        """The cluster without the `failed` workers; the others are renumbered in ascending order of rank.
+        """Return the cluster without the `failed` workers; the others are renumbered in ascending order of rank.
 
         Nodes that lose all their workers are removed. O(num_workers).
 
@@ -165,7 +165,7 @@ class Cluster:
         return Cluster.irregular([node for node in kept if node])
 
     def shape(self) -> Cluster:
-        """The same cluster without its hardware: what a schedule file holds."""
+        """Return the same cluster without its hardware, as a schedule file holds it."""
         return self if self.hardware is None else replace(self, hardware=None)
 
     def same_shape(self, other: Cluster) -> bool:
@@ -173,7 +173,7 @@ class Cluster:
         return self.shape() == other.shape()
 
     def __str__(self) -> str:
-        """The shorthand that `parse` reads, if there is one."""
+        """Return the shorthand that `parse` reads: `4x4`, or `3,3,2` for an irregular cluster."""
         if self.workers_per_node is not None:
             return f"{self.num_nodes}x{self.workers_per_node}"
         return ",".join(str(len(node)) for node in self.nodes or ())

@@ -1,28 +1,28 @@
-"""Sizes and ranges of the codecs, for code that runs without torch."""
+"""Encoded sizes and value ranges of the gradient codecs, for code that runs without torch."""
 
 from __future__ import annotations
 
 SCALE_BYTES = 4
-"""A block's scale is a float32."""
+"""Bytes of the float32 scale that every block stores."""
 LEVELS = {"int8": 127, "int4": 7}
-"""The largest absolute value of the integers of a block codec."""
+"""The largest absolute value of the integers to which a block codec rounds."""
 LEAST_PEAK_EXPONENT = -119
-"""Blocks whose largest number is below two to this power become zeros."""
+"""A block whose largest absolute value is below 2 to this power is encoded as zeros."""
 NUMBER_BYTES = {"float16": 2, "bfloat16": 2, "int8": 1, "int4": 0.5}
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "int8": 2.0**127, "int4": 2.0**127}
-"""The largest absolute value that a codec can always encode."""
+"""The largest absolute value that each codec encodes without overflow."""
 
 
 def block_bytes(codec: str, count: int, block: int) -> int:
-    """Bytes on the wire of `count` numbers under int8 or int4, with one float32 scale per block of `block` numbers.
+    """Return the bytes on the wire of `count` numbers under int8 or int4, with one float32 scale per block.
 
-    The numbers take 1 or 1/2 byte each, padded to a multiple of 4 bytes.
+    A block has `block` numbers. Each takes 1 or 1/2 byte; all together are padded to a multiple of 4 bytes.
     """
     return -(-count // (8 if codec == "int4" else 4)) * 4 + SCALE_BYTES * -(-count // block)
 
 
 def row_bytes(codec: str, columns: int, *, element_bytes: int = 4) -> int:
-    """Bytes on the wire of one row of an embedding table: int8 adds one scale for the row; rows are not padded."""
+    """Return the bytes on the wire of an embedding table's row: int8 adds one scale per row; rows are not padded."""
     if codec == "none":
         return element_bytes * columns
     return int(NUMBER_BYTES[codec] * columns) + (SCALE_BYTES if codec == "int8" else 0)

@@ -1,7 +1,7 @@
-"""What a schedule does, as one line in the field's words: `describe(schedule)`.
+"""Describe a schedule in one line, in the field's terms: `describe(schedule)`.
 
-Each kind of strategy has a function that gives the parts of the line, the most important first. A part may have a
-shorter form; the line takes long forms as far as they fit.
+Each kind of strategy has a function that yields the parts of the line, the most important first. A part may have
+shorter forms; the line takes the long ones as far as they fit.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from partreduce.topo.strategies.server import Server
 from partreduce.topo.strategies.static import StaticGroups, partition_of
 
 LONGEST = 100
-"""The most characters of a line."""
+"""The largest number of characters of a line."""
 SHORT = 44
-"""The most characters for the groups of a schedule that has other settings, too."""
+"""The largest number of characters for the groups of a schedule whose line names other settings, too."""
 PUBLISHED_RATE = 0.7
-"""DiLoCo's outer learning rate, which is left out of the line."""
+"""DiLoCo's outer learning rate; the line names only other rates."""
 MOST_LEVELS = 3
-"""Kinds of groups that are named one by one."""
+"""The largest number of kinds of groups (`Level`) that a line names one by one."""
 
 Part = str | tuple[str, ...]
-"""A clause, or a clause and shorter forms of it."""
+"""A part of the line: one text, or a text followed by shorter forms of it."""
 
 
 @check_arguments
@@ -129,7 +129,12 @@ EVERYONE, IN_NODES, SOME_NODES = "all workers", "inside each node", "inside some
 
 
 class Level(NamedTuple):
-    """One kind of rounds in a period ("inside each node"): `rounds` lists them, `ways` counts different groupings."""
+    """One kind of averaging in a period, such as "inside each node", and the rounds that do it.
+
+    `least` and `size` are the sizes of its smallest and largest group, `rounds` the indices of its rounds in the
+    period,
+    `ways` the number of different partitions into groups among these rounds.
+    """
 
     what: str
     least: int
@@ -139,7 +144,10 @@ class Level(NamedTuple):
 
 
 def levels(schedule: Schedule) -> list[Level]:
-    """The kinds of rounds of one period of static groups, small groups first; rounds without averaging are left out."""
+    """Return the kinds of averaging in one period of static groups, small groups first.
+
+    Rounds without groups are skipped.
+    """
     strategy, cluster = schedule.strategy, schedule.cluster
     assert isinstance(strategy, StaticGroups), "only static groups have levels"
     rounds: dict[tuple[str, int, int], list[int]] = {}
@@ -165,7 +173,11 @@ def _key(phase: Phase | RulePhase) -> object:
 
 
 class _Shape(NamedTuple):
-    """Groups of one shape: workers and nodes of each, whether these have no other workers, and members of all."""
+    """The groups of a round that have the same shape.
+
+    `workers` and `nodes` are those of one group, `whole` says whether a group holds all workers of its nodes, and
+    `members` counts the workers of all groups of this shape.
+    """
 
     workers: int
     nodes: int
@@ -174,7 +186,7 @@ class _Shape(NamedTuple):
 
 
 def _shapes(phase: Phase | RulePhase, cluster: Cluster, view: RuleView | None) -> list[_Shape]:
-    """Of the groups of one round; O(members log members) for explicit ones."""
+    """Return the shapes of the groups of one round. O(members log members) for explicit groups."""
     if not isinstance(phase, Phase):
         assert view is not None, "phases that are no explicit groups are rules"
         of = [(len(block.local), view.span(block)) for block in phase if block.makes_groups]
@@ -182,7 +194,7 @@ def _shapes(phase: Phase | RulePhase, cluster: Cluster, view: RuleView | None) -
         return [_Shape(local * span, span, local == per_node, local * num_nodes) for local, span in of]
     sizes, node_sizes = phase.sizes, cluster.node_sizes()
     group = np.repeat(np.arange(len(phase)), sizes)
-    pairs = np.unique(group * cluster.num_nodes + cluster.node_of()[phase.members])  # of a group and a node of it
+    pairs = np.unique(group * cluster.num_nodes + cluster.node_of()[phase.members])  # (group, node) incidences
     group, node = np.divmod(pairs, cluster.num_nodes)
     nodes, all_of_them = np.bincount(group), np.bincount(group, node_sizes[node])
     rows, counts = np.unique(np.stack([sizes, nodes, all_of_them == sizes], axis=1), axis=0, return_counts=True)
@@ -193,7 +205,10 @@ def _shapes(phase: Phase | RulePhase, cluster: Cluster, view: RuleView | None) -
 
 
 def _sort_of(shapes: Sequence[_Shape], cluster: Cluster) -> tuple[str, int, int]:
-    """What a round averages, and the sizes of its smallest and largest groups; 0 where no worker averages."""
+    """Return what a round averages, such as "all workers", and the sizes of its smallest and largest groups.
+
+    The result is ("", 0, 0) if no worker averages.
+    """
     if not shapes:
         return "", 0, 0
     n, sizes = cluster.num_workers, cluster.node_sizes()
@@ -235,7 +250,7 @@ def _groups(least: int, most: int) -> str:
 
 
 def _in_turn(schedule: Schedule, levels: Sequence[Level]) -> str:
-    """Each sort of groups with how often it averages, the unit said once; or all of them as one, if they are many."""
+    """Return the text that lists each kind of averaging with how often it happens; the unit is named only once."""
     assert isinstance(schedule.strategy, StaticGroups), "only static groups have levels"
     period = schedule.strategy.period
     if not levels:
@@ -243,7 +258,7 @@ def _in_turn(schedule: Schedule, levels: Sequence[Level]) -> str:
     words, is_said = [], False
     for level in levels:
         rounds = set(level.rounds)
-        for other in levels:  # the average of all is one of each group, too, and that of whole nodes one of each node
+        for other in levels:  # an average over all workers, or over whole nodes, also averages each group inside
             if other.what == EVERYONE or (level.what == IN_NODES and other.what.endswith("of nodes")):
                 rounds |= set(other.rounds)
         gap = spacing(rounds, period)
@@ -257,7 +272,7 @@ def _in_turn(schedule: Schedule, levels: Sequence[Level]) -> str:
 
 
 def spacing(rounds: Collection[int], period: int) -> int:
-    """The constant distance between successive `rounds`, the period taken as a circle; 0 if it is not constant."""
+    """Return the constant distance between successive `rounds` of a repeating period; 0 if it is not constant."""
     gap, rest = divmod(period, len(rounds))
     return 0 if rest or any((index + gap) % period not in rounds for index in rounds) else gap
 
@@ -302,7 +317,10 @@ def _gap(sync: IterationGap) -> Iterator[Part]:
 
 
 def graph_of(edges: Round) -> str:
-    """The name of a round's graph with its article, such as "a ring"; for other graphs the number of neighbors."""
+    """Return the name of a round's graph with its article, such as "a ring".
+
+    An unnamed graph is described by its number of neighbors.
+    """
     n, count = edges.num_workers, len(edges)
     if not count:
         return "no edges"
@@ -343,7 +361,7 @@ GRAPHS: dict[str, Callable[[int], list[Graph]]] = {
     "a torus": _grids(named.torus, 3),
     "a grid": _grids(named.grid, 2),
 }
-"""Named graphs, and how they are built for a number of workers."""
+"""Named graphs, each with a function that builds its variants for a given number of workers."""
 
 
 def _dynamic(schedule: Schedule, strategy: DynamicGroups) -> Iterator[Part]:
@@ -391,11 +409,11 @@ KINDS: dict[str, Callable[..., Iterator[Part]]] = {
     Pairwise.kind: _pairwise,
     Server.kind: _server,
 }
-"""The parts of the line that are specific to each kind of strategy."""
+"""The function that yields the first parts of the line, for each kind of strategy."""
 
 
 def _delays(schedule: Schedule, strategy: Strategy) -> Iterator[Part]:
-    """What every kind may have: unequal steps, delay, outer steps and what is merged later."""
+    """Yield the parts that any kind may have: unequal steps per round, delays, outer steps and fragments."""
     sync, payload, outer = strategy.sync, strategy.payload, strategy.payload.outer
     if not schedule.has_one_steps_per_round:
         yield _unequal_steps(schedule)
@@ -420,7 +438,7 @@ def _delays(schedule: Schedule, strategy: Strategy) -> Iterator[Part]:
 
 
 def _describe_codec(strategy: Strategy) -> Iterator[Part]:
-    """The codec of sums, and the tables that are exchanged separately."""
+    """Yield the parts about codecs, gradient buckets, embedding tables and the scaling of averages."""
     transport, payload = strategy.transport, strategy.payload
     if transport.codec.rounds:
         yield f"{transport.codec}" + " between nodes" * (transport.where is CodecScope.ACROSS_NODES)

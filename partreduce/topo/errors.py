@@ -1,4 +1,4 @@
-"""The one error tree of the project. Every error says place, value, rule and way out in one line.
+"""The exceptions of the project. Every message names place, value, rule and remedy in one line.
 
     PartreduceError                      exit code
     ├── InputError (also ValueError)  65   a file, an argument or a model that breaks a stated rule
@@ -6,16 +6,16 @@
     │   ├── ScheduleError             65   a schedule that cannot be built as asked
     │   └── HandshakeError            65   workers that disagree before the first step; names rank and field
     ├── RefutedError                   1   a claim that is false; carries the witness
-    ├── UndecidedError                   3   a limit (time, size) was reached before an answer was
-    ├── InfeasibleError                4   proved: nothing of a named class keeps the limits
+    ├── UndecidedError                   3   a limit (time, size) was reached before there was an answer
+    ├── InfeasibleError                4   proved: no schedule of a named class keeps the limits
     ├── UnavailableError              69   a worker, service or store that never answered; names it
     │   ├── PeerFailedError             69   a group operation that failed or timed out; names step and group
-    │   └── StoreLostError            75   the run's store is gone or silent: no worker is to blame but its host
+    │   └── StoreLostError            75   the run's store is unreachable or silent: its host failed, not a worker
     ├── FileError                   74   a file that cannot be read or written
     ├── EvictedError                   76   this worker is no longer part of the job
     └── MissingDependencyError           77   an optional dependency or a machine feature that is absent
 
-The command line maps each class to its exit code (`exit_code`) and prints `str(error)`; nothing else is printed.
+The command line maps each class to its exit code (`exit_code`) and prints `str(error)`, without a traceback.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class DocumentError(InputError):
     """A document breaks its format; `place` is a path such as `strategy.phases[2][0].group`, or `line:column`."""
 
     def __init__(self, place: str, problem: str, source: str = "") -> None:
-        """Keep the parts with the message, so that tools can point at them; `source` is the file's name."""
+        """Build the message from its parts and keep them as attributes; `source` is the file's name."""
         super().__init__(": ".join(part for part in (source, place, problem) if part))
         self.place = place
         self.problem = problem
         self.source = source
 
     def __reduce__(self) -> tuple[type[DocumentError], tuple[str, str, str]]:
-        """Errors travel between worker processes, so they must pickle."""
+        """Support pickling, because errors are sent between worker processes."""
         return type(self), (self.place, self.problem, self.source)
 
 
@@ -73,7 +73,7 @@ class UndecidedError(PartreduceError):
 
 
 class InfeasibleError(PartreduceError):
-    """No solution within the limits exists in the class that the message names; this is proved."""
+    """No solution within the limits exists in the class of schedules that the message names; this is proved."""
 
     exit_code: ClassVar[int] = 4
 
@@ -89,7 +89,7 @@ class PeerFailedError(UnavailableError):
 
 
 class StoreLostError(UnavailableError):
-    """The store that coordinates the workers of a run is unreachable: its host failed, rather than a worker."""
+    """The store that coordinates the workers of a run is unreachable: the store's host failed, not a worker."""
 
     exit_code: ClassVar[int] = 75
 
@@ -113,7 +113,7 @@ class MissingDependencyError(PartreduceError):
 
 
 def of_type(value: Argument, kind: type[Any] | tuple[type[Any], ...], place: str, way_out: str) -> Argument:
-    """Return `value` if it is an instance of `kind`; else raise InputError with `place` and `way_out`, the remedy."""
+    """Return `value` if it is an instance of `kind`; else raise an InputError of `place` and the remedy, `way_out`."""
     if not isinstance(value, kind):
         name = type(value).__name__
         raise InputError(f"{place}: is {'an' if name[0].lower() in 'aeiou' else 'a'} {name}; {way_out}")

@@ -17,11 +17,11 @@ EXTRAS = {
     "safetensors": ("safetensors", "service"),
     "sklearn": ("scikit-learn", "demo"),
 }
-"""Module → the library's name and the extra of partreduce that brings it."""
+"""For each optional module, the library's name and the extra of partreduce that installs it."""
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module can be found; it is not imported."""
+    """Whether a module is installed; it is not imported."""
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
@@ -29,7 +29,7 @@ def is_installed(module: str) -> bool:
 
 
 def missing(modules: Iterable[str], purpose: str) -> MissingDependencyError:
-    """The error that `purpose` needs these modules, with the pip command that installs them."""
+    """Return the error that `purpose` needs these modules, with the pip command that installs them."""
     names = [EXTRAS[module][0] for module in modules]
     extras = ",".join(dict.fromkeys(EXTRAS[module][1] for module in modules))
     words = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
@@ -37,13 +37,13 @@ def missing(modules: Iterable[str], purpose: str) -> MissingDependencyError:
 
 
 def require(*modules: str, purpose: str) -> None:
-    """Raise MissingDependencyError if one of these modules is not installed; none is imported."""
+    """Raise MissingDependencyError if one of these modules is not installed; no module is imported."""
     if absent := [module for module in modules if not is_installed(module)]:
         raise missing(absent, purpose)
 
 
 def load(module: str, purpose: str) -> Any:  # noqa: ANN401 - a module
-    """Import an optional library or a module inside it; MissingDependencyError says what `purpose` needs it."""
+    """Import an optional module; if it is missing, raise MissingDependencyError naming the `purpose` that needs it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

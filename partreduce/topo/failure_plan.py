@@ -1,4 +1,4 @@
-"""The failure plan of a schedule: the rule by which survivors continue, and which schedules can have one."""
+"""The failure plan of a schedule: how survivors form groups after a failure, and which schedules can have a plan."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from partreduce.topo.strategies.base import Averaging, HasGroups, Strategy
 from partreduce.topo.strategies.static import MAX_EXPLICIT_WORKERS, RulePhases, StaticGroups
 
 MAX_FAILURES = 4
-"""Failures that a plan may cover: `verify` looks at every order of their nodes."""
+"""The most failures that a plan may cover: `verify` examines every combination of the failed workers' nodes."""
 
 
 class SurvivorRule(Choice):
     """The rule that forms the survivors' groups after a failure."""
 
     KEEP_GROUPS = "keep_groups"
-    """The schedule's own groups without the failed workers; a worker that is left alone in a group skips."""
+    """The schedule's own groups without the failed workers; a worker left alone in its group skips the round."""
     REAPPLY_RULE = "reapply_rule"
-    """The schedule's own rule on the nodes with survivors (`survivors.reapply_rule`), minus failed workers."""
+    """The schedule's rule, refitted to the nodes with survivors (`survivors.reapply_rule`), without failed workers."""
     ALL_REDUCE = "all_reduce"
     """All survivors in one group, in every round."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailurePlan(JsonObject):
-    """The schedule of the survivors after up to `failures` workers fail, or all workers of one node.
+    """The plan by which survivors average after up to `failures` workers fail, or all workers of one node.
 
     Only the groups change: steps_per_round, averaging, prologue and transport stay the same. Survivors are numbered
     0 … m − 1 in ascending order of their ranks.
@@ -60,13 +60,16 @@ class FailurePlan(JsonObject):
         return set(failed) == set(cluster.workers_of(node))
 
     def most_failures(self, cluster: Cluster) -> int:
-        """The largest number of workers that may fail at once under this plan."""
+        """Return the largest number of workers that may fail at once under this plan."""
         sizes = cluster.node_sizes()
         return max(self.failures, int(sizes[sizes <= cluster.num_workers - 2].max(initial=0)))
 
 
 def check_failure_plan(plan: FailurePlan, cluster: Cluster, strategy: Strategy) -> None:
-    """Raise ScheduleError if the plan is invalid for some failure; `verify` checks that survivors reach consensus."""
+    """Raise ScheduleError if the plan cannot be applied to the strategy.
+
+    `verify` checks that survivors reach consensus.
+    """
     check_planned(strategy)
     n = cluster.num_workers
     most = min(MAX_FAILURES, n - 2)
@@ -82,7 +85,7 @@ def check_failure_plan(plan: FailurePlan, cluster: Cluster, strategy: Strategy) 
         raise _mismatch(".rule", needed, "listed groups", "write keep_groups or all_reduce")
     is_plain = strategy.payload.outer.is_plain
     if isinstance(strategy, StaticGroups) and plan.rule is not SurvivorRule.ALL_REDUCE and not is_plain:
-        strategy.check_outer_settles(strategy.phases.relaxations())  # any group may be one of all survivors
+        strategy.check_outer_settles(strategy.phases.relaxations())  # any group may become a group of all survivors
     lists_groups = isinstance(strategy, StaticGroups) or not isinstance(strategy.steps_per_round, int)
     if lists_groups and n > MAX_EXPLICIT_WORKERS:
         most_listed = f"at most {MAX_EXPLICIT_WORKERS} workers, whose groups survivors list"
@@ -97,7 +100,10 @@ def _mismatch(member: str, expected: str, got: object, way_out: str) -> Schedule
 
 
 def _first_overlap(cluster: Cluster, strategy: Strategy) -> int | None:
-    """The first phase in which two groups share a worker. Rules: O(blocks); listed groups: O(period · num_workers)."""
+    """Return the index of the first phase in which two groups share a worker; None if there is none.
+
+    O(blocks) for rules, O(period · num_workers) for listed groups.
+    """
     assert isinstance(strategy, HasGroups), "check_covered() lets only kinds with phases through"
     rule = strategy.rule(cluster, by_node=True)
     if rule is not None:
@@ -121,16 +127,16 @@ class AfterFailure(Choice):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A kind of strategy, or a feature of a schedule or run, and how the run reacts when a worker fails."""
+    """A row of the table of failures: a kind of strategy or a feature, and how a run reacts to a failure with it."""
 
     name: str
     answer: AfterFailure
     words: str
-    """How survivors continue, or why they cannot."""
+    """How survivors continue, or why they cannot; text of the documentation and of error messages."""
     place: str = ""
     """Path in `strategy` of the feature that prevents continuing; empty if it is a feature of the run."""
     is_: str = ""
-    """The value at that path, as the predicate of the error message."""
+    """The predicate of the error message about the value at `place`, such as "is per_layer"."""
     applies: Callable[[Strategy], bool] = lambda _: False
 
 
@@ -145,7 +151,7 @@ UNPLANNED = (
          "none is proved; leave failure_plan out, and survivors average all together",
          "payload.outer.outer_params", "is per_worker", lambda s: s.payload.outer.has_own_outer_params),
 )  # fmt: skip
-"""Features with which survivors continue, but without a plan."""
+"""Features with which survivors can continue, but only without a failure plan."""
 CASES = (
     Case("allreduce of gradients", CONTINUES, "the step is done, or done again by the survivors; models stay equal"),
     Case("allreduce of parameters", CONTINUES, "the round is done, or done again by the survivors"),
@@ -180,13 +186,13 @@ CASES = (
     Case("a second DistributedOptimizer", RESTARTS, "it belongs to the second DistributedOptimizer of this process"),
     Case("groups of NCCL", RESTARTS, "its groups are not gloo's"),
 )  # fmt: skip
-"""By kind and feature. The first that applies says why survivors do not continue."""
+"""Kinds and features, in the order of the checks: the first that applies says why survivors cannot continue."""
 BY_NAME = {case.name: case for case in (*CASES, *UNPLANNED)}
-"""The table: each kind and feature, and what becomes of a run with it."""
+"""Every row of the table of failures, by its name."""
 
 
 def table() -> Iterator[tuple[str, str, str]]:
-    """The rows of the table of failures in the documentation: kind or feature, reaction, explanation."""
+    """Yield the rows of the documentation's table of failures: kind or feature, reaction, explanation."""
     yield from ((case.name, str(case.answer), case.words) for case in BY_NAME.values())
 
 

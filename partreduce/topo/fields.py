@@ -1,7 +1,7 @@
-"""Field types and base classes of strategy values, which state what a document may hold.
+"""Field types and base classes of the strategy dataclasses; they state what a document may hold.
 
-`topo.document` validates directly into these values with pydantic, which the hooks below import only when used, so that
-importing a value stays fast.
+`topo.document` validates JSON directly into these dataclasses with pydantic. The hooks below import pydantic only when
+they are called, so that importing a dataclass stays fast.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ Whole = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 Count = Annotated[int, Ge(1), Le(2**31 - 1)]
-"""A number of things, at least one."""
+"""A positive integer."""
 
 Index = Annotated[int, Ge(0), Le(2**31 - 1)]
-"""A rank, a local rank, a node or a digit; counted from 0."""
+"""A rank, a local rank, a node or a digit; numbered from 0."""
 
 Title = Annotated[str, MinLen(1), MaxLen(1000)]
 """A name given by the user."""
 
 Rounds = Annotated[int, Ge(0), Le(2**53 - 1)]
-"""A number of rounds, or a seed: as large as every JSON reader keeps exactly."""
+"""A number of rounds, or a seed; at most the largest integer that every JSON reader keeps exactly."""
 
 
 class _Exactly:
-    """Documents hold it as `topo.document` holds all exact numbers: an integer or a fraction string."""
+    """Annotation that makes pydantic read a field as `closed_model.Exact`: an integer or a fraction string."""
 
     @staticmethod
     def __get_pydantic_core_schema__(source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -54,7 +54,7 @@ class _Exactly:
 
 
 Exact = Annotated[Fraction, _Exactly()]
-"""A number without rounding."""
+"""A fraction, exact in documents as well."""
 
 
 class Choice(StrEnum):
@@ -62,26 +62,26 @@ class Choice(StrEnum):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Let the word stand for the member, also where everything else is strict."""
+        """Accept the string value of a member, although pydantic is strict otherwise."""
         from pydantic_core import core_schema
 
         return core_schema.enum_schema(cls, list(cls), sub_type="str", strict=False)
 
 
 class JsonObject:
-    """A dataclass that is a JSON object in documents, one field for each member, without coercion or unknown members.
+    """Base of dataclasses that documents hold as JSON objects, with one member per field and no type coercion.
 
-    Its constructor also accepts words for `Choice` fields, as in `Transport(codec="int8")`, and checks the ranges that
-    the field types state; it raises ScheduleError.
+    The constructor also accepts strings for `Choice` fields, as in `Transport(codec="int8")`, and checks the ranges
+    that the field types state; it raises ScheduleError.
     """
 
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
     place: ClassVar[str] = ""
-    """Its path in a schedule, such as `transport.`, for error messages."""
+    """The path of the object in a schedule, such as `transport.`, for error messages."""
 
     def __post_init__(self) -> None:
-        """Convert words to the enumeration members that they name."""
+        """Convert strings to the enumeration members that they name, and check the ranges of numbers."""
         for name, choice in _choices(type(self)):  # type: ignore[arg-type]  # classes are hashable
             value = getattr(self, name)
             if not isinstance(value, choice):
@@ -92,25 +92,25 @@ class JsonObject:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Let an object stand for the value, with members that it has; its fields stay strict."""
+        """Accept a JSON object whose keys are field names; the fields themselves stay strict."""
         from pydantic_core import core_schema
 
         from partreduce.topo.closed_model import known_members
 
         schema: Any = dict(handler(source))
         assert schema["type"] == "dataclass"
-        names, reference = [field.name for field in fields(source)], schema.pop("ref", None)  # of the whole
+        names, reference = [field.name for field in fields(source)], schema.pop("ref", None)  # the outer schema's
         return core_schema.no_info_before_validator_function(
             lambda given: known_members(given, names), schema | {"strict": False}, ref=reference
         )
 
 
 class CheckedFields:
-    """A dataclass that checks the types and ranges of its fields at construction; raises InputError."""
+    """Base of dataclasses that check the types and ranges of their fields at construction; raises InputError."""
 
     __slots__ = ()
     place: ClassVar[str]
-    """Its name in error messages."""
+    """The name of the class in error messages, such as `link.`."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -118,7 +118,7 @@ class CheckedFields:
 
 
 class Arrays:
-    """A frozen dataclass (with eq=False) with array fields, compared field by field."""
+    """Base of frozen dataclasses (eq=False) with array fields: equality and hash by content."""
 
     __slots__ = ()
 
@@ -129,7 +129,7 @@ class Arrays:
         return isinstance(other, type(self)) and all(map(_are_equal, self._values(), other._values()))
 
     def __hash__(self) -> int:
-        listed = (value for value in self._values() if not isinstance(value, tuple))  # long ones take long to hash
+        listed = (value for value in self._values() if not isinstance(value, tuple))  # hashing long tuples is slow
         return hash(tuple(value.tobytes() if isinstance(value, np.ndarray) else value for value in listed))
 
 
@@ -138,21 +138,21 @@ def _are_equal(one: Any, other: Any) -> bool:  # noqa: ANN401 - values of one fi
 
 
 class Bulk:
-    """A value of flat arrays that `topo.document` reads array by array, from its own format."""
+    """Base of values of flat arrays, which `topo.document` reads array by array instead of through pydantic."""
 
     __slots__ = ()
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Only take values that are already built."""
+        """Accept only instances that are already built."""
         from pydantic_core import core_schema
 
-        anything = core_schema.any_schema()  # stands for it in the JSON Schema, which `topo.document` replaces
+        anything = core_schema.any_schema()  # a placeholder in the JSON Schema, replaced by `topo.document`
         return core_schema.json_or_python_schema(anything, core_schema.is_instance_schema(cls))
 
 
 def check_ranges(value: object, error: type[InputError], place: str = "") -> None:
-    """Raise `error` if a number in a dataclass is outside the range that its field's type states."""
+    """Raise `error` if a number in a dataclass lies outside the range that its field's type states."""
     for name, least, most in _ranges(type(value)):  # type: ignore[arg-type]  # classes are hashable
         for number in _numbers(getattr(value, name)):
             if not least <= number <= most:
@@ -162,7 +162,7 @@ def check_ranges(value: object, error: type[InputError], place: str = "") -> Non
 
 
 def _numbers(value: object) -> Iterator[float]:
-    """A number, or those of a tuple, of tuples too; whatever else a field may hold has none."""
+    """Yield the numbers of a field's value: the value itself, or those in a tuple at any depth."""
     if isinstance(value, tuple):
         for item in set(value):
             yield from _numbers(item)
@@ -171,7 +171,7 @@ def _numbers(value: object) -> Iterator[float]:
 
 
 def take_numbers(value: JsonObject, *names: str) -> None:
-    """Convert the named fields in place to exact fractions of their decimal text: 0.7 becomes 7/10."""
+    """Convert the named fields in place to exact fractions: 0.7 becomes 7/10."""
     for name in names:
         given = getattr(value, name)
         try:
@@ -182,7 +182,7 @@ def take_numbers(value: JsonObject, *names: str) -> None:
 
 @lru_cache
 def _ranges(closed: Any) -> tuple[tuple[str, float, float], ...]:  # noqa: ANN401 - a dataclass
-    """The fields of a dataclass that hold numbers of a range, with the least and the largest."""
+    """Return (name, smallest, largest) for the fields of a dataclass whose type states a numeric range."""
     found: list[tuple[str, float, float]] = []
     for name, hint in get_type_hints(closed, include_extras=True).items():
         marks = list(_marks(hint))
@@ -194,7 +194,7 @@ def _ranges(closed: Any) -> tuple[tuple[str, float, float], ...]:  # noqa: ANN40
 
 
 def _marks(hint: object) -> Iterator[object]:
-    """What a type says besides its classes, of all its alternatives and items."""
+    """Yield the metadata of an annotation, including that of all its alternatives and items."""
     yield from getattr(hint, "__metadata__", ())
     for part in get_args(hint):
         yield from _marks(part)
@@ -202,5 +202,5 @@ def _marks(hint: object) -> Iterator[object]:
 
 @lru_cache
 def _choices(closed: Any) -> tuple[tuple[str, type[Choice]], ...]:  # noqa: ANN401 - a dataclass
-    """The fields of a dataclass that hold one word of a list, with the list."""
+    """Return (name, enumeration) for the fields of a dataclass that hold a `Choice`."""
     return tuple((field.name, type(field.default)) for field in fields(closed) if isinstance(field.default, Choice))

@@ -1,4 +1,4 @@
-"""Hardware of a cluster: links, switches and speeds of workers, in seconds and bytes."""
+"""The hardware of a cluster: links, switches and speeds of workers, in seconds and bytes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from partreduce.topo.errors import InputError, of_type
 from partreduce.topo.fields import CheckedFields, JsonObject
 
 LONGEST_SECONDS = 1e9
-"""The most seconds (30 years) of a step, a latency or a byte, and the largest factor on them: sums and products of
-numbers up to here stay finite, and beyond there is no cluster."""
+"""The largest value of a step time, a latency, a byte's time (seconds; 30 years) or a factor on them.
+
+Sums and products of numbers up to here stay finite in floats.
+"""
 
 LARGEST_JITTER = 1000.0
-"""The largest coefficient of variation: beyond, next to all factors of a log-normal of mean 1 are next to 0."""
+"""The largest coefficient of variation: with more, nearly all factors of a log-normal of mean 1 are nearly 0."""
 
 Seconds = Annotated[float, Ge(0), Le(LONGEST_SECONDS)]
 Variation = Annotated[float, Ge(0), Le(LARGEST_JITTER)]
@@ -30,7 +32,7 @@ Share = Annotated[float, Ge(0), Le(1)]
 
 @dataclass(frozen=True, slots=True)
 class Link(CheckedFields):
-    """A link class of the α–β model: a message of b bytes takes latency + b · seconds_per_byte seconds."""
+    """A link in the α–β model: a message of b bytes takes latency + b · seconds_per_byte seconds."""
 
     place: ClassVar[str] = "link."
     latency: Seconds = 0.0
@@ -38,7 +40,7 @@ class Link(CheckedFields):
 
     @classmethod
     def of_bandwidth(cls, bytes_per_second: float, latency: float = 0.0) -> Link:
-        """A link with this bandwidth (bytes per second, > 0) and latency (seconds)."""
+        """Return a link of this bandwidth (bytes per second, > 0) and latency (seconds)."""
         of_type(bytes_per_second, (int, float), "link: bandwidth", "give bytes per second, such as 10e9")
         if not bytes_per_second > 0:
             raise InputError(f"link: bandwidth is {bytes_per_second} bytes/s; it must be > 0")
@@ -47,7 +49,7 @@ class Link(CheckedFields):
 
 @dataclass(frozen=True, slots=True)
 class CodecSeconds(JsonObject):
-    """Seconds that one worker needs to encode, and to decode, one byte of float32."""
+    """The seconds that one worker needs to encode, and to decode, one byte of float32."""
 
     place: ClassVar[str] = "codec."
 
@@ -57,10 +59,10 @@ class CodecSeconds(JsonObject):
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A switch: the nodes below it, directly or through other switches, ascending, and its uplink.
+    """A network switch: its uplink and the nodes below it, directly or through other switches, ascending.
 
-    The uplink is full duplex, with the same numbers in both directions. An uplink without numbers costs nothing; it
-    stands for a switch of unknown bandwidth.
+    The uplink is full duplex, with the same numbers in both directions. The default uplink costs nothing; it stands for
+    a switch of unknown bandwidth.
     """
 
     nodes: tuple[int, ...]
@@ -78,9 +80,9 @@ class Switch:
 
 
 def nesting_problem(switches: Sequence[Switch]) -> tuple[int, str] | None:
-    """The index of the first switch that is neither nested in nor disjoint from the others, with the reason; else None.
+    """Find the first switch that is neither nested in nor disjoint from another; return its index and the reason.
 
-    O(sum of sizes).
+    The result is None if all switches nest or are disjoint. O(sum of sizes).
     """
     largest: dict[int, int] = {}
     for index in smallest_first(switches):
@@ -102,26 +104,28 @@ def nesting_problem(switches: Sequence[Switch]) -> tuple[int, str] | None:
 
 
 def smallest_first(switches: Sequence[Switch]) -> list[int]:
-    """The indices of the switches by number of nodes, ascending, so that inner switches come before outer ones."""
+    """Return the indices of the switches, sorted by number of nodes, so that inner switches precede outer ones."""
     return sorted(range(len(switches)), key=lambda index: (len(switches[index].nodes), index))
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware(CheckedFields):
-    """Links and speeds of a cluster.
+    """Links and speeds of a cluster, and sizes and times of the training job.
 
     `inside` is the link between two workers of one node, `nic` the link of a node to the others, shared by every
     group that crosses it; `node_nic` and `node_inside` override them for single nodes; `num_nics` is the number of
-    NICs (rails) of a node. `bus` is what all workers of a node share whenever they send (the memory bus, or the host's
-    processors under gloo): every message and every byte that leaves a worker passes it; it is free by default.
+    NICs (rails) of a node. `bus` is a resource that all workers of a node share when they send (the memory bus, or the
+    host's processors under gloo): every message and every byte that leaves a worker passes it; it is free by default.
     `switches` are the levels above the nodes, in any order: any two nest or are disjoint, and the uplink of each is
-    shared by every group that has workers on both of its sides. No switches: only NICs stand between nodes.
+    shared by every group that has workers on both of its sides. Without switches only NICs stand between nodes.
     `slowdown` gives the factor on the compute time of single workers (5.0 = five times as long), `jitter` the
-    coefficient of variation of a step's compute time. `codec` gives the seconds of single codecs, by name; for others
-    there are defaults (`topo.timing.coding`). `model_bytes`, `compute` (seconds per step) and, where a gradient is sent
-    layer by layer, `layers` and `backward` describe the job: `layers` is the number of equal segments or the bytes of
-    each, in the order in which backward makes them (0 of what takes its time and sends nothing), `backward` the share
-    of backward in a step's computing.
+    coefficient of variation of a step's compute time. `codec` gives the seconds of single codecs, by name; the others
+    have defaults (`topo.timing.coding`).
+
+    `model_bytes`, `compute` (seconds per step) and, if gradients are sent layer by layer, `layers` and `backward`
+    describe the job: `layers` is the number of equal segments, or the bytes of each in the order in which the backward
+    pass produces them (0 for a segment that takes time and sends nothing); `backward` is the share of the backward pass
+    in a step's computing.
     """
 
     place: ClassVar[str] = "hardware."
@@ -157,15 +161,15 @@ class Hardware(CheckedFields):
         return dict(self.node_inside).get(node, self.inside)
 
     def shared_switches(self, num_nodes: int) -> tuple[Switch, ...]:
-        """The switches that can slow a job down: those with a costly uplink and a node of the job outside."""
+        """Return the switches that can slow a job down: with a costly uplink, and not above all nodes of the job."""
         return tuple(s for s in self.switches if s.uplink != Link() and len(s.nodes) < num_nodes)
 
     def is_free_of_bytes(self) -> bool:
-        """Whether no link takes time for bytes, so that the model's size does not affect any time."""
+        """Whether no link takes time for bytes; the model's size then affects no time."""
         return self == self.without_bandwidths()
 
     def without_bandwidths(self) -> Hardware:
-        """The same hardware with zero seconds per byte on all links; latencies stay."""
+        """Return the same hardware with zero seconds per byte on all links; latencies stay."""
 
         def quick(links: tuple[tuple[int, Link], ...]) -> tuple[tuple[int, Link], ...]:
             return tuple((node, Link(link.latency)) for node, link in links)
@@ -182,13 +186,13 @@ class Hardware(CheckedFields):
 
 
 USUAL = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9))
-"""The speeds that `partreduce design` assumes for links without one."""
+"""The speeds that `partreduce design` assumes if the cluster does not state any."""
 
 
 def above(switches: Sequence[Switch], num_nodes: int) -> npt.NDArray[np.int64]:
-    """The switches above every node, shape (levels, num_nodes): an index into `switches`, −1 where there is none.
+    """Return the switches above every node, shape (levels, num_nodes): indices into `switches`, −1 for no switch.
 
-    A switch is in one row only, one row above the highest switch below it. The switches must nest.
+    Each switch is in exactly one row, one above the highest switch below it. The switches must nest.
     """
     largest: dict[int, int] = {}
     level: dict[int, int] = {}
@@ -204,11 +208,13 @@ def above(switches: Sequence[Switch], num_nodes: int) -> npt.NDArray[np.int64]:
 
 @lru_cache(maxsize=64)
 def regular_levels(switches: tuple[Switch, ...], num_nodes: int) -> tuple[int, ...] | None:
-    """The number of children on every level of a regular switch tree, top first; None if the tree is not regular.
+    """Return the number of children on every level of a regular switch tree, top first.
+
+    The result is None if the tree is not regular.
 
     For example (pods, racks in a pod, nodes in a rack); `(num_nodes,)` without switches. Regular means: on every level
-    all switches hold equally many nodes with consecutive numbers, no node is left out, and all uplinks are equal. The
-    numbers are node radices; the product of the first few is the number of switches of a level.
+    all switches hold equally many nodes with consecutive numbers, every node is below a switch, and all uplinks are
+    equal. The numbers can serve as node radices; the product of the first few is the number of switches of a level.
     """
     counts = [1]
     for row in above(switches, num_nodes)[::-1]:

@@ -1,14 +1,14 @@
-"""The mixing matrices W of a schedule's rounds, x ← W x, on several spaces: in floats, in fractions, as operators.
+"""The mixing matrices W of a schedule's rounds, x ← W x: in floats, in fractions and as linear operators.
 
-Column j of W says where worker j's parameters go, row i what worker i's become. Group means with factors `relaxation`
-are symmetric with unit row and column sums; a round of weighted averaging has unit row sums, and unit column sums only
-when it is doubly stochastic.
+Column j of W says where worker j's parameters go, row i how worker i's new parameters are made. Group means with
+factors `relaxation` are symmetric with unit row and column sums; a round of weighted averaging has unit row sums, and
+unit column sums only when it is doubly stochastic.
 
-The same rounds act on smaller spaces, whose *places* are not single workers. On a class of a rule's characters
-(`topo.metrics.decomposition`) a place is a local rank, and a block's mean survives there or is zero; where some workers
-are in the same groups in every round, one place stands for all of them and counts as often in every mean. `Operators`
-holds the rounds on such a space; it gives them as floats for many classes at once, as fractions, and as scipy's
-LinearOperator. Two groups of one round that share a worker raise ScheduleError here.
+The same rounds also act on smaller spaces, whose coordinates, called *places*, stand for several workers. On a class of
+a rule's characters (`topo.metrics.decomposition`) a place is a local rank, and a block's mean either survives or is
+zero. Workers that are in the same groups in every round share one place, which has their number as its weight in every
+mean. `Operators` holds the rounds on such a space, as floats for many classes at once, as fractions, and as scipy's
+LinearOperator. It raises ScheduleError if two groups of one round share a worker.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_EXACT_WORKERS = 2_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operators:
-    """The mixing matrices of one period on a space of g places and C classes (module docstring), in order.
+    """The mixing matrices of one period on a space of g places and C character classes (module docstring), in order.
 
     `rounds` are groups of places, or graphs. `survives`, an array (groups, C) per round, is True where a group's mean
     is not zero; None if places are workers and all means survive. `counts` (g,) is the number of workers of each place.
@@ -60,7 +60,7 @@ class Operators:
     def of_rule(
         cls, rule: RuleView, classes: Sequence[Collection[int]], places: Sequence[Sequence[int]] | None = None
     ) -> Operators:
-        """The rounds of a rule on characters that vary along exactly the digits of each class.
+        """Return the rounds of a rule on the characters that vary along exactly the digits of each class.
 
         A place is a local rank, or several local ranks that are in the same blocks. O(phases · blocks · classes).
         """
@@ -77,14 +77,20 @@ class Operators:
         return self.rounds[0].num_workers
 
     def apply(self, index: int, values: Floats) -> Floats:
-        """W of round `index` times values of shape (g, ...), or (g, C, ...) with classes. O(values), or O(edges)."""
+        """Multiply W of round `index` with values of shape (g, ...), or (g, C, ...) with classes.
+
+        O(values), or O(edges).
+        """
         step = self.rounds[index]
         if isinstance(step, Round):
             return np.asarray(mixing_sparse(step) @ values)
         return step.averaged(values, None if self.survives is None else self.survives[index], self.counts)
 
     def matrices(self) -> Floats:
-        """The matrices of all rounds on all classes, (T, C, g, g), in an orthonormal basis: symmetric for groups."""
+        """Return the matrices of all rounds on all classes, (T, C, g, g), in an orthonormal basis.
+
+        They are symmetric for groups.
+        """
         size, num_classes = self.size, 1 if self.survives is None else self.survives[0].shape[1]
         roots = np.ones(size) if self.counts is None else np.sqrt(self.counts)
         units: Floats = np.broadcast_to(np.diag(1 / roots)[:, None], (size, num_classes, size))
@@ -100,7 +106,10 @@ class Operators:
         return result
 
     def exact(self, index: int, which: int = 0, onto: ExactMatrix | None = None) -> ExactMatrix:
-        """W of round `index` on class `which`, times `onto` if given. O(entries of `onto`), or times edges."""
+        """Return W of round `index` on class `which`, in fractions, times `onto` if given.
+
+        O(entries of `onto`); for graphs times the number of edges.
+        """
         step = self.rounds[index]
         onto = ExactMatrix.identity(self.size) if onto is None else onto
         if isinstance(step, Round):
@@ -110,7 +119,7 @@ class Operators:
         return onto.averaged(((g.members, g.relaxation, lives) for g, lives in zip(step, alive, strict=True)), counts)
 
     def exact_period(self, which: int = 0, periods: int = 1) -> ExactMatrix:
-        """The product W_T … W_1 of a period, to the power `periods`, in fractions, on class number `which`."""
+        """Return the period product W_T … W_1 on class `which`, to the power `periods`, in fractions."""
         product = ExactMatrix.identity(self.size)
         for t in range(len(self.rounds) * periods):
             if product.is_zero():
@@ -119,9 +128,9 @@ class Operators:
         return product
 
     def support(self) -> Flags:
-        """The Boolean matrix whether worker j's start influences worker i after a period, [i, j].
+        """Return the Boolean matrix [i, j]: whether worker j's start influences worker i after a period.
 
-        Graphs must not have negative weights.
+        The rounds must be graphs without negative weights.
         """
         result = np.eye(self.size, dtype=np.bool_)
         for step in self.rounds:
@@ -134,7 +143,7 @@ class Operators:
         return result
 
     def period_operator(self, start: int = 0) -> LinearOperator:
-        """The period product W_T … W_1 on workers from round `start`, as an operator that applies round by round."""
+        """Return the period product W_T … W_1 from round `start`, as an operator that applies round by round."""
         from scipy.sparse.linalg import LinearOperator
 
         order = [(start + t) % len(self.rounds) for t in range(len(self.rounds))]
@@ -161,7 +170,7 @@ class Operators:
 def _of_blocks(
     phase: RulePhase, classes: Sequence[Collection[int]], home: npt.NDArray[np.int32]
 ) -> tuple[Phase, Flags]:
-    """The blocks of a rule's phase as groups of places, and on which classes their means survive, (blocks, C)."""
+    """Return a rule phase's blocks as groups of places, and the classes on which their means survive, (blocks, C)."""
     groups = sorted(
         (np.unique(home[list(block.local)]).tolist(), block.relaxation, block.across)
         for block in phase
@@ -175,7 +184,7 @@ def _of_blocks(
 
 
 def mixing_matrix(step: MixingStep) -> Floats:
-    """The dense mixing matrix W of a phase or round, shape (n, n), for up to 20,000 workers. O(n²)."""
+    """Return the dense mixing matrix W of a phase or round, shape (n, n), for up to 20,000 workers. O(n²)."""
     _check_size(step.num_workers, MAX_DENSE_WORKERS, "use Operators.period_operator")
     if isinstance(step, Phase):
         return step.apply(np.eye(step.num_workers))
@@ -183,7 +192,7 @@ def mixing_matrix(step: MixingStep) -> Floats:
 
 
 def mixing_sparse(graph: Round) -> csr_array:
-    """The mixing matrix of a graph in compressed rows. O(edges)."""
+    """Return the mixing matrix of a graph in compressed sparse rows. O(edges)."""
     from scipy.sparse import coo_array, csr_array, diags_array
 
     n, weights = graph.num_workers, graph.edge_weights()
@@ -193,7 +202,7 @@ def mixing_sparse(graph: Round) -> csr_array:
 
 
 def exact_product(steps: Sequence[MixingStep]) -> ExactMatrix:
-    """The exact product W_T … W_1 of phases or rounds, the first applied first, for up to 2,000 workers.
+    """Return the exact product W_T … W_1 of phases or rounds, the first applied first, for up to 2,000 workers.
 
     O(T · n · entries).
     """
@@ -202,7 +211,7 @@ def exact_product(steps: Sequence[MixingStep]) -> ExactMatrix:
 
 
 def period_product(schedule: Schedule, start: int = 0) -> Floats:
-    """The dense period product W_{s+T−1} … W_{s+1} W_s, (n, n), from phase `start`, for up to 20,000 workers.
+    """Return the dense period product W_{s+T−1} … W_{s+1} W_s, (n, n), from phase s = `start`. Up to 20,000 workers.
 
     The strategy must have fixed phases or rounds. O(T · entries · n).
     """
@@ -215,7 +224,7 @@ def period_product(schedule: Schedule, start: int = 0) -> Floats:
 
 
 def relaxations(schedule: Schedule) -> set[Fraction]:
-    """The distinct relaxation factors of all groups of a period; empty for weighted graphs."""
+    """Return the distinct relaxation factors of all groups of a period; empty for weighted graphs."""
     if (rule := schedule.rule()) is not None:
         return {block.relaxation for phase in rule.phases for block in phase if block.makes_groups}
     phases = schedule.phased.steps(schedule.cluster) if schedule.is_phased else ()

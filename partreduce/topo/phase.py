@@ -1,4 +1,4 @@
-"""Group and Phase: which workers average together in one round."""
+"""Group and Phase: the workers that average together in one round."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Group:
     """Two or more workers that average together: x ← x + relaxation · (mean − x) at every member.
 
     relaxation = 1 is the plain mean (Prague's P-Reduce). Rows and columns of the mixing matrix sum to 1 for every
-    relaxation; its entries are non-negative for relaxation ≤ |G|/(|G|−1), and the group contracts iff 0 < relaxation <
-    2.
+    relaxation; its entries are non-negative for relaxation ≤ |G|/(|G|−1), and the group contracts iff
+    0 < relaxation < 2.
     """
 
     members: tuple[int, ...]
@@ -35,10 +35,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Phase(Arrays):
-    """The groups of one round, held as flat arrays so that a million workers fit.
+    """The groups of one round, held as flat arrays so that a million workers fit into memory.
 
     `members[offsets[g]:offsets[g+1]]` are the ranks of group g, ascending; groups are ordered by their first member.
-    `relaxation` holds one factor per group, or None when all are 1. A Phase may hold *overlapping* groups, which
+    `relaxation` holds one factor per group, or None if all are 1. A Phase may hold *overlapping* groups, which
     `verify` refutes; `labels` and `apply` need disjoint groups and raise ScheduleError for overlapping ones.
     """
 
@@ -49,7 +49,7 @@ class Phase(Arrays):
 
     @classmethod
     def from_groups(cls, num_workers: int, groups: Iterable[Group | Iterable[int]]) -> Phase:
-        """Build from Group values or plain iterables of ranks, in any order.
+        """Build a phase from Group values or plain iterables of ranks, in any order.
 
         Raises:
             ScheduleError: a group of fewer than two workers, a rank out of range, or a rank twice in one group.
@@ -79,7 +79,10 @@ class Phase(Arrays):
         sizes: npt.ArrayLike,
         relaxation: tuple[Fraction, ...] | None = None,
     ) -> Phase:
-        """Build from flat arrays that are already sorted (members within groups, groups by first member). O(size)."""
+        """Build a phase from flat arrays that are already sorted (members within groups, groups by first member).
+
+        O(size).
+        """
         offsets = np.concatenate([[0], np.cumsum(np.asarray(sizes, dtype=np.int64))]).astype(np.int64)
         flat = np.ascontiguousarray(members, dtype=np.int32)
         flat.setflags(write=False)
@@ -88,7 +91,7 @@ class Phase(Arrays):
 
     @classmethod
     def from_labels(cls, labels: npt.ArrayLike, relaxation: dict[int, Fraction] | None = None) -> Phase:
-        """Build from one label per worker: workers with equal labels average together.
+        """Build a phase from one label per worker: workers with equal labels average together.
 
         Workers with a negative or a unique label skip the round. `relaxation` maps a label to its factor. O(n log n).
         """
@@ -114,7 +117,7 @@ class Phase(Arrays):
         return len(self.offsets) - 1
 
     def __getitem__(self, index: int) -> Group:
-        """Group number `index` in canonical order."""
+        """Return group number `index` in canonical order."""
         start, end = int(self.offsets[index]), int(self.offsets[index + 1])
         return Group(tuple(self.members[start:end].tolist()), self.relaxation[index] if self.relaxation else ONE)
 
@@ -123,11 +126,11 @@ class Phase(Arrays):
 
     @property
     def sizes(self) -> Whole:
-        """Workers per group, shape (len(self),)."""
+        """The number of workers of each group, shape (len(self),)."""
         return np.diff(self.offsets)
 
     def labels(self) -> npt.NDArray[np.int32]:
-        """The group index of every worker, −1 for workers that skip; shape (num_workers,)."""
+        """Return the group index of every worker, −1 for workers that skip; shape (num_workers,)."""
         counts = np.bincount(self.members, minlength=self.num_workers)
         if len(self.members) and counts.max() > 1:
             worker = int(counts.argmax())
@@ -138,12 +141,12 @@ class Phase(Arrays):
         return result
 
     def apply(self, values: Floats) -> Floats:
-        """A copy of `values` (num_workers, ...) after averaging: row x becomes x + relaxation·(mean − x). O(size)."""
+        """Return `values` (num_workers, ...) after averaging: row x becomes x + relaxation·(mean − x). O(size)."""
         self.labels()
         return self.averaged(values)
 
     def averaged(self, values: Floats, survives: Flags | None = None, counts: Whole | None = None) -> Floats:
-        """`apply` without the check for overlaps, on any space of `topo.mixing`.
+        """Return `values` after averaging, without the check for overlaps and on any space of `topo.mixing`.
 
         `counts` (num_workers,) weighs the rows in the means. `survives` (len(self), C) is False where the mean of a
         group counts as zero in column c of values (num_workers, C, ...).

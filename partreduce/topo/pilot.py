@@ -1,4 +1,4 @@
-"""Pilot: prices of averaging less often or later, measured in short runs of the user's own job."""
+"""Pilot: the cost in steps of averaging less often or later, measured in short runs of the user's own job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Amount = Annotated[float, Ge(0)]
 
 @dataclass(frozen=True, slots=True)
 class Price(JsonObject):
-    """How much one unit of a metric adds to the steps ratio to All-Reduce, with its 90 % confidence interval."""
+    """The steps that one unit of a metric adds, relative to All-Reduce's, with a 90 % confidence interval."""
 
     value: Amount
     low: Amount
@@ -28,10 +28,10 @@ class Price(JsonObject):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe(JsonObject):
-    """One schedule run in a pilot: its metrics, and its steps divided by All-Reduce's, measured once per seed.
+    """One schedule that a pilot ran: its metrics, and its steps divided by All-Reduce's, measured once per seed.
 
-    `late` is its late distance (`topo.metrics.late_distance`), 0 if synchronous. `sha256` identifies candidates of a
-    recommendation: the hash of the schedule without its name and transport.
+    `late` is its late distance (`topo.metrics.late_distance`), 0 if synchronous. `sha256`, the hash of the schedule
+    without its name and transport, identifies candidates of a recommendation.
     """
 
     schedule: Title
@@ -58,11 +58,12 @@ class Probe(JsonObject):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices(JsonObject):
-    """The model steps ratio = 1 + averaging + consensus_distance·C + drift·D^p + late·L + later·L·max(0, L − 1).
+    """The prices of the steps model, which predicts a schedule's steps to a loss relative to All-Reduce's.
 
-    C, D and L are the schedule's consensus distance, drift and late distance. `averaging` is the constant cost of
-    averaging parameters. `drift` is None for shuffled data; `averaging` and `later` are None where there were too few
-    probes. `error` is the largest relative error of a predicted steps ratio in leave-one-out validation.
+    steps ratio = 1 + averaging + consensus_distance·C + drift·D^p + late·L + later·L·max(0, L − 1), where C, D and L
+    are the schedule's consensus distance, drift and late distance. `averaging` is the constant cost of averaging
+    parameters. `drift` is None for shuffled data; `averaging` and `later` are None if there were too few probes.
+    `error` is the largest relative error of a predicted steps ratio in leave-one-out validation.
     """
 
     consensus_distance: Price
@@ -88,11 +89,11 @@ class Pilot(JsonObject):
     prices: Prices
     probes: Annotated[tuple[Probe, ...], MinLen(2), MaxLen(1000)]
     unstable: Annotated[tuple[Probe, ...], MaxLen(1000)] = ()
-    """Probes whose loss did not fall or was not a number in one of the runs; without steps ratios."""
+    """Probes whose loss did not fall or became NaN in one of the runs; they have no steps ratios."""
 
     @property
     def cost(self) -> int:
-        """Steps that every worker took in the whole pilot, those of All-Reduce included."""
+        """Steps that every worker took in the whole pilot, All-Reduce's runs included."""
         return self.steps * len(self.seeds) * (1 + len(self.probes) + len(self.unstable))
 
     @property

@@ -1,4 +1,4 @@
-"""Format places and values in error messages: on one line, short and printable."""
+"""Format paths and values in error messages: on one line, short and printable."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,60}")
 
 
 def child(place: str, key: str | int) -> str:
-    """The path of an item: `strategy` and `phases` give `strategy.phases`; `phases` and 2 give `phases[2]`."""
+    """Return the path of an item: `strategy` and `phases` give `strategy.phases`; `phases` and 2 give `phases[2]`."""
     if isinstance(key, int):
         return f"{place}[{key}]"
     if not _PLAIN.fullmatch(key):
@@ -19,7 +19,7 @@ def child(place: str, key: str | int) -> str:
 
 
 def format_value(value: object) -> str:
-    """A value as JSON text, cut to at most 60 characters."""
+    """Return a value as JSON text, cut to at most 60 characters."""
     if isinstance(value, list | dict) and len(value) > 8:
         return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
     if isinstance(value, str) and len(value) > 50:
@@ -32,7 +32,7 @@ def format_value(value: object) -> str:
 
 
 def shown_path(path: str | os.PathLike[str]) -> str:
-    """A file name as one printable line."""
+    """Return a file name as one printable line."""
     text = os.fsdecode(os.fspath(path))
     if text == "-":
         return "standard input"

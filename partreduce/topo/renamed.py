@@ -1,4 +1,4 @@
-"""Keys and values of older files that were renamed, for error messages with the new name."""
+"""Old names of renamed keys and values, so that error messages about older files can give the new name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ KEYS = {
     "quorum": "partial",
     "synchronise_every": "synchronize_every",
 }
-"""The keys of objects. Some old ones are new ones of other objects, so each counts where its new name may stand."""
+"""Old key → new key. Some old keys are new keys of other objects, so a rename counts only where the new key is known.
+"""
 
 VALUES = {
     "kind": {"generated": "dynamic_groups"},
@@ -35,17 +36,17 @@ VALUES = {
     "update_order": {"serial": "adapt_then_combine", "parallel": "dpsgd"},
     "slow_worker_policy": {"laggard-local": "pair_locally", "laggard-late": "defer"},
 }
-"""The words that may stand under a key, by its new name."""
+"""For each key (by its new name): old value → new value."""
 
 
 def renamed_key(key: object, known: Container[str]) -> str:
-    """The sentence with the new name of an old key; empty if it was not renamed, or its new name is not in `known`."""
+    """Return the sentence with the new name of an old key; empty without a new name, or if it is not in `known`."""
     new = KEYS.get(key, "") if isinstance(key, str) else ""
     return _sentence(key, new) if new in known else ""
 
 
 def renamed_value(key: str, value: object) -> str:
-    """The sentence with the new name of an old value of `key`; empty for any other value."""
+    """Return the sentence with the new name of an old value of `key`; empty for any other value."""
     new = VALUES.get(key, {}).get(value, "") if isinstance(value, str) else ""
     return _sentence(value, new) if new else ""
 

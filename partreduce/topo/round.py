@@ -32,7 +32,7 @@ class Round(Bulk, Arrays):
 
     @classmethod
     def from_edges(cls, num_workers: int, edges: Iterable[tuple[int, int, Fraction]]) -> Round:
-        """Build from (source, target, weight) triples in any order; raises as `from_arrays` does."""
+        """Build a round from (source, target, weight) triples in any order; raises as `from_arrays` does."""
         listed = list(edges)
         sources, targets = [source for source, _, _ in listed], [target for _, target, _ in listed]
         weights = [Fraction(weight) for _, _, weight in listed]
@@ -47,7 +47,9 @@ class Round(Bulk, Arrays):
         weights: Sequence[Fraction],
         weight_of: npt.ArrayLike,
     ) -> Round:
-        """Build from flat arrays in any order: edge e carries `weights[weight_of[e]]`. O(edges log edges), vectorized.
+        """Build a round from flat arrays in any order.
+
+        Edge e has the weight `weights[weight_of[e]]`. O(edges log edges).
 
         Unused and equal weights are merged, so that equal rounds compare equal.
 
@@ -85,7 +87,7 @@ class Round(Bulk, Arrays):
             yield source, target, self.weights[index]
 
     def surplus(self) -> dict[int, Fraction]:
-        """Outgoing minus incoming weights of each worker, where not 0; empty iff the columns of W sum to 1."""
+        """Return each worker's outgoing minus incoming weights where not 0; empty iff the columns of W sum to 1."""
         result: dict[int, Fraction] = defaultdict(Fraction)
         for source, target, weight in self.edges():
             result[source] += weight
@@ -93,25 +95,25 @@ class Round(Bulk, Arrays):
         return {worker: given for worker, given in result.items() if given}
 
     def taken(self) -> dict[int, Fraction]:
-        """The sum of incoming weights of each worker that has any: 1 minus its weight on itself."""
+        """Return the sum of incoming weights of each worker that has any: 1 minus its own weight."""
         result: dict[int, Fraction] = defaultdict(Fraction)
         for _, target, weight in self.edges():
             result[target] += weight
         return result
 
     def own_weight(self) -> Fraction:
-        """The smallest weight of any worker on itself."""
+        """Return the smallest weight that any worker gives itself."""
         return 1 - max(self.taken().values(), default=Fraction(0))
 
     @property
     def keeps_something(self) -> bool:
-        """Whether no weight is negative and every worker's weight on itself is positive."""
+        """Whether no weight is negative and every worker gives itself a positive weight."""
         return min(self.weights, default=Fraction(0)) >= 0 and self.own_weight() > 0
 
     def edge_weights(self) -> npt.NDArray[np.float64]:
-        """The weight of every edge as floats, shape (len(self),)."""
+        """Return the weight of every edge as floats, shape (len(self),)."""
         return np.array([float(w) for w in self.weights])[self.weight_of] if len(self) else np.zeros(0)
 
 
 MixingStep = Phase | Round
-"""What one round of a schedule averages: disjoint groups, or a weighted graph. (A *step* alone is an optimizer's.)"""
+"""One round of averaging, in disjoint groups or over a weighted graph. (A *step* alone is an optimizer's.)"""

@@ -22,7 +22,10 @@ from partreduce.topo.phase import ONE, Group, Phase
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Local ranks `local` average over the node digits `across`; () averages inside each node."""
+    """A block of a rule: workers with these local ranks average across nodes that differ only in the digits `across`.
+
+    An empty `across` averages inside each node.
+    """
 
     local: tuple[int, ...]
     across: tuple[int, ...] = ()
@@ -44,23 +47,23 @@ RulePhase = tuple[Block, ...]
 
 
 def strides_of(radices: Sequence[int]) -> tuple[int, ...]:
-    """The stride of each digit, shape of `radices`: node = Σ digit_d · stride_d."""
+    """Return the stride of each digit, shape of `radices`: node = Σ digit_d · stride_d."""
     return tuple(prod(radices[d + 1 :]) for d in range(len(radices)))
 
 
 def digit_of(node: int, stride: int, radix: int) -> int:
-    """One mixed-radix digit of a node's index, 0 … radix − 1."""
+    """Return one mixed-radix digit of a node's index, 0 … radix − 1."""
     return (node // stride) % radix
 
 
 def representative(node: int, radices: Sequence[int], across: Sequence[int]) -> int:
-    """The node with digits 0 in `across` and the others of `node`: two nodes share a group iff theirs are equal."""
+    """Return `node` with the digits in `across` set to 0: two nodes share a group iff the results are equal."""
     strides = strides_of(radices)
     return node - sum(digit_of(node, strides[d], radices[d]) * strides[d] for d in across)
 
 
 def representatives(nodes: Whole, radices: Sequence[int], across: Sequence[int]) -> Whole:
-    """`representative` of every entry of an array of nodes. Vectorized."""
+    """Return `representative` of every entry of an array of nodes. Vectorized."""
     strides, result = strides_of(radices), nodes.copy()
     for d in across:
         result -= (nodes // strides[d]) % radices[d] * strides[d]
@@ -68,7 +71,7 @@ def representatives(nodes: Whole, radices: Sequence[int], across: Sequence[int])
 
 
 def nodes_of_group(node: int, radices: Sequence[int], across: Sequence[int]) -> tuple[int, ...]:
-    """All nodes that agree with `node` on the digits outside `across`, ascending. O(size)."""
+    """Return all nodes that agree with `node` on the digits outside `across`, ascending. O(size)."""
     strides = strides_of(radices)
     nodes = [representative(node, radices, across)]
     for d in sorted(across):
@@ -77,7 +80,10 @@ def nodes_of_group(node: int, radices: Sequence[int], across: Sequence[int]) -> 
 
 
 def group_of(worker: int, phase: RulePhase, workers_per_node: int, radices: Sequence[int]) -> Group | None:
-    """The group of one worker in a rule phase, None if it skips; for the run time. O(size of the group)."""
+    """Return the group of one worker in a rule phase, None if the worker skips.
+
+    O(size of the group), without expanding the phase, so that workers can call it at run time.
+    """
     node, local = worker // workers_per_node, worker % workers_per_node
     for block in phase:
         if local in block.local:
@@ -92,7 +98,7 @@ def group_of(worker: int, phase: RulePhase, workers_per_node: int, radices: Sequ
 
 @dataclass(frozen=True, slots=True)
 class RuleView:
-    """A rule with all that its groups depend on: radices of the node digits, phases of blocks, workers per node."""
+    """A rule with all its groups depend on: radices of the node digits, phases of blocks, workers per node."""
 
     radices: tuple[int, ...]
     phases: tuple[RulePhase, ...]
@@ -119,11 +125,11 @@ class RuleView:
         return RuleView(self.radices, tuple(map(tuple, phases)), self.workers_per_node)
 
     def span(self, block: Block) -> int:
-        """The number of nodes in each group of the block."""
+        """Return the number of nodes in each group of the block."""
         return prod(self.radices[digit] for digit in block.across)
 
     def shared_rank(self) -> int | None:
-        """The index of the first phase in which two blocks share a local rank, None if there is none."""
+        """Return the index of the first phase in which two blocks share a local rank; None if there is none."""
         for index, phase in enumerate(self.phases):
             ranks = [rank for block in phase for rank in block.local]
             if len(set(ranks)) != len(ranks):
@@ -131,11 +137,11 @@ class RuleView:
         return None
 
     def group_of(self, worker: int, index: int) -> Group | None:
-        """The group of one worker in phase `index`, None if it skips. O(size of the group)."""
+        """Return the group of one worker in phase `index`, None if the worker skips. O(size of the group)."""
         return group_of(worker, self.phases[index], self.workers_per_node, self.radices)
 
     def expand(self, index: int) -> Phase:
-        """The explicit groups of phase `index`. O(num_workers log num_workers), vectorized."""
+        """Return the explicit groups of phase `index`. O(num_workers log num_workers), vectorized."""
         phase = self.phases[index]
         ranks = [rank for block in phase for rank in block.local]
         if len(set(ranks)) != len(ranks):
@@ -153,7 +159,7 @@ class RuleView:
 
 
 def check_rule(phases: Sequence[RulePhase], cluster: Cluster, radices: Sequence[int]) -> None:
-    """Raise ScheduleError if the rule does not fit the cluster; blocks may share a local rank (`verify` refutes it)."""
+    """Raise ScheduleError if the rule does not fit the cluster; blocks that share a local rank are left to `verify`."""
     if not cluster.is_regular:
         raise ScheduleError(f"rules need equally sized nodes; the cluster is {cluster}; use explicit groups")
     if any(radix < 2 for radix in radices) or prod(radices) != cluster.num_nodes:
@@ -179,15 +185,15 @@ def _check_indices(place: str, values: Sequence[int], bound: int, word: str) -> 
 
 
 def every_class(num_digits: int) -> Iterator[tuple[int, ...]]:
-    """All sets of digits 0 … num_digits − 1, by size, then in lexicographic order, the empty set first."""
+    """Yield all sets of digits 0 … num_digits − 1, by size, then in lexicographic order, the empty set first."""
     for size in range(num_digits + 1):
         yield from combinations(range(num_digits), size)
 
 
 def distinct_classes(rule: RuleView) -> list[tuple[int, ...]]:
-    """One class of node digits for each different set of blocks that average to zero on it. O(2^k) for k digits.
+    """Return one class of node digits for each different set of blocks whose mean is zero on that class.
 
-    Classes with the same set have the same matrices, so others need not be checked.
+    Classes with the same set have the same matrices, so checking one of them is enough. O(2^k) for k digits.
     """
     seen: dict[tuple[bool, ...], tuple[int, ...]] = {}
     for digits in every_class(rule.num_digits):

@@ -1,4 +1,4 @@
-"""Schedule: cluster shape, strategy, failure plan and certificate; the content of a schedule file as a frozen value."""
+"""Schedule: cluster shape, strategy, failure plan and certificate; the content of a schedule file."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from partreduce.topo.strategies.payload import PLAIN, Payload, Placement, TableP
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Who averages with whom, and when: the value that is designed, proved, exported and executed.
+    """A schedule: which workers average with each other, and when. It is what is designed, proved, exported and run.
 
     `failure_plan` defines the schedule of the survivors when workers fail (`topo.survivors.after_failure`).
 
     Raises:
-        ScheduleError: at construction, when the strategy does not fit the cluster; later, when rounds, phases or groups
-            are asked of a strategy without fixed ones, or groups of a rule phase with overlapping blocks. Overlapping
+        ScheduleError: at construction, if the strategy does not fit the cluster; later, if rounds, phases or groups are
+            requested of a strategy without fixed ones, or groups of a rule phase with overlapping blocks. Overlapping
             groups can be constructed: `verify` refutes them with a witness.
     """
 
@@ -75,7 +75,7 @@ class Schedule:
 
     @property
     def mixing(self) -> HasMixingMatrix:
-        """The strategy, typed as one with fixed rounds; raises ScheduleError for others."""
+        """The strategy, typed as one with fixed rounds; raises ScheduleError if it has none."""
         if not isinstance(self.strategy, HasMixingMatrix):
             raise ScheduleError(f"strategy {self.strategy.kind!r}: {self.undecided}")
         if self.undecided:
@@ -86,7 +86,7 @@ class Schedule:
 
     @property
     def phased(self) -> HasGroups:
-        """The strategy, typed as one with fixed groups; raises ScheduleError for others."""
+        """The strategy, typed as one with fixed groups; raises ScheduleError if it has none."""
         if not isinstance(self.strategy, HasGroups):
             raise ScheduleError(f"strategy {self.strategy.kind!r}: has no groups")
         return self.strategy
@@ -98,20 +98,20 @@ class Schedule:
 
     @property
     def prologue(self) -> int:
-        """The number of rounds at the start that average over all workers, before the first period."""
+        """The number of rounds before the first period, all of which average over all workers."""
         return self.strategy.prologue if isinstance(self.strategy, HasMixingMatrix) else 0
 
     def steps(self) -> tuple[MixingStep, ...]:
-        """The phases of groups, or rounds over a graph, of one period."""
+        """Return the phases of groups, or rounds over a graph, of one period."""
         return self.mixing.steps(self.cluster)
 
     def phase(self, index: int) -> Phase:
-        """The explicit groups of phase `index` modulo the period. O(num_workers) once, then cached."""
+        """Return the explicit groups of phase `index` modulo the period. O(num_workers) once, then cached."""
         phased = self.phased
         return phased.phase(index % phased.period, self.cluster)
 
     def group_of(self, worker: int, round_: int) -> Group | None:
-        """The group of one worker in round `round_`, counted from the run's start; None if it skips.
+        """Return the group of one worker in round `round_` of the run (the first is 0); None if the worker skips.
 
         O(size of the group) for rules.
         """
@@ -121,9 +121,9 @@ class Schedule:
         return phased.group_of(worker, (round_ - phased.prologue) % phased.period, self.cluster)
 
     def rounds_to_connect(self) -> int:
-        """The number of rounds after which every worker has averaged with all others, directly or through others.
+        """Return the number of rounds until every worker has averaged with all others, directly or through others.
 
-        One period plus the prologue if that never happens. O(rounds · num_workers).
+        The whole period if that takes longer or never happens; 1 with a prologue. O(rounds · num_workers).
         """
         phased = self.phased
         last = 1 if phased.prologue else phased.period
@@ -136,11 +136,15 @@ class Schedule:
         return last
 
     def rule(self, *, by_node: bool = False) -> RuleView | None:
-        """The rule of the schedule; None for explicit groups, graphs and groups formed at run time."""
+        """Return the rule of the schedule; None for explicit groups, graphs and groups formed at run time.
+
+        With `by_node` its nodes are those of the cluster; otherwise a strategy that treats all workers equally may
+        count every worker as a node.
+        """
         return self.strategy.rule(self.cluster, by_node=by_node) if isinstance(self.strategy, HasGroups) else None
 
     def worker_steps(self) -> npt.NDArray[np.int64]:
-        """Steps per round of every worker, shape (num_workers,), read-only."""
+        """Return the steps per round of every worker, shape (num_workers,), read-only."""
         steps_per_round = self.strategy.steps_per_round
         if isinstance(steps_per_round, int):
             return np.broadcast_to(np.int64(steps_per_round), self.num_workers)
@@ -157,14 +161,14 @@ class Schedule:
         return len(self.strategy.step_counts) == 1
 
     def steps_per_round_of(self, worker: int) -> int:
-        """Steps per round of one worker."""
+        """Return the steps per round of one worker."""
         steps_per_round = self.strategy.steps_per_round
         return steps_per_round if isinstance(steps_per_round, int) else steps_per_round[worker]
 
     def stepping_at(self, step: int) -> npt.NDArray[np.int64]:
-        """Which workers take a step at step `step` of those with the most steps per round: 1 or 0, (num_workers,).
+        """Return 1 for every worker that takes a step when the fastest workers take step `step`, else 0.
 
-        The steps of a worker with fewer are spread evenly over the round.
+        Shape (num_workers,). The steps of a worker with fewer steps per round are spread evenly over the round.
         """
         worker_steps = self.worker_steps()
         longest = int(worker_steps.max())
@@ -172,7 +176,7 @@ class Schedule:
         return (at + 1) * worker_steps // longest - at * worker_steps // longest
 
     def num_distinct_phases(self) -> int:
-        """Distinct non-empty phases in a period, which is the number of communicator splits that a run needs."""
+        """Return the number of distinct non-empty phases in a period: the communicator splits that a run needs."""
         return self.mixing.num_distinct_phases(self.cluster)
 
     @property
@@ -181,18 +185,21 @@ class Schedule:
         return self.strategy.payload
 
     def route_of(self, parameter: str) -> TablePlacement | None:
-        """The placement of an embedding table by its parameter's name; None if the strategy averages the parameter."""
+        """Return the placement of an embedding table by its parameter's name.
+
+        The result is None if the strategy averages the parameter.
+        """
         return self.routes.table(parameter)
 
     def owner_of(self, parameter: str, row: int) -> int | None:
-        """The rank that holds row `row` of a sharded table; None for parameters that every worker holds."""
+        """Return the rank that holds row `row` of a sharded table; None for parameters that every worker holds."""
         route = self.route_of(parameter)
         is_sharded = route is not None and route.way is Placement.SHARDED
         return self.routes.owner(route, row, self.num_workers) if route is not None and is_sharded else None
 
     @property
     def meetings(self) -> Schedule:
-        """The schedule reduced to who averages with whom: separate outer parameters become plain means, others stay."""
+        """The schedule with separate outer parameters replaced by plain means, which keeps all groups and rounds."""
         if not self.strategy.payload.outer.has_own_outer_params:
             return self
         payload = replace(self.strategy.payload, outer=PLAIN)

@@ -1,4 +1,4 @@
-"""Switches above nodes as SLURM describes them: topology addresses of jobs, and topology.conf (tree plugin)."""
+"""Read the switches above a job's nodes from SLURM: topology addresses, and topology.conf (tree plugin)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from partreduce.topo.hardware import Switch
 
 
 def switches_of(addresses: Sequence[str]) -> tuple[Switch, ...]:
-    """The switches in SLURM's topology addresses of nodes 0, 1, …, lowest first, without bandwidths.
+    """Return the switches in SLURM's topology addresses of nodes 0, 1, …, lowest first, without bandwidths.
 
     An address is two lines: `s0.s4.node7` (SLURM_TOPOLOGY_ADDR, the highest switch first) and `switch.switch.node`
     (SLURM_TOPOLOGY_ADDR_PATTERN). Switches above all nodes are left out, since the job does not use their uplinks; of
@@ -32,16 +32,16 @@ def switches_of(addresses: Sequence[str]) -> tuple[Switch, ...]:
 
 
 def read_switches(path: Path, num_nodes: int, listed: str = "") -> tuple[Switch, ...]:
-    """The switches of a topology.conf above the nodes 0, 1, … of a job, without bandwidths.
+    """Return the switches of a topology.conf above the nodes 0, 1, … of a job, without bandwidths.
 
     Lines such as `SwitchName=s0 Nodes=n[0-3]` and `SwitchName=top Switches=s[0-1]` are read, other settings ignored.
-    `listed` has the job's nodes in order, such as `n[0-3]`; by default they are all nodes of the file in its order.
+    `listed` names the job's nodes in order, such as `n[0-3]`; by default they are all nodes of the file in its order.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"{path}: cannot be read ({error})") from None
-    above: dict[str, str] = {}  # of a node ("node n0") or switch ("switch s0") the switch that it hangs on
+    above: dict[str, str] = {}  # "node n0" or "switch s0" → the switch directly above it
     for number, line in enumerate(lines, start=1):
         words = dict(re.findall(r"(\w+)\s*=\s*(\S+)", line.partition("#")[0]))
         said = {key.lower(): value for key, value in words.items()}
@@ -64,7 +64,7 @@ def read_switches(path: Path, num_nodes: int, listed: str = "") -> tuple[Switch,
 
 
 def _address(node: str, above: dict[str, str], path: Path) -> str:
-    """A node's place in SLURM's form, the highest switch first."""
+    """Return a node's topology address in SLURM's form, the highest switch first."""
     names, key = [node], f"node {node}"
     while key in above:
         if above[key] in names[1:]:

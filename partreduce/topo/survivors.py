@@ -1,4 +1,4 @@
-"""The schedule of the survivors when workers fail: by the file's failure plan, or All-Reduce."""
+"""The schedule of the survivors after workers fail: by the schedule's failure plan, or All-Reduce."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGro
 
 
 def after_failure(schedule: Schedule, failed: Collection[int]) -> Schedule:
-    """The schedule of the survivors, numbered 0 … m − 1 in ascending order of their ranks in `schedule`.
+    """Return the schedule of the survivors, numbered 0 … m − 1 in ascending order of their ranks in `schedule`.
 
     It follows the failure plan if that covers the failure, and otherwise is All-Reduce. It depends on the file only, so
-    all workers compute the same. After a further failure, pass the first schedule and all ranks that have failed so
+    all workers compute the same. After a further failure, pass the original schedule and all ranks that have failed so
     far.
 
     Raises:
@@ -42,7 +42,10 @@ def after_failure(schedule: Schedule, failed: Collection[int]) -> Schedule:
 
 
 def planned_failures(schedule: Schedule, plan: FailurePlan) -> Iterator[tuple[int, ...]]:
-    """Every failure that the plan covers, as sorted ranks: sets of up to `plan.failures` workers, then larger nodes."""
+    """Yield every failure that the plan covers, as sorted ranks.
+
+    First all sets of up to `plan.failures` workers, then nodes of more workers than that.
+    """
     n, cluster = schedule.num_workers, schedule.cluster
     for count in range(1, plan.failures + 1):
         yield from combinations(range(n), count)
@@ -52,7 +55,7 @@ def planned_failures(schedule: Schedule, plan: FailurePlan) -> Iterator[tuple[in
 
 
 def after_failure_of_nodes(schedule: Schedule, count: int) -> Schedule:
-    """The schedule of the survivors after `count` whole nodes fail, if it is the same whichever nodes they are.
+    """Return the schedule of the survivors after `count` whole nodes fail, if it is the same for any `count` nodes.
 
     Raises:
         ScheduleError: the plan does not cover such a failure, or nodes are unequal.
@@ -63,7 +66,7 @@ def after_failure_of_nodes(schedule: Schedule, count: int) -> Schedule:
     worker_steps, size = schedule.worker_steps(), len(cluster.workers_of(0))
     is_uniform = cluster.is_regular and (worker_steps.reshape(cluster.num_nodes, -1) == worker_steps[:size]).all()
     rule = schedule.rule(by_node=True)
-    # Without some nodes a rule of one digit, a reapplied rule and All-Reduce are the same, whichever nodes these are.
+    # For a rule of one digit, a reapplied rule and All-Reduce, the result does not depend on which nodes fail.
     keeps = plan.rule is SurvivorRule.KEEP_GROUPS
     if not is_uniform or (keeps and (rule is None or (count > 1 and rule.num_digits > 1))):
         raise ScheduleError("its nodes are not all of one size, and which failed is not known")
@@ -74,7 +77,7 @@ def after_failure_of_nodes(schedule: Schedule, count: int) -> Schedule:
 
 
 def _for_survivors(schedule: Schedule, failed: frozenset[int], rule: SurvivorRule) -> Schedule:
-    """The schedule of the survivors, with groups by this rule."""
+    """Return the schedule of the survivors, with groups formed by this rule."""
     cluster, strategy = schedule.cluster.without(failed), schedule.strategy
     steps_per_round = strategy.steps_per_round
     if not isinstance(steps_per_round, int):
@@ -89,8 +92,8 @@ def _for_survivors(schedule: Schedule, failed: frozenset[int], rule: SurvivorRul
             phases = _one_group(cluster)
         strategy = replace(strategy, phases=phases)
     elif strategy.averages_gradients and not schedule.strategy.averages_gradients:
-        # Their models differ, so they average models, also where only workers with steps_per_round 1 are left.
-        transport = replace(strategy.transport, error_feedback=False)  # which groups do not have
+        # Models differ, so survivors average models even if all that are left have steps_per_round 1.
+        transport = replace(strategy.transport, error_feedback=False)  # groups do not support it
         strategy = StaticGroups(
             phases=_one_group(cluster),
             steps_per_round=steps_per_round,
@@ -106,7 +109,7 @@ def _one_group(cluster: Cluster) -> RulePhases | GroupPhases:
 
 
 def _without(failed: Collection[int], phases: Iterable[Phase]) -> GroupPhases:
-    """The groups of these phases without the failed workers, survivors renumbered. O(period · num_workers)."""
+    """Return the groups of these phases without the failed workers, survivors renumbered. O(period · num_workers)."""
     left = []
     for phase in phases:
         factors = dict(enumerate(phase.relaxation or ()))
@@ -115,7 +118,7 @@ def _without(failed: Collection[int], phases: Iterable[Phase]) -> GroupPhases:
 
 
 def _reapplied_phases(schedule: Schedule, failed: frozenset[int]) -> RulePhases | GroupPhases:
-    """The schedule's rule on the nodes with survivors, numbered in their order, without the failed workers."""
+    """Return the schedule's rule on the nodes with survivors, numbered in their order, without the failed workers."""
     cluster = schedule.cluster
     assert cluster.workers_per_node is not None, "check_failure_plan() refuses listed groups"
     per_node = Counter(worker // cluster.workers_per_node for worker in failed)
@@ -131,7 +134,7 @@ def _reapplied_phases(schedule: Schedule, failed: frozenset[int]) -> RulePhases 
 
 
 def reapply_rule(schedule: Schedule, num_nodes: int) -> RulePhases:
-    """The schedule's rule on another number of nodes.
+    """Return the schedule's rule, refitted to another number of nodes.
 
     Each prime factor of the number of nodes, largest first, is assigned to the digit that is furthest below its old
     radix (the first of several); digits of radix 1 are removed. The old number of nodes gives the old rule.

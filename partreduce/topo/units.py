@@ -1,6 +1,6 @@
-"""Quantities with units as people write them: `10GB/s`, `25Gbit/s`, `5us`, `552MB`, `5x`; parsed exactly.
+"""Parse quantities with units as people write them, exactly: `10GB/s`, `25Gbit/s`, `5us`, `552MB`, `5x`.
 
-Prefixes are decimal (`kB` = 1,000 bytes); the binary ones carry an i (`KiB` = 1,024 bytes). Units are case-sensitive,
+Prefixes are decimal (`kB` = 1,000 bytes); binary prefixes have an i (`KiB` = 1,024 bytes). Units are case-sensitive,
 because `b` and `B` differ by a factor of eight.
 """
 
@@ -33,7 +33,7 @@ BANDWIDTHS = (
     | {f"{name}bps": Fraction(scale, 8) for name, scale in _PREFIXES.items() if name}
 )
 LARGEST_SIZE = 2**53
-"""Bytes: as many as a float, and every reader of JSON, still counts one by one."""
+"""The largest size in bytes: up to here floats, and every reader of JSON, are exact."""
 FACTORS = {"x": Fraction(1), "": Fraction(1)}
 
 
@@ -68,7 +68,7 @@ def _parse_positive(text: str, units: dict[str, Fraction], what: str, example: s
 
 
 def _bits_or_bytes(unit: str, units: dict[str, Fraction]) -> list[str]:
-    """What a small b may stand for: `Gb/s` for GB/s or Gbit/s, `Mb` among sizes for MB alone; empty for other units."""
+    """Return the units that a lower-case b may mean: `Gb/s` GB/s or Gbit/s, `Mb` as a size only MB; else nothing."""
     prefix, _, rest = unit.partition("b")
     endings = (rest, "/s") if rest in ("", "/s") and "b" in unit else ()
     return list(
@@ -77,7 +77,10 @@ def _bits_or_bytes(unit: str, units: dict[str, Fraction]) -> list[str]:
 
 
 def _near(unit: str, units: dict[str, Fraction]) -> str | None:
-    """The known unit that differs in case or in a missing ending only, if there is exactly one; MBps is MB/s."""
+    """Return the known unit that differs only in case or by a missing ending (MBps: MB/s).
+
+    The result is None unless there is exactly one.
+    """
     if unit.endswith("Bps"):
         unit = f"{unit.removesuffix('ps')}/s"
     written = {unit.casefold(), f"{unit}b".casefold(), f"{unit}/s".casefold()}
@@ -134,7 +137,7 @@ def parse_share(text: str) -> float:
 
 
 def format_quantity(value: float, units: dict[str, Fraction]) -> str | None:
-    """The shortest text `number + unit` that means exactly `value`; None if that needs more than 6 digits."""
+    """Return the shortest text `number + unit` that is exactly `value`; None if that needs more than 6 digits."""
     if value and not 1e-12 <= value <= 1e18:
         return None
     exact, best = Fraction(value), ""

@@ -1,4 +1,4 @@
-"""List fixed graphs, one round that repeats; `topo.graphs` has their functions and weights."""
+"""Catalogue entries of fixed graphs, whose period is one round; `topo.graphs` builds and weighs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List schedules with outer steps: an outer optimizer applies the workers' mean change (DiLoCo)."""
+"""Catalogue entries with outer steps: an outer optimizer applies the workers' mean change (DiLoCo)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""List schedules whose graph or groups change from round to round."""
+"""Catalogue entries whose graph or groups change from round to round."""
 
 from __future__ import annotations
 

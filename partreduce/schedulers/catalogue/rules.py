@@ -1,4 +1,4 @@
-"""List rules, All-Reduce among them: phases for any number of nodes, in files of one page for a million workers."""
+"""Catalogue entries of rules, and All-Reduce: phases for any number of nodes, whose files fit on a page at any size."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Build constructions from the literature, grouped by topic; `schedulers.catalogue` lists them."""
+"""Constructions from the literature, one topic per file; `schedulers.catalogue` lists them."""

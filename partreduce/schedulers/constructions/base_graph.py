@@ -1,8 +1,9 @@
-"""Build Simple Base-(k+1) and Base-(k+1): exact consensus of any number of workers, at most k partners a round.
+"""Simple Base-(k+1) and Base-(k+1): exact consensus for any number of workers, with at most k partners a round.
 
 Workers are split into parts of a_l·(k+1)^{p_l}, the digits of n in base k+1. Every part averages along a hyper-cuboid
-alone; then each part in turn exchanges with all smaller ones, one worker to one worker of each of its a_l blocks,
-with the weight that moves the right share of the smaller parts' means into each block; blocks then average once more.
+by itself; then each part in turn exchanges with all smaller ones: each of their workers averages with one worker of
+each of the part's a_l blocks, with the weight that moves the right share of the smaller parts' means into each block;
+then the blocks average once more.
 Source: Takezawa, Sato, Bao, Niwa, Yamada, Beyond exponential graph, NeurIPS 2023.
 """
 
@@ -25,7 +26,10 @@ Ints = npt.NDArray[np.int64]
 
 
 def base_k_plus_1(cluster: Cluster, k: int) -> StaticGroups | NeighborAveraging:
-    """The shorter of Simple Base-(k+1) and its product with a hyper-cuboid: relaxed pairs if possible, else edges."""
+    """Return the shorter of Simple Base-(k+1) and its product with a hyper-cuboid.
+
+    The rounds are groups with relaxed pairs if possible, else graphs.
+    """
     exchanges = base(cluster.num_workers, k)
     phases = tuple(phase for exchange in exchanges if (phase := as_phase(exchange)) is not None)
     if len(phases) == len(exchanges):
@@ -34,14 +38,18 @@ def base_k_plus_1(cluster: Cluster, k: int) -> StaticGroups | NeighborAveraging:
 
 
 def base_unsupported_reason(cluster: Cluster, k: int) -> str | None:
-    """Why Base-(k+1) does not exist for this cluster: k exceeds n − 1; None if it exists."""
+    """Return why Base-(k+1) does not exist for this cluster (k exceeds n − 1); None if it exists."""
     count = cluster.num_workers
     return None if k < count else f"k {k} partners need more than {k} workers; the largest k here is {count - 1}"
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One round: plain means of workers with equal `labels` (−1: none) and weighted averages over undirected edges."""
+    """One round of the construction: plain means of workers with equal `labels`, and weighted averages over some edges.
+
+    `labels` (n,) is −1 for workers in no mean. Edge e joins `ends[e]` and `others[e]` with weight
+    `weights[weight_of[e]]`.
+    """
 
     labels: Ints
     ends: Ints
@@ -51,7 +59,10 @@ class Exchange:
 
 
 def simple_base(num_workers: int, k: int) -> list[Exchange]:
-    """The rounds of Simple Base-(k+1): p₁ + [a₁ > 1] for n = a₁(k+1)^{p₁}, else 2p₁ + [a₁ > 1] + 1. O(n) a round."""
+    """Return the rounds of Simple Base-(k+1). O(n) per round.
+
+    p₁ + [a₁ > 1] rounds for n = a₁(k+1)^{p₁}, else 2p₁ + [a₁ > 1] + 1.
+    """
     parts = _parts(num_workers, k)
     (first_size, first_count), *rest = parts
     power = ceil_log(first_size // first_count, k + 1)
@@ -63,9 +74,9 @@ def simple_base(num_workers: int, k: int) -> list[Exchange]:
 
 
 def base(num_workers: int, k: int) -> list[Exchange]:
-    """The rounds of Base-(k+1): Simple Base on n without its small primes, then a hyper-cuboid.
+    """Return the rounds of Base-(k+1): Simple Base on n without its small prime factors, then a hyper-cuboid.
 
-    Those of Simple Base on n if they are not more.
+    If Simple Base on n itself needs no more rounds, its rounds are returned.
     """
     smooth = 1
     for prime in prime_factors(num_workers):
@@ -87,7 +98,7 @@ def base(num_workers: int, k: int) -> list[Exchange]:
 
 
 def as_phase(exchange: Exchange) -> Phase | None:
-    """The round as groups, pairs relaxed by twice their weight; None if a worker has several weighted edges."""
+    """Return the round as groups, pairs relaxed by twice their weight; None if a worker has several weighted edges."""
     ends = np.concatenate([exchange.ends, exchange.others])
     if len(np.unique(ends)) != len(ends):
         return None
@@ -101,7 +112,7 @@ def as_phase(exchange: Exchange) -> Phase | None:
 
 
 def as_round(exchange: Exchange) -> Round:
-    """The round as weighted edges of a graph."""
+    """Return the round as a graph with weighted edges."""
     phase = Phase.from_labels(exchange.labels)
     weights = list(exchange.weights)
     sources, targets = [exchange.ends, exchange.others], [exchange.others, exchange.ends]
@@ -119,7 +130,7 @@ def as_round(exchange: Exchange) -> Round:
 
 
 def _parts(number: int, k: int) -> list[tuple[int, int]]:
-    """(size, a_l) of the parts, the largest first; every part is a_l blocks of a power of k + 1."""
+    """Return (size, a_l) of the parts, the largest first; every part is a_l blocks of a power of k + 1."""
     parts, power = [], 1
     while number:
         number, digit = divmod(number, k + 1)
@@ -130,7 +141,10 @@ def _parts(number: int, k: int) -> list[tuple[int, int]]:
 
 
 def _averages(count: int, parts: list[tuple[int, int]], k: int, t: int) -> Exchange:
-    """Opening round t: every part walks its own hyper-cuboid, short ones again from the start (a no-op by then)."""
+    """Return opening round t: every part averages along an axis of its own hyper-cuboid.
+
+    Parts with fewer axes begin again with the first one, which no longer changes anything.
+    """
     labels = np.full(count, -1, dtype=np.int64)
     start = 0
     for size, digit in parts:
@@ -143,7 +157,10 @@ def _averages(count: int, parts: list[tuple[int, int]], k: int, t: int) -> Excha
 
 
 def _exchange(count: int, parts: list[tuple[int, int]], k: int, t: int) -> Exchange:
-    """Round t after the opening: part t exchanges with all smaller parts, earlier parts average inside their blocks."""
+    """Return round t after the opening, in which part t exchanges with all smaller parts.
+
+    Earlier parts average inside their blocks.
+    """
     labels = np.full(count, -1, dtype=np.int64)
     empty = np.zeros(0, dtype=np.int64)
     ends, others, weights = empty, empty, (Fraction(0),)
@@ -175,7 +192,7 @@ def _means(labels: Ints) -> Exchange:
 
 
 def _copies(exchange: Exchange, size: int, copies: int) -> Exchange:
-    """The same round in `copies` disjoint sets of `size` workers."""
+    """Return the same round in `copies` disjoint sets of `size` workers."""
     bases = np.arange(copies, dtype=np.int64)[:, None] * size
     labels = np.where(exchange.labels >= 0, exchange.labels + bases, -1).reshape(-1)
     ends, others = ((part + bases).reshape(-1) for part in (exchange.ends, exchange.others))

@@ -1,4 +1,4 @@
-"""Build weighted fixed graphs from a cluster's size and the entry's parameters, or state why there is none."""
+"""Fixed weighted graphs for a cluster and the parameters of a catalogue entry, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -13,30 +13,33 @@ from partreduce.topo.graphs.weights import constant, weigh
 from partreduce.topo.strategies.neighbor import NeighborAveraging
 
 MAX_COMPLETE = 5000
-"""A complete graph has n²/2 edges; all-reduce gives the same mean."""
+"""The most workers of a complete graph, which has n²/2 edges; all-reduce gives the same mean."""
 
 MAX_EDGES = MAX_COMPLETE**2 // 2
-"""What that many workers have; graphs of cliques stop there, too."""
+"""The most edges of a graph made of cliques: those of the largest complete graph."""
 
 
 def neighbor_averaging(
     graph_of: Callable[..., Graph], cluster: Cluster, *, weights: str, **parameters: object
 ) -> NeighborAveraging:
-    """Averaging over the graph `graph_of(n, **parameters)` in rank order, with mixing weights by method `weights`."""
+    """Return averaging over the graph `graph_of(n, **parameters)` in rank order, weighted by the method `weights`."""
     return NeighborAveraging(rounds=(weigh(graph_of(cluster.num_workers, **parameters), weights),))
 
 
 def rectangular(
     graph_of: Callable[[int, int], Graph], least: int, num_workers: int, shape: tuple[int, ...] | None
 ) -> Graph:
-    """A graph of rows × columns over n workers: of the given shape, else as square as possible with sides ≥ `least`."""
+    """Return a graph of rows × columns over n workers: of the given shape, or as square as possible.
+
+    Automatic sides are at least `least`.
+    """
     chosen = shape or preconditions.sides(num_workers, least)
     assert chosen is not None
     return graph_of(chosen[0], chosen[1])
 
 
 def figure_21_unsupported_reason(cluster: Cluster, **_: object) -> str | None:
-    """Why Hop's Figure 21 does not fit the cluster: it needs 8 workers; None if it fits."""
+    """Return why Hop's Figure 21 does not fit the cluster (it needs 8 workers); None if it fits."""
     if cluster.num_workers == 8:
         return None
     return f"the figure shows 8 workers, not {cluster.num_workers}; use ring-based for other sizes"
@@ -45,7 +48,7 @@ def figure_21_unsupported_reason(cluster: Cluster, **_: object) -> str | None:
 def clustered_nodes(
     cluster: Cluster, *, inside: str, across: str, links: int, ends: str, weights: str
 ) -> NeighborAveraging:
-    """Averaging over a graph that is dense inside the cluster's nodes and sparse between them."""
+    """Return averaging over a graph that is dense inside the cluster's nodes and sparse between them."""
     nodes = [cluster.workers_of(node) for node in range(cluster.num_nodes)]
     graph = clustered_graph(nodes, inside=inside, across=across, links=links, ends=ends)
     return NeighborAveraging(rounds=(weigh(graph, weights),))
@@ -54,7 +57,7 @@ def clustered_nodes(
 def clustered_unsupported_reason(
     cluster: Cluster, *, inside: str, across: str, links: int, ends: str, **_: object
 ) -> str | None:
-    """Why no such graph exists: the cluster has one node, or the graph too many edges; None if it exists."""
+    """Return why no clustered graph exists (one node only, or too many edges); None if it exists."""
     if cluster.num_nodes < 2:
         return "1 node has no edges across; use complete, or ring-based for fewer edges"
     sizes_ = cluster.node_sizes()
@@ -68,7 +71,7 @@ def clustered_unsupported_reason(
 
 
 def complete_unsupported_reason(cluster: Cluster, **_: object) -> str | None:
-    """Why the complete graph is not built: n²/2 edges are too many; None if they are not."""
+    """Return why the complete graph is not built (n²/2 edges are too many); None if it is."""
     count = cluster.num_workers
     if count <= MAX_COMPLETE:
         return None
@@ -76,7 +79,7 @@ def complete_unsupported_reason(cluster: Cluster, **_: object) -> str | None:
 
 
 def de_bruijn_graph(cluster: Cluster, base: int | None) -> NeighborAveraging:
-    """Averaging over the de Bruijn graph, weight 1/base on every edge i → base·i + a mod n."""
+    """Return averaging over the de Bruijn graph, with weight 1/base on every edge i → base·i + a mod n."""
     chosen = preconditions.smallest_base(cluster.num_workers) if base is None else base
     length = preconditions.exponent(cluster.num_workers, chosen)
     assert length is not None
@@ -84,7 +87,7 @@ def de_bruijn_graph(cluster: Cluster, base: int | None) -> NeighborAveraging:
 
 
 def random_regular_unsupported_reason(cluster: Cluster, degree: int, **_: object) -> str | None:
-    """Why no such graph exists: it needs degree < n and n·degree even; None if it exists."""
+    """Return why no random regular graph exists (it needs degree < n and n·degree even); None if it exists."""
     count = cluster.num_workers
     if degree >= count:
         return f"degree {degree} needs more than {degree} workers; the largest degree here is {count - 1}"

@@ -1,8 +1,8 @@
-"""Build schedules whose partners change every round: one-peer exponential, Moshpit's grid, random groups, NoLoCo.
+"""Schedules whose partners change every round: one-peer exponential, Moshpit's grid, random groups, NoLoCo.
 
 Sources: Ying et al., Exponential graph is provably efficient, NeurIPS 2021; Ryabinin et al., Moshpit SGD, NeurIPS 2021
 (Prague draws random groups as well, ASPLOS 2020, but on request); Kolehmainen et al., NoLoCo, 2025 (arXiv 2506.10911),
-whose pairs are drawn here before the run, so that it can be proved; with the period they repeat.
+whose pairs are drawn here before the run, so that the schedule can be proved; they repeat with the period.
 """
 
 from __future__ import annotations
@@ -30,45 +30,51 @@ HALF = Fraction(1, 2)
 
 
 def shift(num_workers: int, hop: int) -> Round:
-    """One round in which each worker averages with the one `hop` ranks before: x_{i+hop} ← (x_{i+hop} + x_i)/2."""
+    """Return the round in which each worker averages with the worker `hop` ranks before.
+
+    x_{i+hop} ← (x_{i+hop} + x_i)/2.
+    """
     i = np.arange(num_workers, dtype=np.int64)
     return Round.from_arrays(num_workers, i, (i + hop) % num_workers, [HALF], np.zeros(num_workers, np.int32))
 
 
 def one_peer_exponential(cluster: Cluster) -> NeighborAveraging:
-    """One-peer exponential graph: rounds (I + S^{2^k})/2 for k < ⌈log₂ n⌉, S the cyclic shift of ranks."""
+    """Return the one-peer exponential graph: rounds (I + S^{2^k})/2 for k < ⌈log₂ n⌉, S the cyclic shift of ranks."""
     count = cluster.num_workers
     return NeighborAveraging(rounds=tuple(shift(count, 2**k) for k in range(ceil_log(count))))
 
 
 def moshpit_grid(cluster: Cluster, side: int | None) -> StaticGroups:
-    """Moshpit's grid: in phase l, workers whose base-`side` ranks differ only in digit l average together."""
+    """Return Moshpit's grid: in phase l, workers whose base-`side` ranks differ only in digit l average together."""
     count = cluster.num_workers
-    chosen = max(2, isqrt(count - 1) + 1) if side is None else side  # the least whose square holds everybody
+    chosen = max(2, isqrt(count - 1) + 1) if side is None else side  # the smallest side whose square is at least n
     return StaticGroups(phases=GroupPhases(grid_phases(count, (chosen,) * ceil_log(count, chosen))))
 
 
 def moshpit_grid_unsupported_reason(cluster: Cluster, side: int | None) -> str | None:
-    """Why no grid of this side fits the cluster; None if one does."""
+    """Return why no grid of this side fits the cluster; None if it fits."""
     if side is not None and side > cluster.num_workers:
         return f"side {side} is more than the {cluster.num_workers} workers there are; use side={cluster.num_workers}"
     return None
 
 
 def random_partitions(cluster: Cluster, group: int | None, phases: int, seed: int) -> StaticGroups:
-    """Random groups of `group` workers in each of `phases` phases, drawn again until a period connects all workers."""
+    """Return random groups of `group` workers in each of `phases` phases; a period connects all workers."""
     count = cluster.num_workers
     size = _group_size(count, group)
     rng = np.random.default_rng(seed)
     while True:
         drawn = tuple(random_phase(count, size, rng) for _ in range(phases))
-        heads = np.concatenate([np.repeat(p.members[p.offsets[:-1]], p.sizes) for p in drawn])  # of each one's group
+        heads = np.concatenate([np.repeat(p.members[p.offsets[:-1]], p.sizes) for p in drawn])  # of each worker's group
         if Graph.undirected(count, heads, np.concatenate([p.members for p in drawn])).is_connected:
             return StaticGroups(phases=GroupPhases(drawn))
 
 
 def random_phase(num_workers: int, group: int, rng: np.random.Generator) -> Phase:
-    """A random partition into groups of `group` workers; the rest forms a smaller group, a single worker skips."""
+    """Return a random partition into groups of `group` workers.
+
+    The remaining workers form a smaller group; a single one skips.
+    """
     labels = np.empty(num_workers, dtype=np.int64)
     labels[rng.permutation(num_workers)] = np.arange(num_workers) // group
     return Phase.from_labels(labels)
@@ -79,7 +85,10 @@ def _group_size(num_workers: int, group: int | None) -> int:
 
 
 def random_partitions_unsupported_reason(cluster: Cluster, group: int | None, phases: int, seed: int) -> str | None:
-    """Why there is no such schedule: groups do not fit, or phases cannot connect the workers; None if there is one."""
+    """Return why random groups are impossible (they do not fit, or cannot connect the workers).
+
+    The result is None if they are possible.
+    """
     del seed
     count = cluster.num_workers
     if group is not None and group > count:
@@ -92,7 +101,10 @@ def random_partitions_unsupported_reason(cluster: Cluster, group: int | None, ph
 
 
 def noloco(cluster: Cluster, *, every: int, lr: float, momentum: float, phases: int, seed: int) -> StaticGroups:
-    """NoLoCo: every `every` steps each worker takes an outer step with a random partner; with odd n one skips."""
+    """Return NoLoCo: every `every` steps each worker takes an outer step with a random partner.
+
+    With an odd number of workers one of them skips.
+    """
     outer = OuterStep(lr=Fraction(str(lr)), momentum=Fraction(str(momentum)), outer_params=OuterParams.PER_WORKER)
     return replace(random_partitions(cluster, 2, phases, seed), steps_per_round=every, payload=Payload(outer=outer))
 
@@ -100,7 +112,7 @@ def noloco(cluster: Cluster, *, every: int, lr: float, momentum: float, phases: 
 def noloco_unsupported_reason(
     cluster: Cluster, *, every: int, lr: float, momentum: float, phases: int, seed: int
 ) -> str | None:
-    """Why these settings are invalid; None if pairs connect all workers and their differences decay."""
+    """Return why these settings are invalid; None if pairs connect all workers and their differences decay."""
     if reason := random_partitions_unsupported_reason(cluster, 2, phases, seed):
         return reason
     drawn = noloco(cluster, every=every, lr=lr, momentum=momentum, phases=phases, seed=seed)

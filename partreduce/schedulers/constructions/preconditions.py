@@ -1,6 +1,7 @@
-"""Conditions on a cluster that several catalogue entries share, with the nearest cluster that meets them.
+"""Conditions on a cluster that several catalogue entries share.
 
-Each is an `Entry.unsupported_reason` after its own arguments: it returns one sentence; None if the family exists.
+With its leading arguments bound, each function is an `Entry.unsupported_reason`: it returns a sentence that names the
+nearest cluster or value that works, or None if the family exists for the cluster.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ from partreduce.topo.arithmetic.whole_numbers import ceil_log, divisors
 from partreduce.topo.cluster import Cluster
 
 MAX_BASE = 64
-"""De Bruijn graphs with more edges a worker than this are not chosen by themselves."""
+"""The most edges per worker of a de Bruijn graph whose base is chosen automatically."""
 
 
 def at_least(least: int, otherwise: str, cluster: Cluster, **_: object) -> str | None:
-    """The sentence `otherwise` if n < `least`, else None."""
+    """Return the sentence `otherwise` if n < `least`, else None."""
     return None if cluster.num_workers >= least else otherwise
 
 
 def multiple_of(step: int, cluster: Cluster, *, least: int, called: str, **_: object) -> str | None:
-    """A sentence unless n is a multiple of `step` and at least `least`; `called` is that condition in words."""
+    """Return a sentence unless n is a multiple of `step` and at least `least`; `called` describes that condition."""
     count = cluster.num_workers
     if count >= least and count % step == 0:
         return None
@@ -27,7 +28,7 @@ def multiple_of(step: int, cluster: Cluster, *, least: int, called: str, **_: ob
 
 
 def power_of_two(instead: str, cluster: Cluster, **_: object) -> str | None:
-    """A sentence unless n is a power of two; `instead` names a family for other n."""
+    """Return a sentence unless n is a power of two; `instead` names a family for other n."""
     count = cluster.num_workers
     if count & (count - 1) == 0:
         return None
@@ -36,14 +37,17 @@ def power_of_two(instead: str, cluster: Cluster, **_: object) -> str | None:
 
 
 def shared_nodes(what_averages: str, cluster: Cluster, **_: object) -> str | None:
-    """A sentence unless some node has 2 or more workers; `what_averages` is its subject."""
+    """Return a sentence unless some node has 2 or more workers.
+
+    `what_averages`, such as "Figure 10 averages", begins a clause of the sentence.
+    """
     if len(local_ranks(cluster)) >= 2:
         return None
     return f"every node has 1 worker and {what_averages} inside nodes; use allreduce or hyper-cuboid"
 
 
 def rectangle(least: int, cluster: Cluster, shape: tuple[int, ...] | None, **_: object) -> str | None:
-    """A sentence unless n is a product of two sides ≥ `least`, those of `shape` if given."""
+    """Return a sentence unless n is a product of two sides ≥ `least`, or those of `shape` if given."""
     count = cluster.num_workers
     best = sides(count, least)
     if shape is None and best is None:
@@ -56,13 +60,13 @@ def rectangle(least: int, cluster: Cluster, shape: tuple[int, ...] | None, **_: 
 
 
 def sides(number: int, least: int) -> tuple[int, int] | None:
-    """Two factors ≥ `least` of the number, as equal as possible, the smaller first; None if there are none."""
+    """Return two factors ≥ `least` of the number, as equal as possible, the smaller first; None if there are none."""
     fitting = [d for d in divisors(number) if d * d <= number and d >= least]
     return (fitting[-1], number // fitting[-1]) if fitting else None
 
 
 def power_of_base(cluster: Cluster, base: int | None) -> str | None:
-    """A sentence unless n is a power of `base` or, without one, of some base that is not too large."""
+    """Return a sentence unless n is a power of `base` or, without a base, of some base up to `MAX_BASE`."""
     count = cluster.num_workers
     if base is not None and not exponent(count, base):
         return f"{count} is not a power of {base}; use base={smallest_base(count)}"
@@ -72,11 +76,11 @@ def power_of_base(cluster: Cluster, base: int | None) -> str | None:
 
 
 def exponent(number: int, base: int) -> int | None:
-    """The L with base^L = number; None if there is none."""
+    """Return the L with base^L = number; None if there is none."""
     length = ceil_log(number, base)
     return length if base**length == number else None
 
 
 def smallest_base(number: int) -> int:
-    """The smallest base of which the number is a power, possibly the number itself."""
+    """Return the smallest base of which the number is a power, possibly the number itself."""
     return next(d for d in divisors(number) if d > 1 and exponent(number, d))

@@ -1,8 +1,9 @@
-"""Import DiLoCo settings of torchft, torchtitan and MaxText: their steps, their proofs, and the schedule.
+"""Import DiLoCo settings of torchft, torchtitan and MaxText: their meaning, claims about them, and the schedule.
 
 Sources: torchft's `local_sgd.py` (0.2.0), torchtitan's `experiments/ft/config/job_config.py`, MaxText's
 `trainers/diloco` and `configs/types.py` (August 2026). Streaming DiLoCo (Douillard et al., arXiv 2501.18512) cuts the
-model into P fragments, of which one is sent every so many steps, merged τ steps later as α · own + (1 - α) · global.
+model into P fragments; at constant intervals one of them is sent, and merged τ steps later as
+α · own + (1 - α) · global.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ MAXTEXT = {
     "dcn_diloco_parallelism": 1,
     "ici_diloco_parallelism": 1,
 }
-"""What MaxText's base.yml says where a file does not."""
+"""Defaults of MaxText's base.yml."""
 TORCHTITAN: dict[str, Any] = {
     "enable": False,
     "semi_sync_method": None,
@@ -52,7 +53,10 @@ TORCHTITAN: dict[str, Any] = {
     "fragment_update_alpha": 0.0,
     "group_size": 0,
 }
-"""Its `[fault_tolerance]`; the outer optimizer stands in its code: SGD 0.7 with Nesterov momentum 0.9."""
+"""Defaults of torchtitan's `[fault_tolerance]`.
+
+Its code fixes the outer optimizer: SGD 0.7 with Nesterov momentum 0.9.
+"""
 TORCHFT = {
     "sync_every": None,
     "model_fragments": 1,
@@ -64,16 +68,23 @@ TORCHFT = {
     "element_size": 4,
     "num_replicas": None,
 }
-"""Arguments of torchft's `DiLoCo`; `model_fragments` as their number, or as a list of the sizes of their tensors."""
+"""Arguments of torchft's `DiLoCo` and their defaults.
+
+`model_fragments` is the number of fragments, or a list with the sizes of each fragment's tensors.
+"""
 
 
 Row = tuple[str, str, str]
-"""Of a table: a setting, its value and its meaning; or a claim about settings, its status and why."""
+"""A row of a table: (setting, value, meaning), or (claim about the settings, status, reason)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """DiLoCo settings of another tool: every `spacing` steps one of P fragments is sent, merged `delay` steps later."""
+    """DiLoCo settings of another tool, in common terms: every `spacing` steps one of the fragments is sent.
+
+    It is merged `delay` steps later; `asked` is the number of steps between two averages of a fragment that the file
+    asks for.
+    """
 
     program: str
     asked: int
@@ -85,15 +96,15 @@ class Settings:
     num_replicas: int
     coverage: Row | None = None
     fragments: tuple[tuple[str, ...], ...] = ()
-    """The patterns of each one's parameters, where the settings name its modules."""
+    """The name patterns of each fragment's parameters, if the settings name its modules."""
 
     @property
     def period(self) -> int:
-        """Steps between two sendings of the same fragment."""
+        """The steps between two sendings of the same fragment."""
         return self.num_fragments * self.spacing
 
     def findings(self) -> list[Row]:
-        """The claims about these settings, each with its status (proved or refuted) and reason."""
+        """Return the claims about these settings, each with its status (proved or refuted) and reason."""
         steps = f"each fragment is sent every {self.num_fragments} · {self.spacing} = {self.period} steps"
         if self.period == self.asked:
             period = "once a period", "proved", steps
@@ -108,7 +119,7 @@ class Settings:
         return [period, order, merged, *([self.coverage] if self.coverage else [])]
 
     def rows(self) -> list[Row]:
-        """The settings and their meaning, followed by the findings, as rows of a table."""
+        """Return the settings and their meaning, followed by the findings, as rows of a table."""
         dropped = "what a worker learns while a fragment is on its way is dropped"
         own = "of the local model" if self.alpha else dropped
         rows = [
@@ -121,7 +132,7 @@ class Settings:
         return [*rows, *self.findings()]
 
     def schedule(self, source: str, cluster: Cluster | None) -> Schedule:
-        """The settings as a schedule: in every period one outer step of each fragment."""
+        """Return the settings as a schedule, in which every fragment takes one outer step per period."""
         for claim, status, why in self.findings():
             if status == "refuted":
                 raise RefutedError(f"{source}: {claim} is refuted: {why}")
@@ -136,12 +147,12 @@ class Settings:
 
 
 def read_maxtext(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
-    """Read the DiLoCo settings in MaxText's YAML; missing ones have the defaults of its base.yml."""
+    """Read the DiLoCo settings in MaxText's YAML; absent settings have the defaults of its base.yml."""
     return _import(_maxtext(_Members(_parse(data, source), MAXTEXT, source)), source, cluster)
 
 
 def read_torchft(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
-    """Read the arguments of torchft's `DiLoCo` from a JSON object, those of the outer SGD under `outer_optimizer`."""
+    """Read the arguments of torchft's `DiLoCo` from a JSON object; `outer_optimizer` holds those of the outer SGD."""
     members = _Members(_parse(data, source), TORCHFT, source)
     members.check_unknown()
     return _import(_torchft(members), source, cluster)
@@ -164,7 +175,10 @@ def _import(settings: Settings, source: str, cluster: Cluster | None) -> Schedul
 
 
 def _maxtext(members: _Members) -> Settings:
-    """`round(H / P)` steps from one fragment to the next, at least 1; the fragment is (step mod period) div spacing."""
+    """Return MaxText's settings: fragments are max(1, round(H / P)) steps apart.
+
+    The fragment sent is (step mod period) div spacing.
+    """
     if not members.flag("enable_diloco"):
         raise members.member_error("enable_diloco", "it must be true, or there are no outer steps")
     asked = members.whole("diloco_sync_period", 1)
@@ -184,7 +198,10 @@ def _maxtext(members: _Members) -> Settings:
 
 
 def _torchtitan(members: _Members) -> Settings:
-    """It hands all to torchft; of fragments given by modules each parameter's name begins with that of its module."""
+    """Return torchtitan's settings, which it passes on to torchft.
+
+    If fragments are given by modules, a module's name is the prefix of its parameters' names.
+    """
     method = members["semi_sync_method"]
     if not members.flag("enable") or method not in ("diloco", "local_sgd"):
         raise members.member_error("semi_sync_method", 'it must be "diloco" or "local_sgd", with enable = true')
@@ -209,7 +226,7 @@ def _torchtitan(members: _Members) -> Settings:
 
 
 def _turns_of_torchft(members: _Members, every: str, fragments: int) -> tuple[int, int, int]:
-    """(steps in all, steps from one fragment to the next, steps by which each is late)."""
+    """Return (steps between averages of one fragment, steps between two fragments, steps until a merge)."""
     asked, delay = members.whole(every, 1), members.whole("fragment_sync_delay", 0)
     spacing, rest = divmod(asked, fragments)
     if rest:
@@ -220,7 +237,10 @@ def _turns_of_torchft(members: _Members, every: str, fragments: int) -> tuple[in
 
 
 def _torchft(members: _Members) -> Settings:
-    """`sync_every` div P steps from one fragment to the next; the fragment is the manager's step mod P."""
+    """Return torchft's settings: fragments are `sync_every` div P steps apart.
+
+    The fragment is the manager's step mod P.
+    """
     given = members["model_fragments"]
     sizes = members.sizes("model_fragments") if isinstance(given, list) else None
     fragments = members.whole("model_fragments", 1) if sizes is None else len(sizes)
@@ -244,7 +264,7 @@ def _torchft(members: _Members) -> Settings:
 
 
 def _coverage(members: _Members, sizes: list[list[int]] | None) -> Row:
-    """Whether every tensor of every fragment is in some sum."""
+    """Return the claim that every tensor of every fragment is in some all-reduce, with its status and reason."""
     claim = "every tensor is sent"
     if not members.flag("use_bucketization"):
         return claim, "proved", "each tensor of a fragment has its own sum"
@@ -269,7 +289,7 @@ def _coverage(members: _Members, sizes: list[list[int]] | None) -> Row:
 
 
 def torchft_buckets(sizes: Sequence[int], capacity: int) -> list[int]:
-    """How many whole tensors each of torchft's buckets takes, in order; tensors that remain are in no sum.
+    """Return how many whole tensors each of torchft's buckets takes, in order; the remaining tensors are never sent.
 
     There are as many buckets as all elements would fill; a tensor that does not fit into the rest of a bucket goes to
     the next, but no bucket is added for it.
@@ -296,7 +316,7 @@ def _parse(data: bytes, source: str) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Members:
-    """Settings as written, over their defaults."""
+    """The settings of a file, with defaults for absent ones, and checks that name the faulty setting."""
 
     given: Mapping[str, Any]
     defaults: Mapping[str, Any]

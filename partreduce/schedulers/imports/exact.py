@@ -1,6 +1,6 @@
 """Recover exact weights from decimal numbers, and balance weights that are off by rounding.
 
-Every changed weight is noted (`notes`), once for all weights of a kind.
+Corrections are collected in `Notes`, one sentence per kind of correction.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ import numpy as np
 from partreduce.topo.errors import ScheduleError
 
 TOLERANCE = Fraction(1, 10**7)
-"""Imbalances below this come from rounding; larger ones are real."""
+"""Imbalances below this are attributed to rounding; larger ones are left for `verify` to refute."""
 SINGLE_DENOMINATOR = 1000
-"""Fractions up to this denominator are distinguished by 32-bit numbers: of all such numbers below 1, 2 % round one."""
+"""The largest denominator of the fractions for which a 32-bit number can stand.
+
+Of all 32-bit numbers below 1, 2 % are the rounding of such a fraction.
+"""
 
 
 @dataclass(slots=True)
 class Notes:
-    """The corrections that an import made to weights."""
+    """The corrections of weights that an import made, and the settings that it read."""
 
     singles: int = 0
     example: str = ""
@@ -32,10 +35,10 @@ class Notes:
     change: Fraction = Fraction(0)
     own: Fraction = Fraction(0)
     rows: list[tuple[str, str, str]] = field(default_factory=list)
-    """What settings do: their name, their value, what it means."""
+    """DiLoCo settings as (name, value, meaning), and claims about them as (claim, status, reason)."""
 
     def lines(self) -> list[str]:
-        """One sentence for each kind of correction."""
+        """Return one sentence for each kind of correction."""
         found = []
         if self.singles:
             several = f"{self.singles} weights are 32-bit numbers and were"
@@ -65,16 +68,16 @@ def notes() -> Iterator[Notes]:
 
 
 def current_notes() -> Notes:
-    """The notes of the enclosing `notes()` block; outside of one, notes that are discarded."""
+    """Return the notes of the enclosing `notes()` block; outside of any, notes that are discarded."""
     return _NOTES.get() or Notes()
 
 
 def exact(value: object, place: str) -> Fraction:
-    """The fraction that a decimal number was rounded from: 0.333333333 is 1/3.
+    """Return the fraction that was rounded to this decimal number: 0.333333333 gives 1/3.
 
     A fraction with a denominator up to 10⁴ within 1e-8 is preferred. A 32-bit number (or its shortest decimal) becomes
-    the fraction with a denominator up to 1,000 that rounds to it, if there is one: 0.6666667 is 2/3. Any other becomes
-    a fraction within 1e-12.
+    the fraction with a denominator up to 1,000 that rounds to it, if there is one: 0.6666667 is 2/3. Any other number
+    becomes a fraction within 1e-12.
     """
     try:
         number = float(value)  # type: ignore[arg-type]
@@ -103,7 +106,10 @@ def _note_single(fraction: Fraction, value: object, place: str) -> None:
 
 
 def _rounded_to_single(number: float) -> Fraction | None:
-    """The simple fraction that was rounded to a 32-bit number, None if the number is none or no such fraction is."""
+    """Return the simple fraction that was rounded to this 32-bit number.
+
+    The result is None for other numbers, or if there is none.
+    """
     rounded = np.float32(number)
     if number not in (float(rounded), float(str(rounded))):
         return None
@@ -112,7 +118,7 @@ def _rounded_to_single(number: float) -> Fraction | None:
 
 
 def check_own_weights(num_workers: int, weight_of: Mapping[tuple[int, int], Fraction]) -> None:
-    """Raise ScheduleError if a self-weight is not 1 minus the weights of the worker's other in-edges."""
+    """Raise ScheduleError if a worker's weight on itself is not 1 minus the weights of its incoming edges."""
     heard = [Fraction(0)] * num_workers
     for (source, target), weight in weight_of.items():
         if source != target:
@@ -137,8 +143,8 @@ def balance_weights(
     """
     import networkx as nx
 
-    excess = [Fraction(0)] * num_workers  # sent minus heard
-    edge_of: dict[tuple[int, int], int] = {}  # the first between two workers
+    excess = [Fraction(0)] * num_workers  # outgoing minus incoming weights
+    edge_of: dict[tuple[int, int], int] = {}  # the first edge between two workers
     for e, (a, b) in enumerate(zip(sources, targets, strict=True)):
         excess[a] += weights[e]
         excess[b] -= weights[e]
@@ -147,9 +153,9 @@ def balance_weights(
     if not any(excess) or max(map(abs, excess)) > TOLERANCE:
         return result
     graph = nx.Graph(list(edge_of))
-    for part in nx.connected_components(graph):  # a round of a stack of matrices need not connect all
+    for part in nx.connected_components(graph):  # one round of a stack need not connect all workers
         for above, worker in reversed(list(nx.bfs_edges(graph, min(part)))):
-            # Leaves first: each hands its excess to the edge toward the root, whose own is 0 in the end.
+            # Leaves first: each moves its excess to the edge toward the root, whose own excess is 0 in the end.
             e = edge_of[min(above, worker), max(above, worker)]
             result[e] += -excess[worker] if sources[e] == worker else excess[worker]
             excess[above] += excess[worker]

@@ -1,7 +1,7 @@
 """Read graphs: edge lists, networkx graphs, and the formats that networkx writes, node-link JSON and GraphML.
 
-In an edge list `#` starts a comment; lines as networkx writes them are accepted, too: `0 1 {}` and `0 1 {'weight':
-0.25}`. Elsewhere the edge attribute `weight` holds mixing weights, if all edges have it.
+In an edge list `#` starts a comment; lines as networkx writes them are valid, too: `0 1 {}` and `0 1 {'weight':
+0.25}`. In the other formats the edge attribute `weight` holds mixing weights, if all edges have it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 MAX_WORKERS = 1_000_000
 PLACEHOLDER = 1
-"""The weight that networkx's world writes where there is none; a graph in which all edges have it is unweighted."""
+"""The weight that tools around networkx write for unweighted edges; a graph whose edges all have it is unweighted."""
 NODE_LINK = "node-link JSON has nodes and links"
 _ATTRIBUTES = re.compile(r"\{(?:[^{}]*['\"]weight['\"]\s*:\s*([^,{}\s]+))?[^{}]*\}\s*$")
-"""The dictionary of edge attributes that networkx writes; its weight, if it has one, is group 1."""
+"""The dictionary of edge attributes that networkx writes after an edge; group 1 is its weight, if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedGraph:
-    """A graph from a file, with the weight of each edge in the graph's order, or None if the file has no weights."""
+    """A graph from a file, with the weight of each edge in the graph's order; None if the file has no weights."""
 
     graph: Graph
     weights: tuple[Fraction, ...] | None = None
@@ -53,7 +53,7 @@ def from_table(
     *,
     directed: bool,
 ) -> ImportedGraph:
-    """Build from all nodes, edges (sender, receiver), their weights or None, and their line numbers in the file.
+    """Build a graph from node names, edges (sender, receiver), their weights or None, and their lines in the file.
 
     Nodes 0..n−1 (also as text) keep their numbers; other names are numbered in sorted order. Without `lines`, equal
     weights of all edges may be ignored as a placeholder: some tools always write a weight.
@@ -81,7 +81,7 @@ def from_table(
 def from_edges(
     num_workers: int, edges: Iterable[tuple[int, int]], weights: Sequence[Fraction] | None, *, directed: bool
 ) -> ImportedGraph:
-    """Build from edges between ranks; an undirected edge may be listed in one or both directions."""
+    """Build a graph from edges between ranks; an undirected edge may be listed in one or both directions."""
     if not 2 <= num_workers <= MAX_WORKERS:
         raise ScheduleError(f"graph: has {num_workers} workers; graphs of 2 to {MAX_WORKERS} workers are read")
     pairs = np.array(list(edges), dtype=np.int64).reshape(-1, 2)
@@ -100,13 +100,13 @@ def from_edges(
 
 
 def round_of(imported: ImportedGraph, method: str) -> Round:
-    """The graph as a round: with its own weights if it has any, else with mixing weights by `method`."""
+    """Return the graph as a round: with its own weights if it has any, else with the mixing weights of `method`."""
     imported.graph.require_connected()
     return weigh(imported.graph, method) if imported.weights is None else weighted_round(imported)
 
 
 def weighted_round(imported: ImportedGraph) -> Round:
-    """The graph with its own weights as a round, without edges of weight 0, balanced by `balance_weights`."""
+    """Return the graph with its own weights as a round, without edges of weight 0, balanced by `balance_weights`."""
     graph, weights = imported.graph, imported.weights
     if weights is None:
         raise ScheduleError("rows of 0 and 1 do not sum to 1; a stack holds mixing weights")
@@ -117,7 +117,7 @@ def weighted_round(imported: ImportedGraph) -> Round:
 
 
 def schedule(name: str, rounds: Sequence[Round], cluster: Cluster | None) -> Schedule:
-    """A schedule of kind `neighbor`; without a cluster every worker has its own node."""
+    """Return a schedule of kind `neighbor`; without a cluster every worker has its own node."""
     count = rounds[0].num_workers
     chosen = Cluster.regular(count, 1) if cluster is None else cluster
     if chosen.num_workers != count:
@@ -137,9 +137,10 @@ def lines_of(data: bytes, source: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def read_edge_list(data: bytes, source: str, *, directed: bool = False) -> ImportedGraph:
-    """Read lines `a b` or `a b weight`, undirected unless `directed`, between ranks 0 … the largest one named.
+    """Read an undirected graph (`directed`: a directed one) from lines `a b` or `a b weight` of two ranks.
 
-    A rank determines a worker's node, so names that are not numbers raise DocumentError; 01 is rank 1.
+    The workers are 0 … the largest rank named. A rank determines a worker's node, so names that are not numbers raise
+    DocumentError; 01 is rank 1.
     """
     edges: list[tuple[int, int]] = []
     weights: list[str | None] = []
@@ -173,7 +174,7 @@ def from_networkx(
 ) -> Schedule:
     """Build a schedule from a networkx graph. A DiGraph's edge u→v with weight w adds w · x_u to v's average.
 
-    Without weights (or with all of them 1) mixing weights are computed by the method `weights`.
+    Without weights (or if all of them are 1) the method `weights` computes mixing weights.
 
     Raises:
         ScheduleError: the graph is disconnected, its weights are invalid, or it does not fit the cluster.
@@ -231,7 +232,7 @@ def _is_name(value: object) -> TypeGuard[int | str]:
 
 
 def read_graphml(data: bytes, source: str) -> ImportedGraph:
-    """GraphML with one graph, as networkx, yEd and Gephi write it; the edge key `weight` holds mixing weights."""
+    """Read GraphML with one graph, as networkx, yEd and Gephi write it; the edge key `weight` holds mixing weights."""
     import networkx as nx
 
     if b"<!ENTITY" in data or b"<!DOCTYPE" in data:

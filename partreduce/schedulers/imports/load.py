@@ -1,4 +1,4 @@
-"""Import another tool's file (`import_schedule`), recognizing the format by name and content."""
+"""Import another tool's file (`import_schedule`); the format is recognized by file name and content."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _BY_SUFFIX = {".graphml": "graphml", ".xml": "graphml", ".npy": "npy", ".toml": 
 
 
 def formats() -> list[str]:
-    """The valid values of `format` in `import_schedule`."""
+    """Return the valid values of `format` in `import_schedule`."""
     return [*_GRAPHS, *_SCHEDULES, "partreduce"]
 
 
@@ -54,12 +54,12 @@ def import_schedule(
     Args:
         path: the file; `-` is standard input.
         format: one of `formats()`; by default recognized by suffix and content.
-        cluster: where the workers run; by default every worker has its own node.
+        cluster: the nodes on which the workers run; by default every worker has its own node.
         weights: the method that computes mixing weights of a graph without weights.
         notes: a list to which a sentence is added for each change, such as a corrected rounding error.
         rows: a list to which DiLoCo settings are added as (name, value, meaning), and findings as (claim, status,
             reason), also before an error is raised.
-        **options: of the format: `directed` (edge-list).
+        **options: options of the format: `directed` (edge-list).
 
     Returns:
         The Schedule: of kind `neighbor` for a graph or matrices, `allreduce` for DiLoCo settings.
@@ -85,9 +85,9 @@ def import_schedule(
 def _import(
     path: str | os.PathLike[str], format_: str | None, cluster: Cluster | None, weights: str, options: dict[str, object]
 ) -> Schedule:
-    check_unknown(weights)  # also where the file has weights, so that a mistyped name is not passed over
+    check_unknown(weights)  # even if the file has weights, so that a misspelled name raises an error
     data = read_bytes(path)
-    # What is connected to a descriptor has no name that says anything; the schedule's name is made from this one.
+    # A descriptor has no meaningful file name; the schedule's name is derived from this one.
     name = PurePath(path).name if descriptor_to_read(path) is None else "imported"
     chosen = _sniff(data, name) if format_ is None else format_
     if chosen == "npy" and matrices.load_npy(data, name).ndim == 3:

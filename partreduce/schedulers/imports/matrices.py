@@ -1,6 +1,6 @@
-"""Read matrices over workers, or stacks of them with one per round, from NumPy's files or JSON.
+"""Read a matrix over workers, or a stack with one matrix per round, from NumPy files or JSON.
 
-Rows that sum to 1 are mixing weights, 0/1 entries are edges.
+A matrix whose rows sum to 1 holds mixing weights; a matrix of 0 and 1 holds edges.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def read_npy(data: bytes, source: str) -> ImportedGraph:
 
 
 def load_npy(data: bytes, source: str) -> npt.NDArray[np.generic]:
-    """The array of a NumPy file; arrays of Python objects raise DocumentError."""
+    """Return the array of a NumPy file; an array of Python objects raises DocumentError."""
     try:
         array: npt.NDArray[np.generic] = np.load(BytesIO(data), allow_pickle=False)
     except (ValueError, EOFError, OSError, SyntaxError) as error:
@@ -36,7 +36,10 @@ def load_npy(data: bytes, source: str) -> npt.NDArray[np.generic]:
 
 
 def of_matrix(matrix: npt.NDArray[np.generic], source: str) -> ImportedGraph:
-    """The graph of a matrix: if rows sum to 1, entry [i, j] is worker j's weight in i's average, else an edge j → i."""
+    """Return the graph of a matrix: entry [i, j] is worker j's weight in i's average, or an edge j → i.
+
+    Entries are weights if all rows sum to 1.
+    """
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] == 0:
         shape = "x".join(map(str, matrix.shape)) or "empty"
         raise DocumentError("document", f"is {shape}; a matrix over workers is square", source)

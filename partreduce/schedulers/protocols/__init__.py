@@ -1,1 +1,1 @@
-"""Protocols as pure state machines, driven by the explorer, by virtual time and by the runtime."""
+"""Protocols as pure state machines, which the explorer, the simulator and the runtime all run."""

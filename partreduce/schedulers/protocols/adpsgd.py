@@ -1,8 +1,8 @@
 """AD-PSGD's pairing (Lian et al., ICML 2018): a worker averages with one neighbor at a time, asynchronously.
 
-An *active* worker picks a passive neighbor, asks it, and waits for the answer; a *passive* worker answers at once.
-When the graph is bipartite the two sides have these roles and a worker that is asked is never waiting. Otherwise
-workers have both roles, and may wait for one another in a circle (Prague, Figure 2a).
+An *active* worker picks a passive neighbor, sends it a request, and waits for the answer; a *passive* worker answers at
+once. If the graph is bipartite the two sides have these roles, and a worker that gets a request is never waiting.
+Otherwise workers have both roles, and may wait for one another in a cycle (Prague, Figure 2a).
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ class PairState:
 
 @dataclass(frozen=True)
 class Pairing:
-    """The protocol of all workers over an undirected graph, with a role each; a `Machine` that the explorer can rename.
+    """The pairing protocol of all workers over an undirected graph, with a role each; a `Machine`.
 
-    Two workers that ask each other at the same time have both sent their parameters, so each treats the other's request
-    as the answer. A worker that waits queues other requests until it has its answer: the averaging is atomic.
+    Two workers that send each other a request at the same time have both sent their parameters, so each treats the
+    other's request as the answer. A worker that waits queues other requests until it has its answer: the averaging is
+    atomic.
     """
 
     graph: Digraph
@@ -77,7 +78,10 @@ class Pairing:
         return PairState(), ()
 
     def ready(self, process: int, state: PairState) -> Sequence[Choose]:
-        """The neighbors that an active worker may pick: all that answer, unless it waits for an answer already."""
+        """Return the neighbors that an active worker may pick: all that can answer.
+
+        The result is None while it waits for an answer.
+        """
         if state.waits_for >= 0 or self.roles[process] == Role.PASSIVE:
             return ()
         return tuple(Choose(v) for v in self.graph.targets[process] if self.roles[v] != Role.ACTIVE)
@@ -97,17 +101,17 @@ class Pairing:
         raise AssertionError(f"not an event of the pairing: {event}")
 
     def _served(self, state: PairState, partner: int) -> Outcome[PairState]:
-        """The exchange is done: answer all workers that asked during it."""
+        """End the exchange with `partner`, and answer all workers whose request arrived during it."""
         answers: tuple[Action, ...] = tuple(Send(asker, Answer()) for asker in state.askers)
         return PairState(), (Note(("averaged", partner)), *answers)
 
 
 def two_sides(graph: Digraph, active: frozenset[int]) -> Pairing:
-    """The pairing in which the `active` workers ask and all others answer."""
+    """Return the pairing in which the `active` workers send requests and all others answer."""
     return Pairing(graph, tuple(Role.ACTIVE if v in active else Role.PASSIVE for v in range(graph.num_workers)))
 
 
 def pairing_of(strategy: Pairwise, num_workers: int) -> Pairing:
-    """The pairing of a schedule: over its edges, or every active worker with every passive one."""
+    """Return the pairing of a schedule: over its edges, or of every active worker with every passive one."""
     edges = [(worker, other) for worker in strategy.active for other in strategy.passive_of(worker, num_workers)]
     return two_sides(Digraph.undirected(num_workers, edges), frozenset(strategy.active))

@@ -1,8 +1,8 @@
-"""The interface of a protocol: a pure state machine that three drivers share.
+"""The interface of protocols: pure state machines, which three drivers share.
 
 A machine defines how each of its processes (workers, services) reacts to events; it holds no clock, socket, thread or
-tensor. The explorer (`benchmarks/explore/`) runs it through every interleaving, a virtual-time engine runs it for
-thousands of workers, and the runtime runs the same object between real processes. The explored code is the code that
+tensor. The explorer (`benchmarks/explore/`) runs it through every interleaving, the simulator runs it for
+thousands of workers, and the runtime runs the same object between real processes. So the explored code is the code that
 runs.
 
 A driver keeps one state per process and does three things, in any order:
@@ -33,7 +33,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Action: report something to the driver (a step entered, a group granted), which may act on it."""
+    """Action: report something to the driver (a step entered, a group granted), which may act on the report."""
 
     what: Hashable
 
@@ -52,7 +52,7 @@ class Signal:
 
 
 class Crashed(Signal):
-    """Message from a failure detector: the process that it names as sender has stopped, or seems to have."""
+    """Message from a failure detector: the process named as its sender has failed, or seems to have."""
 
 
 Action = Send | Note
@@ -63,25 +63,25 @@ class Machine(Protocol[State]):
     """A protocol: pure functions over hashable states of `num_processes` processes.
 
     `step` accepts every event that `ready` returns and every message that the process may receive; equal arguments give
-    equal results. `channels` lists the (source, destination) pairs that may carry messages.
+    equal results.
     """
 
     @property
     def num_processes(self) -> int:
-        """The number of processes; they are named 0..num_processes-1."""
+        """The number of processes, which are numbered 0..num_processes-1."""
 
     @property
     def channels(self) -> Sequence[tuple[int, int]]:
         """Every (source, destination) pair that may carry messages."""
 
     def start(self, process: int) -> Outcome[State]:
-        """The initial state of a process and its first actions."""
+        """Return the initial state of a process and its first actions."""
 
     def ready(self, process: int, state: State) -> Sequence[Hashable]:
-        """The events that a process may execute by itself in this state."""
+        """Return the events that a process may execute by itself in this state."""
 
     def step(self, process: int, state: State, event: Any) -> Outcome[State]:  # noqa: ANN401 - machines own their events
-        """The next state and actions of a process after an event (one of `ready`, or `Received`)."""
+        """Return the next state and actions of a process after an event (one of `ready`, or `Received`)."""
 
 
 @runtime_checkable
@@ -93,5 +93,5 @@ class Finishing(Protocol):
 
 
 def replace_at(values: tuple[Value, ...], place: int, value: Value) -> tuple[Value, ...]:
-    """A copy of the tuple with `value` at index `place`."""
+    """Return a copy of the tuple with `value` at index `place`."""
     return (*values[:place], value, *values[place + 1 :])

@@ -1,4 +1,4 @@
-"""A directed graph as the frozen value that protocols over a fixed graph use."""
+"""A directed graph as an immutable value, for protocols over a fixed graph."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Digraph:
 
     @classmethod
     def of(cls, num_workers: int, edges: Iterable[Sequence[int]]) -> Digraph:
-        """Build from (source, target) pairs in any order; self-loops and repeated edges are dropped."""
+        """Build a graph from (source, target) pairs in any order; self-loops and duplicates are dropped."""
         if num_workers < 1:
             raise InputError(f"graph: has {num_workers} workers; it needs at least 1")
         kept = sorted({(int(u), int(v)) for u, v in edges if u != v})
@@ -45,12 +45,12 @@ class Digraph:
 
     @classmethod
     def from_edges_of(cls, graph: Graph | Round) -> Digraph:
-        """The edges of a graph or a round, without their weights."""
+        """Build from the edges of a graph or a round, without their weights."""
         return cls.of(graph.num_workers, zip(graph.sources.tolist(), graph.targets.tolist(), strict=True))
 
     @classmethod
     def undirected(cls, num_workers: int, edges: Iterable[Sequence[int]]) -> Digraph:
-        """Build from undirected edges: both directions of each."""
+        """Build from undirected edges, with both directions of each."""
         listed = [(int(u), int(v)) for u, v in edges]
         return cls.of(num_workers, listed + [(v, u) for u, v in listed])
 

@@ -3,7 +3,7 @@
 A worker is *in* step k from the instant it enters k; it enters step 0 at the start. In step k it sends its update k to
 its out-neighbors, waits for the updates that its setting requires, reduces, and enters k+1 if the token queues let it,
 or skips to a later step. The rest is left to the driver: the numbers in an update, compute times, and whether a worker
-computes before it sends (serial order) or between sending and reducing (parallel order).
+computes before it sends (adapt-then-combine) or between sending and reducing (D-PSGD).
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ class Ack(Signal):
 
 
 class SendUpdate(Signal):
-    """Event: the worker sends the update of its step."""
+    """Event: the worker sends the update of its present step."""
 
 
 class Reduce(Signal):
-    """Event: the worker averages the updates that its step requires."""
+    """Event: the worker averages the updates that its setting requires for the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Event: the worker advances by `by` steps; more than 1 is a skip, before which it renews its parameters."""
+    """Event: the worker advances by `by` steps; more than 1 is a skip, before which it averages once more."""
 
     by: int = 1
 
 
 HopEvent = SendUpdate | Reduce | Advance | Received
 
-# Events without fields, and the usual one: millions of them are offered where thousands of workers run.
+# Shared tuples of events: runs of thousands of workers offer millions of them.
 SEND: tuple[HopEvent, ...] = (SendUpdate(),)
 REDUCE: tuple[HopEvent, ...] = (Reduce(),)
 ENTER: tuple[HopEvent, ...] = (Advance(),)
@@ -68,7 +68,7 @@ class HopState:
     `updates[q]` has bit b set when the update of step (step − staleness + b) from source q is in the queue, so the
     queues move with the step. `tokens[q]` counts the tokens held from target q. `acked[q]` is whether target q
     has acknowledged the update before this step's. `fresh[q]` is whether an update of source q has arrived since the
-    last reduce; only under staleness in fine steps, where it decides which updates are averaged.
+    last reduce; it exists only under staleness in fine steps, where it decides which updates are averaged.
     """
 
     step: int
@@ -81,19 +81,19 @@ class HopState:
 
 @dataclass(frozen=True)
 class Hop:
-    """Hop's protocol for all workers of a job over `graph`, under one setting; a `Machine` that the explorer checks.
+    """Hop's protocol for all workers over `graph`, under one setting; a `Machine` that the explorer checks.
 
-    With `fine` a step has three events (send, reduce, enter), as it has in a run; without it they are one, which
+    With `fine` a step has three events (send, reduce, enter), as it has in a run; without it they are one event, which
     reaches the same gaps in fewer states. NOTIFY-ACK is always fine: its bound depends on the order of the three.
 
     A driver executes the notes: `("reduced", k, used)`, where used holds (source, step of the update) for all updates
     that step k averages with the worker's own, ascending by source; `("renewed", k, used)`, the same before a skip to
     step k+1; `("entered", k)`.
 
-    A skip obeys three rules. It never passes an out-neighbor: tokens show how far these are at least, and a worker that
-    holds t of them is t - max_ig behind. It waits for the same updates as the usual way into that step, so no gap grows
-    beyond its bound. And no worker ever waits for an update of a skipped step: all that would have needed it have left
-    that step.
+    A skip obeys three rules. It never passes an out-neighbor: tokens show how far the out-neighbors are at least, and a
+    worker that holds t of them is t - max_ig behind. It waits for the same updates as a normal entry into that step, so
+    no gap grows beyond its bound. And no worker ever waits for an update of a skipped step: all workers that would need
+    it have left that step.
     """
 
     graph: Digraph
@@ -115,7 +115,7 @@ class Hop:
 
     @property
     def channels(self) -> Sequence[tuple[int, int]]:
-        """Updates go along the edges; tokens and acknowledgements against them."""
+        """All pairs that exchange messages: updates go along the edges, tokens and acknowledgements against them."""
         pairs = set(self.graph.edges)
         if self.setting.max_ig is not None or self.setting.notify_ack:
             pairs |= {(v, u) for u, v in self.graph.edges}
@@ -145,7 +145,7 @@ class Hop:
         return ENTER if min(state.tokens, default=1) >= 1 else ()
 
     def step(self, process: int, state: HopState, event: object) -> Outcome[HopState]:
-        # States are made field by field: `replace` takes several times as long, and a large run makes millions.
+        # States are built field by field: `replace` is several times slower, and a large run builds millions.
         match event:
             case Received(source, Update(step)):
                 return self._queued(process, state, source, step), ()
@@ -173,7 +173,7 @@ class Hop:
         raise AssertionError(f"not an event of Hop: {event}")
 
     def _served(self, process: int, state: HopState, by: int) -> bool:
-        """Whether the updates of step (step + by − 1), or fresh enough ones, are there from enough in-neighbors."""
+        """Whether updates of step (step + by − 1), or recent enough ones, have arrived from enough in-neighbors."""
         if self.setting.staleness:
             have = sum(1 for queue in state.updates if queue >> (by - 1))
         else:
@@ -181,7 +181,7 @@ class Hop:
         return have >= self._needed[process]
 
     def _used(self, process: int, state: HopState, by: int) -> tuple[tuple[int, int], ...]:
-        """What a reduce of step (step + by − 1) averages besides the worker's own: (source, step of its update)."""
+        """Return the updates that a reduce of step (step + by − 1) averages with the worker's own: (source, step)."""
         oldest, used = state.step - self.setting.staleness, []
         for place, (source, queue) in enumerate(zip(self.graph.sources[process], state.updates, strict=True)):
             if self.setting.staleness:
@@ -193,7 +193,7 @@ class Hop:
         return tuple(used)
 
     def _jump(self, process: int, state: HopState) -> int:
-        """By how many steps the worker may skip ahead: the most that the rules in the class's text allow, or 0."""
+        """Return by how many steps the worker may skip ahead, by the rules in the class docstring; 0 if it may not."""
         skip, max_ig = self.setting.skip, self.setting.max_ig
         if skip is None or max_ig is None or not state.tokens:
             return 0
@@ -224,7 +224,7 @@ class Hop:
         return entered, actions if self._split else (*self._updates_to(process, entered), *actions)
 
     def _queued(self, process: int, state: HopState, source: int, step: int) -> HopState:
-        """The update joins its queue; one too old to serve is thrown away, one that a newer one replaces as well."""
+        """Put an update into its queue; drop an update that is too old to use, or replaced by a newer one."""
         bit = step - (state.step - self.setting.staleness)
         if bit < 0:
             return state
@@ -244,12 +244,12 @@ class Hop:
 
 
 def hop_of(graph: Round, setting: IterationGap) -> Hop:
-    """The protocol of a run over the edges of a round, with three events per step."""
+    """Return the protocol of a run over the edges of a round, with three events per step."""
     return Hop(Digraph.from_edges_of(graph), setting, fine=True)
 
 
 def check_setting(graph: Digraph, setting: IterationGap) -> None:
-    """Raise ScheduleError for a setting that does not fit the graph, or that contradicts itself."""
+    """Raise ScheduleError for a setting that does not fit the graph or contradicts itself."""
     setting.check()
     setting.check_neighbors([len(sources) for sources in graph.sources])
 
@@ -257,14 +257,13 @@ def check_setting(graph: Digraph, setting: IterationGap) -> None:
 def weights_of(
     gap: IterationGap, edge_weights: Mapping[int, Fraction], step: int, own_step: int, used: Sequence[tuple[int, int]]
 ) -> tuple[Fraction, list[Fraction]]:
-    """The weight of a worker's own parameters, and of each update that it uses; they sum to 1, exactly.
+    """Return the weight of a worker's own parameters, and of each update that it uses; they sum to 1, exactly.
 
-    `edge_weights` are those of each in-neighbor in the graph; `step` is k, or the last skipped one, `own_step` that of
-    the worker's own parameters, and `used` holds (source, step of its update), ascending. O(in-neighbors).
-
-    By the graph, the weight of an unused update stays with the worker. By iteration, an update of step i counts
-    i − (k − s) + 1 times in step k, the worker's own too; before a skip, when k is the step before the one that is
-    skipped to and the own parameters are older than s steps, they still count once.
+    `edge_weights` are those of each in-neighbor in the graph; `step` is k, or the last skipped step, `own_step` the
+    step of the worker's own parameters, and `used` holds (source, step of its update), ascending. O(in-neighbors). With
+    weights `graph`, the weight of an unused update stays with the worker. With `iteration`, an update of step i counts
+    i − (k − s) + 1 times in step k, the worker's own too; before a skip, when k is the step before the destination and
+    the own parameters are older than s steps, they still count once.
     """
     if gap.weights is EdgeWeighting.GRAPH:
         taken = [edge_weights[source] for source, _ in used]

@@ -1,9 +1,9 @@
 """Partial collectives without tensors: which worker starts a round, its sum, and the use of its results.
 
-A round is a sum of gradients over all workers (partial all-reduce). It starts when some workers have arrived, and
-includes all of them.
+A round is a sum of gradients over all workers (partial all-reduce). It starts when enough workers have arrived, and
+includes all that have.
 
-A worker has two sides. Its *training* computes a gradient; it *calls*, which hands the gradient over, and takes
+A worker has two sides. Its *training* computes a gradient, *calls* (which hands the gradient over) and takes
 results. Its *thread* takes part in the rounds, strictly 0, 1, 2, …: it enters a round once that may start, with the
 gradients handed over by then, and is done with it when all workers have entered. Gradients computed during a round
 wait in the worker's buffer for the next one.
@@ -24,9 +24,9 @@ from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received
 from partreduce.topo.strategies.partial import LateGradientPolicy, MissedResultPolicy, PartialAllReduce, QuorumStart
 
 COMPUTING, CALLED, MEETING = range(3)
-"""What the training does: it computes, has called and waits for a result, or synchronizes its model."""
+"""The stages of the training: it computes, waits for a result after a call, or waits to average models."""
 GOES_ON = -2
-"""In place of the last round that a worker needs, while no worker has heard that it has ended."""
+"""Stands for the last round that a worker needs, until it is known that the worker has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,32 +38,32 @@ class Activate:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Message (quorum of a number): the sender has arrived for round `round`."""
+    """Message (if the quorum is a number): the sender has arrived for round `round`."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """Message (`synchronize_every`): the sender waits to average models at the beginning of round `round`."""
+    """Message (with `synchronize_every`): the sender waits to average models at the beginning of round `round`."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Message: the sender has no more data; `round` is the last one that it has arrived for (−1: none)."""
+    """Message: the sender has no more data; `round` is the last round for which it has arrived (−1: none)."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A worker's contribution to the sum of a round: the numbers of its gradients.
+    """Message: a worker's contribution to the sum of a round, given by the numbers of its gradients.
 
-    A driver with a collective starts it when shares are to be sent, and passes in the others' shares. Two fields are
-    for observers: `oldest` is how many rounds the worker had taken when it began to compute its oldest gradient (−1:
-    none), `ended` whether the worker has ended.
+    A driver with a real collective starts that instead of sending shares, and passes in the shares of the others.
+    Two fields are for observers: `oldest` is how many rounds the worker had taken when it began to compute its oldest
+    gradient (−1: none), `ended` whether the worker has ended.
     """
 
     round: int
@@ -73,28 +73,28 @@ class Share:
 
 
 class Call(Signal):
-    """Event: a gradient is computed and handed over to the thread."""
+    """Event of the training side: a gradient is computed and handed over to the thread."""
 
 
 class End(Signal):
-    """Event: the worker has no more data and from now on only takes results."""
+    """Event of the training side: the worker has no more data and from now on only takes results."""
 
 
 class Begin(Signal):
-    """Event: the thread enters its next round with the send buffer. Grace only affects when this happens."""
+    """Event of the thread: it enters its next round with the send buffer. `grace` only affects when this happens."""
 
 
 class Finish(Signal):
-    """Event: the sum of the round is complete."""
+    """Event of the thread: the sum of the round is complete."""
 
 
 class Take(Signal):
-    """Event: the training takes results and applies them."""
+    """Event of the training side: it takes results and applies them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The sum of a round: the number of gradients of each worker in it."""
+    """The sum of a round; `counts` is the number of gradients of each worker in it."""
 
     round: int
     counts: tuple[int, ...]
@@ -102,16 +102,16 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class PartialState:
-    """The state of one worker. Its gradients are numbered.
+    """The state of one worker under a partial collective. Its gradients are numbered.
 
     Training: `calls` made, `version` rounds taken, `stage`, whether it is `resting` for good; `buffer` holds the
     gradients that are in no round, `oldest` is the version with which the oldest of them was begun (−1: none). Thread:
     rounds `entered`, rounds `done`, `results` that wait for the training, `shares[w]` of worker w in rounds that are
     not done, `counted` own calls in the rounds done.
 
-    It knows 1 + the last round for which worker w has arrived (`arrived[w]`), the last round that w needs (`lasts[w]`),
-    and how many rounds may start (`activated`). `synchronized` is the round up to which models are averaged, `here[w]`
-    the one for which worker w waits.
+    Knowledge about others: `arrived[w]` is 1 + the last round for which worker w has arrived, `lasts[w]` the last round
+    that w needs, `activated` how many rounds may start. `synchronized` is the round up to which models are averaged,
+    `here[w]` the round for whose average worker w waits.
     """
 
     calls: int = 0
@@ -143,19 +143,20 @@ class PartialState:
 
 @dataclass(frozen=True)
 class Partial:
-    """All workers of a job under one setting; a `Machine`.
+    """The partial collectives of all workers under one setting; a `Machine`.
 
     A driver executes the notes: `("begun", round, calls)` empties the buffer into the round; `("finished", round,
     counts)` has the sum; `("taken", rounds, version)` applies these results, ascending, or their sum, and the worker
     has then taken `version` rounds; `("synchronized", round)` averages the models.
 
-    End of a run: a worker without data sends to all the last round that it has arrived for. A worker counts as arrived
-    if it has or still continues; when none continues, a round starts if it, or a later one, is the last of some worker.
-    So no round runs that no worker needs, and the last of all is the maximum of the rounds sent.
+    End of a run: a worker without data sends to all the last round for which it has arrived. For the quorum of a round,
+    workers that continue count as able to arrive. When none continues, a round starts if it, or a later one, is the
+    last round of some worker. So no round runs that no worker needs, and the last of all is the maximum of the rounds
+    sent.
 
-    `calls` is how many calls each worker makes before it ends, None if a driver decides; `initiators` under `majority`
-    the workers that start rounds, in turn, None if they are drawn. With `collective` threads exchange `Share` messages;
-    without it a thread may be done at any time after it has entered, for drivers with a collective.
+    `calls` is how many calls each worker makes before it ends, None if a driver decides; `initiators` are, under
+    `majority`, the workers that start rounds, in turn, None if they are drawn. With `collective` threads exchange
+    `Share` messages; without it a thread may be done at any time after it has entered, for drivers with a collective.
     """
 
     setting: PartialAllReduce
@@ -213,8 +214,8 @@ class Partial:
             case Received(source, Arrived(round_)):
                 known = max(state.arrived[source], round_ + 1)
                 heard = replace(state, arrived=replace_at(state.arrived, source, known))
-                # A worker whose next round this is has entered those before it, so these have started. A word thus
-                # replaces those before it of the same kind from the same worker, which may be lost then.
+                # A message about a round implies that the rounds before it have started, so it replaces earlier ones
+                # of the same kind from the same worker: those may be lost.
                 return self._started(process, _activating(heard, round_))
             case Received(source, Ended(last)):
                 return self._started(process, replace(state, lasts=replace_at(state.lasts, source, last)))
@@ -228,10 +229,13 @@ class Partial:
         is_over = state.last is not None and state.version == state.last + 1
         return is_over and state.resting and state.stage == COMPUTING
 
-    # Training.
+    # The training.
 
     def _called(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """The gradient joins the buffer; its worker counts for the next round it enters, by call for its own alone."""
+        """Add the gradient to the buffer; its worker arrives for the next round that its thread will enter.
+
+        With `count` call it only arrives for the call's own round.
+        """
         called = replace(
             state,
             calls=state.calls + 1,
@@ -244,7 +248,7 @@ class Partial:
         return self._come(process, called)
 
     def _ended(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """No more gradients come. Who has one left counts for the round that takes it; that is the last one."""
+        """End the worker: its last round is the one that takes its remaining gradient, or the last that it entered."""
         come, told = self._come(process, state) if state.buffer else (state, ())
         last = come.arrived[process] - 1
         ended = replace(come, resting=True, lasts=replace_at(come.lasts, process, last))
@@ -252,13 +256,14 @@ class Partial:
         return started, (*told, *actions, *self._to_others(process, Ended(last)))
 
     def _may_take(self, state: PartialState) -> bool:
-        """Whether there are results for a training that waits for them, or has ended."""
+        """Whether there are results, and the training waits for them or has ended."""
         return state.stage != MEETING and state.done > state.version
 
     def _taken(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """By call one result is taken, else all that are there, as who has ended does.
+        """Take results: one of them with `count` call, unless the worker has ended, else all that are there.
 
-        By call with `latest` a call that is behind takes the newest one, also when the one before took it.
+        With `count` call and `missed` latest, a call that is behind takes the newest result, even if the call before
+        took it.
         """
         taken, version = state.results, state.done
         left: tuple[Result, ...] = ()
@@ -278,18 +283,18 @@ class Partial:
         return met, (note, *self._to_others(process, Here(version)), *actions)
 
     def _met(self, state: PartialState) -> Outcome[PartialState]:
-        """Average the models once all workers wait for it."""
+        """Average the models once all workers wait for the average."""
         if state.stage != MEETING or min(state.here) < state.version:
             return state, ()
         return replace(state, stage=COMPUTING, synchronized=state.version), (Note(("synchronized", state.version)),)
 
-    # Who starts a round.
+    # The start of rounds.
 
     def _to_others(self, process: int, message: Hashable) -> tuple[Action, ...]:
         return tuple(Send(v, message) for v in range(self.num_workers) if v != process)
 
     def _come(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """The worker counts for the next round that its thread will enter, and tells those who count."""
+        """Record that this worker has arrived for its thread's next round; tell the others if they count arrivals."""
         if state.arrived[process] > state.entered:
             return state, ()
         come = replace(state, arrived=replace_at(state.arrived, process, state.entered + 1))
@@ -299,7 +304,7 @@ class Partial:
         return started, (*told, *actions)
 
     def _started(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """Activate the next round if this worker is the one to start it."""
+        """Activate the next round if its quorum has arrived and this worker is one that may start it."""
         open_ = state.entered
         if open_ < state.activated:
             return state, ()
@@ -307,7 +312,7 @@ class Partial:
         if (last := state.last) is not None:
             may_start = open_ <= last
         elif isinstance(quorum, int):
-            # Who has come counts also when it has ended since: what one worker takes for enough stays so for all.
+            # Arrivals of workers that have ended since still count: a quorum that one worker saw stays a quorum.
             come = [v for v, known in enumerate(state.arrived) if known > open_]
             may_start = self._is_quorate(len(come), len({*come, *going_on}))
         else:
@@ -318,27 +323,27 @@ class Partial:
             return state, ()
         started = _activating(state, open_ + 1)
         if going_on and isinstance(quorum, int):
-            return started, ()  # all workers hear of the same arrivals
+            return started, ()  # all workers receive the same arrivals
         return started, self._to_others(process, Activate(open_))
 
     def _is_quorate(self, come: int, counted: int) -> bool:
-        """Whether so many workers that have come are enough, of so many that have or may."""
+        """Whether `come` workers that have arrived are enough, out of `counted` that have arrived or still may."""
         return come >= self.setting.needed(counted)
 
     def _initiator(self, round_: int, going_on: Sequence[int]) -> int:
-        """Who starts a round under `majority`: the worker that is drawn, or the next one that continues."""
+        """Return the worker that starts a round under `majority`: the drawn one, or the next one that continues."""
         drawn = self._drawn(round_)
         return min(going_on, key=lambda v: (v - drawn) % self.num_workers)
 
     def _drawn(self, round_: int) -> int:
-        """Who starts a round under `majority`, drawn evenly, and apart from all else that is drawn from the seed."""
+        """Draw the worker that starts a round under `majority`, uniformly and from the seed and the round only."""
         if self.initiators:
             return self.initiators[round_ % len(self.initiators)]
         words = f"partreduce quorum, seed {self.setting.seed}, round {round_}"
         return int.from_bytes(shake_256(words.encode()).digest(8)) % self.num_workers
 
     def awaited(self, process: int, state: PartialState) -> tuple[int, ...]:
-        """The workers whose arrival may start the open round, as far as known; else all others."""
+        """Return the workers whose arrival may start the open round, as far as known; else all others."""
         going_on = _going_on(state)
         if self.setting.quorum is QuorumStart.MAJORITY and going_on:
             return (self._initiator(state.entered, going_on),)
@@ -348,7 +353,10 @@ class Partial:
     # The thread.
 
     def _may_begin(self, state: PartialState) -> bool:
-        """Once it is activated, and nothing of this worker holds it up: no full queue, no model to be synchronized."""
+        """Whether the thread may enter its next round.
+
+        The round must be activated, and neither a full queue nor a due average of models may delay it.
+        """
         if state.entered >= state.activated:
             return False
         if self.setting.missed is not MissedResultPolicy.LATEST:
@@ -357,7 +365,7 @@ class Partial:
         return not every or state.entered % every != 0 or state.synchronized == state.entered
 
     def _begun(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """What is there is taken along; what comes from now on waits for the next round."""
+        """Enter the next round with the gradients in the buffer; later gradients wait for the round after it."""
         share = Share(state.entered, state.buffer, state.oldest, state.resting)
         begun = replace(state, buffer=(), oldest=-1, entered=state.entered + 1)
         sent: tuple[Action, ...] = ()
@@ -368,7 +376,7 @@ class Partial:
         return started, (*sent, Note(("begun", share.round, share.gradients)), *actions)
 
     def _shared(self, state: PartialState, source: int, share: Share) -> PartialState:
-        """What a worker brings is kept for its round, in the order of rounds, unless it is known or that is done."""
+        """Keep a worker's share for its round, unless it is known already or the round is done."""
         known = state.shares[source]
         if share.round < state.done or share.round in [other.round for other in known]:
             return state
@@ -380,7 +388,7 @@ class Partial:
         return not self.collective or all(known and known[0].round == state.done for known in state.shares)
 
     def _finished(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """The result waits for the training, behind those before it or in their place."""
+        """End the running round: its result queues for the training, or with `missed` latest replaces older ones."""
         counts = tuple(len(known[0].gradients) for known in state.shares) if self.collective else ()
         result = Result(state.done, counts)
         done = replace(

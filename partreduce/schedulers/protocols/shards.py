@@ -20,35 +20,35 @@ from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received
 from partreduce.topo.strategies.server import Server
 
 CLOSED, COMPUTING, WAITING = range(3)
-"""What a worker does: it has no model to count progress from, computes, or waits for answers without computing."""
+"""The stages of a worker: it has no model to start from, computes, or waits for answers without computing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Event: a generation begins with the worker's parameters of this round, which initialize its own shard."""
+    """Event of a worker: a generation begins in this round; its parameters initialize the shards on its host."""
 
     round: int
 
 
 class Push(Signal):
-    """Event: a round is over, and its progress is sent to all shards."""
+    """Event of a worker: a round is over, and its progress is sent to all shards."""
 
 
 class Pull(Signal):
-    """Event: the worker requests the newest model, without progress."""
+    """Event of a worker: it requests the newest model, without progress."""
 
 
 class Take(Signal):
-    """Event: the worker takes the model that all shards have answered with."""
+    """Event of a worker: it takes the model with which all shards have answered."""
 
 
 class Drain(Signal):
-    """Event: answers are dropped and the generation ends, once the driver has seen all workers end a round."""
+    """Event of a worker: answers are dropped and the generation ends; the driver has seen all workers end a round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Message to a worker's own shard: a generation begins in a round, with the worker's parameters."""
+    """Message to the shard on a worker's host: a generation begins in a round, with the worker's parameters."""
 
     generation: int
     round: int
@@ -79,7 +79,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """The state of a worker: `round` is the next whose progress it sends, `missing` the shards that have not answered.
+    """The state of a worker: `round` is the next round whose progress it sends, `missing` the shards that must answer.
 
     `under_way` is whether the answer to its last request is not yet taken or dropped.
     """
@@ -94,7 +94,7 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """The state of a shard: for each worker the round of its last progress, and its last request.
+    """The state of a shard: for each worker the round of its last progress (`rounds`), and its last request (`heard`).
 
     `waiting` has for each worker the request that is not answered yet (0: none), `early` the requests of a generation
     that has not begun here.
@@ -109,7 +109,10 @@ class ShardState:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The actions of workers if no driver decides: number of rounds, and the rounds before which they pull or drain."""
+    """A fixed script for workers without a driver.
+
+    `rounds` is the number of rounds; before the rounds `pulls` and `drains` workers pull the model or drain.
+    """
 
     rounds: int
     pulls: tuple[int, ...] = ()
@@ -121,7 +124,10 @@ ServerState = WorkerState | ShardState
 
 @dataclass(frozen=True)
 class Shards:
-    """The protocol of all workers and shards; a `Machine`. Without `plan` workers may do all that it allows."""
+    """The parameter server's protocol, of all workers and shards; a `Machine`.
+
+    Without `plan` workers may execute any event that the protocol allows.
+    """
 
     num_workers: int
     hosts: tuple[int, ...]
@@ -147,13 +153,13 @@ class Shards:
         return (WorkerState() if process < self.num_workers else ShardState()), ()
 
     def ready(self, process: int, state: ServerState) -> Sequence[Hashable]:  # noqa: ARG002 - the state says it all
-        """The events that a worker may execute; none for a shard, which only answers."""
+        """Return the events that a worker may execute; none for a shard, which only answers."""
         if isinstance(state, ShardState):
             return ()
         if state.stage == CLOSED:
             return (Open(state.round),)
         if state.missing:
-            return ()  # under overlap too: a round that is computed meanwhile ends when the answers are there
+            return ()  # also with delay: a round that computes meanwhile ends when the answers have arrived
         if state.stage == WAITING:
             return (Take(),)
         return (Push(), Pull(), Drain()) if self.plan is None else self._planned(self.plan, state)
@@ -201,14 +207,14 @@ class Shards:
         raise AssertionError(f"not an event of a worker: {event}")
 
     def _asks(self, state: WorkerState, request: Progress | Ask) -> Outcome[ServerState]:
-        """A request to all shards; the answer to the one before it is taken first."""
+        """Send a request to all shards; the answer to the request before it is taken first."""
         after = replace(state, number=request.number, under_way=True, missing=frozenset(self.shards))
         return after, (*_note_taken(state), *(Send(shard, request) for shard in self.shards))
 
     def _opened(self, state: ShardState, generation: int, round_: int) -> Outcome[ServerState]:
-        """The shard restarts and then handles the requests that arrived too early."""
+        """Begin a generation at a shard, and then handle the requests that arrived too early."""
         if generation <= state.generation:
-            return state, ()  # this word has come before
+            return state, ()  # a duplicate
         n = self.num_workers
         after: ServerState = ShardState(generation, (round_,) * n, (0,) * n, (0,) * n)
         actions: tuple[Action, ...] = (Note(("opened", generation)),)
@@ -219,11 +225,11 @@ class Shards:
         return after, actions
 
     def _requested(self, state: ShardState, source: int, request: Progress | Ask) -> Outcome[ServerState]:
-        """Progress is added up, whatever its age; then workers that may continue are answered."""
+        """Add a worker's progress, whatever its age, then answer the workers that may continue."""
         if request.generation > state.generation:
             return replace(state, early=(*state.early, (source, request))), ()
         if request.generation < state.generation:
-            # Its worker has drained, or waits for this answer to do so: it is dropped there, like the progress here.
+            # Its worker has drained, or waits for this answer to drain: it drops the answer, like the progress here.
             return state, (Note(("dropped", source, request.number)), Send(source, Answer(request.number)))
         if request.number <= state.heard[source]:
             return state, (Note(("dropped", source, request.number)),)
@@ -247,7 +253,7 @@ class Shards:
         return replace(state, waiting=waiting), tuple(Send(worker, Answer(state.waiting[worker])) for worker in ready)
 
     def finished(self, process: int, state: ServerState) -> bool:  # noqa: ARG002 - as in Finishing
-        """Whether the plan is carried out; a shard may rest at any time."""
+        """Whether the process has executed its plan; a shard may rest at any time."""
         if isinstance(state, ShardState):
             return True
         return self.plan is not None and state.round == self.plan.rounds and not state.under_way
@@ -258,6 +264,6 @@ def _note_taken(state: WorkerState) -> tuple[Action, ...]:
 
 
 def shards_of(strategy: Server, num_workers: int, plan: Plan | None = None) -> Shards:
-    """The protocol of a schedule; a synchronous server has no staleness and answers when a round is complete."""
+    """Return the protocol of a schedule; a synchronous server has staleness 0: it answers when a round is complete."""
     staleness = 0 if strategy.synchronous else strategy.staleness
     return Shards(num_workers, strategy.hosts, staleness, strategy.is_delayed, plan)

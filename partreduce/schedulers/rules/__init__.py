@@ -1,1 +1,1 @@
-"""Rule families grouped by topic; `algebra` fits them to a cluster, and `schedulers.catalogue.rules` lists them."""
+"""Families of rules, one topic per file; `algebra` fits them to a cluster, `schedulers.catalogue.rules` lists them."""

@@ -1,4 +1,4 @@
-"""Build strategies from rules for any cluster, including one with unequal nodes."""
+"""Turn a rule into a strategy for any cluster, including one with unequal nodes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGro
 
 
 def all_digits(num_nodes: int) -> tuple[int, ...]:
-    """Radices that treat all nodes equally: one digit, or none for a single node."""
+    """Return radices that treat all nodes equally: one digit, or none for a single node."""
     return (num_nodes,) if num_nodes > 1 else ()
 
 
 def local_ranks(cluster: Cluster) -> tuple[int, ...]:
-    """The local ranks of the largest node."""
+    """Return the local ranks of the largest node."""
     if cluster.workers_per_node is not None:
         return tuple(range(cluster.workers_per_node))
     return tuple(range(int(cluster.node_sizes().max())))
 
 
 def static(cluster: Cluster, rule: RulePhases) -> StaticGroups:
-    """The rule on a cluster as a strategy: in rule form for equal nodes, in explicit groups otherwise.
+    """Return the strategy of a rule on a cluster: in rule form for equal nodes, else with explicit groups.
 
     Blocks with a single worker are left out, so that every group has at least two. On an irregular cluster a block has
     those of its local ranks that exist.

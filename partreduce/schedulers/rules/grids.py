@@ -1,6 +1,6 @@
 """Average workers or whole nodes on a mixed-radix grid along one axis per phase, exact after the last axis.
 
-These are the hyper-cuboid, its case of pairs (one-peer hypercube) and grids of whole nodes (node digits).
+These are the hyper-cuboid, the one-peer hypercube (its special case of pairs) and grids of whole nodes (node digits).
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from partreduce.topo.rule import Block, RulePhase, strides_of
 from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGroups
 
 MAX_RULE_NODE = 4096
-"""A rule names every local rank; nodes with more workers than this get explicit groups."""
+"""The most workers of a node for which a rule is written, since a rule names every local rank; else explicit groups."""
 
 
 def grid_rule(node_radices: tuple[int, ...], local_radices: tuple[int, ...]) -> RulePhases:
-    """Axes inside the node first, then across nodes: one phase per radix, each worker in one group per phase."""
+    """Return the rule of a grid, with axes inside the node first, then across nodes: one phase per radix.
+
+    Each worker is in one group per phase.
+    """
     size = prod(local_radices)
     phases: list[RulePhase] = [_local_axis(local_radices, axis) for axis in range(len(local_radices))]
     phases.extend(
@@ -39,7 +42,7 @@ def _local_axis(radices: tuple[int, ...], axis: int) -> RulePhase:
 
 
 def grid_phases(num_workers: int, factors: tuple[int, ...]) -> tuple[Phase, ...]:
-    """One phase per factor: the blocks {i + m·Π_{j<l} f_j}. O(n log n) per phase, vectorized.
+    """Return one phase per factor f_l, with the groups {i + m·Π_{j<l} f_j}. O(n log n) per phase, vectorized.
 
     The grid may have empty cells (factors whose product is above n): groups at its edge are then smaller.
     """
@@ -53,7 +56,7 @@ def grid_phases(num_workers: int, factors: tuple[int, ...]) -> tuple[Phase, ...]
 
 
 def hyper_cuboid(cluster: Cluster, max_group: int | None, factors: tuple[int, ...] | None) -> StaticGroups:
-    """The hyper-cuboid schedule, one phase per factor of n; by default the fewest factors ≤ `max_group`.
+    """Return the hyper-cuboid schedule, one phase per factor of n; by default the fewest factors ≤ `max_group`.
 
     Without `factors` it is a rule if axes can follow the nodes without another phase; else it has explicit groups.
     """
@@ -74,7 +77,7 @@ def hyper_cuboid(cluster: Cluster, max_group: int | None, factors: tuple[int, ..
 
 
 def default_group(cluster: Cluster) -> int:
-    """The default largest group: the largest node, or more if the prime factors of n require it."""
+    """Return the default largest group: the largest node, or more if the prime factors of n require it."""
     return max(
         int(cluster.node_sizes().max()) if not cluster.is_regular else cluster.workers_per_node or 1,
         largest_prime_factor(cluster.num_workers),
@@ -85,7 +88,10 @@ def default_group(cluster: Cluster) -> int:
 def hyper_cuboid_unsupported_reason(
     cluster: Cluster, max_group: int | None, factors: tuple[int, ...] | None
 ) -> str | None:
-    """Why there is no such hyper-cuboid: a prime factor of n exceeds the largest group; None if there is one."""
+    """Return why there is no such hyper-cuboid (a prime factor of n exceeds the largest group).
+
+    The result is None if there is one.
+    """
     count = cluster.num_workers
     prime = largest_prime_factor(count)
     if factors is not None:
@@ -106,7 +112,7 @@ def hyper_cuboid_unsupported_reason(
 
 
 def one_peer_hypercube(cluster: Cluster) -> StaticGroups:
-    """One-peer hypercube: phase k pairs rank i with i xor 2^k; in rule form if nodes are equal."""
+    """Return the one-peer hypercube: phase k pairs rank i with i xor 2^k; in rule form if nodes are equal."""
     if cluster.workers_per_node is not None and cluster.workers_per_node <= MAX_RULE_NODE:
         across, inside = ceil_log(cluster.num_nodes), ceil_log(cluster.workers_per_node)
         rule = grid_rule((2,) * across, (2,) * inside)
@@ -117,14 +123,14 @@ def one_peer_hypercube(cluster: Cluster) -> StaticGroups:
 
 
 def node_digits(cluster: Cluster, radices: tuple[int, ...] | None) -> StaticGroups:
-    """Grid of nodes: phase d averages all workers of the nodes that agree on every digit except d."""
+    """Return the grid of nodes: phase d averages all workers of the nodes that agree on every digit except d."""
     chosen = prime_factors(cluster.num_nodes) if radices is None else radices
     ranks = local_ranks(cluster)
     return static(cluster, RulePhases(chosen, tuple((Block(ranks, (d,)),) for d in range(len(chosen)))))
 
 
 def node_digits_unsupported_reason(cluster: Cluster, radices: tuple[int, ...] | None) -> str | None:
-    """Why the radices do not fit: their product must be the number of nodes; None if it is."""
+    """Return why the radices do not fit (their product must be the number of nodes); None if they fit."""
     if cluster.num_nodes < 2:
         return "there is 1 node; use allreduce"
     if radices is not None and (any(radix < 2 for radix in radices) or prod(radices) != cluster.num_nodes):

@@ -1,4 +1,4 @@
-"""Build nested averages: often inside nodes (or pairs of a node), sometimes inside racks, rarely over all workers.
+"""Nested averages: often inside nodes (or pairs of a node), sometimes inside racks, rarely over all workers.
 
 Among them are Prague's fixed schedules: its Figure 10, and inter-intra synchronization with fixed or rotating heads.
 Sources: hierarchical local SGD of Lin, Stich, Patel, Jaggi, Don't use large mini-batches, use local SGD, ICLR 2020;
@@ -18,25 +18,31 @@ from partreduce.topo.strategies.static import RulePhases, StaticGroups
 
 MAX_PERIOD = 100_000
 MAX_ROTATING = 256
-"""Rotating heads need two phases a worker of the largest node."""
+"""The most workers of a node for rotating heads, which need two phases for each of them."""
 
 
 def node_then_all(cluster: Cluster, node_rounds: int) -> StaticGroups:
-    """`node_rounds` averages inside each node, then one over all workers."""
+    """Return `node_rounds` averages inside each node, followed by one over all workers."""
     ranks, radices = local_ranks(cluster), all_digits(cluster.num_nodes)
     everyone = Block(ranks, tuple(range(len(radices))))
     return static(cluster, RulePhases(radices, ((Block(ranks),),) * node_rounds + ((everyone,),)))
 
 
 def lone_workers_unsupported_reason(so: str, cluster: Cluster, **rounds: int) -> str | None:
-    """Why rounds inside nodes are useless here: every node has one worker; None otherwise. `so` ends the sentence."""
+    """Return why rounds inside nodes are useless (every node has one worker); None if they are not.
+
+    `so` ends the sentence.
+    """
     if len(local_ranks(cluster)) < 2:
         return f"every node has 1 worker, so {so}; use allreduce(every={sum(rounds.values()) + 1})"
     return None
 
 
 def pairs_pairs_all(cluster: Cluster, pair_rounds: int) -> StaticGroups:
-    """`pair_rounds` rounds of pairs inside nodes, even and odd ones in turn, then one over all workers."""
+    """Return `pair_rounds` rounds of pairs inside nodes, followed by one over all workers.
+
+    Pairs begin at even and odd local ranks in turn.
+    """
     ranks = local_ranks(cluster)
     radices = all_digits(cluster.num_nodes)
     phases = [_pairs(len(ranks), t % 2) for t in range(pair_rounds)]
@@ -45,7 +51,7 @@ def pairs_pairs_all(cluster: Cluster, pair_rounds: int) -> StaticGroups:
 
 
 def _pairs(size: int, shift: int) -> tuple[Block, ...]:
-    """Neighboring local ranks in pairs, starting at `shift` (0 or 1) and closing the ring when `size` is even."""
+    """Return neighboring local ranks in pairs, from `shift` (0 or 1) on, closing the ring when `size` is even."""
     pairs = [(first, first + 1) for first in range(shift, size - 1, 2)]
     if shift and size % 2 == 0:
         pairs.append((0, size - 1))
@@ -53,7 +59,7 @@ def _pairs(size: int, shift: int) -> tuple[Block, ...]:
 
 
 def hierarchy(cluster: Cluster, levels: tuple[int, ...] | None, rounds: int) -> StaticGroups:
-    """Nested averages: each level has `rounds` rounds before one round of the next larger level.
+    """Return nested averages: each level has `rounds` rounds before one round of the next larger level.
 
     Level 0 is the node, level 1 the nodes that share all digits except the last, and so on up to all nodes.
     """
@@ -66,7 +72,7 @@ def hierarchy(cluster: Cluster, levels: tuple[int, ...] | None, rounds: int) -> 
 
 
 def default_levels(cluster: Cluster) -> tuple[int, ...]:
-    """The levels of the cluster's switches if regular, else racks × nodes, as square as possible."""
+    """Return the levels of the cluster's switches if these are regular, else racks × nodes, as square as possible."""
     num_nodes = cluster.num_nodes
     if cluster.hardware is not None and cluster.hardware.switches:
         known = regular_levels(cluster.hardware.shared_switches(num_nodes), num_nodes)
@@ -77,12 +83,12 @@ def default_levels(cluster: Cluster) -> tuple[int, ...]:
 
 
 def _firsts(cluster: Cluster, radices: tuple[int, ...]) -> range:
-    """The first digit that each level spans, the smallest level first; nodes of one worker are no level."""
+    """Return the first digit that each level spans, the smallest level first; nodes of one worker are no level."""
     return range(len(radices) - (len(local_ranks(cluster)) < 2), -1, -1)
 
 
 def hierarchy_unsupported_reason(cluster: Cluster, levels: tuple[int, ...] | None, rounds: int) -> str | None:
-    """Why there is no such hierarchy: levels do not multiply to the number of nodes, or the period is too long."""
+    """Return why there is no such hierarchy (levels do not fit the nodes, too long a period); None if there is one."""
     chosen = default_levels(cluster) if levels is None else levels
     if any(radix < 2 for radix in chosen) or prod(chosen) != cluster.num_nodes:
         nearest = "x".join(map(str, default_levels(cluster)))
@@ -99,17 +105,18 @@ def hierarchy_unsupported_reason(cluster: Cluster, levels: tuple[int, ...] | Non
 
 
 def figure_10_rule(num_nodes: int, workers_per_node: int) -> RulePhases:
-    """Prague's Figure 10 for `num_nodes` nodes of `workers_per_node` workers; LW is the local rank.
+    """Return Prague's Figure 10 for `num_nodes` nodes of `workers_per_node` workers; LW is the local rank.
 
     As published, for 4 workers on a node and an even number of nodes: phase 0 averages LW0 of all nodes and LW2+LW3
     inside each node (LW1 skips); phases 1 and 3 average every node; phase 2 averages LW0+LW3 inside each node and LW1
     with LW1 of the opposite node on the ring (LW2 skips).
 
-    The generalization keeps the four roles:
+    The generalization keeps the roles of the local ranks:
+
     * LW0 is the head (across all nodes in phase 0), LW1 the bridge (across opposite nodes in phase 2);
-    * the crew are all others: inside each node in phase 0; in phase 2 it joins the head without its first worker,
-      which skips. With 3 workers on a node the crew is one worker, which skips phase 0 and joins the head in phase 2;
-      with 2 there is no crew and the head skips phase 2.
+    * the crew are all others: they average inside each node in phase 0; in phase 2 they join the head without their
+      first worker, which skips. With 3 workers on a node the crew is one worker, which skips phase 0 and joins the head
+      in phase 2; with 2 there is no crew and the head skips phase 2.
     * An odd number of nodes has no opposite nodes. The bridge then averages over the p nodes at equal distances
       on the ring, p the smallest prime factor of the number of nodes (p = 2 is "opposite").
 
@@ -131,12 +138,15 @@ def figure_10_rule(num_nodes: int, workers_per_node: int) -> RulePhases:
 
 
 def figure_10(cluster: Cluster) -> StaticGroups:
-    """Prague's Figure 10 on a cluster; explicit groups if nodes are unequal."""
+    """Return Prague's Figure 10 on a cluster, with explicit groups if nodes are unequal."""
     return static(cluster, figure_10_rule(cluster.num_nodes, len(local_ranks(cluster))))
 
 
 def inter_intra(cluster: Cluster) -> StaticGroups:
-    """Prague's inter-intra schedule: heads (local rank 0) across nodes and others inside nodes; then whole nodes."""
+    """Return Prague's inter-intra schedule, of two phases.
+
+    Heads (local rank 0) average across nodes while the others average inside nodes; then whole nodes average.
+    """
     ranks = local_ranks(cluster)
     radices = all_digits(cluster.num_nodes)
     inter = (Block((0,), tuple(range(len(radices)))), Block(ranks[1:]))
@@ -144,7 +154,10 @@ def inter_intra(cluster: Cluster) -> StaticGroups:
 
 
 def rotating_heads(cluster: Cluster) -> StaticGroups:
-    """Inter-intra with rotating heads: each local rank in turn averages across nodes; then whole nodes average."""
+    """Return inter-intra with rotating heads.
+
+    Each local rank in turn averages across nodes while the others average inside nodes; then whole nodes average.
+    """
     ranks = local_ranks(cluster)
     radices = all_digits(cluster.num_nodes)
     digits = tuple(range(len(radices)))
@@ -155,7 +168,7 @@ def rotating_heads(cluster: Cluster) -> StaticGroups:
 
 
 def rotating_heads_unsupported_reason(cluster: Cluster) -> str | None:
-    """Why there is no such schedule: no node has two workers, or the period is too long; None if there is one."""
+    """Return why there is no such schedule (no node has two workers, or too long a period); None if there is one."""
     size = len(local_ranks(cluster))
     if size < 2:
         return "every node has 1 worker, so there is no head to rotate; use allreduce"

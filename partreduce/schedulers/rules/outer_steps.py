@@ -1,4 +1,4 @@
-"""Build schedules with outer steps: workers or regions train alone, and at intervals take an outer step together.
+"""Schedules with outer steps: workers or regions train separately, and at intervals take an outer step together.
 
 Sources: Douillard et al., DiLoCo: distributed low-communication training of language models, 2023 (arXiv 2311.08105),
 and Streaming DiLoCo with overlapping communication, 2025 (arXiv 2501.18512).
@@ -24,14 +24,14 @@ from partreduce.topo.strategies.static import RulePhases, StaticGroups
 def diloco(
     cluster: Cluster, *, every: int, fragments: int, late: int, alpha: float, lr: float, momentum: float
 ) -> AllReduce:
-    """(Streaming) DiLoCo: every `every` steps an outer step of each of `fragments` parts, merged `late` steps late."""
+    """Return (Streaming) DiLoCo: every `every` steps an outer step of each of `fragments`, merged `late` steps late."""
     del cluster
     sync = DelayedMerge(steps=late, alpha=Fraction(str(alpha))) if late or alpha else SYNCHRONOUS
     return AllReduce(steps_per_round=every, sync=sync, payload=Payload(outer=_outer(lr, momentum), fragments=fragments))
 
 
 def diloco_unsupported_reason(cluster: Cluster, **parameters: float) -> str | None:
-    """Why these parameters are invalid; None if they are valid."""
+    """Return why these parameters are invalid; None if they are valid."""
     try:
         diloco(cluster, **parameters).check(cluster)  # type: ignore[arg-type]
     except ScheduleError as error:
@@ -40,7 +40,10 @@ def diloco_unsupported_reason(cluster: Cluster, **parameters: float) -> str | No
 
 
 def regions_diloco(cluster: Cluster, regions: int | None, every: int, lr: float, momentum: float) -> StaticGroups:
-    """DiLoCo between regions: workers of a region average in each step; every `every` steps all take an outer step."""
+    """Return DiLoCo between regions: workers of a region average in each step.
+
+    Every `every` steps all workers take an outer step together.
+    """
     ranks, radices = local_ranks(cluster), _radices(cluster, regions)
     own, everyone = (Block(ranks, tuple(range(first, len(radices)))) for first in (1, 0))
     found = static(cluster, RulePhases(radices, ((own,),) * (every - 1) + ((everyone,),)))
@@ -50,7 +53,7 @@ def regions_diloco(cluster: Cluster, regions: int | None, every: int, lr: float,
 def regions_diloco_unsupported_reason(
     cluster: Cluster, regions: int | None, every: int, lr: float, momentum: float
 ) -> str | None:
-    """Why there is no such schedule: it needs two or more equal regions with several workers each; else None."""
+    """Return why there is no such schedule (it needs two or more equal regions of several workers); else None."""
     del lr, momentum
     if regions is not None and (regions < 2 or cluster.num_nodes % regions):
         return f"{cluster.num_nodes} nodes are not {regions} regions of as many; give a divisor of the nodes, 2 or more"
@@ -67,7 +70,10 @@ def _outer(lr: float, momentum: float) -> OuterStep:
 
 
 def _radices(cluster: Cluster, regions: int | None) -> tuple[int, ...]:
-    """Regions, and the nodes of one: as given, else below the largest switches where these are regular, else nodes."""
+    """Return the radices (regions, nodes of a region).
+
+    Without `regions` a region is what the largest switches hold if these are regular, else a node.
+    """
     count = cluster.num_nodes
     if regions is None:
         switches = () if cluster.hardware is None else cluster.hardware.shared_switches(count)

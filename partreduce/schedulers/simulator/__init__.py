@@ -1,1 +1,1 @@
-"""Run the same schedules and protocols in virtual time, without torch, threads or waiting."""
+"""Simulate schedules and protocols in virtual time, without torch, threads or waiting."""

@@ -1,9 +1,9 @@
-"""Run protocols without fixed rounds in virtual time: groups of the group generator, and AD-PSGD's pairs.
+"""Simulate protocols without fixed rounds: groups of the group generator, and AD-PSGD's pairs.
 
 A worker's request for a group and its answer take no time, since the real request is sent a round ahead. A group begins
 when its last member has computed and is out of older groups. A passive worker of a pair only computes: it answers
-during its computing and never waits; a question and its answer carry the model. Sums and models share the links with
-all concurrent ones (`network`).
+during its computing and never waits; a request and its answer carry the model. All-reduces and models share the links
+with all concurrent ones (`network`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from partreduce.topo.timing import loads
 from partreduce.topo.timing.loads import Loads
 
 COST_UNIT = 1e-6
-"""Seconds in which workers tell the generator what a round takes them to compute, as at run time."""
+"""The unit, in seconds, in which workers report the compute time of a round to the generator, as at run time."""
 
 
 class GroupTiming(Recorder):
     """The durations of the rounds and groups of a `GroupSystem`.
 
-    `group` gives the seconds of a group's operation, or its load on `network`. `on_round` is called in order of time
+    `group` returns the seconds of a group's operation, or its load on `network`. `on_round` is called in order of time
     for every worker that ends a round, with the number and the members of its group, which are empty in a round without
     a group. Groups that a worker joins after its last round belong to no round.
     """
@@ -54,11 +54,14 @@ class GroupTiming(Recorder):
         self._late: dict[int, Step] = {}
 
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float:  # noqa: ANN401, ARG002
-        """The seconds of a round's computing; 0 if it was computed before the request, or no round is left."""
+        """Return the seconds of a round's computing; 0 if it was computed before the request, or no round is left."""
         return 0.0 if state.ask.computed or state.ask.last else self.seconds[state.rounds][process]
 
     def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002
-        """The average of a worker's group that an `Enter` event begins, with its members; None for other events."""
+        """Return the average of a worker's group that an `Enter` event begins, with its members.
+
+        The result is None for other events.
+        """
         if not isinstance(event, Enter):
             return None
         return Meeting(state.seq, state.members, self.group(state.members))
@@ -79,13 +82,16 @@ class GroupTiming(Recorder):
 def group_machine(
     setting: GeneratorSetting, timing: GroupTiming, *, rounds: int, costs: tuple[int, ...] = (), seed: int = 0
 ) -> VirtualMachine:
-    """The workers and the generator in virtual time: `rounds` rounds per worker, draws from the setting's seed."""
+    """Return a simulator of the workers and the generator.
+
+    Every worker runs `rounds` rounds; groups are drawn from the setting's seed.
+    """
     system = GroupSystem(setting, rounds=rounds, collective=False, ways=None, costs=costs)
     return VirtualMachine(system, timing, seed=seed)
 
 
 def run_groups(case: Case) -> Timeline:
-    """Run the group generator in virtual time. O(num_rounds · n) requests of O(n) each, plus concurrent groups."""
+    """Simulate the group generator. O(num_rounds · n) requests of O(n) each, plus concurrent groups."""
     strategy, cluster = case.schedule.strategy, case.schedule.cluster
     assert isinstance(strategy, DynamicGroups), "the registry chose this function"
     count, size, seconds = cluster.num_workers, case.size(), case.seconds()
@@ -102,14 +108,14 @@ def run_groups(case: Case) -> Timeline:
         if not members:
             return
         left[seq] = left.get(seq, len(members)) - 1
-        if not left[seq]:  # the last member leaves, at the instant of all
+        if not left[seq]:  # the last member leaves; all leave at the same instant
             del left[seq]
             for listener in (heard, *case.listeners):
                 listener.meet(members, done_rounds)
 
     network = Network(cluster, case.hardware)
     timing = GroupTiming(seconds, group, note, network)
-    # At run time a worker reports the least of its last rounds, so that a disturbance does not make it a slow one.
+    # At run time a worker reports its fastest recent round, so that one disturbance does not make it slow.
     costs = tuple(max(1, round(least / COST_UNIT)) for least in seconds.min(axis=0).tolist())
     setting = GeneratorSetting.of(strategy, cluster)
     group_machine(setting, timing, rounds=case.num_rounds, costs=costs, seed=case.seed).run()
@@ -120,7 +126,7 @@ class PairTiming(Recorder):
     """The durations of the rounds of a `Pairing`'s active workers; models are sent on `network`, or take no time.
 
     With `is_delayed` the next round computes while the exchange runs, instead of after it. `on_exchange` is called with
-    the asking worker, the answering worker and the time at which the answer arrives.
+    the requesting worker, the answering worker and the time at which the answer arrives.
     """
 
     def __init__(
@@ -141,7 +147,7 @@ class PairTiming(Recorder):
         return self.seconds[round_][process] if round_ < len(self.seconds) else None
 
     def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
-        """The seconds of a message; questions and answers both carry the model."""
+        """Return the seconds of a message; requests and answers both carry the model."""
         if self.network is None:
             return 0.0
         self.network.send(source, to, self._num_bytes, (source, to, message))
@@ -152,7 +158,7 @@ class PairTiming(Recorder):
         return not self.is_delayed and isinstance(message, Answer)
 
     def picked(self, offered: Sequence[Hashable], *, pending: bool, rng: np.random.Generator) -> Sequence[Hashable]:
-        """The neighbor that the worker asks in this round, drawn at random from those offered."""
+        """Draw the neighbor that the worker asks in this round from those offered."""
         return () if pending else (offered[int(rng.integers(len(offered)))],)
 
     def happened(self, step: Step) -> None:
@@ -164,7 +170,7 @@ class PairTiming(Recorder):
             self.done[worker] += 1
         if is_answer:
             self.on_exchange(worker, step.event.source, step.end)
-        # Under overlap an exchange stands in the row of the round that computes meanwhile; the last one in none.
+        # With delay, an exchange is recorded in the row of the round that computes meanwhile; the last one in none.
         row = self.done[worker] - (not self.is_delayed)
         if row < len(self.seconds) and isinstance(step.event, Choose):
             self.start[row, worker] = self.end[row, worker] = step.end
@@ -173,11 +179,11 @@ class PairTiming(Recorder):
 
 
 def run_pairs(case: Case) -> Timeline:
-    """Run AD-PSGD's pairing in virtual time. O(num_rounds · n · neighbors), plus messages on the links."""
+    """Simulate AD-PSGD's pairing. O(num_rounds · n · neighbors), plus messages on the links."""
     strategy, cluster = case.schedule.strategy, case.schedule.cluster
     assert isinstance(strategy, Pairwise), "the registry chose this function"
     count, seconds = cluster.num_workers, case.seconds()
-    ends = np.cumsum(seconds, axis=0)  # (num_rounds, n), of who never waits
+    ends = np.cumsum(seconds, axis=0)  # (num_rounds, n), if a worker never waits
     passive = np.setdiff1d(np.arange(count), strategy.active)
     heard = IndirectAge(case.worker_steps())
 

@@ -1,4 +1,4 @@
-"""Define the inputs of every run in virtual time, for any protocol of the schedule."""
+"""The inputs of a simulated run, for any protocol of the schedule."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from partreduce.topo.timing.tables import Exchange
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The inputs of a run: a schedule, the hardware and compute times, and the number of rounds.
+    """The inputs of a simulated run: a schedule, the hardware and compute times, and the number of rounds.
 
-    `seed` is that of jitter, of disturbances and of draws of partners, `model_bytes` the model's size unless the
+    `seed` is that of jitter, of stragglers and of draws of partners, `model_bytes` the model's size unless the
     hardware has one, and `algorithm` the all-reduce algorithm. `exchange` is the cost of separate tables in each step,
-    None without them. `listeners` receive the actions of workers in kinds without common rounds.
+    None without them. `listeners` are called for the actions of workers in kinds without common rounds.
     """
 
     schedule: Schedule
@@ -36,19 +36,25 @@ class Case:
     listeners: tuple[Any, ...] = ()
 
     def worker_steps(self) -> npt.NDArray[np.int64]:
-        """Steps per round of every worker, shape (num_workers,)."""
+        """Return the steps per round of every worker, shape (num_workers,)."""
         return self.schedule.worker_steps()
 
     def size(self) -> int:
         return size_or_one(self.hardware, self.model_bytes)
 
     def seconds(self) -> npt.NDArray[np.float64]:
-        """Seconds that every worker computes in every round, shape (num_rounds, num_workers); fixed by the seed."""
+        """Return the seconds that every worker computes in every round, shape (num_rounds, num_workers).
+
+        They are fixed by the seed.
+        """
         worker_steps, rng = self.worker_steps(), np.random.default_rng(self.seed)
         return np.array([seconds[0] for seconds in self.compute.rounds(worker_steps, self.num_rounds, rng)])
 
     def seconds_of_steps(self) -> npt.NDArray[np.float64]:
-        """Seconds that workers compute in each step, (num_rounds, k, num_workers); all take k steps in a round."""
+        """Return the seconds that workers compute in each step, (num_rounds, k, num_workers).
+
+        All take k steps in a round.
+        """
         rng, count, steps = np.random.default_rng(self.seed), self.schedule.num_workers, int(self.worker_steps().max())
         listed = [self.compute.step_seconds(count, step, rng)[0] for step in range(self.num_rounds * steps)]
         return np.array(listed).reshape(self.num_rounds, steps, count)

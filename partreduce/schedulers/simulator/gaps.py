@@ -1,11 +1,11 @@
-"""Run Hop in virtual time: the runtime's protocol object, with seconds for computing and for updates.
+"""Simulate Hop: the runtime's protocol object, with seconds for computing and for updates.
 
-A worker begins to compute when it enters a step, in both orders. In the serial order it sends when that is done and
-then waits; in the parallel order it sends at once and reduces when the updates are there and the computing is done. An
-update carries the model and queues on the links (`in_turn`); a token or an acknowledgement takes only the latency of
+A worker begins to compute when it enters a step, in both update orders. With adapt-then-combine it sends when that is
+done and then waits; with D-PSGD it sends at once and reduces when the updates have arrived and the computing is done.
+An update carries the model and queues on the links (`InTurn`); a token or an acknowledgement takes only the latency of
 its path.
 
-Rounds are steps: a run of `num_rounds` lets every worker go until it has entered step num_rounds. A step that is
+Rounds are steps: a run of `num_rounds` continues until every worker has entered step num_rounds. A step that is
 skipped counts, since the worker is as far as the others then; its row is empty: begun, computed and finished at the
 instant of the skip. No worker sends an update of step num_rounds, and no worker needs one to get there.
 """
@@ -48,11 +48,12 @@ class GapTiming(Recorder):
     """The durations of the steps of a `Hop`, whose updates of `num_bytes` and tokens are sent on `links`.
 
     It also records when each step was `reduced`, and in `order` the rank of the instant at which it was left. `fill`
-    (num_workers,) is the largest number of updates that a queue held. Listeners get every update, reduce and step.
+    (num_workers,) is the largest number of updates that a queue held. Listeners are called for every update, reduce and
+    step.
     """
 
     sees_messages = False
-    keeps_order = True  # whatever stands in line stays in it, and tokens overtake updates, as they do at run time
+    keeps_order = True  # queued messages keep their order, and tokens overtake updates, as at run time
 
     def __init__(
         self,
@@ -72,11 +73,11 @@ class GapTiming(Recorder):
         self.skipped, self.fill = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
         self._entered, self._sent = [0.0] * count, [0.0] * count
         self.now = 0.0
-        """When the events of listeners happen."""
+        """The time of the event for which listeners are called."""
         self._entries = 0
 
     def work(self, process: int, state: HopState, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
-        """The seconds of a step's computing: before the worker sends (serial order), or while it waits (parallel)."""
+        """Return the seconds of a step's computing: before the worker sends, or with D-PSGD while it waits."""
         if isinstance(event, SendUpdate):
             if state.step >= len(self.seconds):
                 return None
@@ -84,11 +85,14 @@ class GapTiming(Recorder):
         if not (self._is_parallel and isinstance(event, Reduce)):
             return 0.0
         seconds, entered, sent = self.seconds[state.step][process], self._entered[process], self._sent[process]
-        # It computes since it entered; under NOTIFY-ACK its update leaves later.
+        # Computing began at entry; under NOTIFY-ACK the update may be sent later.
         return seconds if sent == entered else max(0.0, entered + seconds - sent)
 
     def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float:  # noqa: ARG002
-        """The seconds of a message: an update carries the model; tokens and acknowledgements take the latency."""
+        """Return the seconds of a message: an update carries the model.
+
+        Tokens and acknowledgements take the latency.
+        """
         if isinstance(message, Update):
             return self._links.seconds(source, to, self._num_bytes, self.now)
         return self._links.latency(source, to)
@@ -121,7 +125,7 @@ class GapTiming(Recorder):
         self.order[row : row + by, worker] = self._entries
         self._entries += 1
         self._entered[worker] = now
-        held = max(map(int.bit_count, step.before.updates), default=0)  # nothing leaves a queue before this
+        held = max(map(int.bit_count, step.before.updates), default=0)  # queues only shrink when a step is left
         self.fill[worker] = max(self.fill[worker], held)
         if by > 1:
             self._follow(step, adds_own=False)
@@ -134,7 +138,7 @@ class GapTiming(Recorder):
         return GapRecord(self.finish, self.order, *edges, self.skipped, self.fill, *waits)
 
     def check_ended(self, machine: VirtualMachine) -> None:
-        """Raise an error if the run stopped before all workers reached its end."""
+        """Raise ScheduleError if the run stopped before all workers reached its end."""
         steps = [state.step for state in machine.states]
         worker = min(range(len(steps)), key=steps.__getitem__)
         if steps[worker] < len(self.seconds):
@@ -151,7 +155,7 @@ class GapTiming(Recorder):
 
 
 def run_gaps(case: Case) -> Timeline:
-    """Run Hop in virtual time under the schedule's iteration gap. O(num_rounds · edges · log edges)."""
+    """Simulate Hop under the schedule's iteration gap. O(num_rounds · edges · log edges)."""
     setting, graph, cluster = case.schedule.strategy.sync, case.schedule.strategy.graphs[0], case.schedule.cluster
     assert isinstance(setting, IterationGap), "the registry chose this function"
     worker_steps, size, seconds = case.worker_steps(), case.size(), case.seconds()
@@ -165,7 +169,7 @@ def run_gaps(case: Case) -> Timeline:
     begun, computed, finish = timing.begun, timing.computed, timing.finish
     wire = round_seconds(graph, cluster, case.hardware, model_bytes=size)  # (n,)
     is_parallel = setting.update_order is UpdateOrder.DPSGD
-    # Whatever a worker waited longer than an exchange of all at once takes, it waited for others.
+    # Time beyond an exchange of all workers at once counts as waiting for others.
     busy = np.minimum(wire, finish - begun if is_parallel else finish - computed)
     late = (finish > computed) if is_parallel else np.ones(finish.shape, dtype=bool)
     timing.start = np.where(late, finish - busy, begun)

@@ -1,4 +1,4 @@
-"""Run protocols in virtual time: the machines of `schedulers.protocols` with an event queue instead of a clock.
+"""Simulate protocols: the machines of `schedulers.protocols` with an event queue instead of a clock.
 
 The same objects run between real processes and under the exhaustive explorer; here the driver decides only *when*
 events happen, and a `Timing` gives the durations.
@@ -25,7 +25,7 @@ from partreduce.topo.timing.loads import Loads
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """An operation that begins when the last of `members` has arrived; it takes seconds, or is put on the `network`."""
+    """An operation that begins when the last of `members` has arrived; it takes fixed seconds, or loads the network."""
 
     key: Hashable
     members: tuple[int, ...]
@@ -52,21 +52,24 @@ class Step:
 
 
 class Timing:
-    """The durations of work and messages, 0 unless a subclass overrides a method; random numbers are the driver's."""
+    """The durations of work and messages in a simulation: 0 unless a subclass overrides a method.
+
+    The driver passes in the generator of random numbers.
+    """
 
     sees_messages = True
     """Whether `happened` is also called for messages, which are most events of a large run."""
     keeps_order = False
-    """Whether `way` itself lets no message overtake those that it must not; else the driver holds them back."""
+    """Whether `way` itself prevents messages from overtaking each other; otherwise the driver delays them."""
     network: Network | None = None
-    """The links that share messages of which `way` says None, having put them there, and meetings with loads."""
+    """The links that transfers share: operations with loads, and messages for which `way` returns None."""
 
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
-        """Seconds of the work before an event; None if the process has no work left and stops."""
+        """Return the seconds of the work before an event; None if the process has no work left and stops."""
         return 0.0
 
     def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
-        """Seconds until a message arrives; None if it is on `network`, which determines its arrival."""
+        """Return the seconds until a message arrives; None if it is on `network`, which determines its arrival."""
         return 0.0
 
     def resumes(self, process: int, message: Hashable) -> bool:  # noqa: ARG002
@@ -74,24 +77,27 @@ class Timing:
         return False
 
     def picked(self, offered: Sequence[Hashable], *, pending: bool, rng: np.random.Generator) -> Sequence[Hashable]:  # noqa: ARG002
-        """The newly offered events that the process will execute; `pending` is whether it already has others."""
+        """Return the newly offered events that the process will execute; `pending` is whether it already has others."""
         return offered
 
     def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002
-        """The operation of several processes to which an event belongs; None for an event of one process."""
+        """Return the operation of several processes to which an event belongs; None for an event of one process."""
         return None
 
     def happened(self, step: Step) -> None:
-        """Called after every event, and after every message unless `sees_messages` says otherwise."""
+        """Observe an event; called after every event, and for messages if `sees_messages`."""
 
 
 _Due = tuple[float, float, int, int, Any, int, float | None]
-"""An entry of the queue: when something falls due, its tie, its number, the process, the event; then the number of the
-offer, −1 for a message, and the instant at which its meeting began, once it has. A plain tuple: millions are made."""
+"""An entry of the event queue.
+
+(time, tie-breaker, serial number, process, event, offer number, start of its operation). The offer number is −1 for a
+message; the start is None until the operation has begun. A plain tuple, because millions are made.
+"""
 
 
 class _Offer(NamedTuple):
-    """An event that a process works for: the number of the offer, and when its work begins and ends."""
+    """An event for which a process works: the number of the offer, and when its work begins and ends."""
 
     number: int
     work_start: float
@@ -99,7 +105,7 @@ class _Offer(NamedTuple):
 
 
 class _RunningOperation(NamedTuple):
-    """A meeting that is under way since `start`, and for which event each member came."""
+    """An operation in progress since `start`; `events` has the event with which each member arrived."""
 
     members: tuple[int, ...]
     events: dict[int, Hashable]
@@ -108,7 +114,7 @@ class _RunningOperation(NamedTuple):
 
 @dataclass(slots=True)
 class _Process:
-    """A process between events: its state, when it last acted, what it works for, and the meeting it waits in."""
+    """A process between events: its state, last action, offered events, and the operation in which it waits."""
 
     state: Any
     acted: float = 0.0
@@ -117,13 +123,14 @@ class _Process:
 
 
 class VirtualMachine:
-    """Runs a machine in virtual time; deterministic for a seed, which is used for ties and by the timing.
+    """The simulator: runs a machine in virtual time.
 
-    The work before an event begins when the process last acted by itself; messages do not interrupt it, unless the
-    timing says that one `resumes` it. The event happens when the work is done and the process offers it; if it is part
-    of a meeting, when all members have arrived and the meeting's seconds have passed. Of several events that are due at
-    the same time one is drawn; members leave a meeting in its order. Messages of one channel arrive in the order in
-    which they were sent, unless the timing orders them.
+    Deterministic for a seed, which is used for ties and by the timing. The work before an event begins when the process
+    last acted by itself; messages do not interrupt it, unless the timing says that one `resumes` it. The event happens
+    when the work is done and the process offers it; if it is part of an operation of several processes, when all
+    members have arrived and its seconds have passed. Of several events that are due at the same time one is drawn;
+    members leave an operation in its order. Messages of one channel arrive in the order in which they were sent, unless
+    the timing orders them.
     """
 
     def __init__(self, machine: Machine[Any], timing: Timing, *, seed: int = 0) -> None:
@@ -145,7 +152,7 @@ class VirtualMachine:
         return [process.state for process in self._processes]
 
     def run(self, *, until: float = float("inf"), max_events: int | None = None) -> None:
-        """Execute events up to time `until` (seconds), at most `max_events`. O(log queue) each."""
+        """Execute events up to time `until` (seconds), at most `max_events`. O(log queue) per event."""
         left = max_events
         while left != 0 and (at := self._next_at()) < float("inf") and at <= until:
             if self._network is None or self._is_due(at, self._network):
@@ -153,12 +160,12 @@ class VirtualMachine:
                 left = None if left is None else left - 1
 
     def _next_at(self) -> float:
-        """The time of the next event; infinity if there is none."""
+        """Return the time of the next event; infinity if there is none."""
         due = self._queue[0][0] if self._queue else float("inf")
         return due if self._network is None else min(due, self._network.next_end())
 
     def _is_due(self, at: float, network: Network) -> bool:
-        """Let time pass on the links, and queue what leaves them; whether an event of the queue falls due then."""
+        """Advance time on the links and queue what arrives; return whether an event of the queue is due then."""
         for moment, gone in network.go_to(at):
             if isinstance(gone, _RunningOperation):
                 self._leave(gone, moment)
@@ -204,7 +211,7 @@ class VirtualMachine:
         self._offer(process)
 
     def _come(self, process: int, event: Hashable, meeting: Meeting) -> None:
-        """A member arrives at its meeting, which begins with the last one."""
+        """Record that a member arrived at its operation, which begins with the last one."""
         present = self._present.setdefault(meeting.key, {})
         present[process] = event
         self._processes[process].waits_in = meeting.key
@@ -221,7 +228,7 @@ class VirtualMachine:
             self._network.sum(meeting.takes, begun)
 
     def _leave(self, begun: _RunningOperation, end: float) -> None:
-        """All members of a meeting leave it at one instant, in their order."""
+        """Let all members of an operation leave it at one instant, in their order."""
         for place, member in enumerate(begun.members):
             wanted = begun.events[member]
             tie, number = 1.0 + place / len(begun.members), self._processes[member].offers[wanted].number
@@ -230,7 +237,7 @@ class VirtualMachine:
     def _carry_out(self, process: int, actions: tuple[Action, ...]) -> None:
         for action in actions:
             if isinstance(action, Note):
-                continue  # `Timing.happened` sees it
+                continue  # `Timing.happened` receives it
             way = self.timing.way(process, action.to, action.message, self._rng)
             if way is None:
                 continue
@@ -238,14 +245,14 @@ class VirtualMachine:
             if not self.timing.keeps_order:
                 channel = (process, action.to)
                 arrival = self._last_on[channel] = max(arrival, self._last_on.get(channel, 0.0))
-            # Messages that arrive at the same instant as an event falls due come first: ties are below 1.
+            # Messages precede events that are due at the same instant: their ties are below 1.
             self._push(arrival, 0.0, action.to, Received(process, action.message))
 
     def _offer(self, process: int) -> None:
         own = self._processes[process]
         ready = self.machine.ready(process, own.state)
         if len(ready) == len(own.offers) and (not ready or (len(ready) == 1 and ready[0] in own.offers)):
-            return  # as before: what most messages change is only what is in a queue
+            return  # unchanged: most messages only change a queue
         for event in [event for event in own.offers if event not in ready]:
             del own.offers[event]
             if own.waits_in is not None and self._present[own.waits_in].get(process) == event:
@@ -283,9 +290,9 @@ def _time(seconds: float) -> float:
 
 
 class Recorder(Timing):
-    """A timing that records rounds, in arrays of shape (num_rounds, num_workers), in seconds.
+    """A timing that records the times of rounds in arrays of shape (num_rounds, num_workers), in seconds.
 
-    A worker computes for `seconds` in each round, of the same shape, and then stops. It began to compute its round at
+    A worker computes for `seconds` (the same shape) in each round, and then stops. It began to compute its round at
     `begun` and ended at `computed`; from `start` to `end` it communicated, and its round was over at `finish`.
     """
 
@@ -304,7 +311,7 @@ class Recorder(Timing):
         gaps: GapRecord | None = None,
         quorum: QuorumRecord | None = None,
     ) -> Timeline:
-        """The timeline of a run that has ended; `nic_bytes` (num_nodes,) is the number of bytes that left each node."""
+        """Return the timeline of a run that has ended; `nic_bytes` (num_nodes,) are the bytes that left each node."""
         assert not np.isnan(self.finish).any(), "the protocol never halts before the end"
         largest, mean = (None, None) if ages is None else (ages.largest, ages.mean)
         if quorum is not None:

@@ -1,9 +1,9 @@
-"""Messages and group sums in virtual time: transfers on the same link at the same time share it evenly.
+"""Simulated transfers of messages and all-reduces: those on the same link at the same time share it evenly.
 
-Groups of a phase share links by closed equations (`topo.timing.loads`). If each message and each group has its own
-start time, shares change whenever one begins or ends, as with TCP streams: its rate is the smallest even share along
-its path (without redistributing unused shares, so slightly slower than max-min fairness). NICs and uplinks are full
-duplex; a message uses one of a node's NICs.
+Groups of a phase that start together share links by closed equations (`topo.timing.loads`). If each message and each
+group has its own start time, shares change whenever one begins or ends, as with TCP streams: its rate is the smallest
+even share along its path (without redistributing unused shares, so slightly slower than max-min fairness). NICs and
+uplinks are full duplex; a message uses one of a node's NICs.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from partreduce.topo.hardware import Hardware
 from partreduce.topo.timing.loads import Loads, Uplinks, inside_arrays, nic_arrays
 
 Place = tuple[str, int]
-"""What is passed: `bus`, `out` and `in` of a node, `up` and `down` of a switch, `inside` toward a worker."""
+"""A link, by kind and index: `bus`, `out` and `in` of a node, `up` and `down` of a switch, `inside` toward a worker."""
 CLOSE = 1e-12
-"""Messages whose ends differ by less than this part of the clock end together."""
+"""Transfers whose ends differ by less than this share of the present time end together."""
 
 
 class Way(NamedTuple):
@@ -41,7 +41,10 @@ class Ways:
         self._bus, self._num_nics = hardware.bus, hardware.num_nics
         self._numbers: dict[Place, int] = {}
         self.inverse, self.lanes = [0.0], [1]
-        """Of each place; place 0 takes no time."""
+        """Seconds per byte on a lane, and the number of lanes, of each link.
+
+        Link 0 is a placeholder that takes no time.
+        """
         self.between = cache(self._way)
 
     def _way(self, source: int, to: int) -> Way:
@@ -70,7 +73,10 @@ class Ways:
         return self.place(("out", node), float(self._nic[1][node]), self._num_nics)
 
     def place(self, place: Place, inverse: float, lanes: int = 1) -> int:
-        """The index of a link, which takes `inverse` seconds per byte on each of its lanes; added if it is new."""
+        """Return the index of a link; a new link is added.
+
+        A link takes `inverse` seconds per byte on each of its lanes.
+        """
         number = self._numbers.get(place)
         if number is None:
             number = self._numbers[place] = len(self.inverse)
@@ -80,9 +86,9 @@ class Ways:
 
 
 class _Flow(NamedTuple):
-    """What is on the links: its places, with what goes through a lane of each and over how many lanes.
+    """A transfer in progress: the links on its path, with the amount through a lane of each and the number of lanes.
 
-    `least` is the seconds that all of it takes however free these are, and `latency` comes on top.
+    `least` is the seconds that it takes even on free links, and `latency` is added to them.
     """
 
     key: Any
@@ -97,8 +103,8 @@ class Network:
     """The transfers on a cluster's links. `nic_bytes` (num_nodes,) counts the bytes that left each node.
 
     A message passes each link of its path with all its bytes. The operation of a group passes a NIC of each of its
-    nodes, several in parallel if it has a lane for each, and the uplinks and buses on its path; alone it takes the time
-    that `Loads` gives. Transfers on a link share it evenly, per lane.
+    nodes, several in parallel if it has a lane for each, and the uplinks and buses on its path; without other transfers
+    it takes the time that `Loads` gives. Transfers on a link share it evenly, per lane.
     """
 
     def __init__(self, cluster: Cluster, hardware: Hardware) -> None:
@@ -126,7 +132,7 @@ class Network:
         amounts = (loads.bytes_ / lanes).tolist()
         busy = lanes.tolist()
         for index, other in enumerate(loads.besides):
-            # In seconds, with another latency than the group's own: alone the slowest way of all decides.
+            # In seconds, relative to the group's own latency: without other transfers the slowest link decides.
             seconds = np.maximum(0.0, other.latency[other.group] + other.bytes_ * other.inverse - latency)
             places += [self._ways.place((f"besides {index}", number), 1.0) for number in other.node.tolist()]
             amounts += seconds.tolist()
@@ -134,11 +140,14 @@ class Network:
         self._put(_Flow(key, latency, float(loads.inside[0]), places, amounts, busy), 1.0)
 
     def next_end(self) -> float:
-        """The time at which the next transfer ends if none is started before; infinity if there is none. O(flows)."""
+        """Return the time at which the next transfer ends if none is started before.
+
+        The result is infinity if there is none. O(flows).
+        """
         return self._now + float((self._left * self._seconds_per_unit()).min(initial=float("inf")))
 
     def go_to(self, now: float) -> list[tuple[float, Any]]:
-        """Advance time to `now`, at most `next_end`; returns (arrival time, key) of each transfer that has ended."""
+        """Advance time to `now`, at most `next_end`; return (arrival time, key) of each transfer that has ended."""
         per_unit, passed = self._seconds_per_unit(), now - self._now
         is_through = self._left * per_unit <= passed + CLOSE * now
         self._left = np.maximum(self._left - passed / np.where(per_unit > 0, per_unit, 1.0), 0.0)
@@ -154,7 +163,7 @@ class Network:
         self._left, self._kept_seconds = np.append(self._left, amount), None
 
     def _seconds_per_unit(self) -> npt.NDArray[np.float64]:
-        """Seconds for a unit of what is left of each flow, shape (flows,)."""
+        """Return the seconds per unit of the remaining amount of each transfer, shape (flows,)."""
         if self._kept_seconds is None:
             inverse, num_lanes = np.array(self._ways.inverse), np.array(self._ways.lanes)
             # Place 0 takes no time; with it every flow has a place.
@@ -169,7 +178,10 @@ class Network:
 
 
 class _Line(NamedTuple):
-    """A way: its busy places, each with seconds a byte of one message and of the place as a whole; whose NIC it is."""
+    """A path whose links can be busy, with the seconds per byte of one message, and of the link as a whole.
+
+    `nic_of` is the node whose NIC it leaves through; None inside a node.
+    """
 
     places: tuple[tuple[int, float, float], ...]
     latency: float
@@ -179,7 +191,7 @@ class _Line(NamedTuple):
 class InTurn:
     """The links of a cluster on which messages queue. `nic_bytes` (num_nodes,) counts the bytes that left each node.
 
-    Where `Network` shares a link among all concurrent messages, which takes O(messages) for each, a message here waits
+    `Network` shares a link among all concurrent messages, which takes O(messages) for each; here a message waits
     at every link (NIC, uplink, bus) for all sent through it before, and arrives when the last link is done with it.
     `topo.timing.cost.round_seconds` counts a round of a weighted graph in the same way, and both agree on the last
     message if all workers send at once. Messages have to be sent in order of time. O(links on the path) for a message.
@@ -190,7 +202,7 @@ class InTurn:
         self._line = cache(self._make_line)
         self.nic_bytes: npt.NDArray[np.float64] = np.zeros(cluster.num_nodes)
         self._free: dict[int, float] = {}
-        """When each place is done with what was sent through it."""
+        """The time when each link has finished the messages sent through it so far."""
 
     def seconds(self, source: int, to: int, num_bytes: float, now: float) -> float:
         """Send a message now and return the seconds until it arrives."""
@@ -205,12 +217,12 @@ class InTurn:
         return end - now + line.latency
 
     def latency(self, source: int, to: int) -> float:
-        """Seconds of a message without content, which does not queue."""
+        """Return the seconds of a message without content, which does not queue."""
         return self._line(source, to).latency
 
     def _make_line(self, source: int, to: int) -> _Line:
         ways, way = self._ways, self._ways.between(source, to)
-        # One NIC of several takes a message no faster than it takes any.
+        # A message uses one NIC, so several NICs do not speed it up.
         busy = [(place, ways.inverse[place], ways.inverse[place] / ways.lanes[place]) for place in way.places]
         here = ways.node_of[source]
         nic_of = here if here != ways.node_of[to] else None

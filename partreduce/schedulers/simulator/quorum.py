@@ -1,12 +1,12 @@
-"""Run quorums in virtual time: the protocol objects, with seconds for their operations.
+"""Simulate partial all-reduce: the protocol objects, with seconds for their operations.
 
-A call is ready when its worker has computed a gradient. The notice of a round's start takes the latency of its path; a
-sum begins when the last thread has entered the round, and takes as long as in a synchronous round. A thread that may
-enter a round waits up to `grace` for its own call. The mean of all models, every `synchronize_every` rounds, is one
-more sum, for which trainings wait. Adding up, and applying results, take no time.
+A call is ready when its worker has computed a gradient. The notice of a round's start takes the latency of its path; an
+all-reduce begins when the last thread has entered the round, and takes as long as in a synchronous round. A thread that
+may enter a round waits up to `grace` for a call of its worker. The mean of all models, every `synchronize_every`
+rounds, is one more all-reduce, for which trainings wait. Adding up, and applying results, take no time.
 
-A run of `num_rounds` lets every worker go until it has taken the results of so many rounds. A call may take several
-results at once; its computing stands in the row of the first, and the other rows are empty.
+A run of `num_rounds` continues until every worker has taken the results of that many rounds. A call may take several
+results at once; its computing is recorded in the row of the first, and the other rows are empty.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from partreduce.topo.timing import loads
 
 
 class BeginWithout(Signal):
-    """Event: the thread enters its next round without its own call, after waiting for the grace period."""
+    """Event: the thread enters its next round without a call of its worker, after waiting for the grace period."""
 
 
 class Mean(Signal):
@@ -36,14 +36,14 @@ class Mean(Signal):
 
 
 class Waiting(Partial):
-    """The protocol of a quorum with separate events for grace and for the mean of models, which take time.
+    """The protocol of partial all-reduce with separate events for grace and for the mean of models, which take time.
 
     The protocol lets a thread enter an activated round at any time, and models be averaged as soon as all wait for it.
-    Here a thread without its own call waits for one, unless its worker has ended; with one it enters at once.
+    Here a thread without a call of its worker waits for one, unless the worker has ended; with one it enters at once.
     """
 
     def ready(self, process: int, state: PartialState) -> Sequence[Hashable]:
-        """As in the protocol, with the separate events."""
+        """Return the protocol's events, with the separate events for grace and for the mean of models."""
         found = list(super().ready(process, state))
         if self.setting.grace and not state.buffer and not state.resting:
             found = [BeginWithout() if event == Begin() else event for event in found]
@@ -52,7 +52,7 @@ class Waiting(Partial):
         return found
 
     def step(self, process: int, state: PartialState, event: object) -> Outcome[PartialState]:
-        """As in the protocol; the mean of models is a meeting instead of messages."""
+        """Step as the protocol does; the mean of models is an operation of all workers instead of messages."""
         if isinstance(event, Mean):
             actions: tuple[Action, ...] = ()
             for other in range(self.num_processes):
@@ -65,14 +65,17 @@ class Waiting(Partial):
 
 
 class QuorumTiming(Recorder):
-    """The durations of the calls and rounds of a quorum.
+    """The durations of the calls and rounds of partial all-reduce.
 
     Each worker computes for `seconds` (num_rounds, num_workers) for each of its calls; a message from source to
-    destination takes `way`, a sum of gradients or models `sum_seconds`; a thread waits up to `grace` for its own call.
+    destination takes `way`, an all-reduce of gradients or models `sum_seconds`; a thread waits up to `grace` for a
+    call.
+
     Records of shape (num_rounds, num_workers): when the computing whose call took a round's result had begun (`begun`)
     and ended (`computed`), when the result was taken, and models averaged if they are (`finish`), and the number of
-    calls of a worker in the round (`gradients`). `summed` (2, num_rounds) is when each sum began and ended. `ages` has
-    for every call the number of rounds between its weights and its round, which is at the same index in `rounds`.
+    calls of a worker in the round (`gradients`). `summed` (2, num_rounds) is when each all-reduce began and ended.
+    `ages` has for every call the number of rounds between its weights and its round, which is at the same index in
+    `rounds`.
     """
 
     sees_messages = False
@@ -96,7 +99,7 @@ class QuorumTiming(Recorder):
         self._versions: list[list[int]] = [[] for _ in self._everybody]
 
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
-        """The seconds of a call's computing, or of a thread's wait for a call; 0 for other events."""
+        """Return the seconds of a call's computing, or of a thread's wait for a call; 0 for other events."""
         if not isinstance(event, Call):
             return self._grace if isinstance(event, BeginWithout) else 0.0
         return self.seconds[state.calls][process] if state.version < len(self.seconds) else None
@@ -109,7 +112,7 @@ class QuorumTiming(Recorder):
         return self._grace > 0
 
     def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002
-        """The operation of all workers: a sum of gradients, or the mean of all models; None for other events."""
+        """Return the operation of all workers: a sum of gradients, or the mean of all models; None for other events."""
         if isinstance(event, Finish):
             return Meeting(("sum", state.done), self._everybody, self._sum_seconds)
         if isinstance(event, Mean):
@@ -143,7 +146,7 @@ class QuorumTiming(Recorder):
 
 
 def run_quorum(case: Case) -> Timeline:
-    """Run partial all-reduce in virtual time; a round is O(n²) messages, O(n) if one worker starts it."""
+    """Simulate partial all-reduce; a round is O(n²) messages, O(n) if one worker starts it."""
     schedule, cluster = case.schedule, case.schedule.cluster
     setting = schedule.strategy.sync
     assert isinstance(setting, PartialAllReduce), "the registry names the protocol"
@@ -158,7 +161,7 @@ def run_quorum(case: Case) -> Timeline:
     nic_bytes = np.zeros(cluster.num_nodes)
     means = case.num_rounds // setting.synchronize_every if setting.synchronize_every else 0
     np.add.at(nic_bytes, load.node, load.bytes_ * (case.num_rounds + means))
-    # Of a sum a worker sees what runs after its call; of one that it missed nothing.
+    # A worker communicates during the part of a sum after its call; not at all in a sum that it missed.
     timing.start = np.minimum(np.maximum(timing.summed[0][:, None], timing.computed), timing.finish)
     timing.end = timing.finish
     return timing.timeline(case, nic_bytes, None, quorum=timing.record())

@@ -1,6 +1,6 @@
 """Metrics of asynchronous runs: repeat the averages of a simulated run on noise and unit vectors.
 
-If a gap lets workers miss updates, or use old ones, the mixing matrices are only known from a run in virtual time. The
+If a gap lets workers miss updates, or use old ones, the mixing matrices are only known from a simulated run. The
 same averages are then applied to stand-ins for gradients: fresh noise (consensus distance), and one unit vector for
 each worker, in each of its steps (drift, and how far the mean gets). If every update is used, this gives the metrics of
 the graph's matrix (`topo.metrics`) up to sampling errors.
@@ -22,15 +22,15 @@ from partreduce.topo.round import Round
 from partreduce.topo.strategies.iteration_gap import IterationGap
 
 COLUMNS = 96
-"""Columns of noise: of 16 workers and 60 steps the consensus distance then has an error of some percent."""
+"""Columns of noise: with 16 workers and 60 steps the consensus distance then has an error of a few percent."""
 MEETING_COLUMNS, MEETINGS_WARM_UP = 64, 4
-"""Columns of noise where models meet, and the part of a run, one of so many, that is left out there."""
+"""For `Meetings`: the columns of noise, and the warm-up as 1/`MEETINGS_WARM_UP` of the run."""
 WARM_UP = 1 / 3
-"""Part of the steps in which the vectors come into their steady state."""
+"""The share of the steps in which the vectors approach their steady state; it is left out."""
 
 
 def squares_apart(off: npt.NDArray[np.float64], on_node: npt.NDArray[np.float64]) -> list[float]:
-    """Mean squared distances of rows to their mean: of noise, and of zero-mean pushes by worker and by node.
+    """Return mean squared distances of rows to their mean: of noise, and of zero-mean pushes by worker and by node.
 
     A row has numbers of noise, then one for each worker's push; `on_node` is (num_workers, num_nodes).
     """
@@ -42,10 +42,10 @@ def squares_apart(off: npt.NDArray[np.float64], on_node: npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """The metrics of a run, after its warm-up.
+    """The metrics of a simulated asynchronous run, after its warm-up.
 
     `consensus_distance` and the drifts are those of the metrics, over the parameters with which workers enter one and
-    the same step. `progress` is how far a step brings the mean if every gradient is 1, where synchronous rounds give 1:
+    the same step. `progress` is how far a step moves the mean if every gradient is 1, where synchronous rounds give 1:
     less if averaged values are old, more if newer updates are used than the worker's own. `gradients` is the number of
     workers whose gradients, averaged synchronously, would leave as much noise in the mean: below n if some count
     more than others. `shares` (num_workers,) is each worker's share of the progress, and `computed` the share of
@@ -62,10 +62,10 @@ class ReplayResult:
 
 
 class Replay(SentValues):
-    """A listener of `run_gaps` that applies its averages to vectors. O(degree · numbers) per reduce.
+    """A listener of `run_gaps` that applies the run's averages to vectors. O(degree · numbers) per reduce.
 
     Every worker has `COLUMNS` numbers of noise and then n, of which entry i is the contribution of worker i's
-    gradients: `now` and, of the same shape (num_workers, numbers), `update`, the progress of its own step.
+    gradients. `now` (num_workers, numbers) are its parameters, `update` (the same shape) the progress of its own step.
     """
 
     def __init__(self, round_: Round, gap: IterationGap, *, seed: int = 0) -> None:
@@ -89,13 +89,13 @@ class Replay(SentValues):
         self.update[worker, COLUMNS:] = np.arange(len(self.step)) == worker
 
     def sends(self, worker: int, step: int, *, adds_own: bool) -> None:
-        """Record what a worker sends: its parameters, in the serial order with its update."""
+        """Record what a worker sends: its parameters, with its update included if `adds_own`."""
         if adds_own:
             self.now[worker] += self.update[worker]
         self.keep(worker, step, self.now[worker])
 
     def averages(self, worker: int, step: int, used: Sequence[tuple[int, int]], *, adds_own: bool) -> None:
-        """A worker averages; in the parallel order it then adds its update, but not again before a skip."""
+        """Average a worker's parameters with updates; if `adds_own`, add its own update afterwards."""
         own, weights = weights_of(self.gap, self._weight[worker], step, self.step[worker], used)
         now = self.now[worker]
         now *= float(own)
@@ -105,14 +105,14 @@ class Replay(SentValues):
             now += self.update[worker]
 
     def replayed(self, node_of: npt.NDArray[np.int32], *, last: int | None = None) -> ReplayResult:
-        """The metrics over the steps that all workers reached, up to `last`; `node_of` is (num_workers,)."""
+        """Return the metrics over the steps that all workers reached, up to `last`; `node_of` is (num_workers,)."""
         count, last = len(self.step), min(self.step) if last is None else last
         on_node = np.eye(int(node_of.max()) + 1)[node_of]  # (num_workers, num_nodes)
         steps = range(int(last * WARM_UP), last + 1)
         means = np.empty((len(steps), COLUMNS + count))
         squares = np.zeros((len(steps), 3))
         for index, step in enumerate(steps):
-            rows = np.array([entered[step] for entered in self._entered if step in entered])  # who did not skip it
+            rows = np.array([entered[step] for entered in self._entered if step in entered])  # without skippers
             means[index] = rows.mean(axis=0)
             squares[index] = squares_apart(rows - means[index], on_node)
         centered = np.arange(len(steps)) - (len(steps) - 1) / 2
@@ -132,7 +132,7 @@ class Replay(SentValues):
 
 
 class Meetings:
-    """Applies the averages of a run to noise, and to one unit vector for each worker. O(n · numbers) for each.
+    """A listener that applies the averages of a run to noise and to one unit vector per worker. O(n · numbers) each.
 
     `apart` holds, after each average, the mean and the largest number of rounds that workers have ended, and squared
     distances to the mean: of noise, and of zero-mean pushes by worker and by node.
@@ -156,9 +156,10 @@ class Meetings:
         self.apart.append((float(done.mean()), float(done.max()), noise, by_worker, by_node))
 
     def mean(self, num_rounds: int, part: int = 1) -> tuple[float, float, float]:
-        """The mean squared distances in the first 1/`part` of `num_rounds`, without a warm-up; 0 without averages.
+        """Return the mean squared distances in the first 1/`part` of `num_rounds`, without a warm-up.
 
-        Only the time until the first worker has ended the run counts, since that worker takes no more steps.
+        0 without averages. Only the time until the first worker has ended the run counts, since that worker takes no
+        more steps.
         """
         apart = np.array(self.apart).reshape(-1, 5)
         apart = apart[apart[:, 1] < num_rounds]

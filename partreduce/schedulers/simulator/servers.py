@@ -1,9 +1,9 @@
-"""Run parameter servers in virtual time: the protocol object, with seconds for computing and for shards on links.
+"""Simulate parameter servers: the protocol object, with seconds for computing and for shards on links.
 
 A push and an answer carry a shard of the model. Concurrent transfers share the links (`network`), so all share the NIC
-of a single host; adding up takes no time. A synchronous server is one without staleness, whose answers are sent when a
-round is complete. With `is_delayed` it sums the parameters of a round's start, so the push leaves then; an asynchronous
-one pushes the progress of the round before.
+of a single host; adding up takes no time. A synchronous server has staleness 0, so that its answers are sent when a
+round is complete. With `is_delayed` it averages the parameters of a round's start, so the push leaves then; an
+asynchronous server gets the progress of the round before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ShardsTiming(Recorder):
 
     With `pushes_first` a round's push leaves when the round begins. `ages`, if given, records the age of the parameters
     with which progress was computed when it is added. A round communicates from its push to its last answer; with a
-    delay, those that run during its computing.
+    delay, its row holds the transfers that run during its computing.
     """
 
     network: Network
@@ -52,26 +52,26 @@ class ShardsTiming(Recorder):
         self.pushes_late = machine.is_delayed and not pushes_first
         hosts, count = len(machine.hosts), machine.num_workers
         self._added = np.zeros((hosts, count), dtype=np.int64)
-        """Everybody's rounds that are in each shard."""
+        """The rounds of every worker whose progress is in each shard, shape (hosts, num_workers)."""
         if ages is not None:
             self._began, self._answered, self._sent = np.zeros((3, hosts, count, count), dtype=np.int64)
             """Those in what each worker's round began with, in the newest answer to it, and behind its last push."""
 
     def _computes(self, state: Any, event: Hashable) -> int | None:  # noqa: ANN401 - a worker's
-        """The round whose computing an event ends; None if it ends none."""
+        """Return the round whose computing an event ends; None if it ends none."""
         if isinstance(event, Push) and (state.round or not self._pushes_first):
             return int(state.round) - self._pushes_first
         return int(state.round) - 1 if isinstance(event, Take) and self._pushes_first else None
 
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
-        """The seconds of a round's computing; None after a late push, the last event of a worker."""
+        """Return the seconds of a round's computing; None after a late push, the last event of a worker."""
         if self.pushes_late and isinstance(event, Take):
             return None
         round_ = self._computes(state, event)
         return 0.0 if round_ is None else self.seconds[round_][process]
 
     def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
-        """None for shards, which are sent on the links; 0 seconds for a worker's message to its own shard."""
+        """Return None for shards, which are sent on the links; 0 seconds for a worker's message to its own shard."""
         if isinstance(message, Opened):
             return 0.0
         places = (*range(self.machine.num_workers), *self.machine.hosts)
@@ -103,7 +103,7 @@ class ShardsTiming(Recorder):
                 self._began[:, worker] = self._answered[:, worker]
 
     def _record(self, row: npt.NDArray[np.float64], round_: int, worker: int, now: float) -> None:
-        if 0 <= round_ < len(self.seconds):  # the answer to a late push of the last round belongs to none
+        if 0 <= round_ < len(self.seconds):  # the answer to a late push of the last round belongs to no round
             row[round_, worker] = now
 
     def _follow(self, step: Step, shard: int, ages: Ages) -> None:
@@ -117,7 +117,7 @@ class ShardsTiming(Recorder):
 
 
 def run_servers(case: Case) -> Timeline:
-    """Run a parameter server in virtual time. O(num_rounds · n · hosts) messages of O(n + concurrent messages)."""
+    """Simulate a parameter server. O(num_rounds · n · hosts) messages of O(n + concurrent messages)."""
     schedule, strategy, worker_steps = case.schedule, case.schedule.strategy, case.worker_steps()
     assert isinstance(strategy, Server), "the registry chose this function"
     size, seconds, count = case.size(), case.seconds(), schedule.num_workers
@@ -131,7 +131,7 @@ def run_servers(case: Case) -> Timeline:
     timing = ShardsTiming(machine, seconds, network, num_bytes=shard, pushes_first=pushes_first, ages=ages)
     VirtualMachine(machine, timing, seed=case.seed).run()
     if timing.pushes_late:
-        timing.start[0] = timing.end[0] = timing.finish[0]  # nothing is under way yet
+        timing.start[0] = timing.end[0] = timing.finish[0]  # nothing is in flight yet
     alone = _seconds_without_waiting(strategy, worker_steps, Network(schedule.cluster, case.hardware), shard)
     timing.begun = np.concatenate([np.zeros((1, count)), timing.finish[:-1]])
     timing.start = np.maximum(timing.start, timing.end - alone)
@@ -143,7 +143,10 @@ def run_servers(case: Case) -> Timeline:
 def _seconds_without_waiting(
     strategy: Server, worker_steps: npt.NDArray[np.int64], network: Network, shard: float
 ) -> npt.NDArray[np.float64]:
-    """Seconds of each worker's exchange where none comes late, (n,): of all at once if synchronous, else alone."""
+    """Return the seconds of each worker's exchange if no worker is late, shape (n,).
+
+    A synchronous server is timed with all workers at once, an asynchronous one with each worker by itself.
+    """
     workers = range(len(worker_steps))
     if strategy.synchronous:
         return np.full(len(worker_steps), _exchange(strategy, list(workers), network, shard, 0.0))
@@ -155,7 +158,7 @@ def _seconds_without_waiting(
 
 
 def _exchange(strategy: Server, workers: list[int], network: Network, shard: float, now: float) -> float:
-    """When workers have all answers to pushes that they send now, over links on which nothing else is."""
+    """Return the time when `workers` have all answers to pushes that they send now, over otherwise free links."""
     for is_push in (True, False):
         for worker in workers:
             for host in strategy.hosts:

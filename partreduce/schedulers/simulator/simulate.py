@@ -1,4 +1,4 @@
-"""Simulate a schedule in virtual time (`partreduce.simulate`), by its rounds or else by its protocol.
+"""Simulate a schedule in virtual time (`partreduce.simulate`): round by round, or with its protocol.
 
 With fixed phases one round follows another in max-plus arithmetic, for thousands of workers, in the order of the real
 runtime; `topo.timing.stages` has the equations, also for late rounds and pipelines.
@@ -36,7 +36,7 @@ PROTOCOLS = {
     "gap": run_gaps,
     "quorum": run_quorum,
 }
-"""What runs each `Strategy.protocol`, by which workers write to each other as it comes; others have fixed phases."""
+"""The function that simulates each `Strategy.protocol`; strategies without a protocol have fixed phases."""
 
 
 @check_arguments
@@ -51,18 +51,18 @@ def simulate(
     algorithm: AllReduceAlgorithm | None = None,
     touched: Mapping[str, RowAccess] | None = None,
 ) -> Timeline:
-    """Run a schedule in virtual time. Deterministic for a seed.
+    """Simulate a schedule in virtual time. Deterministic for a seed.
 
     O(num_rounds · n) for fixed phases. Other kinds run the protocol objects of the runtime: concurrent transfers of
-    `generated`, `pairwise` and `server` share the links, and updates between neighbors queue on them. Separate tables
-    are exchanged in each step, in which all workers synchronize.
+    `dynamic_groups`, `pairwise` and `server` share the links, and updates between neighbors queue on them. Separate
+    tables are exchanged in each step, in which all workers synchronize.
 
     Args:
-        schedule: static, allreduce or neighbor, whose prologue is run first; generated, pairwise or server.
+        schedule: any Schedule; a prologue is run first.
         hardware: links and speeds; None for links that take no time.
         compute: step times; None for those of the hardware.
         num_rounds: the number of rounds of every worker.
-        seed: of jitter, disturbances, and draws of partners.
+        seed: the seed of jitter, stragglers, and draws of partners.
         model_bytes: the size of the averaged parameters, unless the hardware has one.
         algorithm: the all-reduce algorithm; the schedule's by default.
         touched: for each separate table, the share of its rows that a step touches.
@@ -99,7 +99,7 @@ def simulate(
 
 
 def run_rounds(case: Case) -> Timeline:
-    """Run a schedule with fixed phases or rounds, its prologue first. O(num_rounds · n)."""
+    """Simulate a schedule with fixed phases or rounds, its prologue first. O(num_rounds · n)."""
     schedule, num_rounds = case.schedule, case.num_rounds
     stages = of_period(schedule, case.hardware, model_bytes=case.model_bytes, algorithm=case.algorithm)
     prologue, sync = [], schedule.strategy.sync

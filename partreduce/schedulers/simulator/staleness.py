@@ -1,4 +1,4 @@
-"""The age of the parameters that workers use, measured during a run in virtual time."""
+"""The age of the parameters that workers use, measured in a simulated run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_WORKERS = 1024
-"""Up to so many workers everybody's view of everybody is followed: 4 MB."""
+"""The most workers for which ages are tracked between every pair of workers; a table of that size has 8 MB."""
 
 
 class Ages:
@@ -20,7 +20,10 @@ class Ages:
         self._largest, self._total, self._count = 0.0, 0.0, 0
 
     def add(self, rounds: npt.NDArray[np.int64], worker: int) -> None:
-        """Add ages in rounds of each worker (num_workers,), leaving out the worker's own."""
+        """Add the ages, in rounds, of every worker's contribution (num_workers,) to the parameters of `worker`.
+
+        The worker's own contribution is left out.
+        """
         steps = rounds * self.worker_steps
         steps[worker] = 0
         self._largest = max(self._largest, float(steps.max(initial=0)))
@@ -39,7 +42,7 @@ class Ages:
 
 
 class IndirectAge:
-    """How many rounds of every other worker are contained in each worker's parameters, directly or through others.
+    """A listener that tracks how many rounds of every other worker each worker's parameters contain, even indirectly.
 
     `known[w, v]` (num_workers, num_workers) is the number of rounds of v whose progress is in w's parameters. Above
     `MAX_WORKERS` it is not tracked.
@@ -64,7 +67,7 @@ class SentValues:
     """A listener that keeps the values sent at each step as long as a receiver may still average them."""
 
     def __init__(self, targets: Sequence[Sequence[int]], staleness: int) -> None:
-        """Start at step 0; `targets` of each worker may average what is up to `staleness` steps old."""
+        """Start at step 0; the `targets` of each worker may average values that are up to `staleness` steps old."""
         self._targets, self._staleness = targets, staleness
         self.step = [0] * len(targets)
         self.sent: list[dict[int, npt.NDArray[Any]]] = [{} for _ in targets]
@@ -84,8 +87,8 @@ class SentValues:
 class ForwardedAge(SentValues):
     """As `IndirectAge`, for workers that send updates to others, which average them later.
 
-    A worker's progress of a step counts as done when it is in its parameters: when it sends its update, if that
-    contains the step's progress, else when it has reduced.
+    A step's progress counts as in a worker's parameters when the worker sends an update that contains it, else when it
+    has reduced.
     """
 
     def __init__(self, worker_steps: npt.NDArray[np.int64], targets: Sequence[Sequence[int]], staleness: int) -> None:

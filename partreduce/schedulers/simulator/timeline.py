@@ -1,4 +1,4 @@
-"""The timeline of a run in virtual time, with records of bytes, ages, gaps and a quorum's rounds."""
+"""The timeline of a simulated run, with records of bytes, ages, gaps and a quorum's rounds."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class GapRecord:
-    """The times at which workers left their steps, and the filling of their queues.
+    """The times at which workers left their steps, and the filling of their queues, in a run with an iteration gap.
 
-    `finish` (num_rounds, num_workers) is when each worker left each step, `order` of the same shape numbers these
+    `finish` (num_rounds, num_workers) is when each worker left each step; `order` (the same shape) numbers these
     instants: of two entries of the same time the one with the smaller number was first. A step that was skipped is
     left together with the one before it. `sources` and `targets` (edges,) are the graph.
 
@@ -30,19 +30,19 @@ class GapRecord:
     for_tokens: npt.NDArray[np.float64]
 
     def largest_over_edges(self) -> int:
-        """The largest gap in steps between the two ends of an edge; exact. O(gap · num_rounds · edges)."""
+        """Return the largest gap in steps between the two ends of an edge; exact. O(gap · num_rounds · edges)."""
         one, other = self.order[:, self.sources], self.order[:, self.targets]
         ahead, behind = np.hstack([one, other]), np.hstack([other, one])  # (num_rounds, 2 · edges)
-        # Row r is left for step r+1; who leaves it before another one has left row r-g+1 is g ahead or more.
+        # Leaving row r means entering step r+1; a worker that does so before another has left row r-g+1 is >= g ahead.
         for gap in range(1, len(self.order) + 1):
             if not (ahead[gap - 1 :] < behind[: len(behind) - gap + 1]).any():
                 return gap - 1
         return len(self.order)
 
     def largest_over_pairs(self) -> int:
-        """The largest gap in steps between any two workers; exact. O(num_rounds · num_workers)."""
+        """Return the largest gap in steps between any two workers; exact. O(num_rounds · num_workers)."""
         first, last = self.order.min(axis=1), self.order.max(axis=1)  # (num_rounds,)
-        # When the first leaves row r for step r+1, so many rows have been left by all.
+        # The number of rows that all workers have left when the first one leaves row r.
         left_by_all = np.searchsorted(last, first, side="left")
         return int((np.arange(1, len(first) + 1) - left_by_all).max(initial=0))
 
@@ -51,12 +51,15 @@ class GapRecord:
         return np.stack(columns, axis=1)
 
     def instants(self, count: int = 200) -> npt.NDArray[np.float64]:
-        """`count` equidistant instants in seconds, up to when the first worker reaches the end."""
+        """Return `count` equidistant instants in seconds, up to when the first worker reaches the end."""
         end = float(self.finish[-1].min())
         return (np.arange(count) + 0.5) / count * end
 
     def distribution(self, count: int = 200) -> npt.NDArray[np.float64]:
-        """The share of edges and instants at which the gap between the two ends is 0, 1, 2, … steps; sums to 1."""
+        """Return the share of edges and instants at which the gap between the two ends is 0, 1, 2, … steps.
+
+        The shares sum to 1.
+        """
         steps = self.steps_at(self.instants(count))
         gaps = np.abs(steps[:, self.sources] - steps[:, self.targets])
         return np.asarray(np.bincount(gaps.ravel()) / gaps.size)
@@ -64,11 +67,11 @@ class GapRecord:
 
 @dataclass(frozen=True, slots=True)
 class QuorumRecord:
-    """The rounds of a run under a quorum.
+    """The rounds of a run of partial all-reduce.
 
-    `summed` (2, num_rounds) is when each sum began and ended, `gradients` (num_rounds, num_workers) how many gradients
-    each worker had in it. For every gradient, `rounds` (num_gradients,) is its round and `ages` the number of rounds
-    between the weights that it was computed with and its round; 0 in synchronous rounds.
+    `summed` (2, num_rounds) is when each all-reduce began and ended, `gradients` (num_rounds, num_workers) how many
+    gradients each worker had in it. For every gradient, `rounds` (num_gradients,) is its round and `ages` the number of
+    rounds between the weights that it was computed with and its round; 0 in synchronous rounds.
     """
 
     summed: npt.NDArray[np.float64]
@@ -86,12 +89,12 @@ class QuorumRecord:
         return oldest
 
     def shares_of_ages(self, *, warm_up: int = 0) -> npt.NDArray[np.float64]:
-        """The share of gradients of age 0, 1, 2, … rounds, after `warm_up` rounds; sums to 1."""
+        """Return the share of gradients of age 0, 1, 2, … rounds, after `warm_up` rounds; sums to 1."""
         ages = self.ages[self.rounds >= warm_up]
         return np.asarray(np.bincount(ages) / len(ages))
 
     def rates(self, *, warm_up: int = 0) -> tuple[float, float]:
-        """Rounds per second, and gradients per second, after `warm_up` rounds; infinite if they take no time."""
+        """Return rounds per second, and gradients per second, after `warm_up` rounds; infinite if they take no time."""
         begun = self.summed[1, warm_up - 1] if warm_up else 0.0
         passed = float(self.summed[1, -1] - begun)
         rounds, gradients = len(self.gradients) - warm_up, int(self.gradients[warm_up:].sum())
@@ -102,11 +105,11 @@ class QuorumRecord:
 class AsynchronousMetrics:
     """Metrics of a run without common rounds that no formula predicts.
 
-    `nic_bytes` (num_nodes,) left each node through its NICs. Ages are in steps of a worker, None if not measured: by
-    how many steps of another worker the parameters that a worker has averaged are behind that worker; at a server, by
-    how many the parameters with which a worker computed are behind those that its progress is added to; under a quorum,
-    the rounds between a gradient's weights and its own round. `gaps` is set under an iteration gap, `quorum` under a
-    quorum.
+    `nic_bytes` (num_nodes,) left each node through its NICs. Ages are in steps of a worker, None if not measured: after
+    an average, how many steps of another worker are missing in a worker's parameters; at a server, how many steps are
+    missing in the parameters with which a worker computed, compared with those to which its progress is added; under a
+    quorum, the rounds between a gradient's weights and its own round. `gaps` is set under an iteration gap, `quorum`
+    under a quorum.
     """
 
     nic_bytes: npt.NDArray[np.float64]
@@ -172,17 +175,17 @@ class Timeline:
         return float(ended.max(initial=0.0))
 
     def round_seconds(self) -> npt.NDArray[np.float64]:
-        """Seconds that each round adds to the time of the slowest worker, shape (rounds,)."""
+        """Return the seconds that each round adds to the time of the slowest worker, shape (rounds,)."""
         return np.asarray(np.diff(self.finish.max(axis=1), prepend=0.0))
 
     def per_step(self, *, warm_up: int = 0) -> float:
-        """Mean seconds per step of the workers with most steps per round, after `warm_up` rounds.
+        """Return the mean seconds per step of the workers with most steps per round, after `warm_up` rounds.
 
         For workers without common rounds it is n divided by the steps per second of all workers.
         """
         if self.free_running:
             begun = self.finish[warm_up - 1] if warm_up else np.zeros(len(self.worker_steps))  # (num_workers,)
-            # A step of each worker.
+            # Seconds per step of each worker.
             seconds = (self.finish[-1] - begun) / (self.num_rounds - warm_up) / self.worker_steps
             return float(len(seconds) / (1 / seconds).sum()) if seconds.all() else 0.0
         latest = self.finish.max(axis=1)
@@ -190,21 +193,24 @@ class Timeline:
         return float((latest[-1] - start) / (self.num_rounds - warm_up) / self.worker_steps.max())
 
     def computing(self) -> npt.NDArray[np.float64]:
-        """Seconds that each worker computed, shape (num_workers,)."""
+        """Return the seconds that each worker computed, shape (num_workers,)."""
         computed = self._sum(self.compute_end - self.compute_start)
         return computed - self._sum(self.exchanging) - self._sum(self.waited)
 
     def _sum(self, rows: npt.NDArray[np.float64] | None) -> npt.NDArray[np.float64]:
-        """The sum over rounds for each worker, shape (num_workers,); 0 of none."""
+        """Return the sum over rounds for each worker, shape (num_workers,); zeros for None."""
         return np.zeros(len(self.worker_steps)) if rows is None else np.asarray(rows.sum(axis=0))
 
     def communicating(self) -> npt.NDArray[np.float64]:
-        """Seconds of each worker's group operations and table exchanges, (num_workers,), also while it computed."""
+        """Return the seconds of each worker's group operations and table exchanges, shape (num_workers,).
+
+        Those that run during computing count, too.
+        """
         operating = self.communicate_end - self.communicate_start if self.operating is None else self.operating
         return self._sum(operating) + self._sum(self.exchanging)
 
     def waiting(self) -> npt.NDArray[np.float64]:
-        """Seconds that each worker neither computed nor communicated, shape (num_workers,).
+        """Return the seconds that each worker neither computed nor communicated, shape (num_workers,).
 
         Pieces of an operation count as if they were sent as late as possible, without pauses.
         """
@@ -219,5 +225,5 @@ class Timeline:
         else:
             waited = (self.communicate_start - self.compute_end).sum(axis=0)
         waited = waited + self._sum(self.waited)
-        # Differences of long sums: what rounding leaves is no waiting, and never less than none.
+        # Differences of long sums: rounding errors count as no waiting, and never as negative waiting.
         return np.where(waited > 1e-9 * self.finish[-1], waited, 0.0)

@@ -1,7 +1,8 @@
-"""The steady state of Σ ← P Σ Pᴴ + Q, the discrete Lyapunov (or Stein) equation: in floats by doubling, and exactly.
+"""Solve the discrete Lyapunov (Stein) equation Σ = P Σ Pᴴ + Q, in floats by doubling and in exact fractions.
 
-P is what one period does to differences from the mean, Q the noise that one period adds. Doubling: after k squarings
-the noise of 2^k periods is summed, Σ ← Σ + P^(2^k) Σ P^(2^k)ᴴ. Source: Smith, SIAM J. Appl. Math. 16, 1968.
+The solution is the steady state of Σ ← P Σ Pᴴ + Q. P is the effect of one period on differences from the mean, Q the
+noise that one period adds. Doubling: after k squarings the noise of 2^k periods is summed,
+Σ ← Σ + P^(2^k) Σ P^(2^k)ᴴ. Source: Smith, SIAM J. Appl. Math. 16, 1968.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import numpy.typing as npt
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, solve
 
 GROWN = 1e70
-"""A power with such an entry belongs to a P that does not converge; its fourth power would overflow."""
+"""A power of P with an entry this large shows that P does not converge; its fourth power would overflow."""
 
 
 class SteadyState(NamedTuple):
-    """The steady-state covariance, and the last power of P: if its entries are not small, the sum did not converge."""
+    """The steady-state covariance, and the last power of P (`remainder`), which is small if the sum converged."""
 
     covariance: npt.NDArray[Any]
     remainder: npt.NDArray[Any]

@@ -1,4 +1,4 @@
-"""The Pareto front: options that no other option dominates."""
+"""The Pareto front of a set of options: those that no other option dominates."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 RELATIVE, ABSOLUTE = 1e-9, 1e-12
-"""Differences up to RELATIVE · cost + ABSOLUTE are rounding, and count as equal."""
+"""Costs that differ by at most RELATIVE · cost + ABSOLUTE count as equal: the difference is rounding."""
 
 
 def dominates(better: Sequence[float], worse: Sequence[float]) -> bool:
-    """Whether every cost of `better` is at most that of `worse`, up to rounding."""
+    """Whether every cost of `better` is at most the same cost of `worse`, up to rounding."""
     return all(a <= b + RELATIVE * abs(b) + ABSOLUTE for a, b in zip(better, worse, strict=True))
 
 
@@ -29,7 +29,7 @@ def non_dominated(
     ordered = sorted(((costs(option), option) for option in options), key=lambda pair: (pair[0], ties(pair[1])))
     front: list[tuple[tuple[float, ...], T]] = []
     for cost, option in ordered:
-        # With two costs the last one kept has the least second cost, and only it can stand in a new one's way.
+        # With two costs, the last option kept has the least second cost, so only it can dominate a new one.
         if any(dominates(kept, cost) for kept, _ in (front[-1:] if len(cost) == 2 else front)):
             continue
         # First costs that differ by rounding are sorted by accident: a later option may still beat earlier ones.
@@ -43,10 +43,11 @@ def non_dominated(
 
 
 def scatter(front: list[T], at: Callable[[T], tuple[float, float]]) -> list[T]:
-    """Reorder a front so that its first k entries are spread over it, for every k; the lower convex hull comes first.
+    """Reorder a Pareto front so that, for every k, its first k entries are spread over the whole front.
 
-    `at` gives two costs of an entry, such as seconds per step and steps to a loss. Their product, the time to the loss,
-    is least on the hull, whatever the units of the costs. O(k log k).
+    The lower convex hull comes first. `at` returns two costs of an entry, such as seconds per step and steps to a
+    target loss. Their product, the time to that loss, is smallest on the hull, whatever the units of the costs. O(k log
+    k).
     """
     hull: list[T] = []
     for entry in sorted(front, key=at):
@@ -62,6 +63,6 @@ def scatter(front: list[T], at: Callable[[T], tuple[float, float]]) -> list[T]:
 
 
 def _spread(front: list[T]) -> list[T]:
-    """Ordered so that every beginning of the list is spread over the whole."""
+    """Reorder a list so that every prefix of the result is spread over the whole list."""
     powers = range(len(front).bit_length(), -1, -1)
     return [front[i] for i in dict.fromkeys(i for power in powers for i in range(0, len(front), 1 << power))]

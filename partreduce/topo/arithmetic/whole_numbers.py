@@ -1,4 +1,4 @@
-"""Whole numbers: primes, divisors, logarithms rounded up, shortest factor lists."""
+"""Integer arithmetic: primes, divisors, logarithms rounded up, shortest factor lists."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from math import isqrt, prod
 
 
 def prime_factors(number: int) -> tuple[int, ...]:
-    """The prime factors, ascending, with repetition; () for 1. O(√number)."""
+    """Return the prime factors, ascending, with repetition; () for 1. O(√number)."""
     factors = []
     rest, divisor = number, 2
     while divisor * divisor <= rest:
@@ -18,23 +18,23 @@ def prime_factors(number: int) -> tuple[int, ...]:
 
 
 def smallest_prime_factor(number: int) -> int:
-    """The smallest prime factor; 1 for 1."""
+    """Return the smallest prime factor; 1 for 1."""
     return next(iter(prime_factors(number)), 1)
 
 
 def largest_prime_factor(number: int) -> int:
-    """The largest prime factor; 1 for 1."""
+    """Return the largest prime factor; 1 for 1."""
     return max(prime_factors(number), default=1)
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, ascending. O(√number)."""
+    """Return all divisors, ascending. O(√number)."""
     small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
     return small + [number // d for d in reversed(small) if d * d != number]
 
 
 def ceil_log(number: int, base: int = 2) -> int:
-    """The least e ≥ 0 with base^e ≥ number."""
+    """Return the smallest e ≥ 0 with base^e ≥ number."""
     exponent, power = 0, 1
     while power < number:
         exponent, power = exponent + 1, power * base
@@ -42,11 +42,11 @@ def ceil_log(number: int, base: int = 2) -> int:
 
 
 def fewest_factors(number: int, largest: int) -> tuple[int, ...] | None:
-    """The shortest list of factors ≤ `largest` whose product is `number`, descending; None if a prime factor is larger.
+    """Return the shortest list of factors ≤ `largest` whose product is `number`, in descending order; () for 1.
 
-    () for 1. Among equally short lists the most even one is taken (4·3 for 12). The length is the least number of
-    rounds in which group means of at most `largest` workers reach the exact mean, as far as the known lower bounds
-    show. Dynamic programming over the divisors.
+    None if `number` has a prime factor above `largest`. Among equally short lists the most even one is returned (4·3
+    for 12). Its length is the number of rounds in which averages over groups of at most `largest` workers reach the
+    exact mean of all `number` workers; no known lower bound is below it. Dynamic programming over the divisors.
     """
     if largest_prime_factor(number) > largest:
         return None

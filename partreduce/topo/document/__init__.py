@@ -1,1 +1,1 @@
-"""JSON documents: strict loading (`schedule`, `cluster`), canonical form, writing, and the JSON Schema."""
+"""JSON documents: strict reading (`schedule`, `cluster`), canonical form, writing, and the JSON Schema."""

@@ -1,12 +1,12 @@
-"""The canonical form of a schedule and its SHA-256: what workers compare at start-up and what a certificate names.
+"""The canonical form of a schedule and its SHA-256, which workers compare at start-up and certificates name.
 
 Canonical means: UTF-8 JSON with sorted keys, no spaces and no `certificate`; members that equal their default are
 absent; a phase that repeats is listed each time; groups are ordered by their first member and ranks ascend; blocks,
 local ranks and digits ascend; a steps_per_round that is the same for all workers is one number; fractions are in lowest
-terms. So neither the order of groups in a file nor its layout matters, and a member that a later version adds with a
-default changes no old hash.
+terms. So the hash depends neither on the order of groups in a file nor on its layout, and a member that a later version
+adds with a default changes no old hash.
 
-The failure plan is part of the hash: survivors that hold different ones would average in different groups.
+The failure plan is part of the hash: survivors with different plans would average in different groups.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from partreduce.topo.schedule import Schedule
 
 
 def canonical_bytes(schedule: Schedule) -> bytes:
-    """The canonical form, UTF-8 JSON. O(size of the file): for rules independent of the number of nodes."""
+    """Return the canonical form as UTF-8 JSON. O(size of the file), so for rules independent of the number of nodes."""
     document = encodable(schedule)
     document.pop("certificate", None)
     return _text(document).encode()
@@ -30,7 +30,7 @@ def canonical_bytes(schedule: Schedule) -> bytes:
 
 @check_arguments
 def schedule_sha256(schedule: Schedule) -> str:
-    """Compute the SHA-256 of the canonical form.
+    """Compute the SHA-256 of a schedule's canonical form.
 
     Args:
         schedule: any Schedule.

@@ -1,4 +1,4 @@
-"""Cluster files in YAML or JSON: the shape of a cluster and, where known, its hardware, with human units."""
+"""Cluster files in YAML or JSON: the nodes and workers and, where known, the hardware, with units such as `10GB/s`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,11 @@ from partreduce.topo.place import child, format_value, shown_path
 def _quantity(
     parse: Callable[[str], float], base: str, *, bare: bool = False, least: float = 0.0, most: float = inf
 ) -> tuple[Any, Any]:
-    """Validator and JSON schema of a text with its unit, `least` to `most` of `base`; `bare`: or a number."""
+    """Return the validator and JSON schema of a quantity given as text with its unit.
+
+    The value must lie between `least` and `most` in units of `base`; with `bare`, a number without a unit is valid,
+    too.
+    """
 
     def check(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -75,7 +79,7 @@ RankKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 
 
 class LinkModel(Model):
-    """A link class: latency and bandwidth (`10GB/s`) or its inverse; without a bandwidth, bytes take no time."""
+    """A link: its latency and its bandwidth (`10GB/s`) or the inverse; without a bandwidth, bytes take no time."""
 
     bandwidth: Bandwidth | None = None
     seconds_per_byte: Seconds | None = None
@@ -91,13 +95,13 @@ class LinkModel(Model):
 
 
 class SwitchModel(LinkModel):
-    """A switch: the nodes below it, directly or through other switches, and its uplink."""
+    """A switch: its uplink and the nodes below it, directly or through other switches."""
 
     nodes: list[Index] = Field(min_length=1)
 
 
 class HardwareModel(Model):
-    """Links inside and between nodes, exceptions for single nodes, and the job's sizes and times."""
+    """Links inside and between nodes, overrides for single nodes, and the sizes and times of the training job."""
 
     inside: LinkModel = LinkModel()
     nic: LinkModel = LinkModel()
@@ -116,7 +120,7 @@ class HardwareModel(Model):
 
 
 def hardware_value(model: HardwareModel, cluster: Cluster, place: str) -> Hardware:
-    """Build the Hardware of a checked document for this cluster; a DocumentError names a place below `place`."""
+    """Build the Hardware of a validated document for this cluster; a DocumentError names a member below `place`."""
     for name, listed, bound, word in (
         ("node_inside", model.node_inside, cluster.num_nodes, "node"),
         ("node_nic", model.node_nic, cluster.num_nodes, "node"),
@@ -175,14 +179,14 @@ def _link(model: LinkModel, place: str) -> Link:
 
 
 def dump_hardware(hardware: Hardware) -> dict[str, Any]:
-    """The document of a Hardware, without members that equal their default; reading it gives an equal Hardware."""
+    """Return the JSON object of a Hardware, without members that equal their default."""
     plain = Hardware()
     members = ((name, getattr(hardware, name), dump) for name, dump in DUMPS.items())
     return {name: dump(value) for name, value, dump in members if value != getattr(plain, name)}
 
 
 def _text(value: float, names: dict[str, Any]) -> str:
-    """The value with a unit, and with all its digits where no few of them mean it exactly."""
+    """Return a quantity with its unit: with few digits if they give exactly the same value, else with all."""
     units_of = {name: scale for name, scale in names.items() if name}
     base = next(name for name, scale in units_of.items() if scale == 1)
     return units.format_quantity(value, units_of) or f"{value!r}{base}"
@@ -193,7 +197,7 @@ def _dump_link(link: Link) -> dict[str, Any]:
     if link.seconds_per_byte:
         rounded = float(f"{1.0 / link.seconds_per_byte:.6g}")
         text = units.format_quantity(rounded, units.BANDWIDTHS)
-        # A bandwidth is kept only when it gives back the very same number of seconds per byte.
+        # A bandwidth is written only if it is read back as exactly the same seconds per byte.
         if text is not None and 1.0 / rounded == link.seconds_per_byte:
             result["bandwidth"] = text
         else:
@@ -223,7 +227,7 @@ DUMPS: dict[str, Callable[[Any], Any]] = {
     "layers": lambda sizes: sizes if isinstance(sizes, int) else [_text(size, units.SIZES) for size in sizes],
     "backward": float,
 }
-"""How documents hold each member."""
+"""The function that converts each field of Hardware to JSON."""
 
 FORMAT = "partreduce.cluster"
 VERSION = 1
@@ -238,19 +242,19 @@ class _ClusterFile(Model):
 
 
 class RegularClusterModel(_ClusterFile, RegularShape):
-    """Nodes with equal numbers of workers."""
+    """A cluster file of nodes with equal numbers of workers."""
 
 
 class ListedClusterModel(_ClusterFile, ListedShape):
-    """One list of ranks per node."""
+    """A cluster file that lists the ranks of every node."""
 
 
 def load_cluster(text_or_path: str | os.PathLike[str]) -> Cluster:
     """Read a cluster from a shorthand (`4x4`, `3,3,2`) or from a YAML or JSON file.
 
-    A text is a path if it ends in .yaml, .yml or .json, holds a slash, names an existing file, or is `-` (standard
-    input); any other text is a shorthand. Standard input and `/dev/fd/N` are JSON if they start with a brace, else
-    YAML.
+    The argument is a path if it ends in .yaml, .yml or .json, contains a slash, names an existing file, or is `-`
+    (standard input); any other text is a shorthand. Standard input and `/dev/fd/N` are JSON if they start with a brace,
+    else YAML.
 
     Args:
         text_or_path: a shorthand or a path.
@@ -286,7 +290,7 @@ def _load_file(path: str) -> Cluster:
 
 
 def cluster_of(raw: object) -> Cluster:
-    """Build a Cluster from a parsed document; raises DocumentError."""
+    """Build a Cluster from a parsed document; raise DocumentError if the document breaks the format."""
     check_header(raw, FORMAT, VERSION)
     listed = isinstance(raw, dict) and "nodes" in raw
     model: ListedClusterModel | RegularClusterModel
@@ -298,7 +302,7 @@ def cluster_of(raw: object) -> Cluster:
 
 
 def dump_cluster(cluster: Cluster) -> dict[str, Any]:
-    """The document of a cluster; `cluster_of` gives an equal cluster with equal hardware."""
+    """Return the JSON object of a cluster; `cluster_of` reads it back to an equal cluster with equal hardware."""
     result: dict[str, Any] = {"format": FORMAT, "version": VERSION, **dump_shape(cluster)}
     if cluster.hardware is not None:
         result["hardware"] = dump_hardware(cluster.hardware)

@@ -1,6 +1,6 @@
-"""The groups and graphs of documents: rule blocks (with `node_radices`), explicit groups, and rounds of weighted edges.
+"""Read and write the groups and graphs of schedule files: rule blocks, explicit groups, and graphs of weighted edges.
 
-Explicit groups are read to flat arrays and written in bulk, fast enough for millions of groups.
+Explicit groups are read into flat arrays and written in bulk, fast enough for millions of groups.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _KEYS = {("group",), ("group", "relaxation"), ("relaxation", "group")}
 
 
 def is_clean(phase: object) -> TypeGuard[list[dict[str, Any]]]:
-    """Whether a raw phase is certainly valid; checked without model objects, which take minutes for a million workers.
+    """Whether a parsed phase is certainly valid, without pydantic, which would take minutes for a million workers.
 
-    False does not mean invalid: the slow check by the pydantic model then finds and names the fault.
+    False does not mean invalid: the slow check by the pydantic model then finds and names the error, if there is one.
     """
     if type(phase) is not list or not set(map(type, phase)) <= {dict} or not set(map(tuple, phase)) <= _KEYS:
         return False
@@ -48,7 +48,7 @@ def is_clean(phase: object) -> TypeGuard[list[dict[str, Any]]]:
 
 
 def phase_of(phase: list[dict[str, Any]], num_workers: int, place: str) -> Phase:
-    """Build a Phase from a checked list of groups in any order. O(size log size), vectorized."""
+    """Build a Phase from a validated list of groups in any order. O(size log size), vectorized."""
     groups = [item["group"] for item in phase]
     sizes = np.fromiter(map(len, groups), dtype=np.int64, count=len(groups))
     flat = np.fromiter(chain.from_iterable(groups), dtype=np.int64, count=int(sizes.sum()))
@@ -83,12 +83,12 @@ def _relaxation_of(phase: list[dict[str, Any]]) -> tuple[Fraction, ...] | None:
 
 
 def _sort_groups(num_workers: int, flat: Whole, sizes: Whole, relaxation: tuple[Fraction, ...] | None) -> Phase:
-    """Put groups (each ascending) into canonical order: by members, then by relaxation."""
+    """Build a Phase from groups with ascending members, sorted by members, then by relaxation."""
     starts = np.cumsum(sizes) - sizes
     firsts = flat[starts]
     order = np.argsort(firsts, kind="stable")
     ties = np.diff(firsts[order]) == 0
-    if ties.any():  # overlapping groups: where first members are equal, the order needs whole groups
+    if ties.any():  # overlapping groups: equal first members are ordered by all members
         tied = np.flatnonzero(np.append(ties, False) | np.append(False, ties))
         ends, factors = starts + sizes, relaxation or (ONE,) * len(sizes)
         by_members = sorted(order[tied].tolist(), key=lambda g: (flat[starts[g] : ends[g]].tolist(), factors[g]))
@@ -102,7 +102,7 @@ def _sort_groups(num_workers: int, flat: Whole, sizes: Whole, relaxation: tuple[
 
 
 def plain_phase(phase: Phase) -> list[dict[str, Any]]:
-    """The groups of a phase as JSON objects; `relaxation` is left out where it is 1."""
+    """Return the groups of a phase as JSON objects; `relaxation` is left out where it is 1."""
     groups = _lists(phase)
     if phase.relaxation is None:
         return [{"group": group} for group in groups]
@@ -113,7 +113,7 @@ def plain_phase(phase: Phase) -> list[dict[str, Any]]:
 
 
 def phase_text(phase: Phase, *, spaced: bool) -> str:
-    """The JSON text of `plain_phase`, with spaces after separators if `spaced`."""
+    """Return the JSON text of `plain_phase`, with spaces after separators if `spaced`."""
     separators = (", ", ": ") if spaced else (",", ":")
     if phase.relaxation is not None or not len(phase):
         return json.dumps(plain_phase(phase), sort_keys=True, separators=separators)
@@ -132,14 +132,17 @@ def _lists(phase: Phase) -> list[list[int]]:
 
 
 MAX_PERIOD = 2**18
-"""The most phases of a period: longer lists would take minutes to check, and a run could never create their groups."""
+"""The most phases of a period: checking more would take minutes, and no run could create that many groups."""
 
 MAX_UNROLLED = 2**24
-"""Ranks that repeated phases may stand for in all: about as many as a file of the default size limit lists."""
+"""The most ranks after all repetitions are written out: about as many as a file of the default size limit lists."""
 
 
 class BlockModel(Model):
-    """Local ranks `local` average over the node digits `across`, on nodes equal in all other digits; [] is one node."""
+    """A block of a rule: workers with these local ranks average across nodes that differ only in the digits `across`.
+
+    An empty `across` averages inside each node.
+    """
 
     local: Annotated[Listed[Index], Field(min_length=1)]
     across: Listed[Index]
@@ -154,14 +157,14 @@ class GroupModel(Model):
 
 
 def _quickly(phase: object, naming_check: ValidatorFunctionWrapHandler) -> list[dict[str, Any]]:
-    """Phases of explicit groups skip the model when the bulk check already accepts them."""
+    """Return a valid phase of explicit groups; run the pydantic model only if the fast check does not accept it."""
     if is_clean(phase):
         return phase
     return [item.model_dump(exclude_unset=True) for item in naming_check(phase)]
 
 
 class RuleMembers(Model):
-    """Phases as rules over node digits, for any number of nodes."""
+    """Phases given by rules over node digits, for any number of nodes."""
 
     # A cluster has fewer than 2**31 nodes and every radix is at least 2, so there are at most 31 digits.
     node_radices: Annotated[Listed[Annotated[Count, Field(ge=2)]], Field(max_length=31)]
@@ -169,7 +172,7 @@ class RuleMembers(Model):
 
 
 class GroupMembers(Model):
-    """Phases as explicit lists of groups."""
+    """Phases given by explicit lists of groups."""
 
     phases: Annotated[
         Listed[Annotated[Listed[GroupModel], WrapValidator(_quickly)]], Field(min_length=1, max_length=MAX_PERIOD)
@@ -180,21 +183,21 @@ STATIC_MODELS = (RuleMembers, GroupMembers)
 
 
 class RepeatedPhase(Model):
-    """A phase that is repeated `repeat` times in a row."""
+    """A phase that runs `repeat` times in a row."""
 
     phase: list[Any]
     repeat: Annotated[Count, Field(ge=2, le=MAX_PERIOD)]
 
 
 def repeated_phase_schema(phase: dict[str, Any]) -> dict[str, Any]:
-    """The JSON Schema of an entry of `phases`: a phase, or an object with a phase and its number of repetitions."""
+    """Return the JSON Schema of an entry of `phases`: a phase, or an object of a phase and its repetitions."""
     schema = RepeatedPhase.model_json_schema()
     schema["properties"]["phase"] = phase
     return {"anyOf": [phase, schema]}
 
 
 def load_phases(raw: dict[str, Any], cluster: Cluster, place: str) -> RulePhases | GroupPhases:
-    """Build the phases of a parsed strategy. Overlapping groups are allowed: `verify` refutes them."""
+    """Build the phases of a parsed strategy; overlapping groups are accepted here and refuted by `verify`."""
     where = child(place, "phases")
     raw, counts = _take_repeats(raw, where)
     if "node_radices" in raw:
@@ -217,9 +220,9 @@ def load_phases(raw: dict[str, Any], cluster: Cluster, place: str) -> RulePhases
 
 
 def _take_repeats(raw: dict[str, Any], where: str) -> tuple[dict[str, Any], list[int]]:
-    """The members of a strategy with each entry of `phases` as a plain phase, and how often each repeats.
+    """Return a strategy's members with repetitions removed from `phases`, and the number of repetitions of each entry.
 
-    Places in later messages count the entries of the file, and not the phases that these stand for.
+    Error messages about phases then count the entries of the file instead of the repeated phases.
     """
     listed = raw.get("phases")
     if not isinstance(listed, list):
@@ -229,13 +232,13 @@ def _take_repeats(raw: dict[str, Any], where: str) -> tuple[dict[str, Any], list
         repeated = validate(RepeatedPhase, entry, child(where, index)) if isinstance(entry, dict) else None
         plain.append(entry if repeated is None else repeated.phase)
         counts.append(1 if repeated is None else repeated.repeat)
-    if len(counts) < sum(counts) > MAX_PERIOD:  # the model refuses a list that is too long without repetitions
+    if len(counts) < sum(counts) > MAX_PERIOD:  # the model already limits lists without repetitions
         raise DocumentError(where, f"has {sum(counts)} phases; expected at most {MAX_PERIOD}")
     return raw | {"phases": plain}, counts
 
 
 def dump_phases(phases: RulePhases | GroupPhases) -> dict[str, Any]:
-    """The members `phases` and, for rules, `node_radices`, in canonical order; explicit phases stay `Phase` values."""
+    """Return the members `phases` and, for rules, `node_radices`, in canonical order; explicit phases stay `Phase`s."""
     if len(phases) > MAX_PERIOD:
         raise ScheduleError(f"phases: has {len(phases)} entries; a document holds at most {MAX_PERIOD}")
     if isinstance(phases, GroupPhases):
@@ -259,7 +262,7 @@ EdgeWeighting = Annotated[
 
 
 class RoundModel(Model):
-    """Weighted edges `[source, target]`; a worker's weight on itself is 1 minus the weights of its incoming edges."""
+    """A round over a graph with edges `[source, target]`; a worker's own weight is 1 minus its incoming weights."""
 
     edges: Listed[Edge]
     weights: EdgeWeighting
@@ -310,7 +313,7 @@ def _check_edges(bad: npt.ArrayLike, edges: Whole, place: str, rule: str) -> Non
 
 
 def dump_rounds(rounds: tuple[Round, ...]) -> dict[str, Any]:
-    """The member `rounds` of a strategy's document."""
+    """Return the member `rounds` of a strategy's JSON object."""
     return {"rounds": [_dump_round(graph) for graph in rounds]}
 
 

@@ -1,4 +1,4 @@
-"""Pilot files in JSON: prices measured on the user's job, and the measurements behind them."""
+"""Pilot files in JSON: the cost of averaging less often or later, measured on the user's job (`partreduce measure`)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def load_pilot(path: str | os.PathLike[str]) -> Pilot:
 
 
 def pilot_of(raw: object) -> Pilot:
-    """Build a Pilot from a parsed document; raises DocumentError."""
+    """Build a Pilot from a parsed document; raise DocumentError if the document breaks the format."""
     header = check_header(raw, FORMAT, VERSION)
     members = {key: value for key, value in header.items() if key not in ("format", "version")}
     pilot = read_value(Pilot, members, "")
@@ -49,7 +49,7 @@ def pilot_of(raw: object) -> Pilot:
 
 
 def _problems(pilot: Pilot) -> Iterator[tuple[str, str]]:
-    """What does not go together, each with its place."""
+    """Yield every inconsistency between members of a pilot, as (path of the member, what is wrong)."""
     if (pilot.prices.drift is None) != (pilot.data == "shuffled"):
         yield "prices.drift", f"is for data that differ, and exactly for these; the data are {pilot.data}"
     for name in ("consensus_distance", "late", "drift", "averaging", "later"):
@@ -67,7 +67,7 @@ def _problems(pilot: Pilot) -> Iterator[tuple[str, str]]:
 
 
 def dump_pilot(pilot: Pilot) -> dict[str, Any]:
-    """The document of a pilot; `pilot_of` gives an equal Pilot."""
+    """Return the JSON object of a pilot; `pilot_of` reads it back to an equal Pilot."""
     return {"format": FORMAT, "version": VERSION, **dump_fields(pilot)}
 
 

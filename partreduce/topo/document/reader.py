@@ -1,7 +1,7 @@
-"""Strict reading of JSON: size, encoding and depth limits before parsing; nothing ambiguous gets through.
+"""Strict reading of JSON: size, encoding and nesting are limited before parsing; ambiguous documents raise an error.
 
-Different JSON parsers disagree on duplicate keys, huge numbers, NaN and lone surrogates; a document that one tool
-proves must not be read differently by another, so all of these are refused. Every refusal is one DocumentError.
+JSON parsers disagree on duplicate keys, huge numbers, NaN and lone surrogates. A document that one tool proves must not
+be read differently by another, so each of these raises a DocumentError.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_BYTES = 16 * 2**20
 MAX_DEPTH = 32
 MAX_FAULTS = 1000
 MAX_INTEGER = 2**53 - 1
-"""The largest integer that every JSON reader keeps exactly; larger ones are written as strings."""
+"""The largest integer that every JSON reader keeps exactly; larger numbers are written as strings."""
 
 STDIN, STDOUT, STDERR = 0, 1, 2
 _NAMED = {"/dev/stdin": STDIN, "/dev/stdout": STDOUT, "/dev/stderr": STDERR}
@@ -43,7 +43,7 @@ _HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")
 
 
 def descriptor_to_read(path: str | os.PathLike[str], standard: int = STDIN) -> int | None:
-    """The open file descriptor that a name stands for: `-`, or `/dev/fd/N` as in `<(command)`; None for other names.
+    """Return the open file descriptor that a path stands for (`-`, or `/dev/fd/N` as in `<(command)`); else None.
 
     The descriptor must not be opened again by name: a pipe opened without blocking is empty before its writer has
     written, and its resolved name (`pipe:[123]`) does not exist.
@@ -58,15 +58,15 @@ def descriptor_to_read(path: str | os.PathLike[str], standard: int = STDIN) -> i
 
 
 def descriptor_to_write(path: str | os.PathLike[str]) -> int | None:
-    """The open file descriptor that an output name (`-`, `/dev/fd/N`) stands for; None for an ordinary file."""
+    """Return the open file descriptor that an output path stands for (`-`, `/dev/fd/N`); None for ordinary files."""
     return descriptor_to_read(path, STDOUT)
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
-    """The content of a regular file, a link to one, or an open descriptor; a file above `max_bytes` raises, unread."""
+    """Read a regular file, a link to one, or an open descriptor; raise an error, unread, above `max_bytes`."""
     source, connected = shown_path(path), descriptor_to_read(path)
     try:
-        # O_NONBLOCK: opening a FIFO without a writer would otherwise wait for ever.
+        # O_NONBLOCK: opening a FIFO without a writer would otherwise block forever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC) if connected is None else connected
     except (OSError, ValueError) as error:
         raise FileError(f"{source}: cannot be opened: {getattr(error, 'strerror', None) or error}") from None
@@ -102,7 +102,7 @@ def _too_large(size: int, max_bytes: int, source: str) -> NoReturn:
 
 @contextmanager
 def in_file(source: str) -> Iterator[None]:
-    """Context manager: add the file name `source`, if not empty, to every DocumentError."""
+    """Context manager: add the file name `source`, if not empty, to every DocumentError raised inside."""
     try:
         yield
     except DocumentError as error:
@@ -117,7 +117,7 @@ def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> objec
 def parse_json(data: bytes, *, max_bytes: int = MAX_BYTES, source: str = "") -> object:
     """Parse one JSON document strictly: UTF-8, depth <= 32, no duplicate keys, no NaN, no |integer| >= 2**53.
 
-    O(len(data)) for any content. Errors name `source`.
+    O(len(data)) for any content. Error messages name the file `source`.
     """
     with in_file(source):
         text = decode(data, max_bytes=max_bytes)
@@ -153,7 +153,7 @@ def _parse(text: str, data: bytes, source: str) -> object:
 
 
 def _way_out(source: str) -> str:
-    """What to do about a text that is no JSON: by its name it may be another kind of file."""
+    """Return what to do about a file that is not JSON; its ending may show that it is another kind of file."""
     if source.endswith((".yaml", ".yml")):
         return f"it looks like a cluster file; partreduce design {source} -o schedule.json makes a schedule for it"
     if source.endswith(".py"):
@@ -163,7 +163,7 @@ def _way_out(source: str) -> str:
 
 
 def decode(data: bytes, *, max_bytes: int = MAX_BYTES, source: str = "") -> str:
-    """Decode UTF-8 without a byte-order mark; raises DocumentError, also above `max_bytes`."""
+    """Decode UTF-8 without a byte-order mark; raise DocumentError for other encodings and above `max_bytes`."""
     if len(data) > max_bytes:
         _too_large(len(data), max_bytes, source)
     if data.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
@@ -178,18 +178,18 @@ def decode(data: bytes, *, max_bytes: int = MAX_BYTES, source: str = "") -> str:
 
 
 def line_column(data: bytes, offset: int) -> str:
-    """`line:column` of a byte offset, both counted from 1."""
+    """Return a byte offset as `line:column`, both counted from 1."""
     return f"{data.count(10, 0, offset) + 1}:{offset - data.rfind(10, 0, offset)}"
 
 
 def check_depth(data: bytes) -> None:
-    """Raise DocumentError for nesting deeper than 32, before a recursive parser reads the data. One vectorized pass."""
-    # Blank the escapes that matter, keeping every offset: what is left of quotes opens or closes a string.
+    """Raise DocumentError for nesting deeper than 32, before the recursive parser runs. One vectorized pass."""
+    # Blank escaped backslashes and quotes, keeping every offset: each remaining quote opens or closes a string.
     blank = data.replace(rb"\\", b"  ").replace(rb"\"", b"  ") if b"\\" in data else data
     depth, inside = 0, 0
     for start in range(0, len(blank), _CHUNK):
         chunk = np.frombuffer(blank, dtype=np.uint8, count=min(_CHUNK, len(blank) - start), offset=start)
-        # Counting modulo 256 keeps the parity, which is all that is asked: odd is inside a string.
+        # Counting modulo 256 keeps the parity, which is all that is needed: odd means inside a string.
         quotes = np.cumsum(chunk == 34, dtype=np.uint8) + np.uint8(inside)
         lower = chunk | 32  # '[' and '{' differ in one bit, and so do ']' and '}'
         where = np.flatnonzero(((lower == 123) | (lower == 125)) & (quotes & 1 == 0))
@@ -204,24 +204,24 @@ def check_depth(data: bytes) -> None:
 
 
 def _has_long_numbers(data: bytes) -> bool:
-    """Whether a number could be out of range: only such documents pay for a Python call per number."""
+    """Whether a number of the document could be out of range; only then the parser calls Python for each number."""
     same = data.translate(_DIGITS)
     return b"0" * 16 in same or b"e000" in same or b"e+000" in same
 
 
 class _Fault(NamedTuple):
-    """Stands in the parsed value where something is refused, so that its path can be found afterwards."""
+    """A placeholder in the parsed value for something invalid, so that its path can be found afterwards."""
 
     problem: str
 
 
 class _TooManyFaultsError(Exception):
-    """So many are not mended by hand: reading further would only cost time."""
+    """Stops parsing once the document has `MAX_FAULTS` errors."""
 
 
 @dataclass
 class _Hooks:
-    """The decoder's callbacks. They record faults instead of raising: the decoder does not know the path."""
+    """Callbacks of the JSON decoder; they record errors instead of raising, as the decoder does not know the path."""
 
     faults: list[_Fault]
 
@@ -255,7 +255,10 @@ class _Hooks:
 
 
 def _faults_in(value: object, place: str) -> Iterator[tuple[str, str]]:
-    """(place, problem) of every fault and lone surrogate, in document order. Depth is bounded by `check_depth`."""
+    """Yield (path, problem) of every recorded error and every lone surrogate, in document order.
+
+    The recursion is bounded by `check_depth`.
+    """
     if isinstance(value, _Fault):
         yield place, value.problem
     elif isinstance(value, str):
@@ -274,7 +277,7 @@ def _faults_in(value: object, place: str) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Context manager: pause the cycle collector, which would scan millions of new objects again and again."""
+    """Context manager: pause Python's garbage collector, which would scan millions of new objects again and again."""
     if not gc.isenabled():
         yield
         return
@@ -286,7 +289,7 @@ def collector_paused() -> Iterator[None]:
 
 
 def is_file(text: str) -> bool:
-    """Whether a text names an existing file or standard input (`-`); never raises."""
+    """Whether a text names an existing file or is `-` (standard input); never raises."""
     try:
         return text == "-" or Path(text).exists()
     except (OSError, ValueError):

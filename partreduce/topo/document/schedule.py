@@ -1,4 +1,4 @@
-"""Schedules to and from documents: format, version, name, cluster, strategy, failure plan and certificate."""
+"""Convert schedules from and to documents: header, name, cluster, strategy, failure plan and certificate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Shape(Model):
     @model_validator(mode="before")
     @classmethod
     def _in_one_way(cls, data: object) -> object:
-        """Name both ways where a document writes a cluster in both, or in a way of other tools."""
+        """Raise an error for a cluster written in two ways at once, or with a list as `workers_per_node`."""
         if not isinstance(data, dict):
             return data
         counts = [key for key in RegularShape.model_fields if key in data]
@@ -54,7 +54,7 @@ class RegularShape(_Shape):
 
 
 class ListedShape(_Shape):
-    """One list of ranks per node, in the order of their local ranks."""
+    """Nodes given by a list of ranks each, in the order of their local ranks."""
 
     nodes: Annotated[Listed[Annotated[Listed[Index], Field(min_length=1)]], Field(min_length=1)]
 
@@ -66,7 +66,7 @@ Shape = Annotated[
 
 
 def shape_value(model: RegularShape | ListedShape, place: str) -> Cluster:
-    """Build the Cluster of a checked shape."""
+    """Build the Cluster of a validated `cluster` object."""
     try:
         if isinstance(model, ListedShape):
             return Cluster.irregular(model.nodes)
@@ -76,14 +76,14 @@ def shape_value(model: RegularShape | ListedShape, place: str) -> Cluster:
 
 
 def dump_shape(cluster: Cluster) -> dict[str, Any]:
-    """The shape of a cluster as a document holds it."""
+    """Return the JSON object of a cluster's nodes and workers, without hardware."""
     if cluster.workers_per_node is not None:
         return {"num_nodes": cluster.num_nodes, "workers_per_node": cluster.workers_per_node}
     return {"nodes": [list(node) for node in cluster.nodes or ()]}
 
 
 def error_at(error: InputError, root: str, drop: str = "") -> DocumentError:
-    """Turn an InputError of a value (`phases[0][1].local: problem`) into a DocumentError placed below `root`."""
+    """Turn a value's InputError (`phases[0][1].local: problem`) into a DocumentError with that path below `root`."""
     if isinstance(error, DocumentError):
         return error
     if (match := _PLACED.fullmatch(str(error))) is None:
@@ -95,11 +95,11 @@ def error_at(error: InputError, root: str, drop: str = "") -> DocumentError:
 FORMAT = "partreduce.schedule"
 VERSION = 1
 ABSENT = FailurePlan(SurvivorRule.ALL_REDUCE, 1)
-"""A placeholder for a document without a plan (not in `model_fields_set`)."""
+"""A placeholder for the failure plan of a document without one; it is never used as a plan."""
 
 
 class ScheduleEnvelope(Model):
-    """Who averages with whom, when, on a cluster of this shape."""
+    """A schedule: which workers average with each other, and when, on a cluster of this shape."""
 
     format: Literal["partreduce.schedule"]
     version: Literal[1]
@@ -130,11 +130,11 @@ def load_schedule(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -
 
 
 def parse_schedule(document: str | bytes | bytearray, *, max_bytes: int = MAX_BYTES) -> Schedule:
-    """Read the schedule that a document holds; see `load_schedule`.
+    """Read a schedule from JSON text or bytes, as strictly as `load_schedule`.
 
     Args:
         document: JSON, as text or UTF-8 bytes.
-        max_bytes: the size above which it is rejected unread.
+        max_bytes: the size above which the document is rejected unread.
 
     Returns:
         The Schedule.
@@ -144,7 +144,7 @@ def parse_schedule(document: str | bytes | bytearray, *, max_bytes: int = MAX_BY
         InputError: neither bytes nor text.
     """
     if isinstance(document, str):
-        # A lone surrogate, which is no character, becomes bytes that are refused as such.
+        # A lone surrogate is no character: it becomes bytes that raise an error as invalid UTF-8.
         document = document.encode(errors="surrogatepass")
     if not isinstance(document, bytes | bytearray):
         kind = type(document).__name__
@@ -159,7 +159,7 @@ def _parse(data: bytes, max_bytes: int, source: str) -> Schedule:
 
 
 def schedule_of(raw: object) -> Schedule:
-    """Build a Schedule from a parsed document; raises DocumentError."""
+    """Build a Schedule from a parsed document; raise DocumentError if the document breaks the format."""
     check_header(raw, FORMAT, VERSION)
     envelope = validate(ScheduleEnvelope, raw, "")
     cluster = shape_value(envelope.cluster, "cluster")
@@ -179,7 +179,7 @@ def schedule_of(raw: object) -> Schedule:
 
 
 def check_header(raw: object, name: str, version: int) -> dict[str, Any]:
-    """Return `raw` as an object if its `format` is `name` and its `version` is `version`; else raise DocumentError."""
+    """Return `raw` if it is an object with format `name` and version `version`; else raise DocumentError."""
     if not isinstance(raw, dict):
         raise DocumentError("document", f'is {format_value(raw)}; it must be an object with "format": "{name}"')
     if "format" in raw and raw["format"] != name:
@@ -193,7 +193,7 @@ def check_header(raw: object, name: str, version: int) -> dict[str, Any]:
 
 
 def encodable(schedule: Schedule) -> dict[str, Any]:
-    """The document of a schedule, without members that equal their default; explicit phases stay `Phase` values."""
+    """Return the JSON object of a schedule without members that equal their default; explicit phases stay `Phase`s."""
     result: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -210,7 +210,7 @@ def encodable(schedule: Schedule) -> dict[str, Any]:
 
 @check_arguments
 def dump_schedule(schedule: Schedule) -> dict[str, Any]:
-    """Turn a schedule into plain dictionaries, lists, texts and integers; `parse_schedule` reads their JSON.
+    """Convert a schedule to plain dictionaries, lists, strings and integers; `parse_schedule` reads them back as JSON.
 
     Args:
         schedule: any Schedule.

@@ -1,7 +1,7 @@
-"""JSON Schemas of the file formats, generated from the models that read them.
+"""Generate the JSON Schemas of the file formats from the models that read the files.
 
 `python -m partreduce.topo.document.schema` writes them into `schemas/`; `--check` only reports outdated ones.
-The schema of schedules is a link into the folder of the checker, which reads files by it.
+`schemas/schedule.schema.json` is a link into the folder of the checker, which reads files with it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schedule_schema() -> dict[str, Any]:
-    """The JSON Schema of schedule files."""
+    """Return the JSON Schema of schedule files."""
     schema = ScheduleEnvelope.model_json_schema()
     algorithms = [algorithm for kind in KINDS.values() for algorithm in _strategy_schemas(kind, schema["$defs"])]
     schema["properties"]["strategy"] = {"anyOf": algorithms}
@@ -39,10 +39,10 @@ def schedule_schema() -> dict[str, Any]:
 
 
 def _strategy_schemas(kind: Kind, definitions: dict[str, Any]) -> list[dict[str, Any]]:
-    """The objects of one kind: its value's fields, with the members that documents hold in another shape."""
+    """Return the JSON Schemas of one kind of strategy, one for each form of its phases or rounds in a document."""
     own = adapter(kind.value).json_schema()
     definitions |= own.pop("$defs", {})
-    for value in get_args(Sync):  # documents hold these as `sync_schema` says
+    for value in get_args(Sync):  # `sync_schema` describes their form in documents
         definitions.pop(value.__name__, None)
     sync = {"$ref": "#/$defs/Sync", "default": "synchronous"}
     own.pop("title", None)
@@ -64,14 +64,14 @@ def _strategy_schemas(kind: Kind, definitions: dict[str, Any]) -> list[dict[str,
 
 
 def cluster_schema() -> dict[str, Any]:
-    """The JSON Schema of cluster files."""
+    """Return the JSON Schema of cluster files."""
     about = "The shape of a cluster and, where known, its hardware."
     schema = adapter(RegularClusterModel | ListedClusterModel).json_schema()
     return _finish(schema, "partreduce cluster, version 1", about)
 
 
 def pilot_schema() -> dict[str, Any]:
-    """The JSON Schema of pilot files."""
+    """Return the JSON Schema of pilot files."""
     schema = adapter(Pilot).json_schema()
     header = {"format": {"const": PILOT_FORMAT}, "version": {"const": PILOT_VERSION}}
     schema["properties"] = header | schema["properties"]
@@ -84,10 +84,10 @@ def _finish(schema: dict[str, Any], title: str, about: str | None) -> dict[str, 
 
 
 def _plainly(value: object) -> object:
-    """Drop the titles that pydantic derives from field names: they say nothing and differ between its versions.
+    """Return a schema without the titles that pydantic makes from field names and that differ between its versions.
 
-    A default is written as the canonical form of a file has it: an exact number by its shortest spelling, and an object
-    without the members that have their own default, which are all.
+    Defaults are written as in a file's canonical form: an exact number by its shortest spelling, and an object without
+    the members that have their own default, so as {}.
     """
     if not isinstance(value, dict):
         return [_plainly(item) for item in value] if isinstance(value, list) else value
@@ -100,7 +100,7 @@ def _plainly(value: object) -> object:
 
 
 def texts() -> dict[str, str]:
-    """The file name and the JSON text of every schema."""
+    """Return the JSON text of every schema, by file name."""
     made = {
         "schedule.schema.json": schedule_schema(),
         "cluster.schema.json": cluster_schema(),
@@ -112,7 +112,7 @@ def texts() -> dict[str, str]:
 
 
 def stale(folder: Path = FOLDER) -> list[str]:
-    """The names of the schema files in `folder` that are absent or outdated."""
+    """Return the names of the schema files in `folder` that are absent or outdated."""
     return [
         name
         for name, text in texts().items()

@@ -1,7 +1,7 @@
-"""Strategies to and from documents: the registry of kinds, validated by pydantic directly into frozen values.
+"""Convert strategies from and to documents; pydantic validates JSON directly into the frozen dataclasses.
 
-A `Kind` describes each member that documents hold in another form than the value: the phases of `static`, the rounds
-of `neighbor` (both read array by array) and the *sync* axis. All other members are described by the value itself.
+A `Kind` describes the members that a document holds in another form than the dataclass: the phases of `static`, the
+rounds of `neighbor` (both read array by array) and the *sync* axis. All others are described by the dataclass itself.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ Raw = dict[str, Any]
 class Kind:
     """How documents hold one kind of strategy.
 
-    `bulk` names the field of the value that documents hold as the members `keys`: `load(raw, cluster, place)` builds
-    the field, `dump(value)` returns the members, and `models` describe them for the JSON Schema, one for each form.
-    `canonical` sorts lists whose order has no meaning.
+    `bulk` names the field of the dataclass that documents hold as the members `keys`: `load(raw, cluster, place)`
+    builds the field, `dump(value)` returns the members, and `models` describe them for the JSON Schema, one for each
+    form. `canonical` sorts lists whose order has no meaning.
     """
 
     value: type[Strategy]
@@ -59,7 +59,7 @@ class Kind:
 
 
 def _ascending_sides(dumped: Raw) -> Raw:
-    """Active ranks ascend; an edge starts with its lower rank, and edges ascend."""
+    """Sort the active ranks, the two ranks of every edge, and the edges of a `pairwise` strategy."""
     result = dumped | {"active": sorted(dumped["active"])}
     if "edges" in dumped:
         result["edges"] = sorted(sorted(edge) for edge in dumped["edges"])
@@ -77,11 +77,11 @@ KINDS: dict[str, Kind] = {
         Kind(Server),
     )
 }
-"""Every kind that a document may hold. A new kind is its value and one line here."""
+"""Every kind of strategy that a document may hold. A new kind needs its dataclass and one line here."""
 
 
 def load_strategy(raw: Raw, cluster: Cluster, place: str) -> Strategy:
-    """Build a Strategy from its parsed object, for this cluster; a DocumentError names a place below `place`."""
+    """Build a Strategy for this cluster from its parsed object; a DocumentError names a member below `place`."""
     kind = _kind_of(raw, place)
     known = ["kind", *(field.name for field in fields(kind.value) if field.name != kind.bulk), *kind.keys]
     for key in raw:
@@ -109,7 +109,7 @@ def _kind_of(raw: Raw, place: str) -> Kind:
 
 
 def dump_strategy(strategy: Strategy) -> Raw:
-    """The JSON object of a strategy in canonical form; explicit phases stay `Phase` values."""
+    """Return the JSON object of a strategy in canonical form; explicit phases stay `Phase` values."""
     kind = KINDS[strategy.kind]
     result: Raw = {"kind": strategy.kind}
     for part in fields(strategy):
@@ -125,11 +125,11 @@ def dump_strategy(strategy: Strategy) -> Raw:
 
 Wait = DelayedMerge | Pipeline | IterationGap | PartialAllReduce
 WAITS: dict[str, type[Wait]] = {value.word: value for value in (DelayedMerge, Pipeline, IterationGap, PartialAllReduce)}
-"""Values of the *sync* axis that have members, which documents hold as `{word: {members}}`."""
+"""Values of the *sync* axis that have members; documents hold them as `{word: {members}}`."""
 
 
 def _load_sync(raw: object, place: str) -> Sync:
-    """`"synchronous"`, or an object of one member such as `{"delay": 1}` or `{"pipeline": {}}`."""
+    """Read the *sync* axis: `"synchronous"`, or an object with one member, such as `{"delay": 1}`."""
     if raw == "synchronous":
         return SYNCHRONOUS
     if isinstance(raw, dict) and list(raw) == ["delay"]:
@@ -142,7 +142,7 @@ def _load_sync(raw: object, place: str) -> Sync:
         members, place = raw[wait.word], child(place, wait.word)
         if wait is PartialAllReduce and isinstance(members, dict):
             quorum = members.get("quorum", 2)
-            if type(quorum) is not int and quorum not in list(QuorumStart):  # pydantic would say why it is neither form
+            if type(quorum) is not int and quorum not in list(QuorumStart):  # pydantic would report one error per form
                 words = " or ".join(f'"{word}"' for word in QuorumStart)
                 problem = f"is {format_value(quorum)}; it must be {words}, or a number of workers"
                 raise DocumentError(child(place, "quorum"), problem)
@@ -159,7 +159,7 @@ def _load_sync(raw: object, place: str) -> Sync:
 
 
 def sync_schema() -> dict[str, Any]:
-    """The JSON Schema of the member `sync`: when averages apply."""
+    """Return the JSON Schema of the member `sync`."""
     return {
         "anyOf": [
             {"const": "synchronous", "type": "string"},
@@ -177,7 +177,7 @@ def _describe_schema(value: type[Wait]) -> dict[str, Any]:
 
 
 def first_paragraph(value: type) -> str:
-    """The first paragraph of a class's docstring, on one line."""
+    """Return the first paragraph of a class's docstring on one line."""
     return " ".join((value.__doc__ or "").split("\n\n")[0].split())
 
 
@@ -186,7 +186,7 @@ def _one_member(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """A field's value as documents hold it: lists, words, and objects without members that equal their default."""
+    """Return a field's value as JSON: tuples as lists, enumeration members as words, objects without defaults."""
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Write documents atomically, compact for large schedules and with one phase a line."""
+"""Write documents atomically; schedules with one phase per line and without superfluous members."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def write_schedule(path: str | os.PathLike[str], schedule: Schedule) -> None:
 
 
 def schedule_text(schedule: Schedule) -> str:
-    """The text of a schedule file: one line for each phase or round, keys in reading order."""
+    """Return the text of a schedule file: one line per phase or round, keys in reading order."""
     try:
         document = encodable(schedule)
-        # The envelope is cheap to check against the reader itself; strategies are written in their own closed form.
+        # All but the strategy is checked with the reader, which is cheap; strategies are written in a closed form.
         bare = {key: value for key, value in document.items() if key != "failure_plan"}
         envelope = json.dumps(bare | {"strategy": {"kind": "allreduce"}}).encode()
         schedule_of(parse_json(envelope, max_bytes=len(envelope)))
@@ -55,7 +55,7 @@ def schedule_text(schedule: Schedule) -> str:
 
 
 def pretty(document: dict[str, Any]) -> str:
-    """JSON text with one line for each key, phase and round. Ends with a newline."""
+    """Return JSON text with one line for each key, phase and round; it ends with a newline."""
     return _object(document, "") + "\n"
 
 
@@ -71,7 +71,7 @@ def _member(key: str, value: object, indent: str) -> str:
     if key in _LINE_KEYS and isinstance(value, list) and value:
         deeper, lines = indent + "  ", [_line(item) for item in value]
         if key == "phases":
-            counted = ((line, len(list(equal))) for line, equal in groupby(lines))  # the reader unrolls equal ones
+            counted = ((line, len(list(equal))) for line, equal in groupby(lines))  # the reader repeats it
             lines = [line if n == 1 else f'{{"repeat": {n}, "phase": {line}}}' for line, n in counted]
         return "[\n" + ",\n".join(deeper + line for line in lines) + f"\n{indent}]"
     return _line(value)
@@ -82,10 +82,10 @@ def _line(value: object) -> str:
 
 
 def write_file(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write bytes to a temporary file next to the target, flush it to the disk, then rename it; file mode by umask.
+    """Write bytes to a file atomically: to a temporary file in the same folder, flushed to the disk and then renamed.
 
-    Every file that partreduce writes is written here. Links are followed. `-` (standard output), `/dev/fd/N` and
-    targets that are not regular files (a FIFO) are written to directly.
+    All files that partreduce writes pass through here; the umask decides the file mode. Links are followed. `-`
+    (standard output), `/dev/fd/N` and targets that are not regular files (a FIFO) are written to directly.
     """
     connected = descriptor_to_write(path)
     target = Path(os.path.realpath(path))
@@ -101,7 +101,7 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
             return
         _replace(target, data)
     except BrokenPipeError:
-        raise BrokenPipeError from None  # without its number, by which typer would take it for an error of ours
+        raise BrokenPipeError from None  # without its errno, which typer would report as an error of the command
     except (OSError, ValueError) as error:
         shown = "standard output" if connected == STDOUT else shown_path(path)
         raise FileError(f"{shown}: cannot be written: {getattr(error, 'strerror', None) or error}") from None

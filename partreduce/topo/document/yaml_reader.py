@@ -1,8 +1,8 @@
 """Strict reading of YAML: the same values as JSON under the same limits, for small hand-written files.
 
-Anchors and aliases (bombs), tags, several documents and deep nesting raise an error on PyYAML's stream of events, which
-never recurses; the values are then read from its tree of nodes. Scalars follow YAML 1.2 (`yes`, `010`, `1:30` are
-text).
+Anchors, aliases (which can expand without limit), tags, several documents and deep nesting raise an error while
+PyYAML's event stream is scanned, without recursion; the values are then read from its tree of nodes. Scalars follow
+YAML 1.2 (`yes`, `010`, `1:30` are text).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 
 
 def parse_yaml(data: bytes, *, max_bytes: int = MAX_YAML_BYTES, source: str = "") -> object:
-    """Parse one YAML document strictly, into the values that JSON has; a DocumentError names `source`."""
+    """Parse one YAML document strictly into values that JSON can hold; a DocumentError names the file `source`."""
     with in_file(source):
         return _parse(decode(data, max_bytes=max_bytes), source)
 
@@ -81,7 +81,7 @@ def _line_column(mark: Any) -> str:  # noqa: ANN401 - two classes, of PyYAML and
 
 
 def _value_of(node: yaml.Node | None, place: str) -> Any:  # noqa: ANN401 - what JSON may hold
-    """The value of a node. Depth is bounded by `_check_events`."""
+    """Return the value of a YAML node. The recursion is bounded by `_check_events`."""
     import yaml
 
     if isinstance(node, yaml.SequenceNode):
@@ -100,7 +100,7 @@ def _value_of(node: yaml.Node | None, place: str) -> Any:  # noqa: ANN401 - what
 
 
 def _plain(text: str, place: str) -> object:
-    """A plain scalar as YAML 1.2's core schema reads it, with JSON's limits on numbers."""
+    """Return the value of an unquoted scalar by YAML 1.2's core schema, with JSON's limits on numbers."""
     problem = ""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]

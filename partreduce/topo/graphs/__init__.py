@@ -1,4 +1,4 @@
-"""Topologies: fixed graphs over the workers as edge arrays; `named` has graph families, `weights` mixing weights."""
+"""Topologies: fixed graphs over the workers as edge arrays. `named` has graph families, `weights` mixing weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ class Graph(Arrays):
 
     @classmethod
     def directed(cls, num_workers: int, sources: npt.ArrayLike, targets: npt.ArrayLike) -> Graph:
-        """Build from edges `sources[e]` → `targets[e]`; self-loops and repetitions are dropped. O(edges log edges)."""
+        """Build a graph from edges `sources[e]` → `targets[e]`.
+
+        Self-loops and duplicates are dropped. O(edges log edges).
+        """
         src = np.asarray(sources, dtype=np.int64).reshape(-1)
         dst = np.asarray(targets, dtype=np.int64).reshape(-1)
         wrong = (src < 0) | (src >= num_workers) | (dst < 0) | (dst >= num_workers)
@@ -40,7 +43,10 @@ class Graph(Arrays):
 
     @classmethod
     def undirected(cls, num_workers: int, ends: npt.ArrayLike, others: npt.ArrayLike) -> Graph:
-        """Build from edges between `ends[e]` and `others[e]`; self-loops and repetitions are dropped."""
+        """Build a graph from undirected edges between `ends[e]` and `others[e]`.
+
+        Self-loops and duplicates are dropped.
+        """
         a = np.asarray(ends, dtype=np.int64).reshape(-1)
         b = np.asarray(others, dtype=np.int64).reshape(-1)
         return cls.directed(num_workers, np.concatenate([a, b]), np.concatenate([b, a]))
@@ -55,17 +61,17 @@ class Graph(Arrays):
         return np.array_equal(self.targets * n + self.sources, np.sort(self.sources * n + self.targets))
 
     def in_degrees(self) -> npt.NDArray[np.int64]:
-        """The number of in-neighbors of each worker, shape (num_workers,)."""
+        """Return the number of in-neighbors of each worker, shape (num_workers,)."""
         return np.bincount(self.targets, minlength=self.num_workers)
 
     def adjacency(self) -> npt.NDArray[np.float64]:
-        """The dense 0/1 adjacency matrix, [target, source] = 1 for an edge, shape (num_workers, num_workers)."""
+        """Return the dense 0/1 adjacency matrix: [target, source] = 1 for an edge, shape (num_workers, num_workers)."""
         matrix = np.zeros((self.num_workers, self.num_workers))
         matrix[self.targets, self.sources] = 1.0
         return matrix
 
     def components(self) -> npt.NDArray[np.int32]:
-        """The index of each worker's strongly connected component, shape (num_workers,). O(edges)."""
+        """Return the index of each worker's strongly connected component, shape (num_workers,). O(edges)."""
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
 
@@ -80,7 +86,7 @@ class Graph(Arrays):
         return self.num_workers <= 1 or not self.components().any()
 
     def require_connected(self) -> None:
-        """Raise ScheduleError if the graph is not strongly connected, so that workers cannot reach consensus."""
+        """Raise ScheduleError if the graph is not strongly connected: its workers could not reach consensus."""
         labels = self.components()
         apart = np.flatnonzero(labels != labels[0])
         if len(apart):
@@ -90,7 +96,7 @@ class Graph(Arrays):
             )
 
     def require_undirected(self, purpose: str) -> None:
-        """Raise ScheduleError, which says that `purpose` need an undirected graph, if this one is directed."""
+        """Raise ScheduleError if the graph is directed; the message says that `purpose` needs an undirected one."""
         if self.is_undirected:
             return
         n = np.int64(self.num_workers)

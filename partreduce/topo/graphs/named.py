@@ -1,4 +1,4 @@
-"""Graph families: textbook graphs, sparse directed ones, Hop's, graphs that follow nodes, and random ones.
+"""Graph families: textbook graphs, sparse directed graphs, Hop's graphs, graphs of clustered nodes, random graphs.
 
 Source of `ring_based`, `double_ring`, `hop_figure_21` and `clustered_graph`: Luo, Lin, Zhuo, Qian, Hop:
 heterogeneity-aware decentralized training, ASPLOS 2019 (Figure 21: section 7.3.6).
@@ -17,34 +17,37 @@ from partreduce.topo.graphs import Graph
 
 
 def ring(num_workers: int) -> Graph:
-    """Undirected ring: edges (i, i+1). With weights 1/3 the slem gap is 1 − max_k |1 + 2cos(2πk/n)|/3 ≈ 4π²/(3n²)."""
+    """Return the undirected ring, edges (i, i+1).
+
+    With weights 1/3 its slem gap is 1 − max_k |1 + 2cos(2πk/n)|/3 ≈ 4π²/(3n²).
+    """
     i = np.arange(num_workers)
     return Graph.undirected(num_workers, i, (i + 1) % num_workers)
 
 
 def star(num_workers: int) -> Graph:
-    """Undirected star: edges (0, i). The hub sends and receives n − 1 messages a round."""
+    """Return the undirected star, edges (0, i). The hub sends and receives n − 1 messages a round."""
     i = np.arange(1, num_workers)
     return Graph.undirected(num_workers, np.zeros_like(i), i)
 
 
 def complete(num_workers: int) -> Graph:
-    """Complete graph, n(n−1)/2 undirected edges; with weights 1/n one round is exact consensus."""
+    """Return the complete graph, n(n−1)/2 undirected edges; with weights 1/n one round reaches exact consensus."""
     i, j = np.triu_indices(num_workers, 1)
     return Graph.undirected(num_workers, i, j)
 
 
 def grid(rows: int, columns: int) -> Graph:
-    """Undirected grid: worker r·columns + c has edges to (r, c+1) and (r+1, c) where these exist."""
+    """Return the undirected grid: worker r·columns + c has edges to (r, c+1) and (r+1, c) where these exist."""
     i = np.arange(rows * columns)
     right, down = i[i % columns < columns - 1], i[i // columns < rows - 1]
     return Graph.undirected(rows * columns, np.concatenate([right, down]), np.concatenate([right + 1, down + columns]))
 
 
 def torus(rows: int, columns: int) -> Graph:
-    """The grid closed in both directions, so that every worker has 4 neighbors; rows, columns ≥ 3.
+    """Return the grid closed in both directions, in which every worker has 4 neighbors; rows, columns ≥ 3.
 
-    With weights 1/5 the slem gap is 1 − max |1 + 2cos(2πi/rows) + 2cos(2πj/columns)|/5 over (i, j) ≠ (0, 0).
+    With weights 1/5 its slem gap is 1 − max |1 + 2cos(2πi/rows) + 2cos(2πj/columns)|/5 over (i, j) ≠ (0, 0).
     """
     i = np.arange(rows * columns)
     r, c = i // columns, i % columns
@@ -53,16 +56,19 @@ def torus(rows: int, columns: int) -> Graph:
 
 
 def hypercube(dimension: int) -> Graph:
-    """Hypercube of 2^dimension workers: edges (i, i xor 2^k). With weights 1/(d+1) the slem gap is 2/(d+1)."""
+    """Return the hypercube of 2^dimension workers, edges (i, i xor 2^k).
+
+    With weights 1/(d+1) its slem gap is 2/(d+1).
+    """
     i = np.arange(2**dimension)
     others = [i ^ (1 << k) for k in range(dimension)]
     return Graph.undirected(2**dimension, np.tile(i, dimension), np.concatenate([i[:0], *others]))
 
 
 def exponential(num_workers: int) -> Graph:
-    """Static exponential graph: directed edges i → i + 2^k (mod n) for k < c = ⌈log₂ n⌉.
+    """Return the static exponential graph: directed edges i → i + 2^k (mod n) for k < c = ⌈log₂ n⌉.
 
-    With weights 1/(c+1) the slem gap is 2/(1+c) for even n, larger for odd n.
+    With weights 1/(c+1) its slem gap is 2/(1+c) for even n, larger for odd n.
     Source: Ying et al., Exponential graph is provably efficient for decentralized deep training, NeurIPS 2021.
     """
     i = np.arange(num_workers)
@@ -72,10 +78,10 @@ def exponential(num_workers: int) -> Graph:
 
 
 def de_bruijn(base: int, length: int) -> Graph:
-    """De Bruijn graph of n = base^length workers: directed edges i → base·i + a (mod n) for a < base, no self-loops.
+    """Return the De Bruijn graph of n = base^length workers: directed edges i → base·i + a (mod n) for a < base.
 
-    With weight 1/base on every edge and the rest on the worker itself, W^length = J exactly although ‖W − J‖₂ = 1.
-    Source: Delvenne, Carli, Zampieri, Optimal strategies in the average consensus problem, 2009.
+    It has no self-loops. With weight 1/base on every edge and the rest on the worker itself, W^length = J exactly
+    although ‖W − J‖₂ = 1. Source: Delvenne, Carli, Zampieri, Optimal strategies in the average consensus problem, 2009.
     """
     count = base**length
     i = np.arange(count, dtype=np.int64)
@@ -84,21 +90,24 @@ def de_bruijn(base: int, length: int) -> Graph:
 
 
 MACHINES = ((0, 1, 2, 3), (4, 5), (6, 7))
-"""Which workers share a machine in settings b and c of Figure 21."""
+"""The workers of each machine in settings b and c of Hop's Figure 21."""
 
 LINKS = {"b": ((0, 4), (4, 6), (6, 0)), "c": ((1, 4), (5, 6), (7, 0))}
-"""The edges between machines in these settings."""
+"""The edges between machines in settings b and c of Hop's Figure 21."""
 
 
 def ring_based(num_workers: int) -> Graph:
-    """Hop's ring-based graph, for even n: a ring plus an edge to the most distant worker, (i, i+n/2). Degree 3."""
+    """Return Hop's ring-based graph, for even n: a ring plus the edges (i, i+n/2) between opposite workers.
+
+    Every worker has degree 3.
+    """
     i = np.arange(num_workers)
     others = np.concatenate([(i + 1) % num_workers, (i + num_workers // 2) % num_workers])
     return Graph.undirected(num_workers, np.concatenate([i, i]), others)
 
 
 def double_ring(num_workers: int) -> Graph:
-    """Hop's double ring: two copies of `ring_based(n/2)` and edges (i, i+n/2), for n divisible by 4. Degree 4."""
+    """Return Hop's double ring, for n divisible by 4: two `ring_based(n/2)` joined by edges (i, i+n/2). Degree 4."""
     half = num_workers // 2
     one = ring_based(half)
     i = np.arange(half)
@@ -107,7 +116,7 @@ def double_ring(num_workers: int) -> Graph:
 
 
 def hop_figure_21(setting: str) -> Graph:
-    """One of the three graphs over 8 workers of Hop's Figure 21, reconstructed from the printed spectral gaps.
+    """Return one of the three graphs over 8 workers in Hop's Figure 21, reconstructed from the printed spectral gaps.
 
     Setting `a` is the ring-based graph; `b` and `c` join machines of 4, 2 and 2 workers by a ring. In `b` one gateway
     worker of each machine has both links, in `c` each link has its own workers. The hop gaps are 2/3, 1 − r with
@@ -128,9 +137,9 @@ def clustered_graph(
     links: int = 1,
     ends: str = "spread",
 ) -> Graph:
-    """An undirected graph that is dense inside nodes and sparse between them. O(edges).
+    """Return an undirected graph that is dense inside nodes and sparse between them. O(edges).
 
-    Settings b and c of Hop's Figure 21 are of this kind, on nodes of 4, 2 and 2 workers: complete inside and a ring
+    Settings b and c of Hop's Figure 21 are such graphs on nodes of 4, 2 and 2 workers: complete inside, a ring
     across, with `gateway` ends for b and `spread` ends for c.
 
     Args:
@@ -139,10 +148,10 @@ def clustered_graph(
         across: the graph over the nodes, `complete` or `ring`.
         links: edges between two joined nodes, at most one for each pair of their workers.
         ends: `spread` gives each edge between nodes its own workers as far as there are enough; `gateway` uses the
-            first worker of a node for all, so that there is one edge between two nodes.
+            first worker of a node for all edges, so that there is one edge between two nodes.
     """
     pairs = [pair for node in nodes for pair in _join(node, inside)]
-    used = [0] * len(nodes)  # ends of edges across that each node has given to its workers, one after the other
+    used = [0] * len(nodes)  # edges across that end at each node so far; its workers take them in turn
     for a, b in _join(range(len(nodes)), across):
         if ends == "gateway":
             pairs.append((nodes[a][0], nodes[b][0]))
@@ -150,7 +159,7 @@ def clustered_graph(
         here, there = len(nodes[a]), len(nodes[b])
         number = min(links, here * there)
         for link in range(number):
-            again = link // lcm(here, there)  # from then on equal places would be the same pairs again
+            again = link // lcm(here, there)  # after so many links the same pairs would repeat
             pairs.append((nodes[a][(used[a] + link) % here], nodes[b][(used[b] + link + again) % there]))
         used[a] += number
         used[b] += number
@@ -158,7 +167,7 @@ def clustered_graph(
 
 
 def _join(members: Sequence[int], shape: str) -> list[tuple[int, int]]:
-    """The edges of a complete graph or a ring over some members; of two members one."""
+    """Return the edges of a complete graph or a ring over these members; one edge for two members."""
     if shape == "complete" or len(members) < 3:
         return list(combinations(members, 2))
     return [(members[i], members[(i + 1) % len(members)]) for i in range(len(members))]
@@ -168,7 +177,7 @@ TRIES = 200
 
 
 def random_regular(num_workers: int, degree: int, seed: int) -> Graph:
-    """A connected random `degree`-regular graph; n·degree must be even and degree < n. O(n·degree) expected.
+    """Return a connected random `degree`-regular graph; n·degree must be even and degree < n. O(n·degree) expected.
 
     Configuration model: stubs are paired at random, and pairs that are loops or duplicates swap an end with random
     other pairs. Graphs with more than half of all edges are drawn as complements. Source: Bollobás, A probabilistic
@@ -190,7 +199,7 @@ def random_regular(num_workers: int, degree: int, seed: int) -> Graph:
 def _pairing(count: int, degree: int, rng: np.random.Generator) -> Graph:
     stubs = rng.permutation(np.repeat(np.arange(count, dtype=np.int64), degree)).reshape(-1, 2)  # (edges, 2)
     while len(stubs):
-        keys = np.minimum(stubs[:, 0], stubs[:, 1]) * count + np.maximum(stubs[:, 0], stubs[:, 1])  # one an edge
+        keys = np.minimum(stubs[:, 0], stubs[:, 1]) * count + np.maximum(stubs[:, 0], stubs[:, 1])  # one key per edge
         fresh = np.zeros(len(keys), dtype=bool)
         fresh[np.unique(keys, return_index=True)[1]] = True
         bad = np.flatnonzero(~fresh | (stubs[:, 0] == stubs[:, 1]))

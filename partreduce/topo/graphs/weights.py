@@ -1,6 +1,6 @@
-"""Mixing weights for a topology: closed forms, and `weigh`, which selects a method by name.
+"""Mixing weights for a graph, in closed form; `weigh` selects a method by name.
 
-A method is a function Graph → Round with exact fractions and has a row in `METHODS`.
+A method is a function Graph → Round with exact fractions, listed in `METHODS`.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from partreduce.topo.graphs import Graph
 from partreduce.topo.round import Round
 
 MAX_SPECTRUM_WORKERS = 3000
-"""The best constant weight needs all eigenvalues of a dense matrix; this many take seconds."""
+"""The most workers for the best constant weight: it needs all eigenvalues of a dense matrix, seconds at this size."""
 
 
 def weigh(graph: Graph, method: str = "metropolis") -> Round:
-    """The round of weighted averaging over `graph`, with exact mixing weights by `method`, a key of `METHODS`."""
+    """Return the round of weighted averaging over `graph` with the mixing weights of `method`, a key of `METHODS`."""
     check_unknown(method)
     return METHODS[method](graph)
 
 
 def check_unknown(method: str) -> None:
-    """Raise InputError if `method` is not a key of `METHODS`."""
+    """Raise ScheduleError if `method` is not a key of `METHODS`."""
     if method not in METHODS:
         raise ScheduleError(f"weights: {method!r} is not one of {', '.join(METHODS)}")
 
 
 def constant(graph: Graph, weight: Fraction) -> Round:
-    """The round with `weight` on every edge and the rest on the worker itself.
+    """Return the round with `weight` on every edge; each worker keeps the rest as its own weight.
 
-    Doubly stochastic if in- and out-degrees are equal.
+    The round is doubly stochastic if in- and out-degrees are equal.
     """
     return Round.from_arrays(graph.num_workers, graph.sources, graph.targets, [weight], np.zeros(len(graph), np.int32))
 
 
 def metropolis(graph: Graph) -> Round:
-    """Metropolis–Hastings weights: 1/(1 + the larger degree of the two ends), the rest on the worker itself.
+    """Return the round with Metropolis–Hastings weights: 1/(1 + the larger degree of the edge's two ends).
 
     Symmetric and doubly stochastic on every undirected graph, with positive self-weights.
     Source: Xiao, Boyd, Kim, Distributed average consensus with least-mean-square deviation, 2007.
@@ -50,15 +50,15 @@ def metropolis(graph: Graph) -> Round:
         sent = np.bincount(graph.sources, minlength=graph.num_workers)
         if len({*degrees.tolist(), *sent.tolist()}) > 1:
             graph.require_undirected("Metropolis weights")
-        degrees = np.full(graph.num_workers, degrees[0])  # a regular directed graph: uniform weights are the same thing
+        degrees = np.full(graph.num_workers, degrees[0])  # regular directed graphs: equal to uniform weights
     larger = np.maximum(degrees[graph.sources], degrees[graph.targets])  # (edges,)
     return Round.from_arrays(graph.num_workers, graph.sources, graph.targets, _one_over_degrees(degrees), larger)
 
 
 def uniform(graph: Graph) -> Round:
-    """Every worker takes the plain mean of itself and its in-neighbors: 1/(1 + in-degree) (D-PSGD, Hop).
+    """Return the round in which every worker takes the plain mean of itself and its in-neighbors.
 
-    Doubly stochastic on regular graphs only.
+    All weights are 1/(1 + in-degree), as in D-PSGD and Hop. Doubly stochastic on regular graphs only.
     Source: Lian et al., Can decentralized algorithms outperform centralized algorithms?, NeurIPS 2017.
     """
     degrees = graph.in_degrees()
@@ -67,12 +67,12 @@ def uniform(graph: Graph) -> Round:
 
 
 def _one_over_degrees(degrees: npt.NDArray[np.int64]) -> list[Fraction]:
-    """1/(d + 1) at place d, up to the largest degree."""
+    """Return [1/(d + 1)] for every degree d from 0 to the largest."""
     return [Fraction(1, degree + 1) for degree in range(int(degrees.max(initial=0)) + 1)]
 
 
 def best_constant(graph: Graph) -> Round:
-    """The round with `best_constant_weight`, as a fraction with denominator ≤ 10⁶, on every edge.
+    """Return the round with `best_constant_weight` on every edge, as a fraction with denominator ≤ 10⁶.
 
     It converges fastest among constant edge weights; self-weights may be negative.
     """
@@ -80,7 +80,7 @@ def best_constant(graph: Graph) -> Round:
 
 
 def best_constant_weight(graph: Graph) -> float:
-    """The constant edge weight with the fastest convergence, 2/(λ₂ + λ_n) of the Laplacian. O(n³).
+    """Return the constant edge weight with the fastest convergence, 2/(λ₂ + λ_n) of the Laplacian. O(n³).
 
     It is optimal among all symmetric weights on edge-transitive graphs.
     Source: Xiao and Boyd, Fast linear iterations for distributed averaging, 2004.

@@ -1,4 +1,4 @@
-"""Compute the metrics of a schedule: contraction, consensus distance, drift, Hop's spectral gap."""
+"""Metrics of a schedule: contraction, consensus distance, drift, Hop's spectral gap."""
 
 from partreduce.topo.metrics.base import Drift as Drift
 from partreduce.topo.metrics.base import Kind as Kind

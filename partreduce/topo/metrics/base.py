@@ -1,4 +1,4 @@
-"""Define a metric: a number with its accuracy and its method."""
+"""The value types of metrics: a number with its accuracy and the method that computed it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. `value` is None if it is undefined or was not computed, and may be infinite."""
+    """A number about a schedule, with its accuracy and method.
+
+    `value` is None if it is undefined or was not computed, and may be infinite; `how` names the method or the reason.
+    """
 
     value: float | None
     kind: Kind = Kind.EXACT
@@ -44,7 +47,7 @@ def absent(how: str) -> Metric:
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The drift under a constant push: one independent per worker, and one shared by all workers of a node."""
+    """The drift under a constant push: with an independent push per worker, and with one shared by a node's workers."""
 
     worker: Metric
     node: Metric
@@ -52,7 +55,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class PipelineMetrics:
-    """The cost of late gradients, for plain SGD on a quadratic loss (`topo.metrics.stability`)."""
+    """What late gradients cost plain SGD on a quadratic loss: stability limit and noise factor (`stability`)."""
 
     stability_limit: Metric
     noise_factor: Metric
@@ -66,9 +69,9 @@ METRICS = ("contraction", "radius", "consensus_distance", "drift", "hop_gap", "p
 
 @dataclass(frozen=True, slots=True)
 class ScheduleMetrics:
-    """All metrics of one schedule. `radius` is the spectral radius of the period product off the mean.
+    """All metrics of one schedule.
 
-    `pipeline` is set if gradients are late.
+    `radius` is the spectral radius of the period product off the mean. `pipeline` is None unless gradients are late.
     """
 
     period: int | None

@@ -1,13 +1,14 @@
 """Decompose a schedule into sectors (invariant subspaces) by the cheapest direct method within the cost limits.
 
-All-reduce with equal steps_per_round has two sectors, a rule one per character class, a round that is invariant under
-shifts one per frequency. A schedule without such structure is a single sector of size n, if n is not too large.
+All-reduce with equal steps_per_round has two sectors, a rule has one per character class, a round that is invariant
+under shifts has one per frequency. A schedule without such structure is a single sector of size n, if n is not too
+large.
 
 A rule splits over characters of its nodes' digits (docs/theory/character-classes.md): on those that vary along exactly
 the digits c, a block (L, D) with factor t acts on the local ranks as (1−t)I + t·(averaging over L) if c and D are
-disjoint, else as (1−t)I on L. Classes c that intersect the same digit sets of the rule are merged, Π (radix − 1) over
-the digits of c counts their members. Local ranks that are always in the same block at the same steps_per_round are
-merged too: on vectors that sum to zero over them a block acts as the number 1−t.
+disjoint, else as (1−t)I on L. Classes c that intersect the same digit sets of the rule are merged; such a class has
+Π (radix − 1) characters for every c, the product taken over the digits of c. Local ranks that are always in the same
+block at the same steps_per_round are merged too: on vectors that sum to zero over them a block acts as the number 1−t.
 
 A matrix that commutes with the shifts of Z_n has the eigenvalues Σ_δ w_δ exp(−2πi k δ / n): the Fourier transform of
 its first column. On Z_a × Z_b it is the two-dimensional transform, on Z_2^d the d-dimensional (Walsh–Hadamard).
@@ -34,7 +35,7 @@ from partreduce.topo.rule import RuleView
 from partreduce.topo.schedule import Schedule
 
 MAX_PAIRS = 2 * 10**7
-"""Most pairs of workers on one node that are listed."""
+"""The most pairs of workers on a common node that are listed."""
 MAX_GAP_WORKERS = 4_000
 MAX_CLASSES = 2**14
 MAX_CLASS_ENTRIES = 2**26
@@ -42,7 +43,10 @@ MAX_CLASS_ENTRIES = 2**26
 
 @dataclass(frozen=True, slots=True)
 class MetricLimits:
-    """Largest schedules without structure whose metrics are computed directly: workers, and matrix entries in all."""
+    """Size limits for computing metrics of a schedule without structure directly.
+
+    `dense_workers` limits the number of workers, `dense_entries` the entries of all its matrices together.
+    """
 
     dense_workers: int = 512
     dense_entries: int = 2**27
@@ -76,7 +80,7 @@ def dense_sectors(schedule: Schedule) -> Sectors:
 def uniform_sectors(schedule: Schedule) -> Sectors | None:
     """Return the sectors of an all-reduce with equal steps_per_round, None for other schedules. O(num_nodes).
 
-    Off the mean W is 0 and steps are a multiple of the identity, so only the trace of the node covariance C counts
+    Off the mean W is 0 and steps are a multiple of the identity, so only the trace of the node covariance C matters
     there: tr C − tr JC = n − Σ (workers on a node)² / n, spread over n − 1 directions.
     """
     strategy = schedule.strategy
@@ -91,10 +95,10 @@ def uniform_sectors(schedule: Schedule) -> Sectors | None:
 
 
 class MergedClass(NamedTuple):
-    """A class of characters on which all blocks act in the same way: `met` holds the digit sets that they intersect.
+    """A class of characters of a rule on which all blocks act in the same way.
 
-    `digits` is one representative set c of digits, `multiplicity` the number of characters. `holds_mean` marks the
-    trivial character, which is a class by itself.
+    `digits` is one representative set c of digits, `met` holds the digit sets of the rule that c intersects,
+    `multiplicity` is the number of characters. `holds_mean` marks the trivial character, which is a class by itself.
     """
 
     digits: tuple[int, ...]
@@ -127,7 +131,10 @@ def steps_of_ranks(schedule: Schedule, rule: RuleView) -> tuple[int, ...] | None
 
 
 def merged_classes(rule: RuleView) -> list[MergedClass]:
-    """Return the classes of a rule, trivial first. O(digits · classes); at most 2^min(digits, digit sets) + 1."""
+    """Return the character classes of a rule, the trivial one first.
+
+    O(digits · classes); there are at most 2^min(digits, digit sets) + 1 classes.
+    """
     sets = sorted({tuple(sorted(block.across)) for phase in rule.phases for block in phase})
     counts: dict[frozenset[tuple[int, ...]], tuple[int, tuple[int, ...]]] = {frozenset(): (1, ())}
     for digit, radix in enumerate(rule.radices):
@@ -171,7 +178,10 @@ def rule_sectors(schedule: Schedule) -> Sectors | None:
 
 
 def num_entries(schedule: Schedule) -> int:
-    """Return the sum of g³ over classes of size g, which scales the cost of every metric of a rule; 0 without one."""
+    """Return the sum of g³ over a rule's classes of size g, to which the cost of every metric is proportional.
+
+    The result is 0 for schedules that are no rule.
+    """
     if (known := rule_and_worker_steps(schedule)) is None:
         return 0
     rule, worker_steps = known
@@ -179,7 +189,7 @@ def num_entries(schedule: Schedule) -> int:
 
 
 def _lumps(rule: RuleView, worker_steps: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the sets of local ranks that share all blocks and the steps_per_round."""
+    """Return the sets of local ranks that share all blocks and the same steps_per_round."""
     keys: dict[tuple[int, ...], list[int]] = {}
     homes = [{rank: index for index, block in enumerate(phase) for rank in block.local} for phase in rule.phases]
     for rank in range(rule.workers_per_node):
@@ -197,7 +207,7 @@ def batch_of_classes(
 ) -> Batch:
     """Return the batch of these classes, the trivial one first, restricted to vectors that are constant on each lump.
 
-    A lump is a set of local ranks that are always in the same block; the basis is 1_lump / √size.
+    A lump is a set of local ranks that are always in the same block; the basis vectors are 1_lump / √size.
     """
     roots = np.sqrt([len(lump) for lump in lumps])
     matrices = Operators.of_rule(rule, [merged.digits for merged in classes], lumps).matrices()
@@ -216,7 +226,10 @@ def batch_of_classes(
 def _steps_of_ranks(
     schedule: Schedule, rule: RuleView, of_rank: Sequence[int]
 ) -> Callable[[Sequence[int]], RoundSteps]:
-    """Return a function from the steps per round of all local ranks to the round steps of some."""
+    """Return a function that maps local ranks to their `RoundSteps`.
+
+    `of_rank` has the steps per round of every local rank.
+    """
     worker_steps = np.array(of_rank, dtype=np.int64)
     group = np.tile(worker_steps.astype(np.float64), (len(rule.phases), 1))
     if len(set(of_rank)) > 1:
@@ -253,11 +266,11 @@ def circulant_sectors(schedule: Schedule) -> Sectors | None:
 
 
 def _shifts_of(rounds: Sequence[Round]) -> tuple[tuple[int, ...], Floats] | None:
-    """Return the group whose shifts commute with all rounds, and their first columns (T, n); None if none is found.
+    """Return a shift group that commutes with all rounds, and the rounds' first columns (T, n); None if none is found.
 
-    A group is given by its radices: ranks are written in mixed radix, the first digit the most significant, and shifted
-    digit by digit. The candidates are the cyclic group (n,), xors (2, 2, …), and each a×b = n: tori, and two copies of
-    a cyclic graph that are joined worker to worker. O(T n) for each.
+    The group is given by its radices: ranks are written in mixed radix, the first digit the most significant, and
+    shifted digit by digit. The candidates are the cyclic group (n,), xors (2, 2, …), and each a×b = n: tori, and two
+    copies of a cyclic graph that are joined worker to worker. O(T n) for each.
     """
     n = rounds[0].num_workers
     xors = [(2,) * (n.bit_length() - 1)] if n & (n - 1) == 0 else []
@@ -270,13 +283,13 @@ def _shifts_of(rounds: Sequence[Round]) -> tuple[tuple[int, ...], Floats] | None
 
 
 def _commutes(listed: Round, radices: Sequence[int]) -> bool:
-    """Return whether weights depend only on the difference target − source in a group. O(edges)."""
+    """Return whether a round's weights depend only on the difference target − source in the group. O(edges)."""
     n, kinds = listed.num_workers, len(listed.weights)
     if len(listed) % n:
         return False
     sources, targets, weight_of = (
         array.reshape(n, -1).astype(np.int64) for array in (listed.sources, listed.targets, listed.weight_of)
-    )  # edges are sorted by target: one row for each, if all have equally many
+    )  # edges are sorted by target: one row per target, if in-degrees are equal
     for rows in (np.array([0, 1, n // 2, n - 1]) % n, np.arange(n)):  # a few rows reject early
         edges = np.sort(_difference(targets[rows], sources[rows], radices) * kinds + weight_of[rows], axis=1)
         if (targets[rows] != rows[:, None]).any() or (edges != edges[0]).any():
@@ -285,7 +298,7 @@ def _commutes(listed: Round, radices: Sequence[int]) -> bool:
 
 
 def _transform(columns: Floats, radices: Sequence[int]) -> npt.NDArray[Any]:
-    """Return the character transform of functions on a group, (…, n)."""
+    """Return the Fourier (character) transform of functions on a group, shape (…, n)."""
     grid = columns.reshape(*columns.shape[:-1], *radices)
     return np.fft.fftn(grid, axes=range(-len(radices), 0)).reshape(columns.shape)
 
@@ -300,7 +313,10 @@ def _difference(ranks: Whole, others: Whole, radices: Sequence[int]) -> Whole:
 
 
 def _node_column(cluster: Cluster, radices: Sequence[int]) -> Floats | None:
-    """Return the average over shifts of "i and j share a node", by difference i − j; None if too many pairs."""
+    """Return the average over shifts of "i and j share a node" as a function of i − j.
+
+    The result is None if there are too many pairs.
+    """
     n, sizes = cluster.num_workers, cluster.node_sizes()
     if int((sizes**2).sum()) > MAX_PAIRS:
         return None
@@ -316,10 +332,10 @@ def _node_column(cluster: Cluster, radices: Sequence[int]) -> Floats | None:
 
 
 def hop_gap(graph: Round) -> float:
-    """Return 1 − λ₂ of D⁻¹A, A the adjacency without self-loops and D its degrees. O(n³), with shifts O(n log n).
+    """Return Hop's spectral gap 1 − λ₂ of D⁻¹A, with A the adjacency without self-loops and D its degrees.
 
-    This is Hop's spectral gap, of the graph without weights and with eigenvalues ordered as real numbers (ASPLOS'19).
-    The gap of W itself, by modulus, is 1 − radius.
+    It ignores the weights, and eigenvalues are ordered as real numbers (ASPLOS'19). The gap of W itself, by modulus, is
+    1 − radius. O(n³), for graphs that are invariant under shifts O(n log n).
     """
     found = _shifts_of([graph]) if len(graph) else None
     if found is not None:

@@ -1,10 +1,10 @@
-"""Compute the metrics of a schedule, each by the cheapest method for its form and size.
+"""Compute the metrics of a schedule, each by the cheapest method for the schedule's form and size.
 
-All of them raise ScheduleError for overlapping groups and for a strategy without fixed phases, and UndecidedError if a
-rule has too many character classes or differences grow too much in a period; `metrics` reports the reason instead.
+All functions raise ScheduleError for overlapping groups and for a strategy without fixed phases, and UndecidedError if
+a rule has too many character classes or differences grow too much in a period; `metrics` reports the reason instead.
 
 Group means with 0 ≤ relaxation ≤ 2 and rounds without negative weights never enlarge differences between workers.
-Others do, by a factor in each phase, and the final difference may be far smaller than the rounding errors before it: a
+Other rounds do, each by a factor, and the final difference may be far smaller than the rounding errors before it: a
 relaxation of 10¹⁵ followed by an all-reduce is exact consensus, but floats give a contraction of a hundredth.
 """
 
@@ -40,18 +40,19 @@ from partreduce.topo.round import MixingStep
 from partreduce.topo.schedule import Schedule
 
 MOST_BITS = 24.0
-"""Most powers of two by which differences may grow within a period: floats then keep eight digits."""
+"""Log2 of the largest growth of differences in a period for which floats are used: they then keep eight digits."""
 
 LARGEST_NORM = 512
-"""Most workers for which the norm of a round with negative weights is computed; beyond, it is bounded by sums."""
+"""The most workers for which the norm of a round with negative weights is computed; beyond, it is bounded by row sums.
+"""
 
 ACCURACY = 1e-4
-"""Relative residual, of the square of the singular value, at which `svds` stops."""
+"""Relative residual of the squared singular value at which `svds` stops."""
 MAX_RESTARTS = 200
 SOLVED = f"scipy's svds on sparse factors, to a relative residual of {ACCURACY:g}; the contraction is at least that"
 
 MAX_START_WORK = 2**30
-"""Most multiplications for which `metrics` also lists the contraction from every start."""
+"""The most multiplications for which `metrics` also lists the contraction from every start."""
 LARGE = absent(
     f"not found: explicit schedules have this metric up to {DEFAULT.dense_workers} workers; write the schedule as a "
     "rule"
@@ -74,7 +75,7 @@ def consensus_distance(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> 
 
 
 def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricLimits = DEFAULT) -> Metric:
-    """Return the steady-state mean squared distance to the mean under a constant random push, as from data that differ.
+    """Return the steady-state mean squared distance to the mean under a constant random push (heterogeneous data).
 
     `push` is "worker" for an independent push of each worker, "node" for one shared by the workers of each node.
     """
@@ -84,10 +85,10 @@ def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricL
 
 
 def late_distance(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> float:
-    """Return the consensus distance under late averages in a direction in which the loss is curved; 0 if none are late.
+    """Return the consensus distance under late averages, in a direction in which the loss is curved.
 
-    With unequal steps per round it is estimated from the consensus distance, and infinite if that is unknown.
-    Definition: `topo.metrics.late_distance`.
+    0 if no average is late. With unequal steps per round it is estimated from the consensus distance, and infinite if
+    that is unknown. Definition: `topo.metrics.late_distance`.
     """
     if not schedule.strategy.mixes_late:
         return 0.0
@@ -126,7 +127,7 @@ def metrics(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> ScheduleMet
 
     Args:
         schedule: any Schedule.
-        limit: numbers of workers up to which metrics are exact or estimated.
+        limit: the sizes up to which explicit schedules have all metrics.
 
     Returns:
         ScheduleMetrics, in which each Metric has a value or the reason for its absence.
@@ -157,7 +158,10 @@ def metrics(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> ScheduleMet
 
 
 def growth_bits(schedule: Schedule) -> float:
-    """Return an upper bound on log2 of the growth of differences between workers in a period. O(size), plus norms."""
+    """Return an upper bound on log2 of the factor by which differences between workers may grow in a period.
+
+    O(size), plus norms of rounds with negative weights.
+    """
     if (rule := schedule.rule()) is not None:
         return sum(_of_groups(block.relaxation for block in phase if block.makes_groups) for phase in rule.phases)
     steps = schedule.steps()
@@ -166,12 +170,12 @@ def growth_bits(schedule: Schedule) -> float:
 
 
 def _of_groups(factors: Iterable[Fraction]) -> float:
-    """Return the norm: a group's mean has the eigenvalues 1 and 1 − relaxation."""
+    """Return log2 of the norm of group means with these relaxations: each has the eigenvalues 1 and 1 − relaxation."""
     return max((math.log2(abs(1 - factor)) for factor in set(factors) if not 0 <= factor <= 2), default=0.0)
 
 
 def _of_step(step: MixingStep) -> float:
-    """Return the lesser of two norms of a graph: of distances to the mean, and of the largest difference, from rows."""
+    """Return log2 of the smaller of two norms of a round: of distances to the mean, and of the largest difference."""
     if isinstance(step, Phase):
         return _of_groups(step.relaxation or ())
     if not has_negative_entries(step):
@@ -231,7 +235,7 @@ def _large_contraction(schedule: Schedule, start: int) -> Metric:
 
 
 def _exact(find: Callable[[Sectors], float], sectors: Sectors | None) -> Metric:
-    """Return a metric of all sectors together, absent if there are none."""
+    """Return the metric that `find` computes from all sectors; an absent one if there are no sectors."""
     if sectors is None:
         return LARGE
     value, how = find(sectors), sectors.how
@@ -247,7 +251,7 @@ def _drift(sectors: Sectors | None, push: Push) -> Metric:
 
 
 def _hop(schedule: Schedule) -> Metric:
-    """Return Hop's gap, which is defined for one fixed graph; a schedule whose partners change has none."""
+    """Return Hop's spectral gap; it is undefined unless the schedule has exactly one graph."""
     graphs = schedule.strategy.graphs
     if len(graphs) != 1:
         return absent("not defined: the hop gap belongs to a fixed graph, and here the partners change with the phase")

@@ -7,24 +7,24 @@ Wx + (c − 1)x, so that a round multiplies it by
 
     λ − 1 + c = λ − 1 + (1 − h)^k.
 
-Perfect averaging, λ = 0, is the worst case: the factor nears −1 as h·k grows, so that deviations hardly decay and
+Perfect averaging, λ = 0, is the worst case: the factor approaches −1 as h·k grows, so that deviations hardly decay and
 change sign from round to round, and from h = 1 on an odd k makes them grow. Flat directions (h = 0) are unaffected:
-there a late deviation is multiplied by λ as any other, which the consensus distance already includes.
+there a late deviation is multiplied by λ like any other, which the consensus distance already includes.
 
 The *late distance* is the consensus distance at a given h of a schedule with late averages: independent unit noise in
-every step, a mean square over all instants of a period, after as many periods as a training has (a factor near −1
+every step, a mean square over all instants of a period, after as many periods as a training run has (a factor near −1
 reaches its steady state slowly, one beyond it has none).
 
-`RetimedMetrics` has the metrics of the same phases with another steps_per_round, by formula from those of 1 step per
-round, synchronous.
+`RetimedMetrics` derives the metrics of the same phases at other steps_per_round, by formula, from those at 1
+synchronous step per round.
 
 With the same steps_per_round k for all workers and equal weights of all gradients, a round adds the noise kI and the
 push kb, so with synchronous averages the covariance and the state after a round are k times those at steps_per_round 1.
 Within a round, s of its k steps have been added to the parameters at its start. A late average acts on the parameters
 at the start of the round, x ← Wx + u, and (W x) + u with x = x' + u' is W(x' + u') + u: the state of a late schedule
 after a round is that of the synchronous one after a round *and* the steps of the next. Averaged over the k instants of
-a round, with d and D the consensus distance and drift at steps_per_round 1 synchronously, D' the drift at
-steps_per_round 1 late, e the mean square of one worker's noise off the mean and b that of its push:
+a round, with d and D the synchronous consensus distance and drift at steps_per_round 1, D' the late drift at
+steps_per_round 1, e the mean square of one worker's noise off the mean and b that of its push:
 
     consensus distance   k·d + e·(k−1)/2                       late: + k·e
     drift          k²·D + k(k−1)·c + b(k−1)(2k−1)/6      late: k²·D' + k(k−1)·(c+b) + b(k−1)(2k−1)/6
@@ -49,14 +49,16 @@ from partreduce.topo.metrics.sectors import Sectors, adjoint, traces
 from partreduce.topo.metrics.steady_state import after_noise
 
 CURVATURE = 0.25
-"""The h for which the steps model has prices: fitted over five kinds of tasks
-(benchmarks/results/steps_to_loss_lateness.md)."""
+"""Learning rate times curvature (h) at which the steps model prices the late distance.
+
+Fitted over five kinds of tasks (benchmarks/results/steps_to_loss_lateness.md).
+"""
 HORIZON = 256
-"""Steps after which the distance is evaluated."""
+"""Training steps after which the late distance is evaluated."""
 ASKED = 24
-"""Steps per round up to which all distances are computed together."""
+"""Steps per round up to which all late distances are computed together."""
 MOST = 64
-"""Most directions of a sector; for larger ones the late distance is estimated."""
+"""The largest size of a sector for which the late distance is computed; for larger ones it is estimated."""
 
 
 def late_distance_of(sectors: Sectors, steps_per_round: int, curvature: float = CURVATURE) -> float:
@@ -69,7 +71,7 @@ def late_distance_of(sectors: Sectors, steps_per_round: int, curvature: float = 
 
 
 def _late_distances(sectors: Sectors, steps: Sequence[int], curvature: float) -> dict[int, float]:
-    """Return late distances by steps per round, all with equal `_doublings`."""
+    """Return the late distance for each number of steps per round; all must have equal `_doublings`."""
     total = np.zeros(len(steps))
     for batch in sectors.batches:
         off_mean = batch.off_mean_diagonal(np.ones(batch.size))
@@ -83,8 +85,9 @@ def late_distance_like(
 ) -> float:
     """Return the late distance estimated from the late consensus distance, as if all directions mixed at the same rate.
 
-    For averages of unknown structure, or groups chosen while the job runs: their single eigenvalue is the one with this
-    consensus distance at h = 0. `share` is the part of a worker's noise off the mean, 1 − 1/n. O(steps_per_round).
+    For averages of unknown structure and for groups formed at run time: their single eigenvalue is taken to be the one
+    with this consensus distance at h = 0. `share` is the part of a worker's noise off the mean, 1 − 1/n.
+    O(steps_per_round).
     """
     if not isfinite(consensus_distance):
         return inf
@@ -95,21 +98,22 @@ def late_distance_like(
 
 
 def is_small(sectors: Sectors) -> bool:
-    """Return whether the late distance is cheap for many values of steps per round: no sector is larger than 64."""
+    """Return whether all sectors are small enough (`MOST`) to compute the late distance for many steps per round."""
     return all(batch.size <= MOST for batch in sectors.batches)
 
 
 def _doublings(steps_per_round: int, period: int) -> int:
-    """Return how often the period is doubled to cover a training of `HORIZON` steps."""
+    """Return how often the period is doubled until it covers a training of `HORIZON` steps."""
     return ceil(log2(max(1.0, HORIZON / (steps_per_round * period))))
 
 
 def _traces(
     mixing: npt.NDArray[Any], off_mean: npt.NDArray[Any], steps: Sequence[int], curvature: float
 ) -> npt.NDArray[np.float64]:
-    """Return the traces of Σ, averaged over the instants of a period, for steps per round of equal `_doublings`.
+    """Return tr Σ averaged over the instants of a period, for each number of steps per round and each class.
 
-    `mixing` is (T, C, g, g) and `off_mean` (C, g, g); the result is (len(steps), C).
+    All steps per round must have equal `_doublings`. `mixing` is (T, C, g, g) and `off_mean` (C, g, g); the result is
+    (len(steps), C).
     """
     most, period = max(steps), len(mixing)
     kept = (1 - curvature) ** (2 * np.arange(most + 1))  # variance that remains after s local steps
@@ -135,7 +139,7 @@ def _traces(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetimedMetrics:
-    """Metrics of synchronous phases at 1 step per round, from which those at other steps per round and delays follow.
+    """Metrics at 1 synchronous step per round, which derives those at other steps per round and delays from them.
 
     `noise` and `push` are e and b of the module docstring; `late_drift` is D'.
     """
@@ -147,7 +151,7 @@ class RetimedMetrics:
     noise: float
     push: float
     sectors: Sectors | None = None
-    """None if the late distance is estimated."""
+    """The sectors from which the late distance is computed; None if it is estimated."""
     _late_distances: dict[int, float] = field(default_factory=dict, compare=False)
 
     def consensus_distance_at(self, steps_per_round: int, *, late: bool) -> Metric:
@@ -156,7 +160,7 @@ class RetimedMetrics:
         return _scale(self.consensus_distance, float(steps_per_round), added)
 
     def late_distance_at(self, steps_per_round: int) -> float:
-        """Return the late distance (module docstring) at these steps per round; cached."""
+        """Return the late distance (module docstring) at this number of steps per round; cached."""
         if steps_per_round not in self._late_distances:
             if self.sectors is None:
                 flat = self.consensus_distance_at(steps_per_round, late=True).value
@@ -171,7 +175,10 @@ class RetimedMetrics:
         return self._late_distances[steps_per_round]
 
     def drift_at(self, steps_per_round: int, *, late: bool) -> Metric:
-        """Return the drift at these steps per round, synchronous or late; absent without both drifts at 1. O(1)."""
+        """Return the drift at this number of steps per round, synchronous or late.
+
+        The result is absent unless both drifts at 1 are known.
+        """
         start = self.late_drift if late else self.drift
         if steps_per_round == 1:
             return start
@@ -183,5 +190,5 @@ class RetimedMetrics:
 
 
 def _scale(metric: Metric, factor: float, added: float) -> Metric:
-    """Return a metric times factor plus added."""
+    """Return the metric with its value multiplied by `factor` and increased by `added`."""
     return metric if metric.value is None else replace(metric, value=factor * metric.value + added)

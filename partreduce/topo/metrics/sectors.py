@@ -1,12 +1,12 @@
-"""Define sectors, the invariant subspaces of all phases, on which one implementation computes every metric.
+"""Sectors: subspaces that all phases of a schedule leave invariant, on which one implementation computes every metric.
 
 A phase acts on each sector as a small g×g matrix. A rule has one sector per character class, a circulant graph one per
 frequency, and an unstructured schedule a single one of size n. A batch holds the sectors of one size; the mean's
 direction is projected out, so that J acts as zero everywhere.
 
-Between two averages workers add noise and a push. With P = max steps_per_round a round has P equal instants. At instant
-s = 1 … P−1 worker i has made floor(s · pace_i / P) of its steps; at instant P it has made all pace_i and the round's
-averaging is applied.
+Between two averages workers add noise and a push. A round has P = max steps_per_round equal instants. At instant
+s = 1 … P−1 worker i with k_i steps per round has taken floor(s · k_i / P) of them; at instant P it has taken all k_i
+and the round's averaging is applied.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from partreduce.topo.round import MixingStep
 from partreduce.topo.strategies.base import Averaging
 
 ZERO = 1e-14
-"""Norms below this are rounding errors and are reported as 0."""
+"""Norms below this are rounding errors and count as 0."""
 
 NEVER = 1 - 1e-12
-"""A radius from here on is 1 up to rounding: such a schedule never converges."""
+"""From this radius on, which is 1 up to rounding, a schedule counts as never converging."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundSteps:
-    """Steps of g workers (or classes of workers) in one round, and sums of them over the inner instants.
+    """The steps of g workers (or classes of workers) in one round, and sums of them over the inner instants.
 
-    `push[t]` is the progress that is averaged at the end of round t, `noise[t]` its variance: steps_per_round and
-    steps_per_round, or with step-normalized averaging steps_per_round·c and steps_per_round·c² with c = (mean
-    steps_per_round of the group) / steps_per_round. Shapes: `noise`, `push` (T, g); `partial` (g,) = Σ_s steps; `gram`
-    (g, g) = Σ_s steps · stepsᵀ; `instants` = P.
+    `push[t]` is the progress that is averaged at the end of round t, `noise[t]` its variance. With plain means both are
+    steps_per_round; with step-normalized averaging they are steps_per_round·c and steps_per_round·c², where
+    c = (mean steps_per_round of the group) / steps_per_round. Shapes: `noise`, `push` (T, g); `partial` (g,) = Σ_s
+    steps;
+    `gram` (g, g) = Σ_s steps · stepsᵀ; `instants` = P.
     """
 
     instants: int
@@ -49,9 +50,9 @@ class RoundSteps:
 
     @classmethod
     def of(cls, worker_steps: Whole, group_worker_steps: Floats, averaging: Averaging, instants: int) -> RoundSteps:
-        """Build from steps per round (g,), mean steps of each phase's groups (T, g) and the largest steps per round P.
+        """Build from each worker's steps per round (g,), its groups' mean steps (T, g) and the largest steps per round.
 
-        O(P·d² + g²) for d distinct values.
+        O(P·d² + g²) for d distinct numbers of steps, P = `instants`.
         """
         scale = np.ones_like(group_worker_steps)
         if averaging is Averaging.STEP_NORMALIZED:
@@ -66,7 +67,7 @@ class RoundSteps:
 
     @classmethod
     def equal(cls, steps_per_round: int, period: int) -> RoundSteps:
-        """Return the steps of one worker that represents all, with the same steps in every round."""
+        """Return the steps of one worker that represents all, with the same number in each of `period` rounds."""
         group = np.full((period, 1), float(steps_per_round))
         return cls.of(np.array([steps_per_round]), group, Averaging.MEAN, steps_per_round)
 
@@ -85,9 +86,11 @@ def _sums(distinct: Whole, instants: int) -> tuple[Floats, Floats]:
 
 
 def group_worker_steps(steps: Sequence[MixingStep], worker_steps: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the mean steps per round of each worker's group in each phase, (T, n); a skip is a group of one.
+    """Return the mean steps per round of each worker's group in each phase, (T, n).
 
-    Rounds of weighted averaging have no groups: there each worker with an edge has the mean steps_per_round of all
+    A worker that skips is its own group.
+
+    Rounds of weighted averaging have no groups: there each worker with an edge gets the mean steps_per_round of all
     workers. Fractions stay fractions.
     """
     result = np.tile(worker_steps / 1, (len(steps), 1))
@@ -102,11 +105,12 @@ def group_worker_steps(steps: Sequence[MixingStep], worker_steps: npt.NDArray[An
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """C sectors of size g, each with `multiplicity` copies in the space of all workers.
+    """C sectors of the same size g; each occurs `multiplicity` times in the space of all workers.
 
-    `matrices` (T, C, g, g), real or complex, with the mean projected out; `mean` (C, g), the unit vector of the mean in
-    each sector or zeros; `round_steps`, the steps of the g workers in a round; `node_columns` (C, g, k), columns U with
-    U Uᴴ = the sector's part of the covariance that is all ones inside each node (None if unavailable).
+    `matrices` (T, C, g, g), real or complex, are the phases with the mean projected out; `mean` (C, g) is the unit
+    vector of the mean in each sector, or zeros; `round_steps` are the steps of the g workers in a round; `node_columns`
+    (C, g, k) are columns U with U Uᴴ = the sector's part of the covariance that is all ones inside each node (None if
+    unavailable).
     """
 
     multiplicity: Floats
@@ -137,7 +141,7 @@ class Batch:
         return result
 
     def off_mean_diagonal(self, diagonal: Floats) -> npt.NDArray[Any]:
-        """Return Π diag(d) Π for d of shape (g,), in every sector: shape (C, g, g)."""
+        """Return Π diag(d) Π in every sector, with Π the projection off the mean and d of shape (g,): (C, g, g)."""
         full = np.broadcast_to(np.diag(diagonal), (len(self.multiplicity), self.size, self.size))
         half = self.off_mean(full)
         return adjoint(self.off_mean(adjoint(half)))
@@ -145,7 +149,7 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Sectors:
-    """All batches of one schedule: together they span the space of all n workers."""
+    """The decomposition of one schedule: its batches of sectors, which together span the space of all n workers."""
 
     num_workers: int
     batches: Sequence[Batch]
@@ -159,7 +163,7 @@ class Sectors:
 
 
 def adjoint(matrices: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the conjugate transpose of the last two axes."""
+    """Return the conjugate transpose of every matrix in a stack (..., g, g)."""
     result: npt.NDArray[Any] = matrices.conj().swapaxes(-1, -2)
     return result
 

@@ -1,4 +1,4 @@
-"""Compute which rates are stable: of late gradients (and their noise), outer steps, and momentum on graphs.
+"""Stable learning rates: with late gradients (and the noise these add), outer steps, or momentum on graphs.
 
 A pipeline of width K applies each gradient K − 1 steps late, the same for all workers, so replicas stay equal and it
 suffices to study one model. Along one eigenvector of a quadratic loss of curvature λ, with rate γ and h = γλ, the
@@ -73,11 +73,11 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.payload import OuterStep
 
 BISECTIONS = 60
-"""Halvings of an angle below π: the remaining interval is below its rounding."""
+"""Number of bisections of an angle below π; the remaining interval is below the angle's rounding."""
 
 
 def stability_limit(width: int, *, momentum: float = 0.0) -> float:
-    """Return h = rate · curvature from which a pipeline of that width diverges; a width of 1 is synchronous. O(1).
+    """Return h = rate · curvature from which on a pipeline of that width diverges; width 1 is synchronous. O(1).
 
     The largest curvature decides, so a rate that was just stable in synchronous steps has to shrink by the factor
     `stability_limit(K) / stability_limit(1)`.
@@ -101,7 +101,7 @@ def stability_limit(width: int, *, momentum: float = 0.0) -> float:
 def noise_factor(h: float, width: int) -> float:
     """Return the stationary variance under gradient noise, divided by that of synchronous steps with the same h. O(1).
 
-    Infinite from the stability limit on.
+    The result is infinite from the stability limit on.
     """
     if not 0 <= h < 2:
         raise InputError(f"h: is {h}; rate times curvature lies in 0 <= h < 2, where synchronous steps are stable")
@@ -113,11 +113,11 @@ def noise_factor(h: float, width: int) -> float:
 
 
 USUAL = 0.1
-"""Rate times curvature of a run that is neither near its limit nor without noise."""
+"""Rate times curvature of a typical run: neither near the stability limit nor without noise."""
 
 
 def pipeline_metrics(schedule: Schedule) -> PipelineMetrics | None:
-    """Return the cost of late gradients if all are equally late (a pipeline); None for other schedules. O(1)."""
+    """Return the cost of late gradients of a pipeline, where all are equally late; None for other schedules. O(1)."""
     sync = schedule.strategy.sync
     if not (sync.delays_gradients and sync.takes_all):
         return None
@@ -142,16 +142,17 @@ Matrix = npt.NDArray[np.float64]
 Parts = list[tuple[tuple[int, ...], Matrix]]
 
 MAX_SIZE = 64
-"""Most workers of an explicit schedule, or on a node of a rule, for which operators are computed."""
+"""The most workers of an explicit schedule, or local ranks of a rule, for which operators are computed."""
 MAX_DIGITS = 12
 EDGE = 1e-9
-"""A radius nearer to 1 may be 1: groups that do not connect all workers have exactly 1."""
+"""A spectral radius within this distance of 1 counts as 1: groups that do not connect all workers have exactly 1."""
 
 
 def outer_radius(schedule: Schedule) -> float | None:
-    """Return the spectral radius of one period of outer steps, off agreement and rest; None if too large to compute.
+    """Return the spectral radius of one period of outer steps, apart from its fixed points; None if that is too large.
 
-    At 1 or above, workers with separate outer parameters do not reach agreement (module docstring).
+    The fixed points are equal outer parameters without momentum. At 1 or above, workers with separate outer parameters
+    do not reach agreement (module docstring).
     """
     parts = outer_operators(schedule)
     return None if parts is None else radius_of(parts)
@@ -166,7 +167,7 @@ def radius_of(parts: Parts) -> float:
 
 
 def check_unstable(schedule: Schedule) -> None:
-    """Raise ScheduleError if workers with separate outer parameters do not reach agreement (`outer_radius` ≥ 1)."""
+    """Raise InputError if workers with separate outer parameters do not reach agreement (`outer_radius` ≥ 1)."""
     radius = outer_radius(schedule)
     if radius is not None and radius >= 1 - EDGE:
         raise InputError(
@@ -177,7 +178,7 @@ def check_unstable(schedule: Schedule) -> None:
 
 
 def outer_operators(schedule: Schedule) -> Parts | None:
-    """Return the period matrix of outer steps for every class of node digits, projected off agreement and rest.
+    """Return the period matrix of outer steps for every class of node digits, with the fixed points projected out.
 
     Explicit groups have a single class without digits. O(2^k · period · G³) for rules with k digits and G workers on a
     node, O(period · n³) for explicit groups. None if either is too large.
@@ -201,7 +202,7 @@ def outer_operators(schedule: Schedule) -> Parts | None:
 
 
 def _period(outer: OuterStep, operators: Operators, num_classes: int) -> Matrix:
-    """Return M on every class, shape (C, 2·size, 2·size), for (a, b)."""
+    """Return the period matrix M of the module docstring, acting on (a, b), per class: (C, 2·size, 2·size)."""
     lr, factor, size = float(outer.lr), float(outer.momentum), operators.size
     units = np.broadcast_to(np.eye(2 * size).reshape(2, size, 1, 2 * size), (2, size, num_classes, 2 * size))
     a, b = units
@@ -218,7 +219,8 @@ def _period(outer: OuterStep, operators: Operators, num_classes: int) -> Matrix:
 def largest_rate(graph: Round, momentum: float, *, parallel: bool) -> float:
     """Return the largest learning rate times curvature at which no difference between workers grows. O(n³).
 
-    For symmetric weights, which have real eigenvalues; for others the symmetric part is used, which gives no bound.
+    Exact for symmetric weights, which have real eigenvalues; for other weights it uses the symmetric part and is no
+    bound.
     `momentum` is β, 0 <= β < 1; `parallel` means that parameters are averaged during computing (x ← Wx + u), not
     afterwards (x ← W(x + u)).
     """

@@ -1,6 +1,6 @@
-"""Compute the steady state of working schedules: consensus distance, in floats or as a fraction, and drift.
+"""Steady-state metrics of a schedule: consensus distance, in floats or as a fraction, and drift.
 
-All instants of a period count equally. `off the mean` means, in the whole package, with the mean's direction projected
+All instants of a period count equally. In the whole package, `off the mean` means with the mean's direction projected
 out. Stacks have the shape (C, g, g) or (C, g, k) for the C sectors of size g of one batch.
 """
 
@@ -26,16 +26,16 @@ from partreduce.topo.strategies.base import Averaging
 Push = Literal["worker", "node"]
 
 NEGLIGIBLE = 1e-18
-"""Entries of a power of the period below this no longer change a covariance."""
+"""A power of the period whose entries are all below this no longer changes a covariance."""
 MAX_LOCAL = 8
-"""Most local ranks for which the exact consensus distance is solved: its system has g(g+1)/2 unknown fractions."""
+"""The most local ranks for which the exact consensus distance is solved: the system has g(g+1)/2 unknown fractions."""
 
 
 def consensus_distance_of(sectors: Sectors) -> float:
-    """Return the average over all instants of tr Σ / n, infinite if the workers never converge. O(Σ C g³ log(1/gap)).
+    """Return tr Σ / n averaged over all instants, infinite if the workers never converge. O(Σ C g³ log(1/gap)).
 
-    Every worker adds independent unit noise in every step; Σ solves the periodic Lyapunov equation Σ ← W(Σ + D)Wᵀ (with
-    overlap Σ ← WΣWᵀ + D) off the mean.
+    Every worker adds independent unit noise in every step; Σ solves the periodic Lyapunov equation Σ ← W(Σ + D)Wᵀ, or
+    with delayed averages Σ ← WΣWᵀ + D, off the mean.
     """
     if sectors.radius >= NEVER:
         return math.inf
@@ -49,7 +49,7 @@ def consensus_distance_of(sectors: Sectors) -> float:
 
 
 def noise_traces(batch: Batch, covariance: npt.NDArray[Any], *, is_delayed: bool) -> float:
-    """Return tr Σ summed over sectors, averaged over instants, from Σ (C, g, g) before phase 0, off the mean."""
+    """Return tr Σ averaged over instants and summed over sectors, from the covariance Σ (C, g, g) before phase 0."""
     inner = traces(batch.off_mean_diagonal(batch.round_steps.partial))
     instants = batch.round_steps.instants
     total, before = np.zeros(len(batch.multiplicity)), traces(covariance)
@@ -68,14 +68,14 @@ def after_period(batch: Batch, covariance: npt.NDArray[Any], *, is_delayed: bool
 
 
 def _covariances(batch: Batch, covariance: npt.NDArray[Any], *, is_delayed: bool) -> Iterator[npt.NDArray[Any]]:
-    """Yield the covariance after each round of a period, from that before phase 0, with noise off the mean."""
+    """Yield the covariance after each round of a period, from that before phase 0; noise acts off the mean."""
     for matrix, noise in zip(batch.matrices, map(batch.off_mean_diagonal, batch.round_steps.noise), strict=True):
         covariance = after_noise(covariance, matrix, adjoint(matrix), noise, is_delayed=is_delayed)
         yield covariance
 
 
 def after_noise(covariance: Any, matrix: Any, turned: Any, noise: Any, *, is_delayed: bool) -> Any:  # noqa: ANN401
-    """Return the covariance Σ after a round with its noise, for float stacks or an ExactMatrix.
+    """Return the covariance Σ after one round with its noise, for float stacks or an ExactMatrix.
 
     `matrix` is the round's W, `turned` its adjoint.
     """
@@ -83,11 +83,10 @@ def after_noise(covariance: Any, matrix: Any, turned: Any, noise: Any, *, is_del
 
 
 def drift_of(sectors: Sectors, push: Push) -> float:
-    """Return the mean over instants of E‖z − mean‖²/n under a constant push, infinite without convergence. O(Σ C g³).
+    """Return E‖z − mean‖²/n averaged over instants under a constant push, infinite without convergence. O(Σ C g³).
 
-    Data that differ between workers push each one constantly: z ← W(z + steps_per_round·b) (with overlap z ← Wz +
-    steps_per_round·b) for a constant random b of mean zero and unit variance, independent per worker, or one b for all
-    workers of a node.
+    Heterogeneous data push each worker constantly: z ← W(z + steps_per_round·b) (delayed: z ← Wz + steps_per_round·b)
+    for a constant random b of mean zero and unit variance, independent per worker, or one b for all workers of a node.
     """
     if sectors.radius >= NEVER:
         return math.inf
@@ -124,7 +123,7 @@ def _push_squares(batch: Batch, push: Push, *, is_delayed: bool) -> float:
 
 
 def _inner_squares(batch: Batch, columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return Σ_s ‖Π F_s U‖² over the inner instants, F_s = diag(steps made so far), from sums of step products."""
+    """Return Σ_s ‖Π F_s U‖² over the inner instants s, with F_s = diag(steps taken so far), from `RoundSteps.gram`."""
     gram = batch.round_steps.gram
     whole = (np.abs(columns) ** 2).sum(axis=-1) @ np.diag(gram)
     along = batch.mean.conj()[:, :, None] * columns

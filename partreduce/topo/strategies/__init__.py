@@ -1,4 +1,4 @@
-"""The strategy kinds of schedules, one per file, with their axes sync, payload and transport."""
+"""The kinds of strategy, one per file, and the values of their axes sync, payload and transport."""
 
 from partreduce.topo.round import Round as Round
 from partreduce.topo.strategies.allreduce import AllReduce as AllReduce

@@ -81,14 +81,17 @@ class AllReduce(HasGroups):
 
     @property
     def _relaxation(self) -> Fraction:
-        """What of the way to the others' model a worker goes: off the mean delay inside a round makes no difference.
+        """The relaxation of the all-reduce: below 1 if workers keep a part of their own parameters (`sync.kept`).
 
-        What x keeps of the steps since it was sent, it keeps of its difference to the others, too.
+        A delay inside a round makes no difference off the mean.
         """
         return 1 - self.sync.kept
 
     def rule(self, cluster: Cluster, *, by_node: bool = False) -> RuleView | None:
-        """One block over all workers, each counted as a node or, with `by_node`, over the cluster's equal nodes."""
+        """Return one block over all workers, each counted as a node; with `by_node`, over the nodes of the cluster.
+
+        The result is None with `by_node` if the nodes are unequal.
+        """
         if not by_node:
             return RuleView((cluster.num_workers,), ((Block((0,), (0,), self._relaxation),),), 1)
         if cluster.workers_per_node is None:

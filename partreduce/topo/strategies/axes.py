@@ -1,4 +1,4 @@
-"""Two of the four axes of a strategy: *sync*, when averages apply, and *transport*, how payload is sent.
+"""Two of the four axes of a strategy: *sync*, when averages apply, and *transport*, how the payload is sent.
 
 The other two, *with whom* and *what*, are fields of the strategy kinds (docs/internals/architecture.md).
 """
@@ -84,9 +84,9 @@ class DrainPolicy(Choice):
     """How a pipeline handles the gradients that are still in flight when it ends."""
 
     APPLY = "apply"
-    """They are applied one after the other."""
+    """The remaining gradients are applied one after another."""
     DROP = "drop"
-    """They are discarded, as in the published algorithm."""
+    """The remaining gradients are discarded, as in the published algorithm."""
 
 
 class GradientReduction(Choice):
@@ -94,18 +94,19 @@ class GradientReduction(Choice):
 
     MEAN = "mean"
     SUM = "sum"
-    """The published algorithm; the learning rate then is the mean's divided by the number of workers."""
+    """The sum, as in the published algorithm: the learning rate must be the mean's divided by the number of workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline(JsonObject, Waiting):
-    """Pipe-SGD: a step applies the gradients of `width` - 1 steps before, which are summed during later steps.
+    """Pipe-SGD: a step applies the gradients of `width` - 1 steps before, which are all-reduced during later steps.
 
     w[t] = w[t-1] - U(g[t-K]) with K = `width`, g the mean (or sum) of all workers' gradients and g[t] = 0 for t <= 0,
     where g[t] was taken at w[t] (Li et al., NeurIPS 2018, Algorithm 1). The first `warm_up` steps are synchronous.
 
     A width beyond 2 hides no more communication, since a worker computes one step and sends one gradient at a time: a
-    step takes max(computing, communicating) for each K >= 2, while gradients get older. So run and proof warn.
+    step takes max(computing, communicating) for each K >= 2, while gradients get older. `run` and `verify` warn about
+    it.
     """
 
     word: ClassVar[str] = "pipeline"
@@ -134,7 +135,7 @@ WIDER = (
     "beyond 2 a step still takes the longer of computing and communicating, as a worker does one of each at a time, "
     "while gradients get older (Pipe-SGD, section 3.2)"
 )
-"""The paper's argument against more than two iterations side by side."""
+"""The paper's argument against overlapping more than two iterations, as a clause for warnings."""
 
 SYNCHRONOUS = Synchronous()
 Sync = Synchronous | DelayedAveraging | DelayedMerge | Pipeline | IterationGap | PartialAllReduce
@@ -149,7 +150,7 @@ class AllReduceAlgorithm(Choice):
 
 
 class Codec(Choice):
-    """The number format of a sum on the wire (error bounds: docs/codecs.md)."""
+    """The number format of an all-reduce on the wire (error bounds: docs/codecs.md)."""
 
     NONE = "none"
     FLOAT16 = "float16"
@@ -171,28 +172,28 @@ class Codec(Choice):
 
 
 class CodecScope(Choice):
-    """Which parts of a sum are coded."""
+    """Which parts of an all-reduce are encoded."""
 
     ALL = "all"
     ACROSS_NODES = "across-nodes"
-    """Only parts sent between nodes; inside a node numbers keep their precision."""
+    """Only the parts sent between nodes; inside a node numbers keep their precision."""
 
 
 class GradientBuckets(Choice):
-    """When a gradient is sent."""
+    """When a gradient is sent: in one piece, or layer by layer."""
 
     SINGLE = "single"
-    """In one piece, after the backward pass."""
+    """The whole gradient in one piece, after the backward pass."""
     PER_LAYER = "per_layer"
-    """Layer by layer during the backward pass, which hides it, at the cost of one latency for each layer."""
+    """Layer by layer during the backward pass, which hides the communication, at the cost of one latency per layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transport(JsonObject):
-    """How the payload of a sum is sent: algorithm, codec, and buckets of gradients.
+    """How an all-reduce is sent: algorithm, codec, and buckets of gradients.
 
-    `block` numbers share one scale of the codecs int8 and int4. With `error_feedback` a worker adds the rounding error
-    of its contribution to a sum of all workers to its next contribution.
+    `block` is how many numbers share one scale of the codecs int8 and int4. With `error_feedback` a worker adds the
+    rounding error of its contribution to an all-reduce of all workers to its next contribution.
     """
 
     place: ClassVar[str] = "transport."

@@ -1,7 +1,8 @@
-"""The base class of strategies, and of two kinds of them: with fixed rounds of mixing, and with phases of groups.
+"""The base classes of strategies: any strategy, one with fixed mixing matrices, and one with phases of groups.
 
-A strategy kind is one frozen value with all its properties. Code that needs fixed rounds or groups gets the typed value
-from the schedule (`Schedule.mixing`, `Schedule.phased`), which raises for others; only registries name kinds.
+A strategy is one frozen dataclass with all its properties. Code that needs fixed rounds or groups gets the typed
+strategy from the schedule (`Schedule.mixing`, `Schedule.phased`), which raises if there are none; only registries name
+kinds.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from partreduce.topo.strategies.iteration_gap import IterationGap
 from partreduce.topo.strategies.payload import PLAIN_PAYLOAD, Payload
 
 StepsPerRound = Count | tuple[Count, ...]
-"""Steps per round: one number for all, or one per worker."""
+"""Steps per round: one number for all workers, or one per worker."""
 
 
 class Averaging(Choice):
@@ -48,7 +49,7 @@ class Averaging(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy(JsonObject, ABC):
-    """How workers synchronize: a frozen value whose fields, with `kind`, are the members of its JSON object."""
+    """How workers synchronize: a frozen dataclass whose fields, with `kind`, are the members of its JSON object."""
 
     kind: ClassVar[str]
     sync_types: ClassVar[tuple[type[Sync], ...]] = (Synchronous, DelayedAveraging)
@@ -56,9 +57,9 @@ class Strategy(JsonObject, ABC):
     algorithms: ClassVar[tuple[AllReduceAlgorithm, ...]] = (AllReduceAlgorithm.RING,)
     """The all-reduce algorithms that this kind supports."""
     is_on_request: ClassVar[bool] = False
-    """Whether workers have no common rounds and request each averaging by a protocol."""
+    """Whether workers have no common rounds and request each averaging by a protocol at run time."""
     needs_generator: ClassVar[bool] = False
-    """Whether a run needs the group generator's service."""
+    """Whether a run needs the group generator, a service."""
     averages_everyone: ClassVar[bool] = False
     """Whether every round averages over all workers."""
 
@@ -168,7 +169,7 @@ class Strategy(JsonObject, ABC):
             )
 
     def _check_turns(self) -> None:
-        """Refuse fragments that do not all have a turn in each round, each merged before it is sent again."""
+        """Raise ScheduleError unless each fragment is averaged once per round and merged before it is sent again."""
         sync, count = self.sync, self.payload.num_fragments
         if count > 1 and (reason := self.fragments_unsupported_reason()):
             raise ScheduleError(f"payload.fragments: are {count}; {reason}")
@@ -187,15 +188,15 @@ class Strategy(JsonObject, ABC):
             )
 
     def fragments_unsupported_reason(self) -> str:
-        """Why the model cannot be averaged in fragments in turn; empty if it can."""
+        """Return why the model cannot be averaged in fragments in turn; empty if it can."""
         return f"strategy {self.kind!r} averages whole models; take allreduce or static, or leave them out"
 
     def own_outer_params_unsupported_reason(self) -> str:
-        """Why workers or groups cannot have separate outer parameters; empty if they can."""
+        """Return why workers or groups cannot have separate outer parameters; empty if they can."""
         return f"workers of strategy {self.kind!r} have no fixed groups, or share the outer parameters; take static"
 
     def tables_unsupported_reason(self) -> str:
-        """Why embedding tables cannot be exchanged separately; empty if they can."""
+        """Return why embedding tables cannot be exchanged separately; empty if they can."""
         if self.protocol:
             waiting = f"with sync.{self.sync.word}" if self.sync.protocol else f"of strategy {self.kind!r}"
             return f"workers {waiting} have no common steps; take allreduce, static or neighbor, synchronously"
@@ -204,7 +205,7 @@ class Strategy(JsonObject, ABC):
         return ""
 
     def codec_unsupported_reason(self, cluster: Cluster) -> str:  # noqa: ARG002 - some kinds look at their groups
-        """Why the strategy cannot use a lossy codec; empty if it can."""
+        """Return why the strategy cannot use a lossy codec; empty if it can."""
         return (
             f"strategy {self.kind!r} sends parameters, and rounded parameters lose every update that is smaller than "
             "their last digit (static and allreduce have rounds of all, and round what was added since); leave it out"
@@ -212,11 +213,11 @@ class Strategy(JsonObject, ABC):
 
     @abstractmethod
     def check_kind(self, cluster: Cluster) -> None:
-        """Raise ScheduleError for violations of rules that only this kind has; a part of `check`."""
+        """Raise ScheduleError for violations of rules that only this kind has; called by `check`."""
 
     @property
     def step_counts(self) -> tuple[int, ...]:
-        """Steps per round: one number if all workers have the same, else one for each worker."""
+        """Steps per round as a tuple: one entry if all workers have the same number, else one per worker."""
         steps = self.steps_per_round
         return (steps,) if isinstance(steps, int) else steps[:1] if len(set(steps)) == 1 else steps
 
@@ -237,17 +238,17 @@ class Strategy(JsonObject, ABC):
 
     @property
     def lacks_newest(self) -> bool:
-        """Whether the parameters averaged in a round, of any fragment, lack some steps taken before the round's end."""
+        """Whether the parameters that a round averages, of any fragment, lack some of the steps taken in the round."""
         return self.payload.num_fragments > 1 or self.sync.late_steps > 0
 
     @property
     def mixes_late(self) -> bool:
-        """Whether parameters of the round's start are averaged, x_{k+1} = W_k x_k + u_k, which changes every metric."""
+        """Whether a round averages the parameters of its start, x_{k+1} = W_k x_k + u_k, which changes every metric."""
         return self.is_delayed and not self.sync.delays_gradients
 
     @property
     def protocol(self) -> str:
-        """The name of the protocol by which workers form groups at run time; empty if rounds are fixed."""
+        """The name of the protocol by which workers average at run time; empty if rounds are fixed."""
         return self.kind if self.is_on_request else self.sync.protocol
 
     @property
@@ -261,14 +262,14 @@ class Strategy(JsonObject, ABC):
         return False
 
     def relaxations_of_all(self, cluster: Cluster) -> set[Fraction]:  # noqa: ARG002 - some kinds look at their groups
-        """The relaxations of the period's rounds that average over all workers; empty if there is none."""
+        """Return the relaxations of the period's rounds that average over all workers; empty if no round does."""
         return {1 - self.sync.kept} if self.averages_everyone else set()
 
     @property
     def goes_on_without(self) -> bool:
         """Whether workers can continue for some rounds after a worker has failed, until they need its messages.
 
-        Under Hop, backup workers, staleness and tokens limit how long.
+        Under Hop, the settings for backup workers, staleness and tokens limit how long.
         """
         return isinstance(self.sync, IterationGap)
 
@@ -292,16 +293,16 @@ class HasMixingMatrix(Strategy):
 
     @property
     def prologue(self) -> int:
-        """The number of rounds at the start that average over all workers, before the first period."""
+        """The number of rounds before the first period, all of which average over all workers."""
         return 0
 
     @abstractmethod
     def steps(self, cluster: Cluster) -> tuple[MixingStep, ...]:
-        """The phases of groups, or rounds over a graph, of one period."""
+        """Return the phases of groups, or rounds over a graph, of one period."""
 
     @abstractmethod
     def num_distinct_phases(self, cluster: Cluster) -> int:
-        """Distinct non-empty rounds in a period, which is the number of communicator splits that a run needs."""
+        """Return the number of distinct non-empty rounds in a period: the communicator splits that a run needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,20 +311,20 @@ class HasGroups(HasMixingMatrix):
 
     @abstractmethod
     def phase(self, index: int, cluster: Cluster) -> Phase:
-        """The explicit groups of phase `index`, 0 ≤ index < period. O(num_workers)."""
+        """Return the explicit groups of phase `index`, 0 ≤ index < period. O(num_workers)."""
 
     @abstractmethod
     def group_of(self, worker: int, index: int, cluster: Cluster) -> Group | None:
-        """The group of one worker in phase `index`, None if it skips. O(size of the group) for rules."""
+        """Return the group of one worker in phase `index`, None if the worker skips. O(size of the group) for rules."""
 
     @abstractmethod
     def rule(self, cluster: Cluster, *, by_node: bool = False) -> RuleView | None:
-        """The phases as a rule; None for explicit groups.
+        """Return the phases as a rule; None for explicit groups.
 
         With `by_node` the rule's nodes are those of the cluster, as needed for steps per round and links; otherwise a
         strategy that treats all workers equally may count every worker as a node, which keeps proofs small.
         """
 
     def steps(self, cluster: Cluster) -> tuple[Phase, ...]:
-        """The explicit phases of one period."""
+        """Return the explicit phases of one period."""
         return tuple(self.phase(index, cluster) for index in range(self.period))

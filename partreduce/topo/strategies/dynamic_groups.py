@@ -18,24 +18,28 @@ class GroupSplit(Choice):
     """How the group generator forms groups from idle workers."""
 
     RANDOM = "random"
-    """A random group that includes the requesting worker; groups that share members run one after the other."""
+    """A random group that includes the requesting worker; groups that share members run one after another."""
     GLOBAL = "global"
     """All idle workers are divided into random groups at once, so that later requests find their group ready."""
     INTER_INTRA = "inter-intra"
-    """Global division in two phases: node heads across nodes and all others inside their node; then inside nodes."""
+    """All idle workers at once: first node heads across nodes and the others inside their node, then all inside nodes.
+    """
     NODE_THEN_ALL = "node-then-all"
-    """The idle workers of the asking worker's node; every `all_every` rounds one group of all that are not slow."""
+    """One group of the idle workers on the requesting worker's node.
+
+    Every `all_every` rounds one group of all workers except slow ones instead.
+    """
 
 
 class SlowWorkerPolicy(Choice):
     """How the group generator answers a request of a worker that lags behind."""
 
     PAPER = "paper"
-    """The published rule: the requesting worker starts a division, however late it is."""
+    """The published rule: a requesting worker starts a division, however far it lags behind."""
     PAIR_LOCALLY = "pair_locally"
     """A worker that lags by the slow threshold or more gets one small group on its own node and starts no division."""
     DEFER = "defer"
-    """As pair_locally, but the small group is drawn when the lagging worker has computed: no worker waits for it."""
+    """As pair_locally, but the small group is drawn once the lagging worker has computed: no worker waits for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +57,7 @@ class DynamicGroups(Strategy):
     is_on_request: ClassVar[bool] = True
     needs_generator: ClassVar[bool] = True
     sync_types: ClassVar[tuple[type[Sync], ...]] = (Synchronous,)
-    """Groups of the generator are known too late to average a snapshot."""
+    """Only synchronous: a snapshot would have to be averaged before the generator has formed its group."""
     algorithms: ClassVar[tuple[AllReduceAlgorithm, ...]] = (AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)
 
     group_size: Annotated[Count, Ge(2)] = 3
@@ -78,7 +82,7 @@ class DynamicGroups(Strategy):
                 )
 
     def codec_unsupported_reason(self, cluster: Cluster) -> str:  # noqa: ARG002 - the same for all clusters
-        """Why the strategy cannot use a lossy codec: no round is sure to give all workers the same parameters."""
+        """Return why the strategy cannot use a lossy codec: no round is sure to make all workers equal."""
         return (
             f"strategy {self.kind!r} sends parameters, of which only what was added since all were equal may be "
             "rounded, and its groups may leave out any worker that is slow or failed; leave it out"

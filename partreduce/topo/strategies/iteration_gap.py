@@ -16,13 +16,13 @@ from partreduce.topo.fields import Choice, Count, JsonObject, Rounds
 from partreduce.topo.strategies.waiting import Waiting
 
 Spare = Rounds | tuple[Rounds, ...]
-"""A number of in-neighbors: one for all workers, or one for each."""
+"""A number of in-neighbors: one number for all workers, or one per worker."""
 
 MAX_TOKENS = 2**31 - 1
-"""Tokens that a queue may begin with: as many as certificates count."""
+"""The most tokens that a queue may start with: the largest number that certificates count."""
 
 MAX_STALENESS = 2**16 - 1
-"""Steps; a worker's state has one bit for each, so that messages of far larger ones would take long, or all memory."""
+"""The largest staleness in steps: a worker's state has one bit per step, so larger ones need much time and memory."""
 
 Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]
 Steps = Annotated[int, Ge(0), Le(MAX_STALENESS)]
@@ -33,25 +33,26 @@ class EdgeWeighting(Choice):
     """The weight of a received update in a worker's average."""
 
     GRAPH = "graph"
-    """The weights of the round's edges; the weight of an unused update is added to the worker's own."""
+    """The weights of the graph's edges; the weight of an unused update is added to the worker's own."""
     UNIFORM = "uniform"
-    """Equal weights for each used update and the worker itself (equation 1)."""
+    """Equal weights for every update that is used and for the worker itself (Hop, equation 1)."""
     ITERATION = "iteration"
-    """An update of step i used in step k counts i - (k - s) + 1 times, the worker's own s + 1 times (equation 2)."""
+    """An update of step i used in step k counts i - (k - s) + 1 times, the worker's own s + 1 times (Hop, equation 2).
+    """
 
 
 class UpdateOrder(Choice):
     """Which parameters a worker sends in a step."""
 
     ADAPT_THEN_COMBINE = "adapt_then_combine"
-    """Its parameters after computing: x ← W (x + u) (Figure 2, left)."""
+    """The parameters after computing: x ← W (x + u) (Hop, Figure 2, left)."""
     DPSGD = "dpsgd"
-    """Its parameters on entering the step, while it computes: x ← W x + u(x) (Figure 2, right)."""
+    """The parameters at the start of the step, sent while it computes: x ← W x + u(x) (Hop, Figure 2, right)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkipPolicy(JsonObject):
-    """A worker that is behind all its out-neighbors skips steps to catch up with them (Hop, section 5).
+    """When and how far a worker that is behind all its out-neighbors skips steps to catch up (Hop, section 5).
 
     It skips if the slowest of them is ahead by at least `behind` steps (the paper's condition to jump) and it can
     advance by at least `trigger` steps; it advances by at most `limit` (the paper's maximum jump).
@@ -71,17 +72,18 @@ class SkipPolicy(JsonObject):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationGap(JsonObject, Waiting):
-    """One row of Hop's Table 1, or a combination of rows. A step of Hop is a round here.
+    """Hop's asynchronous averaging with a bounded gap between neighbors: one or several rows of its Table 1.
 
-    Without any setting a worker enters step k+1 when it has the updates of step k of all in-neighbors (standard).
+    A step of Hop is a round here. Without any setting a worker enters step k+1 when it has the updates of step k of all
+    in-neighbors (standard).
 
-    `max_ig`: the largest number of steps that a worker can be ahead of an out-neighbor, by tokens: it takes one from
-    each out-neighbor to enter a step and leaves one for each in-neighbor (None: no token queues). `staleness` s: an
-    update of step k−s or later suffices in step k; updates received since the last reduce are averaged, and an older
-    one within the bound only lets the worker continue (4.4). `backup`: the number of in-neighbors whose updates a
-    worker may miss; its own update is always present, so it does not matter whether N_in includes the worker, as in the
-    paper. `notify_ack`: update k is sent only after every out-neighbor acknowledged k−1. `skip`: a worker that is far
-    behind skips steps.
+    `max_ig`: the largest number of steps that a worker can be ahead of an out-neighbor, by tokens: it takes a token
+    from each out-neighbor to enter a step and leaves a token for each in-neighbor (None: no token queues). `staleness`
+    s: an update of step k−s or later suffices in step k; updates received since the last reduce are averaged, and an
+    older update within the bound only lets the worker continue (4.4). `backup`: the number of in-neighbors whose
+    updates a worker may miss; its own update is always present, so it does not matter whether N_in includes the worker,
+    as in the paper. `notify_ack`: update k is sent only after every out-neighbor acknowledged k−1. `skip`: a worker
+    that is far behind skips steps.
     """
 
     word: ClassVar[str] = "iteration_gap"
@@ -115,7 +117,7 @@ class IterationGap(JsonObject, Waiting):
 
     @property
     def lag(self) -> int:
-        """The delay of an averaging in rounds: 1 in the parallel order, 0 in the serial one."""
+        """The delay of an averaging in rounds: 1 with update_order dpsgd, 0 with adapt_then_combine."""
         return int(self.update_order is UpdateOrder.DPSGD)
 
     @property
@@ -129,7 +131,7 @@ class IterationGap(JsonObject, Waiting):
         return bool(self.backup) if isinstance(self.backup, int) else any(self.backup)
 
     def backups(self, num_workers: int) -> tuple[int, ...]:
-        """The number of in-neighbors whose update each worker may miss, shape (num_workers,)."""
+        """Return the number of in-neighbors whose update each worker may miss, shape (num_workers,)."""
         given = (self.backup,) * num_workers if isinstance(self.backup, int) else self.backup
         if len(given) != num_workers:
             rule = f"give 1 number or 1 for each of {num_workers} workers"
@@ -158,7 +160,10 @@ class IterationGap(JsonObject, Waiting):
                 )
 
     def check_neighbors(self, numbers: Sequence[int]) -> None:
-        """Raise ScheduleError for more backup workers than in-neighbors; `numbers` (num_workers,) counts the latter."""
+        """Raise ScheduleError if a worker may miss more in-neighbors than it has.
+
+        `numbers` (num_workers,) counts the in-neighbors of every worker.
+        """
         for worker, (spare, number) in enumerate(zip(self.backups(len(numbers)), numbers, strict=True)):
             if spare > number:
                 raise ScheduleError(

@@ -18,7 +18,7 @@ from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeighborAveraging(HasMixingMatrix):
-    """Rounds of weighted averaging over graphs, repeated periodically; one round is a fixed graph.
+    """Rounds of weighted averaging over graphs, repeated periodically; a single round is a fixed graph.
 
     Synchronous is Hop's serial order (its Figure 2), x ← W(x + u); delayed by one round its parallel order, x ← Wx +
     u(x). With an iteration gap workers advance asynchronously over one fixed graph, with a bounded gap between
@@ -84,7 +84,7 @@ class NeighborAveraging(HasMixingMatrix):
 
 
 def _uneven(graph: Round) -> tuple[int, int] | None:
-    """An edge whose weight is not that of every other one into its target and of the target itself. O(edges)."""
+    """Find an edge whose weight is not 1/(1 + in-degree of its target), so that weights are not uniform. O(edges)."""
     number = np.bincount(graph.targets, minlength=graph.num_workers) + 1
     for source, target, weight in graph.edges():
         if weight * int(number[target]) != 1:
@@ -93,7 +93,7 @@ def _uneven(graph: Round) -> tuple[int, int] | None:
 
 
 def _one_way(graph: Round) -> tuple[int, int] | None:
-    """An edge whose target has no path back to its source. O(edges)."""
+    """Find an edge whose target has no path back to its source. O(edges)."""
     component = Graph(graph.num_workers, graph.sources, graph.targets).components()  # (n,)
     across = np.flatnonzero(component[graph.sources] != component[graph.targets])
     if not len(across):

@@ -16,8 +16,8 @@ class Pairwise(Strategy):
     """After each round an active worker picks a random passive neighbor and both take the mean of the two models.
 
     `active` lists the ranks that start exchanges; all others answer. `edges` lists the allowed pairs (None: every
-    active worker with every passive one). The graph is bipartite by construction, which makes the exchange free of
-    deadlock (Lian et al., ICML 2018, section 3); `verify` shows the deadlock on an odd cycle.
+    active worker with every passive one). The graph is bipartite by construction, so the exchange cannot deadlock
+    (Lian et al., ICML 2018, section 3); `verify` shows the deadlock on an odd cycle.
     """
 
     kind: ClassVar[str] = "pairwise"
@@ -48,7 +48,7 @@ class Pairwise(Strategy):
             seen.add(frozenset((a, b)))
 
     def passive_of(self, worker: int, num_workers: int) -> tuple[int, ...]:
-        """The workers that an active worker may pick, ascending."""
+        """Return the workers that an active worker may pick, ascending."""
         active = set(self.active)
         if self.edges is None:
             return tuple(other for other in range(num_workers) if other not in active)

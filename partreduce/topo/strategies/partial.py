@@ -20,25 +20,28 @@ class QuorumStart(Choice):
     SOLO = "solo"
     """The first worker to arrive."""
     MAJORITY = "majority"
-    """One worker, drawn for each round: on average half of the others have arrived before it."""
+    """A worker that is drawn at random in each round: on average half of the others arrive before it."""
 
 
 class LateGradientPolicy(Choice):
-    """To which round's quorum a gradient counts."""
+    """The round for whose quorum a gradient counts."""
 
     OPEN_ROUND = "open-round"
-    """The next round that its worker's thread has not entered, so late gradients count; a call takes all results."""
+    """The first round that the worker's communication thread has not entered yet.
+
+    A call takes all results that are there.
+    """
     CALL = "call"
-    """Call k for round k, as published; a call takes one result, so every worker calls once in each round."""
+    """Round k for call k, as published; a call takes one result, so every worker calls once in each round."""
 
 
 class MissedResultPolicy(Choice):
     """How a worker applies the results of rounds that it missed."""
 
     EACH = "each"
-    """All are applied in order: workers apply the same sequence, and their parameters stay equal."""
+    """All missed results are applied in order: workers apply the same sequence, and their parameters stay equal."""
     LATEST = "latest"
-    """Only the newest is applied, as published: parameters differ until they are synchronized."""
+    """Only the newest result is applied, as published: parameters differ until they are synchronized."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +49,11 @@ class PartialAllReduce(JsonObject, Waiting):
     """Partial all-reduce: a round sums the gradients that are ready when it starts; late ones join the next round.
 
     The sum is divided by the number of all workers, contributing or not, so that every gradient has the same weight.
-
-    `quorum`: a round starts when this many workers have arrived, or one of them (`QuorumStart`). `staleness` C is the
-    largest number of results queued for a worker: one whose queue is full does not join the next round, so a gradient
+    `quorum`: a round starts when this many workers have arrived, or a particular one (`QuorumStart`). `staleness` C is
+    the largest number of results queued for a worker: with a full queue it does not join the next round, so a gradient
     is at most C rounds late. `grace`: microseconds that a started round waits for a worker's own gradient.
-    `synchronize_every`: rounds after which all workers average their models (0: never). `seed`: of the draws of
-    `majority` only.
+    `synchronize_every`: rounds after which all workers average their models (0: never). `seed` fixes the draws of
+    `majority`.
     """
 
     word: ClassVar[str] = "partial"
@@ -109,7 +111,7 @@ class PartialAllReduce(JsonObject, Waiting):
         return False
 
     def needed(self, num_workers: int) -> int:
-        """The number of workers, out of `num_workers`, that must have arrived before a round starts."""
+        """Return how many of `num_workers` workers must have arrived before a round starts."""
         return min(self.quorum, num_workers) if isinstance(self.quorum, int) else 1
 
     def check(self) -> None:
@@ -121,7 +123,7 @@ class PartialAllReduce(JsonObject, Waiting):
         self._only("seed", self.quorum is QuorumStart.MAJORITY, "only the quorum majority draws a worker")
 
     def _only(self, name: str, has_it: bool, why: str) -> None:
-        """Refuse a member that means nothing here, unless it has its default."""
+        """Raise ScheduleError if a member that has no effect here differs from its default."""
         default = next(field.default for field in fields(self) if field.name == name)
         if not has_it and getattr(self, name) != default:
             raise ScheduleError(f"sync.partial.{name}: is {getattr(self, name)}; {why}; leave it out")

@@ -28,12 +28,12 @@ class OuterOptimizer(Choice):
 
 
 class OuterParams(Choice):
-    """Which workers share outer parameters, from which an outer step starts."""
+    """Which workers share the outer parameters from which an outer step starts."""
 
     SHARED = "shared"
     """All workers share them: only rounds of all workers take outer steps, smaller groups average plainly."""
     PER_WORKER = "per_worker"
-    """Each worker has its own, from its last round: every group takes outer steps (NoLoCo, arXiv 2506.10911)."""
+    """Each worker has those of its last round: every group takes outer steps (NoLoCo, arXiv 2506.10911)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,27 +92,27 @@ class OuterStep(JsonObject):
 
 
 PLAIN = OuterStep()
-"""The mean is the next model."""
+"""Plain averaging: the mean is the next model."""
 
 Fragments = Count | tuple[tuple[Title, ...], ...]
-"""A number of fragments, cut between layers, or the patterns of each fragment's parameters."""
+"""The number of fragments, cut between layers, or the name patterns of each fragment's parameters."""
 
 
 def number_of(fragments: Fragments) -> int:
-    """The number of fragments."""
+    """Return the number of fragments."""
     return fragments if isinstance(fragments, int) else len(fragments)
 
 
 def round_ends(num_fragments: int, steps_per_round: int) -> tuple[int, ...]:
-    """The step of a round after which each fragment p of P is averaged: floor((p + 1) * steps_per_round / P).
+    """Return the step of a round after which each fragment p of P is averaged: floor((p + 1) * steps_per_round / P).
 
-    For P <= steps_per_round they ascend, at least steps_per_round div P steps apart; the last is the round's end.
+    For P <= steps_per_round the steps ascend, at least steps_per_round div P apart; the last is the round's end.
     """
     return tuple((number + 1) * steps_per_round // num_fragments for number in range(num_fragments))
 
 
 class Move(NamedTuple):
-    """An operation on a fragment after `taken` steps of every round: all workers send it, or merge the result."""
+    """An operation on a fragment after `taken` steps of every round: it is sent, or (`merges`) its result is merged."""
 
     taken: int
     fragment: int
@@ -120,10 +120,13 @@ class Move(NamedTuple):
 
 
 def moves(num_fragments: int, steps_per_round: int, late: int) -> tuple[Move, ...]:
-    """The operations on fragments in one round, equal on all workers; each is merged `late` steps after it is sent.
+    """Return the operations on fragments in one round, equal on all workers.
+
+    Each is merged `late` steps after it is sent.
 
     A fragment may be sent in the round before the one that merges it; the first round has nothing to merge then. So up
-    to ceil(late * P / steps_per_round) are in flight at once: a merge makes room before the next is sent.
+    to ceil(late * P / steps_per_round) fragments are in flight at once: a merge happens before the next fragment is
+    sent.
     """
     ends = round_ends(num_fragments, steps_per_round)
     merges = [Move(end, number, merges=True) for number, end in enumerate(ends)]
@@ -153,10 +156,11 @@ def check_fragments(fragments: Fragments) -> None:
 
 
 def assign(fragments: Fragments, parameters: Sequence[tuple[tuple[str, ...], int]]) -> list[int]:
-    """The fragment of each parameter, given as (all its names, as tied weights have several; its number of elements).
+    """Return the fragment of each parameter; a parameter is given as (its names, its number of elements).
 
-    A number of fragments cuts the model between layers (modules that hold parameters) so that the largest fragment is
-    as small as possible. Patterns are those of the shell: `*` stands for any text, dots included.
+    Tied weights have several names. A number of fragments cuts the model between layers (modules that hold parameters)
+    so that the largest fragment is as small as possible. Patterns are shell patterns: `*` stands for any text, dots
+    included.
     """
     if isinstance(fragments, int):
         return _cut(fragments, parameters)
@@ -199,7 +203,10 @@ def _cut(count: int, parameters: Sequence[tuple[tuple[str, ...], int]]) -> list[
 
 
 def _parts(sizes: Sequence[int], room: int, least: int) -> list[int]:
-    """Give neighbors the same number while they fit into `room` and `least` numbers can still be used."""
+    """Number the fragments greedily: a layer joins the current one while it fits into `room` elements.
+
+    A new fragment begins earlier if otherwise fewer than `least` fragments would get a layer.
+    """
     numbers, number, filled = [], 0, 0
     for place, size in enumerate(sizes):
         is_full = filled + size > room
@@ -215,25 +222,26 @@ class Placement(Choice):
     """How the gradient of an embedding table reaches all workers."""
 
     DENSE = "dense"
-    """As every other parameter: the strategy averages it whole. For a table of which a step touches most rows."""
+    """Averaged whole by the strategy, as every other parameter. Best if a step touches most rows."""
     GATHER = "gather"
-    """Every worker holds the table and gets all workers' touched rows with their gradients (Horovod's way)."""
+    """Every worker holds the table and receives the touched rows of all workers with their gradients (as in Horovod).
+    """
     SHARDED = "sharded"
     """One worker holds each row, sends it and receives its gradients, as a parameter server does, by all-to-all."""
 
 
 class Gradient(Choice):
-    """The form of a sharded or gathered table's gradient that the optimizer sees."""
+    """The form of a sharded or gathered table's gradient that the optimizer receives."""
 
     SPARSE = "sparse"
-    """The touched rows only."""
+    """Only the rows that a worker touched."""
     DENSE = "dense"
-    """All rows, zeros where no worker touched one, as an embedding with `sparse=False` has it: Adam's moments decay."""
+    """All rows, zero where no worker touched the row, as from `Embedding(sparse=False)`: Adam's moments decay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePlacement(JsonObject):
-    """Where a table of `rows` x `columns` numbers is held and how it is exchanged; `parameter` is its name.
+    """Where an embedding table of `rows` x `columns` numbers is held and how it is exchanged; `parameter` is its name.
 
     Sharded: row r is in part r mod `partitions`, and part p on worker `hosts[p mod len(hosts)]`. By default hosts are
     all workers and there are as many partitions as hosts. So neighboring rows (frequent words come first) are spread.
@@ -260,12 +268,12 @@ class TablePlacement(JsonObject):
 
 
 ROW_CODECS = tuple(codec for codec in Codec if codec is not Codec.INT4)
-"""The codecs for a table's rows, the most precise first."""
+"""The codecs that rows of a table may use, the most precise first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload(JsonObject):
-    """The tables that are exchanged separately in every step, synchronously, and how all other parameters are averaged.
+    """What a schedule averages: embedding tables, exchanged separately in every step, and all other parameters.
 
     The other parameters take `outer` steps, in `fragments` that take turns.
 
@@ -301,7 +309,7 @@ class Payload(JsonObject):
 
     @property
     def turns_in_words(self) -> str:
-        """The number of fragments in words; empty for one."""
+        """The number of fragments as text; empty if there is only one."""
         return f"{self.num_fragments} fragments" if self.num_fragments > 1 else ""
 
     @property
@@ -310,19 +318,19 @@ class Payload(JsonObject):
         return tuple(route for route in self.tables if route.way is not Placement.DENSE)
 
     def table(self, parameter: str) -> TablePlacement | None:
-        """The placement of a table by its parameter's name; None if the strategy averages the parameter."""
+        """Return the placement of a table by its parameter's name; None if the strategy averages the parameter."""
         return next((route for route in self.tables if route.parameter == parameter), None)
 
     def hosts(self, route: TablePlacement, num_workers: int) -> tuple[int, ...]:
-        """The ranks that hold a sharded table; part p is on entry p modulo their number."""
+        """Return the ranks that hold a sharded table; part p is on entry p modulo their number."""
         return route.hosts or tuple(range(num_workers))
 
     def partitions(self, route: TablePlacement, num_workers: int) -> int:
-        """The number of parts of a sharded table."""
+        """Return the number of parts of a sharded table."""
         return route.partitions or len(self.hosts(route, num_workers))
 
     def owner(self, route: TablePlacement, row: int, num_workers: int) -> int:
-        """The rank that holds row `row` of a sharded table."""
+        """Return the rank that holds row `row` of a sharded table."""
         num_hosts = len(route.hosts) or num_workers
         place = row % (route.partitions or num_hosts) % num_hosts
         return route.hosts[place] if route.hosts else place
@@ -347,7 +355,7 @@ class Payload(JsonObject):
 
 
 def _check_route(route: TablePlacement, where: str, num_workers: int) -> None:
-    """Refuse hosts that do not exist, and settings that mean nothing for the table's way."""
+    """Raise ScheduleError for hosts that do not exist, and for settings without effect on this placement."""
     if route.way is not Placement.SHARDED and (route.hosts or route.partitions is not None):
         raise ScheduleError(f"{where}: way {route.way} has no hosts and no partitions; leave them out")
     if route.way is Placement.DENSE and route.gradient is not Gradient.DENSE:
@@ -374,4 +382,4 @@ def _check_route(route: TablePlacement, where: str, num_workers: int) -> None:
 
 
 PLAIN_PAYLOAD = Payload()
-"""The strategy averages all parameters."""
+"""The default payload: the strategy averages all parameters."""

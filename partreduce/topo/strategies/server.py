@@ -33,13 +33,16 @@ class Server(Strategy):
             raise ScheduleError(f"staleness: is {self.staleness}; only an asynchronous server has one; leave it out")
 
     def tables_unsupported_reason(self) -> str:
-        """Why embedding tables cannot be exchanged separately: workers have no common steps; empty if they have."""
+        """Return why embedding tables cannot be exchanged separately: workers have no common steps.
+
+        The result is empty if they can be exchanged.
+        """
         if self.synchronous and self.steps_once:
             return ""
         return "workers of a server have common steps only where it is synchronous, with steps_per_round 1"
 
     def codec_unsupported_reason(self, cluster: Cluster) -> str:
-        """Why the strategy cannot use a lossy codec: an asynchronous server answers with parameters; else empty."""
+        """Return why the strategy cannot use a lossy codec (asynchronous servers send parameters); empty if it can."""
         return "" if self.averages_gradients else Strategy.codec_unsupported_reason(self, cluster)
 
     @property

@@ -17,19 +17,19 @@ from partreduce.topo.strategies.axes import AllReduceAlgorithm, Synchronous
 from partreduce.topo.strategies.base import HasGroups
 
 MAX_EXPLICIT_WORKERS = 2**24
-"""Explicit groups cost memory and time per worker and phase; a small file must not ask for more than a machine has."""
+"""The most workers of explicit groups, whose memory and time grow with workers and phases."""
 
 
 @dataclass(frozen=True, slots=True)
 class RulePhases(Bulk):
-    """Phases as rules over the node digits with these `node_radices`, for any number of nodes (`topo.rule`)."""
+    """Phases given by rules over node digits with these `node_radices`, for any number of nodes (`topo.rule`)."""
 
     node_radices: tuple[int, ...]
     phases: tuple[RulePhase, ...]
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if any(isinstance(phase, Phase) for phase in self.phases):  # which Python would let through
+        if any(isinstance(phase, Phase) for phase in self.phases):  # Python does not check the types of items
             raise ScheduleError("phases: rule phases are expected with node_radices; use GroupPhases for groups")
 
     def __len__(self) -> int:
@@ -52,7 +52,7 @@ class RulePhases(Bulk):
         return RuleView(self.node_radices, self.phases, cluster.workers_per_node)
 
     def phase(self, index: int, cluster: Cluster) -> Phase:
-        """The explicit groups of one phase. O(num_workers log num_workers) once, then cached."""
+        """Return the explicit groups of one phase. O(num_workers log num_workers) once, then cached."""
         view = self.view(cluster)
         return _expand(RuleView(view.radices, (view.phases[index],), view.workers_per_node))
 
@@ -70,7 +70,7 @@ class RulePhases(Bulk):
 
 
 def partition_of(phase: RulePhase) -> frozenset[tuple[frozenset[int], frozenset[int]]]:
-    """The groups of a rule phase, independent of the order of its blocks; empty if it has none."""
+    """Return the groups of a rule phase in a form independent of the order of its blocks; empty if it has none."""
     return frozenset((frozenset(block.local), frozenset(block.across)) for block in phase if block.makes_groups)
 
 
@@ -81,7 +81,7 @@ def _expand(one_phase: RuleView) -> Phase:
 
 @dataclass(frozen=True, slots=True)
 class GroupPhases(Bulk):
-    """Phases as explicit lists of groups, for any cluster."""
+    """Phases given by explicit lists of groups, for any cluster."""
 
     phases: tuple[Phase, ...]
 
@@ -133,7 +133,7 @@ class GroupPhases(Bulk):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticGroups(HasGroups):
-    """Phases of groups that repeat periodically, written as rules or as explicit groups.
+    """Phases of groups that repeat periodically, given by rules or as explicit groups.
 
     The first `prologue` rounds average over all workers before the first period.
     """
@@ -145,7 +145,7 @@ class StaticGroups(HasGroups):
     prologue: Rounds = 0
 
     def codec_unsupported_reason(self, cluster: Cluster) -> str:
-        """Why the strategy cannot use a lossy codec: no round makes all workers equal; empty if one does."""
+        """Return why the strategy cannot use a lossy codec (no round makes all workers equal); empty if it can."""
         if self.relaxations_of_all(cluster):
             return ""
         return (
@@ -157,13 +157,16 @@ class StaticGroups(HasGroups):
         return self.phases.relaxations_of_all(cluster)
 
     def fragments_unsupported_reason(self) -> str:
-        """Why the model cannot be averaged in fragments: late averages, or separate outer parameters; else empty."""
+        """Return why the model cannot be averaged in fragments: late averages, or separate outer parameters.
+
+        The result is empty if it can be averaged in fragments.
+        """
         if self.payload.outer.has_own_outer_params:
             return "outer steps from each worker's own outer parameters are for whole models; leave one of the two out"
         return "" if isinstance(self.sync, Synchronous) else f"sync.{self.sync.word} is for whole models; leave it out"
 
     def own_outer_params_unsupported_reason(self) -> str:
-        """Why workers cannot have separate outer parameters: with a codec, or with relaxations; else empty."""
+        """Return why workers cannot have separate outer parameters (a codec, relaxations); empty if they can."""
         if self.transport.codec.rounds:
             return f"codec {self.transport.codec} measures from one that all share; leave one of the two out"
         if not self.phases.are_plain():

@@ -1,4 +1,4 @@
-"""The base class of the values of the *sync* axis; its defaults are synchronous rounds."""
+"""The base class of the values of the *sync* axis; its defaults describe synchronous rounds."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import ClassVar
 
 
 class Waiting:
-    """When the average of a round applies and how old it may be; synchronous by default."""
+    """Base of the values of the *sync* axis: when the average of a round applies and how old it may be."""
 
     __slots__ = ()
 
     word: ClassVar[str]
-    """Its name in documents."""
+    """The name of this value of the *sync* axis in documents."""
     called: ClassVar[str] = "late averaging"
-    """Its name in error messages."""
+    """The name of this value of the *sync* axis in error messages."""
     delays_gradients: ClassVar[bool] = False
     """Whether gradients rather than parameters are late, so that parameters stay equal."""
     protocol: ClassVar[str] = ""
@@ -46,12 +46,12 @@ class Waiting:
         return 0
 
     def due(self, turn: int) -> int:
-        """The index of the averaging operation at which the result of operation `turn` is applied."""
+        """Return the index of the averaging operation at which the result of operation `turn` is applied."""
         return turn + self.lag if self.delays_gradients and turn >= self.warm_up else turn
 
     @property
     def takes_all(self) -> bool:
-        """Whether a round averages the values of that round from all its members, so that its matrix is fixed."""
+        """Whether a round averages that round's values of all its members, so that its mixing matrix is fixed."""
         return True
 
     def check(self) -> None:

@@ -1,1 +1,1 @@
-"""Time: the α–β cost of a phase, the schedule as a timed event graph, sampling, models of stragglers."""
+"""The cost model: α–β communication cost of a phase, steady speed as an event graph, sampling, models of stragglers."""

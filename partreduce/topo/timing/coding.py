@@ -1,9 +1,9 @@
-"""The traffic of one operation of a group, as shares of its payload: rings, stages, all-to-all, sums with a codec.
+"""The traffic of one group operation, as shares of its payload: rings, stages, all-to-all, all-reduce with a codec.
 
-Through a NIC, or the uplink of a switch, an operation sends in one of two ways. What circulates in a ring
-leaves every place that it crosses once, whatever number of its members is there. What every member sends to every other
-(all_to_all) leaves a place that holds h of k members as often as there are pairs of one here and one elsewhere: h(k−h)
-pieces of 1/k of the payload.
+Through a NIC, or the uplink of a switch, an operation sends in one of two ways. The data of a ring leaves every place
+(a node, or a switch) that the ring crosses once, however many of its members are there. In an all_to_all a place that
+holds h of k members sends one piece, 1/k of the payload, for each pair of a member here and a member elsewhere:
+h(k−h) pieces.
 
     operation, k members on m nodes         through a NIC with h of them          latencies         inside a node
     ring                                    2(k−1)/k                              2(k−1)            2(k−1)/k
@@ -14,12 +14,12 @@ pieces of 1/k of the payload.
                                                                                                     (1+w)(l−1)/l
 
 16 bits send half of what the algorithm sends. 8 bits are quantized, exchanged by an all_to_all, added up, quantized
-again and gathered around a ring, with w bytes on the wire for each byte of float32. In the hierarchical algorithm that
-happens to 16 bits as well, among the m nodes to each of the l shards, and before that inside a node unless only what
-crosses nodes is coded. What is handed out inside a node at the end has crossed nodes and is coded in any case. Groups
-to which the hierarchical algorithm does not apply travel as in the flat one, and are coded if they cross nodes.
+again and gathered around a ring, with w bytes on the wire for each byte of float32. In the hierarchical algorithm 16
+bits take the same way among the m nodes, for each of the l shards, and before that inside a node unless only traffic
+between nodes is coded. The result that is distributed inside a node at the end has crossed nodes and is coded in any
+case. Groups to which the hierarchical algorithm does not apply use the flat one, and are coded if they cross nodes.
 
-With 2.19 MB on 16 workers on 4 nodes this says 2.19 MB through each NIC for flat 8 bits and 0.83 MB hierarchical; a
+With 2.19 MB on 16 workers on 4 nodes this gives 2.19 MB through each NIC for flat 8 bits and 0.83 MB hierarchical; a
 prototype over gloo sent 2.20 and 0.84.
 """
 
@@ -37,10 +37,10 @@ from partreduce.topo.strategies.base import Strategy
 from partreduce.topo.strategies.payload import Move, moves
 
 Algorithm = AllReduceAlgorithm | None
-"""An all-reduce algorithm; None is the schedule's own."""
+"""An all-reduce algorithm; None stands for the schedule's own."""
 
 FREE = CodecSeconds()
-"""A codec that takes no time."""
+"""The time of a codec that costs nothing."""
 
 SECONDS = {
     Codec.FLOAT16: CodecSeconds(2e-10, 1e-10),
@@ -48,19 +48,18 @@ SECONDS = {
     Codec.INT8: CodecSeconds(4e-10, 2e-10),
     Codec.INT4: CodecSeconds(6e-10, 4e-10),
 }
-"""What encoding and decoding take per byte of float32 on one ordinary core, where the hardware does not say
-(docs/clusters.md)."""
+"""Default times to encode and decode one byte of float32 on one ordinary core, in seconds (docs/clusters.md)."""
 
 LAYERS = 8
-"""Segments of a gradient that is sent layer by layer, where the hardware does not say: the weight layers of AlexNet."""
+"""The default number of segments of a gradient that is sent layer by layer: AlexNet's number of weight layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """The number format of a sum on the wire: `wire` bytes for every byte of float32.
+    """The number format of an all-reduce on the wire: `wire` bytes for every byte of float32.
 
-    With `exchanged`, sums use all_to_all and all_gather even without hierarchical stages; with `across_only` they are
-    coded only where they cross nodes. `seconds` is the time to encode and decode a byte.
+    With `exchanged` an all-reduce uses all_to_all and all_gather even without hierarchical stages; with `across_only`
+    it is encoded only between nodes. `seconds` is the time to encode and decode a byte.
     """
 
     wire: float = 1.0
@@ -70,7 +69,10 @@ class Coding:
 
     @classmethod
     def of(cls, transport: Transport, hardware: Hardware) -> Coding:
-        """The coding of a schedule's transport on this hardware; coding is free if no link takes time for bytes."""
+        """Return the coding of a schedule's transport on this hardware.
+
+        It costs no time if no link takes time for bytes.
+        """
         if transport.codec is Codec.NONE:
             return PLAIN
         scales = SCALE_BYTES / transport.block if transport.codec.has_blocks else 0.0
@@ -84,14 +86,14 @@ class Coding:
 
 
 PLAIN = Coding()
-"""float32 as it is."""
+"""Uncompressed float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Travel:
-    """How a sum is sent: its algorithm, its coding, and the segments (shares of the payload) sent one after the other.
+    """How an all-reduce is sent: its algorithm, its coding, and its segments (shares of the payload, sent in turn).
 
-    Segment j of L is ready when the share `ready[j]` of a step's computing is done. With `turns` each segment is sent
+    Segment j is ready when the share `ready[j]` of a step's computing is done. With `turns` each segment is sent
     and merged at these shares of a round's computing (one for each worker if steps per round differ), and computing
     waits for the segment when it is merged.
     """
@@ -104,7 +106,7 @@ class Travel:
 
     @classmethod
     def of_strategy(cls, strategy: Strategy, hardware: Hardware, algorithm: Algorithm = None) -> Travel:
-        """As `of`; fragments in turn, or the one model of a delayed merge, have equal shares of the payload."""
+        """Build from a strategy; fragments in turn, or a delayed merge's model, have equal shares of the payload."""
         travel, count = cls.of(strategy.transport, hardware, algorithm), strategy.payload.num_fragments
         if not strategy.lacks_newest:
             return travel
@@ -112,14 +114,14 @@ class Travel:
         turns: tuple[tuple[float | Floats, Move], ...]
         if isinstance(steps_per_round, int):
             turns = tuple((move.taken / steps_per_round, move) for move in moves(count, steps_per_round, late))
-        else:  # where nothing is late, so that all workers have one order
+        else:  # no merge is late here, so all workers have the same order of moves
             of_workers = zip(*(moves(count, own, late) for own in steps_per_round), strict=True)
             turns = tuple((np.array([move.taken for move in same]) / steps_per_round, same[0]) for same in of_workers)
         return replace(travel, shares=(1 / count,) * count, turns=turns)
 
     @classmethod
     def of(cls, transport: Transport, hardware: Hardware, algorithm: Algorithm = None) -> Travel:
-        """Build from a schedule's transport; segments become ready at equal distances of the backward pass."""
+        """Build from a transport; segments of a gradient become ready at equal intervals of the backward pass."""
         chosen = transport.algorithm if algorithm is None else algorithm
         if transport.where is CodecScope.ACROSS_NODES and chosen is not transport.algorithm:
             type(transport)(algorithm=chosen, codec=transport.codec, where=transport.where).check()
@@ -135,7 +137,7 @@ class Travel:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of groups: number of workers and of nodes, and the most and the least workers on one node.
+    """Sizes of groups: their workers and nodes, and the most and the fewest workers of a group on one node.
 
     `here` holds, per (group, node) incidence, the group's workers on the node.
     """
@@ -148,7 +150,7 @@ class Shape:
 
     @property
     def members(self) -> Floats:
-        """Workers of each group, shape (groups,)."""
+        """The number of workers of each group, shape (groups,)."""
         return self.sizes.astype(float)
 
     @property
@@ -159,19 +161,19 @@ class Shape:
 
     @property
     def inside(self) -> Floats:
-        """The most workers that a group has on one node, at least 1; shape (groups,)."""
+        """The largest number of workers that a group has on one node, at least 1; shape (groups,)."""
         return np.maximum(self.most, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The bytes and latencies of an operation of each group, in shares of the payload; arrays of shape (groups,).
+    """The bytes and latencies of one operation of each group, in shares of the payload; arrays of shape (groups,).
 
-    `ring` passes through every NIC and uplink that the group crosses, `exchanged` times h(parts − h)/parts through one
-    that has h of its `parts` behind it; parts are workers or, where `by_node`, nodes. `inside` passes through the links
-    inside a node, `sent` leaves each worker by any link. There are `flat_hops` latencies of the group's slowest
-    link, `inside_hops` of those inside nodes, `nic_hops` of those across, and each worker sends `messages`. Encoding
-    and decoding take `codec` seconds per byte of the payload.
+    `ring` passes through every NIC and uplink that the group crosses. `exchanged` passes h(parts − h)/parts times
+    through a NIC or uplink with h of its `parts` behind it; parts are workers or, where `by_node`, nodes. `inside`
+    passes through the links inside a node, `sent` leaves each worker by any link. The operation waits for `flat_hops`
+    latencies of the group's slowest link, `inside_hops` of links inside nodes and `nic_hops` of links across nodes, and
+    each worker sends `messages`. Encoding and decoding take `codec` seconds per byte of the payload.
     """
 
     ring: Floats
@@ -187,7 +189,7 @@ class Traffic:
     codec: Floats
 
     def through(self, group: Whole, workers: Floats, nodes: Floats) -> Floats:
-        """The share of the payload sent through a NIC or uplink with so many workers and nodes of a group behind it."""
+        """Return the share of the payload sent through a NIC or uplink with these workers and nodes behind it."""
         if not self.exchanged.any():
             return self.ring[group]
         parts, here = self.parts[group], np.where(self.by_node[group], nodes, workers)
@@ -195,9 +197,9 @@ class Traffic:
 
 
 def of_sum(shape: Shape, algorithm: str, coding: Coding = PLAIN) -> Traffic:
-    """The traffic of an all-reduce over each group, with this algorithm and coding. O(groups)."""
+    """Return the traffic of an all-reduce over each group, with this algorithm and coding. O(groups)."""
     k, m, few = shape.members, shape.num_nodes.astype(float), shape.inside
-    # Which groups have separate stages inside nodes and across them.
+    # Groups with separate stages inside nodes and across nodes.
     split: Flags = shape.crosses & (few > 1) & (shape.most == shape.least) & (algorithm == "hierarchical")
     none, hops = np.zeros(len(k)), 2 * (k - 1)
     whole = hops / k
@@ -220,13 +222,16 @@ def of_sum(shape: Shape, algorithm: str, coding: Coding = PLAIN) -> Traffic:
 
 
 def _with_codec(plain: Traffic, shape: Shape, split: Flags, coding: Coding) -> Traffic:
-    """The same sums with a codec: fewer bytes, and an all_to_all for half of the ring but where that is of 16 bits."""
+    """Return the traffic of the same all-reduces with a codec: fewer bytes, and half of the ring as an all_to_all.
+
+    A ring of 16 bits stays a ring.
+    """
     k, few = shape.members, shape.inside
     coded = shape.crosses if coding.across_only else np.ones(len(k), dtype=bool)
     wire = np.where(coded, coding.wire, 1.0)
     exchanged = coded & (coding.exchanged | split)
     flat_inside = np.where(exchanged, (few - 1) / k + (k - 1) / k, plain.inside)
-    # What is added up inside a node before it crosses keeps its precision; what is handed out has crossed.
+    # Values summed inside a node before they cross keep their precision; the distributed result has crossed.
     first = np.where(split & coding.across_only, 1.0, wire)
     stages = (few - 1) / few * (first + wire)
     return replace(
@@ -240,7 +245,10 @@ def _with_codec(plain: Traffic, shape: Shape, split: Flags, coding: Coding) -> T
 
 
 def all_to_all(shape: Shape, wire: float = 1.0) -> Traffic:
-    """The traffic of an all-to-all: every worker sends an equal piece to each member, itself included. O(groups)."""
+    """Return the traffic of an all-to-all, in which every worker cuts its payload into one equal piece per member.
+
+    O(groups). `wire` are bytes on the wire for every byte of the payload.
+    """
     k, few, none = shape.members, shape.inside, np.zeros(len(shape.sizes))
     return Traffic(
         ring=none,
@@ -258,11 +266,12 @@ def all_to_all(shape: Shape, wire: float = 1.0) -> Traffic:
 
 
 def _codec_seconds(shape: Shape, split: Flags, coding: Coding) -> Floats:
-    """Per byte of the payload, at one worker, if its group is coded.
+    """Return the seconds that one worker encodes and decodes per byte of the payload, if its group is coded.
 
-    A ring of 16 bits: all is encoded and all is decoded. Elsewhere, among p members: all is encoded, the p pieces that
-    a member adds up make a whole again, its sum of 1/p is encoded once more, and all is decoded. Split groups do this
-    to a shard, but decode all at the end; coded inside as well, they encode all and add up decoded pieces before.
+    A ring of 16 bits encodes and decodes everything once. Otherwise, among p members, a worker encodes everything,
+    decodes the p pieces that it adds up (together one payload), encodes their sum of 1/p, and decodes the result.
+    Groups with separate stages inside nodes do this to a shard, but decode everything at the end; if inside traffic is
+    coded as well, they encode everything and decode the pieces to add before that.
     """
     encode, decode, few = coding.seconds.encode, coding.seconds.decode, shape.inside
     parts = np.where(split, shape.num_nodes, shape.sizes)

@@ -1,9 +1,9 @@
 """Compute times of workers: constant speeds, jitter, random slowdowns and delays, or a recorded trace.
 
-The published disturbances, as values of `ComputeTimes.disturbance`:
+The published straggler models, as values of `ComputeTimes.disturbance`:
 
 * `RandomSlowdown(6, 1/n)`: each worker's step takes 6 times as long with probability 1/n (Hop, ASPLOS'19, section 7).
-* `RandomDelay(workers, seconds)`: so many random workers are delayed by a fixed time in every step (eager-SGD,
+* `RandomDelay(workers, seconds)`: that many random workers are delayed by a fixed time in every step (eager-SGD,
   PPoPP'20: one of 8 by 200, 300 or 400 ms; four of 64 by 300 or 460 ms).
 * `RotatingDelay(low, high)`: every worker is delayed, evenly between low and high, and each delay moves by
   one worker from step to step (eager-SGD's severe skew: 8 workers, 50 to 400 ms).
@@ -27,14 +27,14 @@ from partreduce.topo.hardware import LONGEST_SECONDS, Hardware, Seconds, Share, 
 
 MAX_TRACE_BYTES = 2**30
 MOST_DRAWN = 2**16
-"""Step times that are drawn at once: many in a call of NumPy, and few megabytes."""
+"""The most step times that are drawn at once: many per call of NumPy, and only a few megabytes."""
 
 
 class StragglerModel(Protocol):
-    """A model of stragglers: changes the compute times of one step of all workers."""
+    """A model of stragglers, which changes the compute times of all workers in one step."""
 
     def disturb(self, seconds: Floats, step: int, rng: np.random.Generator) -> Floats:
-        """New seconds for step number `step`; shape (samples, num_workers) in and out."""
+        """Return the changed seconds of step number `step`; shape (samples, num_workers) in and out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class RandomSlowdown(CheckedFields):
 
 @dataclass(frozen=True, slots=True)
 class RandomDelay(CheckedFields):
-    """In every step `workers` random workers are delayed by `seconds`."""
+    """In every step `workers` randomly drawn workers are delayed by `seconds`."""
 
     place: ClassVar[str] = "delay: "
     workers: Index
@@ -69,7 +69,7 @@ class RandomDelay(CheckedFields):
 
 @dataclass(frozen=True, slots=True)
 class RotatingDelay(CheckedFields):
-    """Worker i of n is delayed by low + (high − low)·((i + step) mod n)/(n − 1) seconds."""
+    """In every step, worker i of n is delayed by low + (high − low)·((i + step) mod n)/(n − 1) seconds."""
 
     place: ClassVar[str] = "skew: "
     low: Seconds
@@ -89,7 +89,7 @@ class RotatingDelay(CheckedFields):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeTimes(CheckedFields):
-    """Seconds that each worker needs to compute one step.
+    """The seconds that each worker needs to compute one step.
 
     They are `base` times the worker's `slowdown`; `jitter` is the coefficient of variation of a log-normal factor of
     mean 1, drawn per worker and step; `disturbance` is applied last. A `trace` (steps, num_workers) of recorded seconds
@@ -135,14 +135,14 @@ class ComputeTimes(CheckedFields):
             raise InputError(f"trace: has {self.trace.shape[1]} columns, there are {num_workers} workers")
 
     def fixed(self, num_workers: int) -> Floats:
-        """Seconds per step without any randomness, shape (num_workers,)."""
+        """Return the seconds per step without any randomness, shape (num_workers,)."""
         seconds = np.full(num_workers, float(self.base))
         for worker, factor in self.slowdown:
             seconds[worker] *= factor
         return seconds
 
     def step_seconds(self, num_workers: int, step: int, rng: np.random.Generator, *, num_samples: int = 1) -> Floats:
-        """Seconds of one step, shape (num_samples, num_workers)."""
+        """Return the seconds of one step, shape (num_samples, num_workers)."""
         if self.trace is not None:
             return np.broadcast_to(self.trace[step % len(self.trace)], (num_samples, num_workers)).copy()
         seconds = self._jittered((num_samples, num_workers), rng)
@@ -151,7 +151,10 @@ class ComputeTimes(CheckedFields):
     def rounds(
         self, worker_steps: Whole, num_rounds: int, rng: np.random.Generator, *, num_samples: int = 1
     ) -> Iterator[Floats]:
-        """Yield the seconds that each worker computes in each round of its steps, shape (num_samples, num_workers)."""
+        """Yield the seconds that each worker computes in each round, all its steps together.
+
+        The shape is (num_samples, num_workers).
+        """
         longest, num_workers = int(worker_steps.max()), len(worker_steps)
         if self.is_fixed:
             yield from [
@@ -169,14 +172,17 @@ class ComputeTimes(CheckedFields):
             yield from total
 
     def _steps(self, first: int, shape: tuple[int, int, int], rng: np.random.Generator) -> Floats:
-        """Seconds of steps from number `first` on, shape (steps, num_samples, num_workers); as drawn one by one."""
+        """Return the seconds of steps from number `first` on, (steps, num_samples, num_workers).
+
+        They equal those of `step_seconds` called step by step.
+        """
         if self.trace is None and self.disturbance is None:
             return self._jittered(shape, rng)
         steps = range(first, first + shape[0])
         return np.stack([self.step_seconds(shape[2], step, rng, num_samples=shape[1]) for step in steps])
 
     def _jittered(self, shape: tuple[int, ...], rng: np.random.Generator) -> Floats:
-        """Seconds of steps without disturbances, of a shape that ends with the number of workers."""
+        """Return the seconds of steps with jitter and without disturbance; the last axis of `shape` is the workers."""
         seconds = np.broadcast_to(self.fixed(shape[-1]), shape).copy()
         if self.jitter:
             spread = sqrt(log(1 + self.jitter**2))
@@ -185,7 +191,7 @@ class ComputeTimes(CheckedFields):
 
 
 def read_trace(path: Path) -> Floats:
-    """Recorded seconds per step from a CSV file: one row per step, one column per worker, no header."""
+    """Read recorded seconds per step from a CSV file: one row per step, one column per worker, no header."""
     try:
         text = read_bytes(path, MAX_TRACE_BYTES).decode()
     except UnicodeDecodeError:

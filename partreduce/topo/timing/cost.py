@@ -1,29 +1,29 @@
 """The α–β cost of a schedule's communication, with every node's NICs shared by the groups that cross them.
 
-What a group sends through each NIC that it crosses and through the links inside its nodes, and how often it waits for
-the latency of its slowest link, stands in `topo.timing.coding` (rings: Patarasuk and Yuan, 2009). Groups that cross one
+`topo.timing.coding` has the bytes that a group sends through each NIC that it crosses and through the links inside its
+nodes, and the number of latencies of its slowest link (rings: Patarasuk and Yuan, 2009). Groups that cross one
 NIC share it fairly. A phase lasts as long as its slowest group.
 
 A node with r NICs (rails) serves r lanes at full speed. A group with at least l workers on each of its nodes spreads
-its bytes evenly over l lanes: l rings side by side, or the l shards of the hierarchical algorithm. Rings side by side
+its bytes evenly over l lanes: l parallel rings, or the l shards of the hierarchical algorithm. Parallel rings
 are what NCCL makes: it searches for as many rings as bandwidth allows, each of which enters a node through a NIC, goes
 through all of the group's GPUs and leaves through a NIC (NVIDIA/nccl, src/graph/search.cc, "Search Patterns"; S.
 Jeaugey in issue 412 there: several NICs add up where the links inside the node carry all rings, which the bytes inside
-count). NICs are looked for beginning with those nearest to the group's GPUs (ncclTopoSelectNets), so one NIC for each
-GPU is counted, and all nodes take the least number of rings that any can make. gloo makes one ring, through one NIC:
-over it, several rails serve several groups and the hierarchical algorithm, and a ring costs up to l times what is
-counted here.
+count). NICs are searched beginning with those nearest to the group's GPUs (ncclTopoSelectNets), so one NIC for each
+GPU is counted, and all nodes use the smallest number of rings that any can make. gloo makes one ring, through one NIC:
+over gloo, several rails serve several groups and the hierarchical algorithm, and a ring costs up to l times the cost
+computed here.
 
 A switch is to the nodes below it what a NIC is to the workers of a node: a group with workers on both sides sends as
 many bytes through the uplink as through a NIC (the ring visits the nodes below a switch one after another, so it leaves
 and enters each once), and groups that cross one uplink share it fairly. The latency of a message is that of the NIC
-and of all uplinks on the longer one of its two ways, up from the source or down to the target.
+plus those of all uplinks on the longer of its two ways, up from the source or down to the target.
 
 The algorithm `hierarchical` applies to groups with the same number l ≥ 2 of workers on each of m ≥ 2 nodes and is the
-ring elsewhere; its two stages are pipelined. It never costs more than the ring.
+ring for other groups; its two stages are pipelined. It never costs more than the ring.
 
-A codec takes its own seconds, which every group pays before and behind its wire. A gradient sent layer by layer is
-several sums, one after the other, each with its own latencies.
+A codec takes time to encode before and to decode after sending, in every group. A gradient sent layer by layer is
+several all-reduces, one after another, each with its own latencies.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from partreduce.topo.timing.coding import PLAIN, Algorithm, Coding, Travel
 class Communication:
     """The communication cost of a schedule, without waiting for slow workers.
 
-    `phases` holds the seconds of each phase; `per_round` their mean; `per_step` that mean divided by the largest
+    `phases` holds the seconds of each phase; `per_round` is their mean; `per_step` is that mean divided by the largest
     steps_per_round. `nic_bytes_per_step` are the bytes that leave the busiest node through its NICs, averaged over
     steps; `peak_nic_bytes` is their maximum over steps.
     """
@@ -64,7 +64,7 @@ class Communication:
 def communication(
     schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, algorithm: Algorithm = None
 ) -> Communication:
-    """The communication cost of one period, without the prologue. O(blocks) for rules, else O(n·period).
+    """Compute the communication cost of one period, without the prologue. O(blocks) for rules, else O(n·period).
 
     `model_bytes` and `algorithm` default to those of the hardware and of the schedule.
     """
@@ -85,7 +85,7 @@ def communication(
 
 
 def first_equal(schedule: Schedule) -> list[int]:
-    """For each phase of the period, the index of the first phase equal to it (which has the same cost)."""
+    """Return, for each phase of the period, the index of the first phase equal to it, which has the same cost."""
     rule, seen = schedule.rule(by_node=True), dict[object, int]()
     phases = schedule.strategy.graphs or (map(schedule.phase, range(schedule.period)) if rule is None else rule.phases)
     return [seen.setdefault(phase, index) for index, phase in enumerate(phases)]
@@ -100,16 +100,16 @@ def group_seconds(
     algorithm: AllReduceAlgorithm = AllReduceAlgorithm.RING,
     coding: Coding = PLAIN,
 ) -> Floats:
-    """Seconds of each group of an explicit phase when all start together, shape (number of groups,). Vectorized."""
+    """Return the seconds of each group of an explicit phase when all start together, shape (groups,). Vectorized."""
     return loads.of_phase(
         phase, cluster, hardware, model_bytes=bytes_of(hardware, model_bytes), algorithm=algorithm.value, coding=coding
     ).seconds()
 
 
 def round_seconds(edges: Round, cluster: Cluster, hardware: Hardware, *, model_bytes: int | None = None) -> Floats:
-    """Seconds until each worker has received from all its in-neighbors, shape (num_workers,).
+    """Return the seconds until each worker has received from all its in-neighbors, shape (num_workers,).
 
-    Every edge carries the whole model. NICs and uplinks are full duplex and serve their messages one after the other,
+    Every edge carries the whole model. NICs and uplinks are full duplex and serve their messages one after another,
     so a worker is done when the sending NICs of its sources and the receiving NIC of its own node are.
     """
     size = bytes_of(hardware, model_bytes)
@@ -136,7 +136,7 @@ def round_seconds(edges: Round, cluster: Cluster, hardware: Hardware, *, model_b
 def phase_loads(
     schedule: Schedule, index: int, hardware: Hardware, *, model_bytes: int, travel: Travel
 ) -> list[loads.Loads]:
-    """The loads of every group of one phase on the links, one entry per segment; rules are not expanded."""
+    """Return the loads that the groups of one phase put on the links, one entry per segment; rules are not expanded."""
     cluster, index = schedule.cluster, index % schedule.period
     if graphs := schedule.strategy.graphs:
         edges = graphs[index]
@@ -161,13 +161,13 @@ def phase_loads(
 
 
 def segment_seconds(listed: list[loads.Loads]) -> Floats:
-    """Seconds of each segment of each group, shape (segments, groups); equal entries are computed once."""
+    """Return the seconds of each segment of each group, shape (segments, groups); equal entries are computed once."""
     known = {id(loaded): loaded.seconds() for loaded in listed}
     return np.stack([known[id(loaded)] for loaded in listed])
 
 
 def bytes_of(hardware: Hardware, model_bytes: int | None) -> int:
-    """The model's size in bytes: `model_bytes`, or the hardware's if that is None; raises InputError without either."""
+    """Return the model's size: `model_bytes`, or the hardware's if that is None; raise InputError if both are None."""
     size = model_bytes if model_bytes is not None else hardware.model_bytes
     if size is None:
         raise InputError("model_bytes: is not given; say how many bytes the model has, such as 552_000_000")

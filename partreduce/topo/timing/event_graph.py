@@ -1,4 +1,4 @@
-"""The schedule as a timed event graph: its exact cycle time when every worker has a fixed speed.
+"""The exact cycle time of a schedule when every worker has a fixed speed, by max-plus algebra on its event graph.
 
 One round of a static schedule is linear over (max, +): a worker arrives after its steps, its group begins when the last
 member has arrived. The cycle time of worker i, lim x_i(k)/k over periods, is the largest mean weight of a cycle among
@@ -37,9 +37,9 @@ TOLERANCE = 1e-10
 class CycleTime:
     """The steady speed of a schedule with fixed step times.
 
-    `per_round` is the largest seconds per round of any worker, `per_step` that divided by the largest steps_per_round,
+    `per_round` is the seconds per round of the slowest worker, `per_step` that divided by the largest steps_per_round,
     `workers` the seconds per round of each worker (one entry per local rank if all nodes are equal). `critical` lists
-    the workers on the slowest cycle: only faster ones, or faster links of their groups, shorten it.
+    the workers on the slowest cycle: only speeding them or the links of their groups up shortens it.
     """
 
     per_round: float
@@ -56,11 +56,12 @@ def cycle_time(
     model_bytes: int | None = None,
     algorithm: Algorithm = None,
 ) -> CycleTime:
-    """The exact steady-state seconds per round and per step. O(n · period) for each of a few policy iterations.
+    """Compute the exact steady-state seconds per round and per step.
 
-    Rules on nodes that are all equal are solved on one node, whatever their number; regular racks keep them equal where
+    O(n · period) per policy iteration, of which few occur.
+    Rules on nodes that are all equal are solved on one node, whatever their number; regular racks keep nodes equal if
     the rule's first digits count the racks. The prologue is left out, and jitter and disturbances of `compute` are
-    ignored (`topo.timing.stages.sample` has them).
+    ignored (`topo.timing.stages.sample` includes them).
     """
     times = ComputeTimes.of(hardware) if compute is None else compute
     return TimedPeriod.of(schedule, hardware, times, model_bytes=model_bytes, algorithm=algorithm).cycle()
@@ -68,9 +69,9 @@ def cycle_time(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimedPeriod:
-    """The costs of one period, from which cycle times at any common steps_per_round and delay follow.
+    """The communication and compute costs of one period, which give the cycle time at any steps_per_round and delay.
 
-    `steps` and `worker_steps` (workers,) hold the seconds of one step and the steps of a round.
+    `steps` (workers,) are the seconds of one step, `worker_steps` (workers,) the steps of a round.
     """
 
     stages: list[Stage]
@@ -101,7 +102,7 @@ class TimedPeriod:
         )
 
     def cycle(self, *, steps_per_round: int | None = None, sync: Sync | None = None) -> CycleTime:
-        """The steady speed, optionally with another steps_per_round of all workers or another delay."""
+        """Return the steady speed, optionally with another steps_per_round for all workers or another delay."""
         worker_steps = (
             self.worker_steps if steps_per_round is None else np.full_like(self.worker_steps, steps_per_round)
         )
@@ -111,7 +112,7 @@ class TimedPeriod:
         return CycleTime(slowest, slowest / int(worker_steps.max()), workers, critical)
 
     def merged(self) -> TimedPeriod:
-        """An equivalent period in which one worker stands for all that always arrive at the same time.
+        """Return an equivalent period in which one worker represents all that always arrive at the same time.
 
         Workers are merged if they have equal step times and wait for equivalent groups. O(n log n · period), a few
         times.
@@ -131,7 +132,7 @@ class TimedPeriod:
 
 
 def _kinds(*columns: npt.NDArray[Any]) -> Whole:
-    """For every row the number of its kind: rows that agree in all columns are of one."""
+    """Number the distinct rows of a table given by columns, and return the number of every row."""
     found = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         values, place = np.unique(column, return_inverse=True)
@@ -140,7 +141,11 @@ def _kinds(*columns: npt.NDArray[Any]) -> Whole:
 
 
 def _cell_kinds(stage: Stage, kinds: Whole) -> Whole:
-    """By worker the kind of its cell: kinds waited for (the sum of 62 random bits of each), seconds; -1: none."""
+    """Return a key of each worker's cell, made from its seconds and the kinds it waits for.
+
+    -1 for workers without a cell.
+    The set of kinds is hashed: the sum of 62 random bits per kind.
+    """
     if not len(stage.seconds):
         return np.full(len(kinds), -1, dtype=np.int64)
     cell, number = np.repeat(np.arange(len(stage.seconds)), np.diff(stage.offsets)), int(kinds.max()) + 1
@@ -153,7 +158,7 @@ def _cell_kinds(stage: Stage, kinds: Whole) -> Whole:
 
 
 def _of_kinds(stage: Stage, kinds: Whole, first: Whole) -> Stage:
-    """The stage of the first worker of each kind."""
+    """Return the stage reduced to the first worker of each kind."""
     own = stage.cell_of[first]
     cells = np.unique(own[own >= 0])
     sources = [np.unique(kinds[stage.sources[stage.offsets[c] : stage.offsets[c + 1]]]) for c in cells.tolist()]
@@ -165,7 +170,7 @@ def _of_kinds(stage: Stage, kinds: Whole, first: Whole) -> Stage:
 
 
 def _is_homogeneous(schedule: Schedule, hardware: Hardware, times: ComputeTimes) -> bool:
-    """Whether some renumbering of the nodes leads from any node to any other and changes neither links nor groups."""
+    """Whether all nodes are equivalent: some renumbering maps any node to any other and keeps links and groups."""
     num_nodes, rule = schedule.cluster.num_nodes, schedule.rule(by_node=True)
     if (
         hardware.node_nic
@@ -178,13 +183,13 @@ def _is_homogeneous(schedule: Schedule, hardware: Hardware, times: ComputeTimes)
     if levels is None or rule is None:
         return False
     if all(len(block.across) in (0, rule.num_digits) for phase in rule.phases for block in phase):
-        return True  # groups inside nodes and groups of all nodes: any renumbering will do
-    # Turning one digit moves whole racks, or nodes inside their racks, if the first few digits count the racks.
+        return True  # only groups inside nodes and of all nodes: any renumbering keeps them
+    # Shifting one digit moves whole racks, or nodes inside their racks, if the first few digits count the racks.
     return set(accumulate(levels, mul)) <= set(accumulate(rule.radices, mul, initial=1))
 
 
 def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, algorithm: Algorithm) -> list[Stage]:
-    """Stages over the local ranks of one node: by symmetry the members of a block on all nodes arrive together."""
+    """Return the stages over one node's local ranks: by symmetry a block's members on all nodes arrive together."""
     rule = schedule.rule(by_node=True)
     assert rule is not None, "homogeneous nodes have a rule"
     size, sent = rule.workers_per_node, size_or_one(hardware, model_bytes)
@@ -205,7 +210,7 @@ def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, a
                 members += sorted(block.local)
                 ends.append(len(members))
                 spans.append(span)
-        # The costs hold one group of each block, or all of them, block by block; all of one block are equal.
+        # The costs have one entry per block, or one per group, ordered by block; groups of one block cost the same.
         count = every.shape[1]
         counts = [1] * len(spans) if count == len(spans) else [schedule.cluster.num_nodes // s for s in spans]
         ones = np.cumsum([0, *counts])[:-1]
@@ -214,27 +219,27 @@ def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, a
 
 
 class _Ways(NamedTuple):
-    """For every worker the state at the period's start that it traces back to, and the seconds on the way."""
+    """A path of the policy for every worker: the state at the period's start that it leads back to, and its seconds."""
 
     origin: Whole
     weight: Floats
 
 
 class _Potential(NamedTuple):
-    """What states at a period's start are worth: the place of their cycle's mean, and their value on it; (states,)."""
+    """The current values of policy iteration, per state: the rank of its cycle's mean among all means, and its bias."""
 
     rank: Whole
     values: Floats
 
     def later(self, one: _Ways, other: _Ways) -> _Ways:
-        """Of two ways the one that arrives later in the long run, the first of equals."""
+        """Return, for every worker, the one of two ways that arrives later in the long run, the first of equal ones."""
         mine, others = self.rank[one.origin], self.rank[other.origin]
         arrives, departs = self.values[one.origin] + one.weight, self.values[other.origin] + other.weight
         keep = (mine > others) | ((mine == others) & (arrives >= departs))
         return _Ways(np.where(keep, one.origin, other.origin), np.where(keep, one.weight, other.weight))
 
     def ready(self, stage: Stage, ways: _Ways) -> _Ways:
-        """Every worker with its cell's latest; its own if in none."""
+        """Return, for every worker, the latest way of its cell's sources; its own way if it has no cell."""
         best = _largest(stage, self.rank[ways.origin], self.values[ways.origin] + ways.weight)
         own = np.arange(len(ways.origin))
         pick = np.where(stage.cell_of >= 0, best[stage.cell_of] if len(best) else 0, own)
@@ -242,10 +247,11 @@ class _Potential(NamedTuple):
 
 
 def _howard(stages: list[Stage], compute: Floats, sync: Sync) -> tuple[Floats, tuple[int, ...]]:
-    """Largest cycle mean per period that reaches each worker, and the workers of one cycle that attains the largest.
+    """Return the largest cycle mean per period that reaches each worker, and the workers of one cycle with the maximum.
 
-    A state is a worker that begins a round or one of the operations that it has under way, each with the states of all
-    workers behind the former's: in a pipeline the newest first, K−1 of them; of fragments in turn the oldest first.
+    A state is a worker at the beginning of a round, or one of the operations that it has in flight. The states of the
+    operations follow those of the workers: in a pipeline K−1 operations, newest first; of fragments in turn, oldest
+    first.
     """
     count = len(compute) * (1 + (sync.lag if sync.delays_gradients else stages[0].carried))
     means, values = np.full(count, -np.inf), np.zeros(count)
@@ -256,7 +262,7 @@ def _howard(stages: list[Stage], compute: Floats, sync: Sync) -> tuple[Floats, t
             means = means[: len(compute)]
             cycle = {state % len(compute) for state in _cycle_of(origin, int(means.argmax()))}
             return means, tuple(sorted(cycle))
-        # A node that gains nothing stays with its choice: ties that change hands can go round in circles.
+        # A state without improvement keeps its choice: alternating between ties could cycle forever.
         origin, weight = np.where(better, new_origin, origin), np.where(better, new_weight, weight)
         means, values = _evaluate(origin, weight)
     raise UndecidedError(f"cycle time: policy iteration did not settle within {MAX_ITERATIONS} iterations")
@@ -265,10 +271,10 @@ def _howard(stages: list[Stage], compute: Floats, sync: Sync) -> tuple[Floats, t
 def _improve(
     stages: list[Stage], compute: Floats, means: Floats, values: Floats, sync: Sync
 ) -> tuple[Whole, Floats, Flags]:
-    """One period forward, each cell waiting for its largest source by (mean, value).
+    """Improve the policy by one period: each cell waits for the source with the largest (mean, value).
 
-    Returns for every state at the period's end the one at its start that it traces back to, the seconds on the way, and
-    whether that is strictly better than what the state had.
+    Returns, for every state at the period's end, the state at its start to which it leads back, the seconds in between,
+    and whether that is strictly better than the state's old choice.
     """
     potential = _Potential(_levels(means), values)
     blocks = np.split(np.arange(len(means)), len(means) // len(compute))
@@ -286,7 +292,7 @@ def _improve(
 
 
 def _forward(stage: Stage, compute: Floats, states: list[_Ways], potential: _Potential, sync: Sync) -> list[_Ways]:
-    """Advance one round (equations in `topo.timing.stages`)."""
+    """Advance the ways of policy iteration by one round (equations in `topo.timing.stages`)."""
     now, *under_way = states
     before: float | Floats = 0.0
     for turn in stage.turns:
@@ -300,7 +306,7 @@ def _forward(stage: Stage, compute: Floats, states: list[_Ways], potential: _Pot
         return [now, *under_way]
     computed = _Ways(now.origin, now.weight + compute)
     sent = computed if stage.segments is None else _Ways(now.origin, now.weight + stage.before(compute))
-    if under_way:  # the operation begins behind the newest one, and the round ends with the oldest
+    if under_way:  # the operation begins after the newest one, and the round ends with the oldest
         newest = _Ways(under_way[0].origin, under_way[0].weight + stage.duration())
         sent = potential.later(_Ways(sent.origin, sent.weight + stage.after()), newest)
         return [potential.later(computed, under_way[-1]), potential.ready(stage, sent), *under_way[:-1]]
@@ -310,20 +316,21 @@ def _forward(stage: Stage, compute: Floats, states: list[_Ways], potential: _Pot
 
 
 def _levels(means: Floats) -> Whole:
-    """The place of each mean among the distinct ones; means that differ by rounding alone are one.
+    """Return the rank of each mean among the distinct means; means that differ only by rounding have one rank.
 
-    Told apart, two cycles of equal mean would take turns at being the larger one, and the iteration would never settle.
+    With different ranks, two cycles of equal mean would alternate as the larger one, and the iteration would never
+    settle.
     """
     order = np.argsort(means, kind="stable")
     if not np.isfinite(means[order[0]]):
-        return np.zeros(len(means), dtype=np.int64)  # before the first iteration nothing is known of any
+        return np.zeros(len(means), dtype=np.int64)  # no mean is known before the first iteration
     place = np.zeros(len(means), dtype=np.int64)
     place[order[1:]] = np.cumsum(np.diff(means[order]) > TOLERANCE * float(np.abs(means).max()))
     return place
 
 
 def _largest(stage: Stage, rank: Whole, value: Floats) -> Whole:
-    """The source of each cell with the largest (rank, value), the first of equals; shape (cells,)."""
+    """Return the source of each cell with the largest (rank, value), the first if several are equal; shape (cells,)."""
     if not len(stage.seconds):
         return np.zeros(0, dtype=np.int64)
     sizes = np.diff(stage.offsets)
@@ -337,9 +344,12 @@ def _largest(stage: Stage, rank: Whole, value: Floats) -> Whole:
 
 
 def _evaluate(origin: Whole, weight: Floats) -> tuple[Floats, Floats]:
-    """Mean weight of the cycle that each worker traces back to, and its value relative to that cycle. O(n)."""
+    """Return the mean weight of the cycle to which each state leads back, and the state's value relative to it.
+
+    O(n).
+    """
     count = len(origin)
-    if (origin[origin] == origin).all():  # each traces back to one that traces back to itself
+    if (origin[origin] == origin).all():  # all cycles have length 1
         means = weight[origin]
         return means, np.where(origin == np.arange(count), 0.0, weight - means)
     means, values = np.zeros(count), np.zeros(count)

@@ -1,4 +1,4 @@
-"""A cluster's links as arrays, the loads of a phase's groups on them, and the time under fair sharing of NICs."""
+"""The load of a phase's groups on the links of a cluster, and their time under fair sharing of NICs and uplinks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from partreduce.topo.timing.coding import PLAIN, Coding, Shape, Traffic, all_to_
 
 
 class Crossings(NamedTuple):
-    """Groups and the uplinks that they cross: group, switch, and the group's workers and nodes below the switch.
+    """Every uplink that a group crosses: the group, the switch, and the group's workers and nodes below the switch.
 
     `climb` has one entry for every (group, node) incidence: the summed latencies of the uplinks crossed above the node.
     """
@@ -47,17 +47,17 @@ class Uplinks:
 
     @classmethod
     def of(cls, cluster: Cluster, hardware: Hardware) -> Uplinks | None:
-        """The uplinks of a cluster; None if no uplink can slow anything down."""
+        """Return the uplinks of a cluster; None if no uplink can slow anything down."""
         for switch in hardware.switches:
             check_node(max(switch.nodes), cluster.num_nodes)
         shared = hardware.shared_switches(cluster.num_nodes)
         return _uplinks(shared, cluster.num_nodes) if shared else None
 
     def crossings(self, group: Whole, node: Whole, here: Floats, num_nodes: Whole) -> Crossings:
-        """Which groups cross which uplinks: those with nodes on both sides of the switch. O(incidences · levels).
+        """Return which groups cross which uplinks: those with nodes on both sides of the switch.
 
         `group`, `node` and `here` (the group's workers on the node) describe every (group, node) incidence, complete
-        for groups that cross nodes; `num_nodes` has one entry per group.
+        for groups that cross nodes; `num_nodes` has one entry per group. O(incidences · levels).
         """
         found: list[tuple[Whole, Whole, Floats, Floats]] = []
         climb = np.zeros(len(group))
@@ -78,10 +78,10 @@ class Uplinks:
     def edges(
         self, source: npt.NDArray[np.int32], target: npt.NDArray[np.int32], size: int
     ) -> tuple[Floats, Floats, Floats]:
-        """The seconds that uplinks add to messages of `size` bytes between nodes, all sent at once.
+        """Return the time that uplinks add to messages of `size` bytes between nodes, all sent at once, in seconds.
 
-        Returns the time until all uplinks on the path are done, the latencies on the way up, and those on the way down.
-        An uplink is full duplex and serves the messages of one direction one after the other.
+        Three arrays: the time until all uplinks on the path are done, the latencies on the way up, and those on the way
+        down. An uplink is full duplex and serves the messages of one direction one after another.
         """
         seconds, up, down = np.zeros(len(source)), np.zeros(len(source)), np.zeros(len(source))
         for row in self.above:
@@ -123,19 +123,19 @@ class Links:
 
     @classmethod
     def of_pairs(cls, links: Sequence[tuple[Link, Link]], bus: Link) -> Links:
-        """Build from one (NIC, inside) pair per node and the bus of every node, without switches."""
+        """Build from one (NIC, inside) pair of links per node and the bus of every node, without switches."""
         columns = [(n.latency, n.seconds_per_byte, i.latency, i.seconds_per_byte) for n, i in links]
         table = np.array(columns, dtype=float).reshape(-1, 4)
         return cls(table[:, 0], table[:, 1], table[:, 2], table[:, 3], bus)
 
 
 def nic_arrays(cluster: Cluster, hardware: Hardware) -> tuple[Floats, Floats]:
-    """Latency (seconds) and seconds per byte of every node's NIC, shape (num_nodes,) each."""
+    """Return the latency (seconds) and the seconds per byte of every node's NIC, shape (num_nodes,) each."""
     return _fill(cluster.num_nodes, hardware.nic, hardware.node_nic)
 
 
 def inside_arrays(cluster: Cluster, hardware: Hardware) -> tuple[Floats, Floats]:
-    """Latency (seconds) and seconds per byte of every node's inner links, shape (num_nodes,) each."""
+    """Return the latency (seconds) and the seconds per byte of every node's inner links, shape (num_nodes,) each."""
     return _fill(cluster.num_nodes, hardware.inside, hardware.node_inside)
 
 
@@ -154,12 +154,12 @@ def check_node(node: int, count: int) -> None:
 
 
 KEPT = 4096
-"""Loads of rule phases that are kept: a planner costs the same few hundred again in every schedule that has them."""
+"""The number of rule phases whose loads are cached: a planner meets the same few hundred in many schedules."""
 
 
 @dataclass(frozen=True)
 class Loads:
-    """The load of groups on shared links: one crossing for each (group, node) pair if the group uses the node's NICs.
+    """The load of groups on shared links, with one crossing for each (group, node) pair that uses the node's NICs.
 
     `latency` (groups,) is the sum of a group's latencies and `inside` (groups,) the seconds on its slowest intra-node
     link. Crossing e belongs to group `group[e]` at node `node[e]`, sends `bytes_[e]` there over up to `lanes[e]` NICs
@@ -181,12 +181,15 @@ class Loads:
 
     @classmethod
     def fixed(cls, seconds: Floats, busiest: float) -> Loads:
-        """Loads of operations with known seconds, shape (groups,)."""
+        """Return the loads of operations whose seconds, shape (groups,), are already known."""
         none, whole = np.zeros(0), np.zeros(0, dtype=np.int64)
         return cls(np.zeros(len(seconds)), seconds, whole, whole, none, none, none, 1, busiest)
 
     def seconds(self) -> Floats:
-        """Seconds of each group when all start together, shape (groups,). O(crossings log crossings), once."""
+        """Return the seconds of each group when all start together, shape (groups,).
+
+        O(crossings log crossings) at the first call, then cached.
+        """
         return self._seconds.copy()
 
     @cached_property
@@ -199,7 +202,7 @@ class Loads:
         return result
 
     def busiest_node_bytes(self) -> float:
-        """Bytes that leave the busiest node through its NICs in this phase."""
+        """Return the bytes that leave the busiest node through its NICs in this phase."""
         if self.fixed_bytes is not None:
             return self.fixed_bytes
         if not len(self.node):
@@ -208,7 +211,7 @@ class Loads:
         return float(np.bincount(index, weights=self.bytes_).max())
 
     def _shared(self) -> Floats:
-        """Seconds of each crossing under fair sharing of its node's NICs.
+        """Return the seconds of each crossing under fair sharing of its node's NICs.
 
         The crossings of a node finish in order of their bytes per lane. While c lanes are still busy on r NICs each
         advances at min(1, r/c) of a NIC's speed, so the time is Σ over finished pieces of piece · max(1, c/r).
@@ -237,14 +240,14 @@ class Loads:
 def of_phase(
     phase: Phase, cluster: Cluster, hardware: Hardware, *, model_bytes: float, algorithm: str, coding: Coding = PLAIN
 ) -> Loads:
-    """The loads of an all-reduce in explicit groups. O(size of the phase), vectorized."""
+    """Return the loads of an all-reduce in explicit groups. O(size of the phase), vectorized."""
     shape, pairs = shape_of(phase, cluster)
     traffic, links = of_sum(shape, algorithm, coding), Links.of(cluster, hardware)
     return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=model_bytes)
 
 
 def of_exchange(phase: Phase, cluster: Cluster, hardware: Hardware, *, num_bytes: float) -> Loads:
-    """The loads of an all-to-all in every group, each worker cutting `num_bytes` into equal pieces."""
+    """Return the loads of an all-to-all in every group, each worker cutting `num_bytes` into equal pieces."""
     shape, pairs = shape_of(phase, cluster)
     traffic, links = all_to_all(shape), Links.of(cluster, hardware)
     return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=num_bytes)
@@ -253,12 +256,12 @@ def of_exchange(phase: Phase, cluster: Cluster, hardware: Hardware, *, num_bytes
 def of_pieces(
     cluster: Cluster, hardware: Hardware, *, wanted: Floats, held: Floats, workers: Whole, others: int | None = None
 ) -> Loads:
-    """The loads of an all-to-all over all workers in which each requests pieces of some others.
+    """Return the loads of an all-to-all over all workers in which each worker requests pieces from some of the others.
 
     The workers of each node together request `wanted` bytes; `workers` of them serve the share `held` of all pieces,
     shapes (num_nodes,). Links are full duplex, so serving costs as much as sending the same bytes back. Every worker
-    gets a message from every other one, or from `others` on other nodes, even if it is empty. O(num_nodes · levels of
-    switches).
+    receives a message from every other worker, or from `others` on other nodes, even if it is empty. O(num_nodes ·
+    levels of switches).
     """
     messages = cluster.num_workers - 1 if others is None else others
     sizes, links = cluster.node_sizes().astype(float), Links.of(cluster, hardware)
@@ -301,7 +304,7 @@ def of_pieces(
 
 
 def shape_of(phase: Phase, cluster: Cluster) -> tuple[Shape, Whole]:
-    """The shape of explicit groups, for `topo.timing.coding`, and the (group, node) incidences, shape (count, 2)."""
+    """Return the shape of explicit groups and their (group, node) incidences, shape (count, 2)."""
     sizes = phase.sizes
     group = np.repeat(np.arange(len(phase)), sizes)
     keys = group * cluster.num_nodes + cluster.node_of()[phase.members]
@@ -324,12 +327,12 @@ def of_rule(
     algorithm: str,
     coding: Coding = PLAIN,
 ) -> Loads:
-    """The loads of a rule phase on the fewest nodes that have every possible cost. O(blocks · nodes with own links).
+    """Return the loads of a rule phase, computed on the fewest nodes that show every possible cost.
 
     Every node is crossed by exactly one group of each block, so nodes with equal links carry the same load. The result
-    has the nodes with their own links, and stand-ins for ordinary nodes: as many as the most groups of one block with
-    both kinds of node, so that no stand-in is crossed twice by one block. Under switches all nodes may differ, so it
-    has all of them: O(blocks · num_nodes), vectorized.
+    has the nodes with their own links, and representatives of ordinary nodes: as many as the largest group that mixes
+    both kinds needs, so that one block crosses no representative twice. O(blocks · nodes with own links). Under
+    switches all nodes may differ, so the result has all of them: O(blocks · num_nodes), vectorized.
     """
     for node in {node for switch in hardware.switches for node in switch.nodes}:
         check_node(node, cluster.num_nodes)
@@ -356,7 +359,7 @@ def _rule_loads(
 def _show_nodes(
     phase: RulePhase, radices: Sequence[int], cluster: Cluster, hardware: Hardware
 ) -> tuple[Shape, Whole, Links]:
-    """As `shape_of`, of the groups of a rule phase on the nodes that `of_rule` shows, with the links of these."""
+    """Return shape and incidences as `shape_of`, for a rule phase on the nodes that `of_rule` keeps, and the links."""
     num_nodes, own = cluster.num_nodes, sorted({node for node, _ in (*hardware.node_nic, *hardware.node_inside)})
     for node in own:
         check_node(node, num_nodes)
@@ -394,7 +397,7 @@ def _show_nodes(
 def _assemble(
     shape: Shape, pairs: Whole, links: Links, traffic: Traffic, *, num_nics: int, model_bytes: float
 ) -> Loads:
-    """Turn traffic into bytes and latencies; `pairs` (count, 2) lists the (group, node) incidences that matter."""
+    """Turn traffic into loads on links; `pairs` (count, 2) lists the (group, node) incidences that matter."""
     pair_group, pair_node = pairs[:, 0], pairs[:, 1]
     groups, few, crosses = len(shape.sizes), shape.inside, shape.crosses
     worst_inverse, worst_inside, worst_nic = np.zeros(groups), np.zeros(groups), np.zeros(groups)
@@ -435,5 +438,5 @@ def _assemble(
 
 
 def _shared_once(latency: Floats, group: Whole, place: Whole, bytes_: Floats, inverse: Floats) -> Loads:
-    """Loads of things of which every place has one, shared by all crossings."""
+    """Return the loads on a kind of link of which every place has one, shared by all crossings at the place."""
     return Loads(latency, np.zeros(len(latency)), group, place, bytes_, np.ones(len(group)), inverse, 1)

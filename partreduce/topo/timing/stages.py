@@ -1,23 +1,23 @@
 """A schedule's rounds as max-plus stages, and the progress of workers through them, in one run or many samples.
 
-Write s[t] for when a worker begins to compute round t, c[t] for how long it does, e[t] for the end of its group's
-operation of that round, and let `max` be over the group.
+Write s[t] for when a worker begins to compute round t, c[t] for how long it computes, e[t] for the end of its group's
+operation of that round, d[t] for how long that takes, and let `max` be over the group.
 
     synchronous   e[t] = max(s[t] + c[t]) + d[t]                             s[t+1] = e[t]
     late       e[t] = max(s[t]) + d[t]                                    s[t+1] = max(s[t] + c[t], e[t])
     pipeline   e[t] = max(s[t] + c[t], e[t−1]) + d[t]                     s[t+1] = max(s[t] + c[t], e[t−K+1])
     merge      e[t] = max(s[t] + w·c[t]) + d[t]                           s[t+1] = max(s[t] + c[t], e[t])
 
-Late, an operation begins when the round begins, on the parameters that are there; in a pipeline when the round's
-gradient is there, and the round ends without it: K−1 rounds later somebody waits. With K = 2 both are one recursion, in
-which the operation of a pipeline belongs to the round before; they differ in the first round, which waits for nothing
-in a pipeline (the first gradients are zero), and in the end, when a pipeline has operations left to wait for.
-Merged late, an operation begins where the share w of a round is computed. Fragments that take turns are so many
-operations, begun and awaited where their moves are (`topo.strategies.payload`), perhaps a round later.
-Warm-up rounds of a pipeline are synchronous and leave nothing under way.
+A late operation begins when the round begins, on the parameters of that moment. In a pipeline it begins when the
+round's gradient is ready, and the round ends without waiting for it: workers wait K−1 rounds later. With K = 2 both are
+one recursion, in which the operation of a pipeline belongs to the round before; they differ in the first round, which
+waits for nothing in a pipeline (the first gradients are zero), and in the end, when a pipeline has operations left to
+wait for. A delayed merge begins where the share w of a round is computed. Fragments that take turns are that many
+operations, begun and awaited where their moves are (`topo.strategies.payload`), possibly a round later.
+Warm-up rounds of a pipeline are synchronous and leave nothing in flight.
 
-Operations of one worker run one after the other, in order. One that is sent layer by layer begins as soon as a segment
-is there (`Stage.before`), so that synchronously too it is partly hidden behind the computing.
+Operations of one worker run one after another, in order. An operation that is sent layer by layer begins as soon as a
+segment is ready (`Stage.before`), so that it is partly hidden behind the computing even if it is synchronous.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from partreduce.topo.timing.cost import bytes_of, first_equal, round_seconds
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The pieces of an operation that are sent one after the other, each as soon as it is ready.
+    """The pieces of an operation that are sent one after another, each as soon as it is ready.
 
     Segment j is ready when the share `ready[j]` of a round's computing is done; from its start to the operation's end
     cell c takes `left[j, c]` seconds, without waiting. Shapes (segments,) and (segments, cells).
@@ -53,7 +53,10 @@ class Segments:
 
 
 class Turn(NamedTuple):
-    """The start of a fragment's operation, or the wait for it, at a share of a round's computing; `seconds` by cell."""
+    """The point of a round, as a share `at` of its computing, where a fragment's operation starts or is awaited.
+
+    `seconds` (cells,) is how long the operation takes.
+    """
 
     at: float | Floats
     part: int
@@ -63,7 +66,7 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The communication of one round as cells: the groups of a phase, or one for each worker with its in-neighbors.
+    """The communication of one round as cells: the groups of a phase, or each worker with its in-neighbors.
 
     Cell c waits for the workers `sources[offsets[c]:offsets[c+1]]` and then takes `seconds[c]`. `cell_of`
     (num_workers,) is the cell of each worker, −1 for none. With `segments` an operation begins while its round
@@ -79,14 +82,17 @@ class Stage:
     turns: tuple[Turn, ...] = ()
 
     def ready(self, arrival: Floats) -> Floats:
-        """When the operation of each worker's cell can begin, (..., num_workers); its own arrival if it has no cell."""
+        """Return when the operation of each worker's cell can begin, shape (..., num_workers).
+
+        For a worker without a cell it is the worker's own arrival.
+        """
         if not len(self.seconds):
             return arrival
         latest = np.maximum.reduceat(arrival[..., self.sources], self.offsets[:-1], axis=-1)
         return np.where(self.cell_of >= 0, latest[..., self.cell_of], arrival)
 
     def duration(self, seconds: Floats | None = None) -> Floats:
-        """Seconds that each worker communicates, by default the stage's, shape (num_workers,)."""
+        """Return the seconds that each worker communicates, by default the stage's, shape (num_workers,)."""
         seconds = self.seconds if seconds is None else seconds
         return np.where(self.cell_of >= 0, seconds[self.cell_of], 0.0) if len(seconds) else np.zeros(len(self.cell_of))
 
@@ -100,10 +106,10 @@ class Stage:
         return carried
 
     def before(self, compute: Floats) -> Floats:
-        """Seconds from a worker's start of computing until its cell's operation, if no other worker is late.
+        """Return the seconds from a worker's start of computing to its cell's operation, if no other worker is late.
 
-        With segments until the end of the operation, which the latest segment decides (`after` is then 0); otherwise
-        until its start. Shape (..., num_workers) in and out.
+        With segments they count to the end of the operation, which the latest segment decides (`after` is then 0);
+        otherwise to its start. Shape (..., num_workers) in and out.
         """
         if self.segments is None:
             return compute
@@ -113,11 +119,11 @@ class Stage:
         return latest
 
     def after(self) -> Floats:
-        """Seconds from the time that `before` gives to the end of the operation, shape (num_workers,)."""
+        """Return the seconds from the point that `before` reaches to the end of the operation, shape (num_workers,)."""
         return self.duration() if self.segments is None else np.zeros(len(self.cell_of))
 
     def first_ready(self, compute: Floats) -> Floats:
-        """Seconds from a worker's start of computing until its first segment is ready, shape (..., num_workers)."""
+        """Return the seconds from a worker's start of computing to its first ready segment, (..., num_workers)."""
         if self.segments is None:
             return compute
         return np.where(self.cell_of >= 0, compute * self.segments.ready[0], compute)
@@ -126,7 +132,7 @@ class Stage:
 def of_period(
     schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, algorithm: Algorithm = None
 ) -> list[Stage]:
-    """The stages of one period, with explicit groups. `model_bytes` is optional if no link has a bandwidth."""
+    """Return the stages of one period, with explicit groups; `model_bytes` is optional if no link has a bandwidth."""
     travel = Travel.of_strategy(schedule.strategy, hardware, algorithm)
     stages: list[Stage] = []
     for index, first in enumerate(first_equal(schedule)):
@@ -137,7 +143,7 @@ def of_period(
 def of_prologue(
     schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, algorithm: Algorithm = None
 ) -> Stage:
-    """The stage of a prologue round, which averages over all workers."""
+    """Return the stage of a prologue round, which averages over all workers."""
     everybody = Schedule("prologue", schedule.cluster, AllReduce())
     return _stage(everybody, 0, hardware, model_bytes, Travel.of(schedule.strategy.transport, hardware, algorithm))
 
@@ -166,7 +172,7 @@ def _stage(schedule: Schedule, index: int, hardware: Hardware, model_bytes: int 
 
 
 def in_segments(sources: Whole, offsets: Whole, seconds: Floats, cell_of: Whole, travel: Travel) -> Stage:
-    """The stage of operations in segments; `seconds` (segments, cells) are those of each segment."""
+    """Return the stage of operations in segments, given the `seconds` (segments, cells) of each segment."""
     if travel.turns:
         turns = tuple(Turn(at, move.fragment, move.merges, seconds[move.fragment]) for at, move in travel.turns)
         return Stage(sources, offsets, seconds.sum(axis=0), cell_of, turns=turns)
@@ -177,14 +183,14 @@ def in_segments(sources: Whole, offsets: Whole, seconds: Floats, cell_of: Whole,
 
 
 def size_or_one(hardware: Hardware, model_bytes: int | None) -> int:
-    """The model's size in bytes; 1 if it is not given and no link has a bandwidth."""
+    """Return the model's size in bytes; 1 if it is not given and no link has a bandwidth."""
     if model_bytes is None and hardware.model_bytes is None and hardware.is_free_of_bytes():
         return 1
     return bytes_of(hardware, model_bytes)
 
 
 class Moments(NamedTuple):
-    """Times of a round: begun and computed, start and end of its operation, and the earliest start of the next."""
+    """Times of a round: its start, the end of computing, start and end of its operation, the earliest next start."""
 
     start: Floats
     computed: Floats
@@ -194,17 +200,20 @@ class Moments(NamedTuple):
 
 
 class Rounds:
-    """Progress of all workers in max-plus arithmetic, (..., num_workers); `skip_warm_up` starts after the warm-up."""
+    """The progress of all workers in max-plus arithmetic, shape (..., num_workers).
+
+    `skip_warm_up` starts after the warm-up of a pipeline.
+    """
 
     def __init__(self, sync: Sync, shape: tuple[int, ...], *, skip_warm_up: bool = False) -> None:
         self.sync, self.count = sync, sync.warm_up if skip_warm_up else 0
         self.now: Floats = np.zeros(shape)
         self._last_end: Floats = np.zeros(shape)
-        self._under_way: deque[tuple[int, Floats]] = deque()  # with the round that commits it
-        self._parts: dict[int, Floats] = {}  # when each fragment's operation ends that is not awaited yet
+        self._under_way: deque[tuple[int, Floats]] = deque()  # (round that commits the operation, its end)
+        self._parts: dict[int, Floats] = {}  # fragment → end of its operation, until that is awaited
 
     def next(self, stage: Stage, compute: Floats) -> Moments:
-        """Advance by one round, given the seconds of computing, (..., num_workers). O(workers) for each run."""
+        """Advance by one round, given the seconds of computing, (..., num_workers). O(workers) per run."""
         if stage.turns:
             return self._in_turns(stage, compute)
         start, computed = self.now, self.now + compute
@@ -238,23 +247,23 @@ class Rounds:
             if not turn.is_awaited:
                 begins.append(stage.ready(np.maximum(self.now, self._last_end)))
                 self._last_end = self._parts[turn.part] = begins[-1] + stage.duration(turn.seconds)
-            elif turn.part in self._parts:  # the first round may await what no round has begun
+            elif turn.part in self._parts:  # in the first round there may be no operation to await
                 end = self._parts.pop(turn.part)
                 self.now = np.maximum(self.now, end)
         self.count += 1
         return Moments(start, start + compute, begins[0], end, self.now)
 
     def drained(self) -> Floats:
-        """When all operations in flight after the last round have ended, including those whose results are dropped."""
+        """Return when all operations in flight after the last round have ended, also those with dropped results."""
         return np.maximum(self.now, self._last_end)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Seconds per round and per step (of the workers with most steps) of a schedule, estimated from independent runs.
+    """The seconds per round and per step of a schedule, estimated from independent runs.
 
-    `error` is the standard error of `per_step` over the runs; `compute` the mean seconds per step that the
-    workers with most steps spend computing, so `per_step − compute` is communication and waiting.
+    `per_step` counts the steps of the workers with most steps; `error` is its standard error over the runs, `compute`
+    the mean seconds per step that these workers spend computing, so `per_step − compute` is communication and waiting.
     """
 
     per_round: float
@@ -276,9 +285,9 @@ def sample(
     num_samples: int = 32,
     seed: int = 0,
 ) -> Sample:
-    """Run `num_samples` copies of the schedule side by side in max-plus arithmetic; the first quarter is warm-up.
+    """Run `num_samples` copies of the schedule at once in max-plus arithmetic; the first quarter is warm-up.
 
-    Warm-up and the rounds that count are rounded up to whole periods: phases cost differently, and a part of a period
+    Warm-up and counted rounds are rounded up to whole periods: phases cost differently, and a partial period
     would weigh some of them more. A schedule's own first rounds, prologue and warm-up, are left out.
     O(num_samples · num_rounds · n), vectorized over runs and workers.
     """

@@ -1,8 +1,8 @@
-"""Embedding tables exchanged separately: the traffic of a step by the rows it touches, and rounds with it.
+"""The cost of embedding tables exchanged separately: the traffic of a step by the rows it touches, and rounds with it.
 
 A worker touches u rows, the workers of a node u_node together, all workers u_all (`RowAccess`, as shares of the table).
-A row has b bytes, and its number 4, by which it is requested. n workers, N nodes, k on each. With a codec b is that
-of the row's code, but for gradients inside nodes, which are added there as they are; and to code takes time.
+A row has b bytes, and its number, by which it is requested, 4. There are n workers on N nodes, k on each. With a codec
+b is the encoded size, except for gradients inside nodes, which are added there unencoded; coding takes time, too.
 
     placement                 at a lookup                           end of backward                 rows out of a NIC
     dense                     –                                     part of the strategy's payload  –
@@ -11,19 +11,19 @@ of the row's code, but for gradients inside nodes, which are added there as they
     sharded                   numbers, rows back: all_to_all of u   all_to_all of u                 2k(n−k)/n·u
     sharded, aggregated       in the nodes; all_to_all of u_node    in the nodes; all_to_all        2(N−1)/N·u_node
 
-Where nodes are equally large and aggregate, and no table is gathered, a worker exchanges rows with
-those of the same place on other nodes alone: N−1 messages instead of n−1 (`in_pairs`). Before each exchange all workers
-announce to each other what they do and how much follows, one more latency, also at the end of a step. At a
-lookup the numbers travel in that message where no worker asks another for more than `ROOM` of them; it has room then
-for a few more, for which no bytes are charged. At the end of backward that is done once for all
-tables, whose gradients then travel together; so tables share these latencies (`Exchange.meetings`). What the strategy
-sends for a dense table is in `topo.timing.cost`: its bytes are added to the model's. Long messages that go in rounds of
-pairs (docs/strategies/embeddings.md) are priced as all others, by their bytes and a latency for each.
+If all nodes are equally large and aggregate, and no table is gathered, a worker exchanges rows only with the workers of
+the same local rank on other nodes: N−1 messages instead of n−1 (`in_pairs`). Before each exchange, and at the end of a
+step, all workers announce to each other what they do and how much data follows, which costs one latency. At a lookup
+the row numbers travel in that message if no worker requests more than `ROOM` of them from another; the message has room
+for them, for which no bytes are charged. At the end of backward that is done once for all tables, whose gradients then
+travel together; so tables share these latencies (`Exchange.meetings`). `topo.timing.cost` prices what the strategy
+sends for a dense table: its bytes are added to the model's. Long messages that are sent in rounds of pairs
+(docs/strategies/embeddings.md) are priced like all others, by their bytes and a latency each.
 
 In every step all workers synchronize, at the lookup and after the backward pass: a step takes the longest computing of
-any worker, and the seconds of the exchanges before and after it; faster workers wait. A round begins when the last
+any worker plus the seconds of the exchanges before and after it; faster workers wait. A round begins when the last
 worker begins it, since no worker has its rows before. The strategy's averaging follows the last step of a round, or is
-late, as in `topo.timing.stages`, where every worker computes as long as that.
+late, as in `topo.timing.stages` with every worker computing for that long.
 
 Source of the placements: Kim et al., Parallax, 2018, sections 3 and 4.
 docs/strategies/embeddings.md has the bytes of each placement.
@@ -52,18 +52,18 @@ from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.stages import Moments, Rounds, Stage, of_period
 
 NUMBER_BYTES = 4
-"""A row's number on the wire."""
+"""Bytes of a row's number on the wire."""
 
 ROOM = 256
-"""Row numbers for each member that the message has room for in which workers tell each other what they do, at most."""
+"""The most row numbers per member that fit into the message with which workers announce an exchange."""
 
 ELEMENT_BYTES = 4
-"""A number of a row: float32."""
+"""Bytes of one number of a row: float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowAccess(CheckedFields):
-    """Shares of a table's rows that one worker, one node and all workers touch in a step, as means over steps."""
+    """The shares of a table's rows that one worker, one node and all workers touch in a step, as means over steps."""
 
     place: ClassVar[str] = "touched share of "
     worker: Share
@@ -80,7 +80,7 @@ class RowAccess(CheckedFields):
 
     @classmethod
     def independent(cls, worker: float, cluster: Cluster) -> RowAccess:
-        """Estimate a node's and all workers' shares from that of one worker, as if rows were drawn uniformly at random.
+        """Estimate the shares of a node and of all workers from one worker's, as if rows were drawn uniformly.
 
         Real data has frequent rows that every worker touches, so a node and all workers touch fewer than estimated.
         """
@@ -92,7 +92,7 @@ class RowAccess(CheckedFields):
 class Exchange:
     """The cost of table exchanges in each step: seconds at lookups and after backward, and bytes through NICs.
 
-    `meetings` are latencies in seconds, by name, paid once for all tables. `nic_bytes` leave the busiest node.
+    `meetings` are latencies in seconds, by name, that all tables share. `nic_bytes` leave the busiest node.
     """
 
     lookups: float = 0.0
@@ -123,7 +123,10 @@ def exchange(
     element_bytes: int = ELEMENT_BYTES,
     beside_gathered: bool = False,
 ) -> Exchange:
-    """The cost of one table in a step; `beside_gathered`: another table is gathered, so all workers communicate."""
+    """Return the cost of exchanging one table in a step.
+
+    `beside_gathered` means that another table is gathered, so that all workers communicate with all others.
+    """
     if route.way is Placement.DENSE:
         return Exchange()
     exact = route.columns * element_bytes
@@ -146,11 +149,11 @@ def exchange(
     latency, local = across(0), within(0)
     meetings = (("step", latency + local), ("gradients", latency + 2 * local))
     inside = within(exact + NUMBER_BYTES) - local
-    brought = together / float(sizes.max()) if aggregates else own  # rows of which a worker codes the gradients
+    brought = together / float(sizes.max()) if aggregates else own  # rows whose gradients one worker encodes
     coding = Coding.of(Transport(codec=route.codec), hardware).seconds
     encode, decode = coding.encode * 4 * route.columns, coding.decode * 4 * route.columns  # seconds per row
     if route.way is Placement.GATHER:
-        # All messages of a ring are as long as the longest, of which each worker hands on all but one.
+        # All messages of a ring are padded to the longest; each worker forwards all but one of them.
         longest = together / float(sizes.min()) if aggregates else own
         rows = cluster.num_nodes * together if aggregates else cluster.num_workers * own
         ring = _ring(cluster.num_workers * longest * (row + NUMBER_BYTES), cluster, hardware)
@@ -162,7 +165,7 @@ def exchange(
     asked, given = wanted * (1 - held), held * (wanted.sum() - wanted)  # rows that cross the NIC of each node
     most = (2 * NUMBER_BYTES * asked + row * (given + asked)).max(initial=0.0)
     asking = sum(across(part) + within(part) for part in (NUMBER_BYTES, row))
-    at_owner = float((held / np.maximum(hosts, 1)).max() * wanted.sum())  # rows handed out, and gradients that come
+    at_owner = float((held / np.maximum(hosts, 1)).max() * wanted.sum())  # rows sent and gradients received
     return Exchange(
         lookups=told + asking + encode * at_owner + decode * own,
         gradients=across(row + NUMBER_BYTES) - latency + inside + encode * brought + decode * at_owner,
@@ -172,7 +175,7 @@ def exchange(
 
 
 def exchanges(routes: Payload, touched: Mapping[str, RowAccess], cluster: Cluster, hardware: Hardware) -> Exchange:
-    """The cost of a step of all tables of a schedule, exchanged one after the other."""
+    """Return the cost per step of all tables of a schedule, exchanged one after another."""
     total, gathers = Exchange(), any(route.way is Placement.GATHER for route in routes.apart)
     for route in routes.apart:
         if route.parameter not in touched:
@@ -186,13 +189,13 @@ def exchanges(routes: Payload, touched: Mapping[str, RowAccess], cluster: Cluste
 
 
 def _apart(own: float, collected: float, owners: int, cluster: Cluster, latencies: tuple[float, float]) -> float:
-    """Seconds more of row numbers that travel by themselves, inside nodes and across, being too many for a message."""
+    """Return the extra seconds of row numbers that are too many for the common message, inside nodes and across."""
     longest = own / float(cluster.node_sizes().max()), collected / owners
     return sum(latency for latency, one in zip(latencies, longest, strict=True) if one > ROOM)
 
 
 def aggregates_in(cluster: Cluster) -> bool:
-    """Whether rows can be aggregated inside nodes: there are several nodes, and one with several workers."""
+    """Whether rows can be aggregated inside nodes: there are several nodes, and some node has several workers."""
     return cluster.num_nodes > 1 and int(cluster.node_sizes().max()) > 1
 
 
@@ -202,15 +205,15 @@ def in_pairs(cluster: Cluster, *, gathers: bool) -> bool:
 
 
 def _ring(num_bytes: float, cluster: Cluster, hardware: Hardware) -> float:
-    """An all_gather in which all workers together bring so many bytes."""
+    """Return the seconds of an all_gather to which all workers together contribute `num_bytes`."""
     everyone = Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)])
-    # A ring all-reduce of b bytes is two all_gathers of b, one after the other.
+    # A ring all-reduce of b bytes is two all_gathers of b, one after another.
     both = loads.of_phase(everyone, cluster, hardware, model_bytes=num_bytes, algorithm="ring")
     return float(both.seconds().max()) / 2
 
 
 def _crossings(cluster: Cluster) -> int:
-    """How many workers of one node have their successor in a ring of all ranks elsewhere, at most."""
+    """Return the largest number of workers on one node whose successor in a ring of all ranks is on another node."""
     if cluster.is_regular:
         return int(cluster.num_nodes > 1)
     node_of = cluster.node_of()
@@ -218,14 +221,14 @@ def _crossings(cluster: Cluster) -> int:
 
 
 def _inside_nodes(num_bytes: float, cluster: Cluster, hardware: Hardware) -> float:
-    """An all_to_all of so many bytes of each worker inside every node."""
+    """Return the seconds of an all_to_all of `num_bytes` per worker inside every node."""
     groups = [cluster.workers_of(node) for node in range(cluster.num_nodes)]
     phase = Phase.from_groups(cluster.num_workers, [group for group in groups if len(group) > 1])
     return float(loads.of_exchange(phase, cluster, hardware, num_bytes=num_bytes).seconds().max(initial=0.0))
 
 
 def _parts_on_nodes(route: TablePlacement, cluster: Cluster) -> tuple[Floats, Whole]:
-    """The share of a sharded table's parts on each node, and how many workers there have some, shape (num_nodes,)."""
+    """Return, per node, its share of a sharded table's parts and its number of hosts, shapes (num_nodes,)."""
     hosts = np.array(route.hosts or range(cluster.num_workers))
     node_of, parts = cluster.node_of(), route.partitions or len(hosts)
     of_part = node_of[hosts[np.arange(parts) % len(hosts)]]
@@ -235,15 +238,15 @@ def _parts_on_nodes(route: TablePlacement, cluster: Cluster) -> tuple[Floats, Wh
 
 @dataclass(frozen=True, slots=True)
 class TableRounds:
-    """Progress of all workers round by round, with the exchange of all tables in each step."""
+    """The progress of all workers round by round, with the exchange of all tables in each step."""
 
     rounds: Rounds
     exchange: Exchange
 
     def next(self, stage: Stage, steps: Floats) -> tuple[Moments, Floats]:
-        """Advance by one round, given the seconds of computing of its steps, shape (steps_per_round, num_workers).
+        """Advance by one round, given the compute seconds of its steps, shape (steps_per_round, num_workers).
 
-        Returns its moments, and the seconds that each worker waited for the lookups and gradients of others.
+        Returns the times of the round, and the seconds that each worker waited for the lookups and gradients of others.
         """
         before = self.rounds.now
         self.rounds.now = np.full_like(before, before.max())
@@ -255,7 +258,7 @@ class TableRounds:
 
 
 def exchange_of(schedule: Schedule, hardware: Hardware, touched: Mapping[str, RowAccess] | None) -> Exchange | None:
-    """The cost of table exchanges in each step of a schedule; None if it has no separate tables."""
+    """Return the cost per step of a schedule's table exchanges; None if it has no separate tables."""
     check_names(schedule, touched)
     if not schedule.routes.apart:
         return None
@@ -281,7 +284,7 @@ def steady_seconds(
     model_bytes: int | None = None,
     algorithm: Algorithm = None,
 ) -> float:
-    """Exact seconds per step if every worker computes at a constant speed. O(n · period).
+    """Return the exact seconds per step if every worker computes at a constant speed. O(n · period).
 
     All workers begin a round together, so every period takes the same time, in a pipeline once it is full.
     """

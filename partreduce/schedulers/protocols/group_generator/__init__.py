@@ -1,1 +1,1 @@
-"""Prague's group generator: the service, its workers, its draws, its buffers, and one system of all."""
+"""Prague's group generator: its service, workers, draws and buffers, and the system of all as one machine."""

@@ -1,9 +1,9 @@
 """Group buffers and the lock vector of Prague's group generator (Luo et al., ASPLOS 2020, section 4).
 
 Every group gets the next sequence number and joins the end of the buffer of each of its members. A group starts when it
-is the first in all of its members' buffers and no lock bit of a member is set; starting takes it out of the buffers and
-sets the bits, and each member clears its own bit when it is done. All buffers follow the one order of sequence numbers,
-so the oldest group can always start once its members are done, and no worker waits in a circle.
+is the first in all of its members' buffers and no lock bit of a member is set; starting removes it from the buffers and
+sets the bits, and each member clears its own bit when it is done. All buffers follow the order of sequence numbers,
+so the oldest group can always start once its members are done, and workers cannot wait for one another in a cycle.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """A group that has not ended; `active` are the members of a running group that have not reported to be done."""
+    """A group that has not ended.
+
+    `active` are the members of a running group that have not reported that they are done.
+    """
 
     seq: int
     members: tuple[int, ...]
@@ -27,7 +30,7 @@ class Outstanding:
 
 @dataclass(frozen=True, slots=True)
 class GroupBuffers:
-    """The outstanding groups by sequence number, a buffer of such numbers per worker, and the lock vector."""
+    """The outstanding groups, each worker's buffer of sequence numbers, and the lock vector."""
 
     groups: tuple[Outstanding, ...]
     buffers: tuple[tuple[int, ...], ...]
@@ -42,17 +45,17 @@ class GroupBuffers:
         return next(group for group in self.groups if group.seq == seq)
 
     def running_of(self, worker: int) -> Outstanding | None:
-        """The running group that a worker has not finished, None if there is none."""
+        """Return the running group that a worker has not finished; None if there is none."""
         if not self.locks[worker]:
             return None
         return next(group for group in self.groups if worker in group.active)
 
 
 class Locking:
-    """The operations on group buffers, without state: each returns new buffers."""
+    """The operations on group buffers; each returns new buffers and keeps no state."""
 
     def pushed(self, state: GroupBuffers, members: tuple[int, ...]) -> GroupBuffers:
-        """The buffers with a new group at the end of its members' buffers. O(num_workers)."""
+        """Return the buffers with a new group at the end of each of its members' buffers. O(num_workers)."""
         seq = state.next_seq
         buffers = list(state.buffers)
         for worker in members:
@@ -71,7 +74,7 @@ class Locking:
         )
 
     def started(self, state: GroupBuffers) -> tuple[GroupBuffers, tuple[Outstanding, ...]]:
-        """Start all groups that can start, in order of sequence numbers; returns the buffers and the started groups."""
+        """Start all groups that can start, in order of sequence numbers; return the buffers and the started groups."""
         begun = []
         for group in state.groups:
             if self.can_start(state, group):
@@ -86,7 +89,10 @@ class Locking:
         return state, tuple(begun)
 
     def released(self, state: GroupBuffers, worker: int) -> GroupBuffers:
-        """The buffers after a worker is done with its running group; the last member to be done ends the group."""
+        """Return the buffers after a worker is done with its running group.
+
+        The last member to finish ends the group.
+        """
         group = state.running_of(worker)
         if group is None:
             return state
@@ -96,7 +102,10 @@ class Locking:
         )
 
     def withdrawn(self, state: GroupBuffers, worker: int) -> GroupBuffers:
-        """Remove a worker from all groups that have not started; a group with one remaining member ends."""
+        """Return the buffers without a worker in groups that have not started.
+
+        A group with one remaining member ends.
+        """
         for seq in state.buffers[worker]:
             group = state.group(seq)
             rest = replace(group, members=tuple(member for member in group.members if member != worker))
@@ -109,13 +118,16 @@ class Locking:
         return state
 
     def voided(self, state: GroupBuffers, worker: int) -> tuple[GroupBuffers, tuple[Outstanding, ...]]:
-        """End every running group of a failed worker, even if it was done: others may still wait in the group."""
+        """End every running group of a failed worker, even groups that it finished.
+
+        Other members may still wait in them.
+        """
         return self.dissolved(state, tuple(g for g in state.groups if g.running and worker in g.members))
 
     def dissolved(
         self, state: GroupBuffers, ended: tuple[Outstanding, ...]
     ) -> tuple[GroupBuffers, tuple[Outstanding, ...]]:
-        """End these running groups for all of their members."""
+        """Return the buffers after these running groups end for all of their members, and the groups."""
         free = [member for group in ended for member in group.active]
         groups = tuple(group for group in state.groups if group not in ended)
         return replace(state, groups=groups, locks=_clear_locks(state, free)), ended

@@ -1,8 +1,8 @@
-"""Draw groups for the group generator: random, global division, inter and intra phases, slow-worker filter.
+"""The draws of the group generator: random groups, global division, inter and intra phases, slow-worker filter.
 
 Sources: Prague (Luo et al., ASPLOS 2020, sections 4 and 5) for the divisions and the filter. Two rules are our own: the
-one for initiators that lag behind, because a slow initiator that starts a division puts itself into the way of fast
-workers, and the division node-then-all, because groups across nodes in every second round bind the wire.
+rule for initiators that lag behind, because a slow initiator that starts a division blocks fast workers, and the
+division node-then-all, because groups across nodes in every second round occupy the network.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit,
 Members = tuple[int, ...]
 
 PATIENCE = 2
-"""How often in a row a worker may go without a group; its next request gets one, no matter which workers are idle."""
+"""How many requests in a row may leave a worker without a group; its next one gets a group in any case."""
 SLOW_WORKER_GROUP_SIZE = 2
-"""Members of the small group that a lagging initiator gets."""
+"""The size of the small group that a lagging initiator gets."""
 CHOICE_BITS = 61
-"""A choice among known groups is read from the bits of a draw's random number above these."""
+"""Position of the first bit of a draw's random number that selects among known groups; lower bits order workers."""
 SLOW_FACTOR = 2
-"""With policy `defer` a worker is slow if its rounds take this many times as long to compute as the median worker's."""
+"""With policy `defer`, a worker is slow if its rounds take at least this many times as long as the median worker's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorSetting:
-    """The settings of a run: the strategy's, and the node of each worker (`nodes[w]`).
+    """The settings of the group generator: those of the strategy, and the node of each worker (`nodes[w]`).
 
-    `max_known` bounds the distinct groups of a worker: one with that many is only drawn into groups that were drawn
-    before (None: no bound, and no record of groups).
+    `max_known` bounds the distinct groups of a worker: a worker with that many is only drawn into groups that were
+    drawn before (None: no bound, and no record of groups).
     """
 
     nodes: tuple[int, ...]
@@ -64,9 +64,10 @@ class GeneratorSetting:
 class Situation:
     """The input of a draw.
 
-    `alive` are the workers that take part, `idle` those of them with an empty buffer (the initiator is one), `counts`
-    the rounds requested so far, `known` the groups drawn before, `salt` the random number of this draw, `slow` the
-    workers that compute slowly (None: slowness follows from `counts`), `due` whether it is time for a group of all.
+    `alive` are the workers that take part, `idle` those of them with an empty buffer (including the initiator),
+    `counts` the rounds requested so far, `alone` the initiator's requests in a row without a group, `known` the groups
+    drawn before, `salt` the random number of this draw, `slow` the workers that compute slowly (None: slowness follows
+    from `counts`), `due` whether it is time for a group of all.
     """
 
     initiator: int
@@ -81,16 +82,16 @@ class Situation:
 
 
 class Drawing:
-    """The rules by which groups are drawn, under one setting and without other state."""
+    """The rules by which groups are drawn, for one setting and without state."""
 
     def __init__(self, setting: GeneratorSetting) -> None:
         self.setting = setting
 
     def draw(self, now: Situation) -> tuple[Members, ...]:
-        """The groups drawn for one request, in the order in which they join the buffers; each has at least two workers.
+        """Return the groups drawn for one request, in the order in which they join the buffers.
 
-        The initiator is in at least one of them, unless a division leaves it over; after `PATIENCE` requests in a row
-        without a group it gets one, as long as any other worker takes part.
+        Each has at least two workers. The initiator is in at least one of them, unless a division leaves it without a
+        group; after `PATIENCE` requests in a row without a group it gets one, as long as any other worker takes part.
         """
         if self.is_limited(now):
             return self.around(now, self.small_partners(now), SLOW_WORKER_GROUP_SIZE)
@@ -117,10 +118,10 @@ class Drawing:
         return ahead - now.counts[now.initiator] >= self.setting.slow_threshold
 
     def fast_enough(self, now: Situation, workers: frozenset[int]) -> frozenset[int]:
-        """The paper's filter: worker w takes part if c_i − c_w < threshold; the initiator i always does.
+        """Return the workers that pass the paper's filter: c_i − c_w < threshold; the initiator i always passes.
 
-        If `slow` is known, all workers outside it take part instead: by counts, a worker that was delayed once would be
-        excluded for good, and so would all workers that it then averages with, until no group spans nodes.
+        If `slow` is known, all workers outside it pass instead. By counts, a worker that was delayed once would be
+        excluded forever, and so would all workers that it then averages with, until no group spans nodes.
         """
         threshold = self.setting.slow_threshold
         if threshold is None:
@@ -131,12 +132,15 @@ class Drawing:
         return frozenset(worker for worker in workers if mine - now.counts[worker] < threshold)
 
     def partners(self, now: Situation) -> list[int]:
-        """The candidates for a random group: all workers that pass the filter, or all others if none passes."""
+        """Return the candidates for a random group: all workers that pass the filter, or all others if none passes."""
         everybody = now.alive - {now.initiator}
         return order_from_salt(self.fast_enough(now, everybody) or everybody, now.salt)
 
     def slow(self, costs: dict[int, int]) -> frozenset[int] | None:
-        """The workers that compute slowly, by each worker's cost of a round (0: unknown); None if counts decide."""
+        """Return the workers that compute slowly, by each worker's cost of a round (0: unknown).
+
+        The result is None if counts decide.
+        """
         if self.setting.slow_worker_policy != SlowWorkerPolicy.DEFER or self.setting.slow_threshold is None:
             return None
         known = sorted(cost for cost in costs.values() if cost)
@@ -144,7 +148,10 @@ class Drawing:
         return frozenset(worker for worker, cost in costs.items() if middle and cost >= SLOW_FACTOR * middle)
 
     def small_partners(self, now: Situation) -> list[int]:
-        """Candidates for a lagging initiator's group: idle workers of its node, else its node, else idle, else all."""
+        """Return the candidates for a lagging initiator's group.
+
+        The first non-empty set of: idle workers of its node, all workers of its node, idle workers, all workers.
+        """
         others = now.alive - {now.initiator}
         if now.slow is not None:
             others = self.fast_enough(now, others) or others
@@ -152,7 +159,7 @@ class Drawing:
         return order_from_salt(local & now.idle or local or others & now.idle or others, now.salt)
 
     def around(self, now: Situation, partners: Sequence[int], size: int) -> tuple[Members, ...]:
-        """One group of the initiator and the first partners, or a known group if the initiator's bound is reached."""
+        """Return one group of the initiator and the first partners; a known group if the initiator is at its bound."""
         if not partners:
             return ()
         if self.is_bounded(now, now.initiator):
@@ -164,7 +171,7 @@ class Drawing:
         return (_members((now.initiator, *partners[: size - 1])),)
 
     def divided(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:
-        """Partition `workers` into random groups of the group size; the rest forms a smaller group or skips."""
+        """Partition `workers` into random groups of the group size; remaining workers form a smaller group or skip."""
         order, groups, size = order_from_salt(workers, now.salt), list[Members](), self.setting.group_size
         left = set(order)
         for worker in order:
@@ -181,7 +188,7 @@ class Drawing:
         return tuple(groups)
 
     def inter(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:
-        """One head of each node in random groups across nodes, all others in random groups inside their node."""
+        """Return random groups of node heads (one per node) across nodes, and of all others inside their node."""
         heads = frozenset(min(here) for here in self.by_node(workers))
         groups = list(self.divided(now, heads))
         for here in self.by_node(workers - heads):
@@ -189,14 +196,14 @@ class Drawing:
         return tuple(groups)
 
     def intra(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:  # noqa: ARG002 - as the others
-        """One group of all workers of each node."""
+        """Return one group of all workers of each node."""
         return tuple(_members(here) for here in self.by_node(workers) if len(here) > 1)
 
     def node_then_all(self, now: Situation) -> tuple[Members, ...]:
-        """One group of all workers that pass the filter if that is due, else of the idle ones on the initiator's node.
+        """Return one group: if that is due, of all workers that pass the filter, else of the idle ones on the node.
 
-        The group of all is queued behind all earlier groups of its members, so that no worker misses it. A worker that
-        was left over twice waits for its whole node.
+        The node is the initiator's. The group of all is queued behind all earlier groups of its members, so that no
+        worker misses it. A worker that got no group twice waits for its whole node.
         """
         if now.due:
             return self.all_of(now, self.fast_enough(now, now.alive))
@@ -207,7 +214,11 @@ class Drawing:
         return self.all_of(now, local if patient and len(passed) < 2 else passed)
 
     def all_of(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:
-        """One group of all `workers`, or the largest known part of them with the initiator if its bound is reached."""
+        """Return one group of all `workers`.
+
+        If the initiator is at its bound, the largest known group that contains it and lies in `workers` is returned
+        instead.
+        """
         group = _members(workers | {now.initiator})
         if self.is_bounded(now, now.initiator):
             known = [other for other in now.known if now.initiator in other and workers.issuperset(other)]
@@ -222,7 +233,10 @@ class Drawing:
         return fast > 1 and apart >= self.setting.all_every * fast
 
     def further(self, apart: int) -> int:
-        """The number of requests since the last group of all, plus one; 0 if the division does not count them."""
+        """Return the number of requests since the last group of all, plus one.
+
+        The result is 0 if the division has no groups of all.
+        """
         if self.setting.division != GroupSplit.NODE_THEN_ALL:
             return 0
         return min(apart + 1, self.setting.all_every * self.setting.num_workers)
@@ -242,7 +256,10 @@ def _members(workers: Sequence[int] | frozenset[int]) -> Members:
 
 
 def order_from_salt(workers: frozenset[int], salt: int) -> list[int]:
-    """Permutation number `salt` of the workers: salts 0..k!−1 give each order of k workers once (Lehmer code)."""
+    """Return permutation number `salt` of the workers.
+
+    Salts 0..k!−1 give each order of k workers once (Lehmer code).
+    """
     rest, order = sorted(workers), []
     while rest:
         salt, place = divmod(salt, len(rest))
@@ -251,6 +268,9 @@ def order_from_salt(workers: frozenset[int], salt: int) -> list[int]:
 
 
 def salt_of(seed: int, draw: int, num_workers: int) -> int:
-    """The random number of draw number `draw`, from the seed only, with enough bits for any order of the workers."""
+    """Return the random number of draw number `draw`, with enough bits for any order of the workers.
+
+    It depends on the arguments only.
+    """
     num_bytes = num_workers.bit_length() * num_workers // 8 + 16
     return int.from_bytes(shake_256(f"{seed}:{draw}".encode()).digest(num_bytes), "big")

@@ -1,9 +1,9 @@
 """Prague's group generator (Luo et al., ASPLOS 2020) as a pure state machine: one answer per round's request.
 
-A worker asks at the beginning of a round and reports in the same message that it is done with its last group. The
+A worker sends a request at the beginning of a round, which also reports that it is done with its last group. The
 answer is the group of the round (`Grant`), no group (`Alone`), or the end (`Bye`). Every grant has a sequence number; a
-worker enters its groups in that order. Requests are numbered by the worker, so a repeated or late one is recognized,
-and the whole state is a fold over the messages received, so that a log of them restores it.
+worker enters its groups in that order. Requests are numbered by the worker, so a repeated or late one is recognized.
+The whole state is a fold over the messages received, so a log of the messages restores it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer to a request; `generation` counts failures and restarts."""
+    """Base of the answers to a worker's request; `generation` counts failures and restarts."""
 
     generation: int
     request: int
@@ -47,7 +47,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Grant(Answer):
-    """Answer: take part in group `seq` at the end of the round."""
+    """Answer: take part in group `seq`, with these members, at the end of the round."""
 
     seq: int
     members: tuple[int, ...]
@@ -58,11 +58,11 @@ class Alone(Answer):
 
 
 class Later(Answer):
-    """Answer: ask again when the round is computed, so that other members do not wait for this slow worker."""
+    """Answer: repeat the request once the round is computed, so that other members do not wait for this slow worker."""
 
 
 class Bye(Answer):
-    """Answer to a last request: no group waits for the worker, which may end."""
+    """Answer to a last request: no group waits for the worker, so it may end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +89,12 @@ Reply = Answer | Void | Evicted
 
 @dataclass(frozen=True, slots=True)
 class GeneratorState:
-    """The state of the generator, with one entry per worker in order of ranks.
+    """The state of the generator; its tuples have one entry per worker, in order of ranks.
 
     `requests` are the last request numbers (−1: none yet), `answers` the answers to them (None: not yet), `waiting` the
-    workers without an answer in order of arrival (the pending queue), `counts` the rounds requested, `costs` the
-    compute time of a round, `apart` the requests since the last group of all (for divisions that count them).
+    workers without an answer in order of arrival (the pending queue), `counts` the rounds requested, `alone` the
+    requests in a row without a group, `costs` the compute time of a round, `apart` the requests since the last group of
+    all (for divisions that count them).
     """
 
     buffers: GroupBuffers
@@ -114,9 +115,9 @@ Stepped = tuple[GeneratorState, tuple[Action, ...]]
 
 
 class GroupGenerator:
-    """The service of the protocol. `handle` is pure; O(num_workers) per message without a draw.
+    """The group generator's service. `handle` is pure; O(num_workers) per message without a draw.
 
-    Request numbers wrap at `modulus`, and counts are kept relative, for endless explorations (None: neither).
+    For endless explorations, request numbers wrap at `modulus` and counts are kept relative (None: neither).
     """
 
     def __init__(self, setting: GeneratorSetting, *, modulus: int | None = None) -> None:
@@ -129,7 +130,7 @@ class GroupGenerator:
         return GeneratorState(GroupBuffers.empty(n), (-1,) * n, (None,) * n, none, none, (ACTIVE,) * n, costs=none)
 
     def handle(self, state: GeneratorState, source: int, message: object) -> Stepped:
-        """The next state and the messages to send after one message from worker `source`."""
+        """Return the next state and the messages to send after one message from worker `source`."""
         match message:
             case Crashed():
                 return self.crashed(state, source)
@@ -140,11 +141,11 @@ class GroupGenerator:
             case Ask() if message.request == self.following(state.requests[source]):
                 return self.asked(state, source, message)
             case Ask():
-                return state, ()  # late, or from another life of the worker: no answer is owed
+                return state, ()  # late, or from an earlier process of the worker: no answer is needed
         raise AssertionError(f"not a message to the group generator: {message}")
 
     def restarted(self, state: GeneratorState) -> Stepped:
-        """The state after a restart from the log: a new generation, in which every worker repeats its request."""
+        """Return the state after a restart from the log: in a new generation, workers repeat their requests."""
         return replace(state, generation=state.generation + 1), ()
 
     def following(self, request: int) -> int:
@@ -154,12 +155,15 @@ class GroupGenerator:
         return ask.request == state.requests[worker]
 
     def repeated(self, state: GeneratorState, worker: int) -> tuple[Action, ...]:
-        """Send the same answer again, in the present generation; nothing if the request is not answered yet."""
+        """Return the message that sends the same answer again, in the present generation.
+
+        The result is None if there is no answer yet.
+        """
         answer = state.answers[worker]
         return () if answer is None else (Send(worker, replace(answer, generation=state.generation)),)
 
     def asked(self, state: GeneratorState, worker: int, ask: Ask) -> Stepped:
-        """Handle a new request: release the last group, draw groups if needed, start what can start, and answer."""
+        """Handle a new request: release the last group, draw groups if needed, start those that can, and answer."""
         state = replace(
             state,
             requests=replace_at(state.requests, worker, ask.request),
@@ -182,10 +186,11 @@ class GroupGenerator:
         return state, (*voids, *actions)
 
     def failed(self, state: GeneratorState, worker: int, ask: Ask) -> Stepped:
-        """Handle a member's report that its group failed: the group ends for all; members sit out until they ask again.
+        """End a group for all its members after one reported that it failed.
 
-        It need not be known yet which member failed: one that is alive asks again and takes part again; one that is
-        dead never does, so no further group is granted with it until it is evicted.
+        They sit out until they send their next request. It need not be known yet which member failed: a member that is
+        alive sends a request and takes part again; a dead one never does, so no further group is granted with it until
+        it is evicted.
         """
         group = state.buffers.running_of(worker)
         if group is None or group.seq != ask.done:
@@ -198,7 +203,7 @@ class GroupGenerator:
         return state, self.void(state, ended, worker)
 
     def set_aside(self, state: GeneratorState, worker: int) -> GeneratorState:
-        """Exclude a worker until it asks again: it is removed from all groups that have not started."""
+        """Exclude a worker until its next request: it is removed from all groups that have not started."""
         buffers = self.locking.withdrawn(state.buffers, worker)
         return replace(state, status=replace_at(state.status, worker, LEFT), buffers=buffers)
 
@@ -210,7 +215,7 @@ class GroupGenerator:
         return replace(state, buffers=self.locking.released(state.buffers, worker))
 
     def takes_part(self, state: GeneratorState, worker: int) -> bool:
-        """Whether a draw may include a worker; not while it was answered `Later`."""
+        """Whether a draw may include a worker: it is active and was not answered `Later`."""
         return state.status[worker] == ACTIVE and not isinstance(state.answers[worker], Later)
 
     def is_late(self, state: GeneratorState, worker: int) -> bool:
@@ -218,7 +223,10 @@ class GroupGenerator:
         return worker in (self.slow(state) or ())
 
     def slow(self, state: GeneratorState) -> frozenset[int] | None:
-        """The slow workers among those that take part, if slowness is judged by the cost of rounds; else None."""
+        """Return the slow workers among those that take part.
+
+        The result is None if slowness is judged by counts of rounds instead of their cost.
+        """
         return self.drawing.slow({w: c for w, c in enumerate(state.costs) if state.status[w] == ACTIVE})
 
     def situation(self, state: GeneratorState, worker: int, salt: int) -> Situation:
@@ -229,7 +237,10 @@ class GroupGenerator:
         return replace(now, due=self.drawing.is_due(now, state.apart))
 
     def counted(self, state: GeneratorState, worker: int) -> tuple[int, ...]:
-        """The rounds requested by each worker, plus one for this worker; relative to the slowest if numbers wrap."""
+        """Return the rounds requested by each worker, one more for `worker`.
+
+        The counts are relative to the slowest if numbers wrap.
+        """
         counts = replace_at(state.counts, worker, state.counts[worker] + 1)
         if self.modulus is None:
             return counts
@@ -252,7 +263,7 @@ class GroupGenerator:
         return replace(state, buffers=buffers, known=known, apart=0 if now.due else state.apart)
 
     def idle(self, state: GeneratorState, alive: frozenset[int]) -> frozenset[int]:
-        """The workers with an empty buffer, including those in a running group, whose next round is free."""
+        """Return the workers with an empty buffer, including those in a running group: their next round is free."""
         return frozenset(worker for worker in alive if not state.buffers.buffers[worker])
 
     def served(self, state: GeneratorState) -> Stepped:
@@ -268,7 +279,7 @@ class GroupGenerator:
         return state, tuple(actions)
 
     def answer(self, state: GeneratorState, worker: int) -> Answer | None:
-        """The answer to a waiting worker; None while its group cannot start."""
+        """Return the answer to a waiting worker; None while its group cannot start."""
         running = state.buffers.running_of(worker)
         generation, request = state.generation, state.requests[worker]
         if running is not None:
@@ -278,7 +289,7 @@ class GroupGenerator:
         return Bye(generation, request) if state.status[worker] == LEFT else Alone(generation, request)
 
     def answered(self, state: GeneratorState, worker: int, answer: Answer) -> GeneratorState:
-        """Record the answer, to repeat it for a repeated request."""
+        """Record the answer, so that a repeated request gets it again."""
         alone = state.alone[worker] if isinstance(answer, Later) else 0
         if isinstance(answer, Alone):
             alone = min(state.alone[worker] + 1, 99)
@@ -290,7 +301,7 @@ class GroupGenerator:
         )
 
     def crashed(self, state: GeneratorState, worker: int) -> Stepped:
-        """Handle a failed or suspected worker: it is evicted, since it may be alive, and a new generation begins."""
+        """Evict a worker that failed or seems to have; it may be alive. A new generation begins."""
         if state.status[worker] == DEAD:
             return state, ()
         state = replace(
@@ -306,7 +317,7 @@ class GroupGenerator:
         return state, (Send(worker, Evicted(state.generation)), *self.void(state, groups, worker), *sent)
 
     def forgotten(self, state: GeneratorState, groups: tuple[Outstanding, ...]) -> GeneratorState:
-        """Replace recorded answers that grant a void group by no group, for repeated requests."""
+        """Replace recorded grants of canceled groups by `Alone`, so that no repeated request gets a canceled group."""
         seqs = {group.seq for group in groups}
         answers = tuple(
             Alone(a.generation, a.request) if isinstance(a, Grant) and a.seq in seqs else a for a in state.answers
@@ -314,7 +325,7 @@ class GroupGenerator:
         return replace(state, answers=answers)
 
     def void(self, state: GeneratorState, groups: tuple[Outstanding, ...], dead: int) -> tuple[Action, ...]:
-        """The `Void` messages to members that may already wait in these groups, in which worker `dead` failed."""
+        """Return the `Void` messages to members that may wait in these groups, in which worker `dead` failed."""
         actions: list[Action] = []
         for group in groups:
             actions.append(Note(("void", group.seq, group.members)))

@@ -1,6 +1,6 @@
 """A worker of the group generator as a pure state machine, and the system of workers and generator as one `Machine`.
 
-The request is sent at the beginning of a round, so that its answer is there when the round's computation ends. The
+The request is sent at the beginning of a round, so that its answer has arrived when the round is computed. The
 group's collective is modeled by `Here` messages between its members: it ends for a worker once all others have entered.
 """
 
@@ -32,7 +32,7 @@ from partreduce.topo.errors import InputError
 ASKED, GRANTED, MEETING, ALONE, ENDED, EVICTED = "asked", "granted", "meeting", "alone", "ended", "evicted"
 LATER = "later"
 MODULUS = 4
-"""Where request numbers wrap in endless runs: more than the requests of one worker that can be on their way."""
+"""The number at which request numbers wrap in endless runs; fewer requests of one worker can be in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """An event after which the worker requests a group; `salt` is the random number of a draw for it."""
+    """An event after which the worker requests a group; `salt` is the random number for that draw."""
 
     salt: int | None = None
 
@@ -59,7 +59,7 @@ class Enter(Asking):
 
 
 class Computed(Asking):
-    """Event: the round is computed, and only now its group is requested."""
+    """Event: a slow worker, which was answered `Later`, has computed its round, and requests its group now."""
 
 
 class Broke(Asking):
@@ -67,15 +67,15 @@ class Broke(Asking):
 
 
 class Retry(Signal):
-    """Event: the worker has waited long and repeats all messages that may be lost."""
+    """Event: the worker has waited long and repeats all messages that may have been lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """The state of one worker.
+    """The state of one worker of the group generator.
 
-    `cost` is the compute time of its rounds; `here` are the (seq, member) pairs whose `Here` has arrived for groups
-    that the worker has not finished.
+    `cost` is the compute time of its rounds; `met` is the last group that it finished (−1: none); `here` are the
+    (seq, member) pairs whose `Here` has arrived for groups that the worker has not finished.
     """
 
     stage: str
@@ -96,7 +96,7 @@ Stepped = tuple[WorkerState, tuple[Action, ...]]
 
 
 class GroupWorker:
-    """The worker of the protocol, pure; `service` is the process number of the generator.
+    """A worker of the group generator, pure; `service` is the process number of the generator.
 
     It runs `rounds` rounds (None: endless); request numbers wrap at `modulus` (None: never). With `collective` members
     of a group exchange `Here` messages; without it a worker may leave a group at any time after it entered, which
@@ -143,12 +143,12 @@ class GroupWorker:
         raise AssertionError(f"not an event of a worker: {event}")
 
     def received(self, worker: int, state: WorkerState, source: int, message: object) -> Stepped:
-        """Handle a message; one of an older generation, another request or a finished group is ignored."""
+        """Handle a message; a message of an older generation, another request or a finished group is ignored."""
         match message:
             case Crashed() if source == self.service:
                 return replace(state, stage=EVICTED, seq=-1, members=()), (Note(("service lost",)),)
             case Crashed():
-                return state, ()  # a member's end is the generator's to declare: all then hear of it in one order
+                return state, ()  # only the generator declares a member failed, so that all receive it in one order
             case Here(seq, answer):
                 return self.met_by(worker, state, source, seq, answer=answer)
             case Evicted():
@@ -176,7 +176,7 @@ class GroupWorker:
         return state, ()
 
     def without_group(self, state: WorkerState) -> WorkerState:
-        """The state after the group was canceled: the round continues without one."""
+        """Return the state after the group was canceled: the round continues without a group."""
         return replace(state, stage=ALONE, seq=-1, members=(), here=_after(state.here, state.seq))
 
     def entered(self, worker: int, state: WorkerState, salt: int | None) -> Stepped:
@@ -188,14 +188,14 @@ class GroupWorker:
         return state, (*sent, *actions)
 
     def reminders(self, worker: int, state: WorkerState) -> tuple[Action, ...]:
-        """`Here` messages again, to the members whose `Here` has not arrived."""
+        """Return the `Here` messages to repeat: those to members whose own `Here` has not arrived."""
         if state.stage != MEETING:
             return ()
         missing = (m for m in state.members if m != worker and (state.seq, m) not in state.here)
         return tuple(Send(member, Here(state.seq)) for member in missing)
 
     def met_by(self, worker: int, state: WorkerState, source: int, seq: int, *, answer: bool) -> Stepped:
-        """Handle `Here` of a member for this worker's present group, a later one, or one that it has finished."""
+        """Handle a member's `Here`, for this worker's present group, a later one, or one that it has finished."""
         if seq <= state.met:
             return state, (() if answer else (Send(source, Here(seq, answer=True)),))
         if (seq, source) in state.here or state.stage in (ENDED, EVICTED):
@@ -209,7 +209,7 @@ class GroupWorker:
         return state, ()
 
     def finished(self, state: WorkerState, salt: int | None) -> Stepped:
-        """The group has ended for this worker: report that with the next request."""
+        """End the group at this worker, and report that with the next request."""
         note = Note(("executed", state.seq, state.members))
         done = state.seq
         state = replace(state, seq=-1, members=(), met=max(done, state.met), here=_after(state.here, done))
@@ -217,7 +217,7 @@ class GroupWorker:
         return state, (note, *actions)
 
     def broken(self, state: WorkerState, salt: int | None) -> Stepped:
-        """The group failed at this worker: continue without it and report the failure."""
+        """Continue without the group, which failed at this worker, and report the failure with the next request."""
         note = Note(("broken", state.seq, state.members))
         failed = state.seq
         state, actions = self.next_ask(self.without_group(state), failed, salt, failed=True)
@@ -239,7 +239,7 @@ def _after(here: tuple[tuple[int, int], ...], seq: int) -> tuple[tuple[int, int]
 
 @dataclass(frozen=True)
 class GroupSystem:
-    """Workers 0..n−1 and the generator as process n, under one setting; a `Machine`.
+    """Workers 0..n−1 and the generator as process n, under one setting; a `Machine` for exploration and simulation.
 
     `rounds` of every worker may be None: endless, with sequence numbers counted from the oldest outstanding group. A
     draw uses one of `ways` random numbers: 1 explores one draw, k! all draws of k idle workers, None draws from the
@@ -260,7 +260,7 @@ class GroupSystem:
     restarts: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what numbers counted from the oldest group cannot show."""
+        """Raise InputError for breakers in an endless run: its numbers cannot tell their finished groups apart."""
         if self.rounds is None and self.breakers:
             raise InputError(f"breakers: is {self.breakers}; an endless run has none: give rounds")
 
@@ -279,7 +279,7 @@ class GroupSystem:
 
     @property
     def channels(self) -> Sequence[tuple[int, int]]:
-        """All pairs with the generator; with `collective` also those between workers."""
+        """All pairs of a worker and the generator; with `collective` also all pairs of workers."""
         n = self.setting.num_workers
         between = [(u, v) for u in range(n) for v in range(n) if u != v] if self.collective else []
         return [*((w, n) for w in range(n)), *((n, w) for w in range(n)), *between]
@@ -325,7 +325,7 @@ class GroupSystem:
     def salts(self) -> tuple[int, ...]:
         """The random numbers of a draw: number k gives order k of the workers and choice k among known groups.
 
-        An order is read from a number's lowest places (`shuffled`), a choice from its bits above `CHOICE_BITS`.
+        `order_from_salt` reads an order from a number's low digits; the choice is in its bits above `CHOICE_BITS`.
         """
         orders = factorial(self.setting.num_workers)
         return tuple(way + orders * -(-(way << CHOICE_BITS) // orders) for way in range(self.ways or 0))

@@ -38,12 +38,13 @@ from partreduce.schedulers.protocols.membership.messages import (
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """The state of one worker.
+    """The state of one worker in the membership protocol.
 
     `group` has the members of its present operation (empty: none). `stands` is whether it has reached an operation of
-    its rounds that it has not committed. `heard` holds the messages (sender, message) about the present or later
-    operations, `held` its commits (place, generation, group) in order. `knocks` is how often it may still ask to join;
-    `has_knocked` is True while it waits for the answer.
+    its rounds that it has not committed; `meets` is whether its operation is outside the rounds. `blank` means that it
+    has no model yet. `heard` holds the messages (sender, message) about the present or later operations, `held` its
+    commits (place, generation, group) in order. `knocks` is how often it may still ask to join; `has_knocked` is True
+    while it waits for the answer.
     """
 
     view: View
@@ -61,9 +62,9 @@ class Member:
 
 
 OVER = (Phase.FENCED, Phase.ENDED, Phase.LEFT)
-"""A worker that is in one of these has nothing to do with the run any more."""
+"""The phases of a worker that is no longer part of the run."""
 DONE = (*OVER, Phase.LEAVING)
-"""A worker that is in one of these averages with no worker any more."""
+"""The phases of a worker that averages no more."""
 
 
 class Workers(Setting):
@@ -97,7 +98,7 @@ class Workers(Setting):
         return (Summed(),) if self._has_message_of_all(state, process, state.group, Share(*here)) else ()
 
     def _own_group(self, worker: int, state: Member) -> Members:
-        """With whom a worker of an explored run averages at its place."""
+        """Return the members with which a worker of an explored run averages at its place."""
         assert self.groups is not None
         groups = self.groups(state.view.members, state.place[0])
         return next((tuple(group) for group in groups if worker in group), ())
@@ -108,10 +109,10 @@ class Workers(Setting):
 
     def _step_member(self, worker: int, state: Member, event: object) -> Outcome[Member]:
         match event:
-            case Received(self.authority, Crashed()):  # no worker decides any more
+            case Received(self.authority, Crashed()):  # the authority has failed
                 return (state if state.phase in OVER else replace(state, phase=Phase.ENDED)), ()
             case Received(source, Crashed()) if source not in state.view.members:
-                return state, ()  # late news of a loss that is behind this worker
+                return state, ()  # a late message about a failure that a view already covers
             case Broken() | Received(_, Crashed()):
                 return self._suspected(state)
             case Received(_, Open(generation)):
@@ -135,7 +136,7 @@ class Workers(Setting):
         return self._connected(worker, state, event)
 
     def _connected(self, worker: int, state: Member, event: object) -> Outcome[Member]:
-        """On the way from outside, or from a vote, into a generation."""
+        """Handle an event of a worker that joins, or connects after a vote."""
         match event:
             case Knock():
                 after = replace(state, has_knocked=True, knocks=state.knocks - 1)
@@ -150,13 +151,13 @@ class Workers(Setting):
 
     @staticmethod
     def _keep_message(state: Member, source: int, said: Share | Confirm | Here | Given) -> Member:
-        """Keep what is of this generation or a later one, which others may be in first."""
+        """Keep a message of this generation or a later one, which other workers may have entered first."""
         if state.phase in DONE or said.generation < state.view.generation:
             return state
         return replace(state, heard=state.heard | {(source, said)})
 
     def _entered(self, worker: int, state: Member, entry: Enter) -> Outcome[Member]:
-        """Before the place from which all average, and where it has no group, a worker continues alone."""
+        """Enter an operation; advance without averaging if there is no group, or before the place where all resume."""
         state = replace(state, place=entry.place, meets=entry.meets)
         if state.place < state.view.resume or not entry.group:
             return _at_next_place(state), ()
@@ -171,11 +172,11 @@ class Workers(Setting):
         return tuple(Send(member, message) for member in members if member != own)
 
     def _suspected(self, state: Member) -> Outcome[Member]:
-        """Who misses somebody votes, without waiting to be asked."""
+        """Vote, without waiting for a request, if a member has failed or seems to have."""
         return self._voted(state) if state.phase in (Phase.RUN, Phase.REBUILD) else (state, ())
 
     def _asked(self, state: Member, generation: int) -> Outcome[Member]:
-        """An authority that was started again asks those, too, who have voted."""
+        """Vote on request; also again, because a restarted authority asks workers that have voted."""
         if generation != state.view.generation + 1 or state.phase in (*DONE, Phase.OUTSIDE):
             return state, ()
         return self._voted(state)
@@ -210,7 +211,7 @@ class Workers(Setting):
 
 
 def _donor_state(state: Member) -> tuple[tuple[Place, int, Members], ...] | None:
-    """What a worker that has joined has of its donor."""
+    """Return the state that a joined worker has received from its donor; None until then."""
     donor, generation = state.view.donor, state.view.generation
     given = (said for source, said in state.heard if source == donor and isinstance(said, Given))
     return next((said.held for said in given if said.generation == generation), None)
@@ -228,10 +229,11 @@ def _with_commit(state: Member) -> Member:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """The state of the process that decides. `log` has its views, the present one last; `told` of them are sent.
+    """The state of the authority, which decides views.
 
-    `lost` are the missing workers, `joining` those that have asked to be members, `votes` the workers' votes for the
-    next view; `admits` is whether the vote was called because a worker joins.
+    `log` has its views, the present one last; `told` of them are sent. `lost` are the missing workers, `joining` those
+    that have asked to be members, `left` those that have ended, `votes` the workers' votes for the next view; `is_open`
+    is whether a vote is in progress, `admits` whether it was called because a worker joins.
     """
 
     log: tuple[View, ...]
@@ -247,7 +249,6 @@ class Authority:
 
     @property
     def view(self) -> View:
-        """The present view."""
         return self.log[-1]
 
 
@@ -306,7 +307,10 @@ class Decisions(Setting):
         return self._looked(replace(state, lost=state.lost | gone, votes=votes))
 
     def _looked(self, state: Authority) -> Outcome[Authority]:
-        """Vote on a lost member or, if none has left, on a joining worker, once the view before is published."""
+        """Open a vote if a member failed or, unless any worker has left, if a worker joins.
+
+        Nothing happens before the last view is published.
+        """
         if state.told < len(state.log):
             return state, ()
         if state.lost.intersection(state.view.members):
@@ -316,11 +320,11 @@ class Decisions(Setting):
         return state, ()
 
     def _stopped(self, state: Authority) -> Outcome[Authority]:
-        """Answer every vote, also later ones, with a view in which no worker continues."""
+        """End the run: answer every vote, also later ones, with a view without members."""
         return self._written(state, View(state.view.generation + 1, ())) if state.view.members else (state, ())
 
     def _opened(self, state: Authority) -> Outcome[Authority]:
-        """During a vote, request it from workers that have not voted, once."""
+        """Open a vote, requesting it once from all workers that have not voted; decide if none is missing."""
         asked: tuple[Action, ...] = ()
         if not state.is_open:
             state = replace(state, is_open=True)
@@ -333,25 +337,25 @@ class Decisions(Setting):
         return tuple(w for w in state.view.members if w not in state.lost and w not in state.left)
 
     def _silent(self, state: Authority) -> Members:
-        """The workers that have not voted during a vote."""
+        """Return the workers that have not voted in the vote in progress."""
         return tuple(w for w in self._remaining(state) if state.votes[w] is None) if state.is_open else ()
 
     def _weighed(self, state: Authority) -> Outcome[Authority]:
-        """Once all have voted who can, the view is decided and written down."""
+        """Decide and log the view once all workers that can vote have voted."""
         remaining = self._remaining(state)
         if not state.is_open or self._silent(state):
             return state, ()
         return self._written(state, self._view(state, remaining))
 
     def _written(self, state: Authority, view: View) -> Outcome[Authority]:
-        """A member without a state that cannot get one is outside again; who has joined is missing no more."""
+        """Log a view: members that it leaves out are missing from now on, workers that have joined no longer are."""
         left_out = frozenset(state.view.members).difference(view.members, state.left) if view.members else frozenset()
         lost, votes = (state.lost | left_out).difference(view.members), (None,) * self.num_workers
         after = replace(state, log=(*state.log, view), lost=lost, votes=votes, is_open=False, admits=False)
         return after, (Note(("write", view)),)
 
     def _view(self, state: Authority, members: Members) -> View:
-        """The commit rule, over the votes of all who continue and what the others are known to have done."""
+        """Return the next view by the commit rule, from the votes of all that continue and the commits of others."""
         generation, votes = state.view.generation + 1, state.votes
         cast = {worker: vote for worker in members if (vote := votes[worker]) is not None and not vote.blank}
         nobody_changed = len(members) == len(state.view.members) and not (state.admits or state.joining)
@@ -372,7 +376,7 @@ class Decisions(Setting):
         return View(generation, tuple(sorted((*cast, *joined))), resume, forward, joined, donor)
 
     def _published(self, state: Authority) -> Outcome[Authority]:
-        """Send the next view to the members of the generation before it, survivors or not, and to those that asked."""
+        """Send the next view to the members of the last generation, survivors or not, and to workers that join."""
         view, before = state.log[state.told], state.log[state.told - 1]
         to = state.joining.union(before.members, view.members).difference(state.left)
         sent = tuple(Send(worker, view) for worker in sorted(to))
@@ -383,7 +387,7 @@ class Decisions(Setting):
 
 @dataclass(frozen=True)
 class Membership(Workers, Decisions):
-    """Workers 0..n−1 and the authority as process n; a `Machine`.
+    """The membership protocol of workers 0..n−1 and the authority as process n; a `Machine`.
 
     A driver executes the notes. Of a worker: `("unblock",)` destroys its groups; `("forward",)` commits the prepared
     operation, `("dropped",)` discards it; `("rebuild", view)` connects. Of the authority: `("write", view)` is executed
@@ -401,7 +405,7 @@ class Membership(Workers, Decisions):
 
     @property
     def suspects(self) -> Sequence[tuple[int, int]]:
-        """The pairs (worker, process) in which the process may suspect that the worker has failed: all."""
+        """All pairs (worker, process) in which the process may suspect that the worker has failed."""
         return [(u, v) for u, v in self.channels if u != self.authority]
 
     def start(self, process: int) -> Outcome[Member | Authority]:

@@ -10,14 +10,14 @@ from typing import TypeAlias
 from partreduce.schedulers.protocols.base import Signal
 
 Place: TypeAlias = tuple[int, int]
-"""Where a worker stands: its round, and how often all have met by then. Both rise, equally on all workers."""
+"""A worker's position in the run, equal on all workers: (its round, the number of operations outside rounds so far)."""
 Members: TypeAlias = tuple[int, ...]
 Groups: TypeAlias = Callable[[Members, int], Sequence[Members]]
-"""The groups of a round, given who is left; what an explored run follows."""
+"""A function from the remaining members and a round to the round's groups, for explored runs."""
 
 
 class Phase(StrEnum):
-    """The phase of a worker."""
+    """What a worker is doing: it is outside, runs, votes, connects, or has ended."""
 
     OUTSIDE = "outside"
     RUN = "run"
@@ -31,10 +31,10 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Decision and message: a generation's members, the place where they resume, and who commits prepared operations.
+    """The authority's decision, sent as a message: a generation's members, and the place where they resume.
 
-    The members that have `joined` begin with the state of the `donor`, one of the others. From the place where they
-    resume, members follow the run's schedule.
+    The members in `forward` commit their prepared operation. The members that have `joined` begin with the state of the
+    `donor`, another member. From the place where they resume, members follow the run's schedule.
     """
 
     generation: int
@@ -47,18 +47,18 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Message: a worker has failed, seems to have, or wants to join; vote for this generation."""
+    """Message of the authority: a worker has failed, seems to have, or wants to join; vote for this generation."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """Message: the sender stops until it receives the view of this generation.
+    """Message to the authority: the sender stops until it receives the view of this generation.
 
-    `place` is the first operation that it has not committed, `prepared` the members of that one if its sum is complete,
-    else empty. `stands` is whether it has reached that operation and this is one of its rounds, `blank` whether it has
-    joined and has no state yet.
+    `place` is the first operation that it has not committed, `prepared` the members of that operation if its sum is
+    complete, else empty. `stands` is whether the sender has reached that operation and it is one of its rounds, `blank`
+    whether it has joined and has no state yet.
     """
 
     generation: int
@@ -69,20 +69,20 @@ class Vote:
 
 
 class Join(Signal):
-    """Message: the sender wants to be a member."""
+    """Message to the authority: the sender wants to be a member."""
 
 
 class Left(Signal):
-    """Message: the sender has committed everything and needs no other worker."""
+    """Message to the authority: the sender has committed everything and needs no other worker."""
 
 
 class Released(Signal):
-    """Message: the receiver has left with the others' consent; all that continue have its commits."""
+    """Message of the authority: the receiver may end; all workers that continue have its commits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Message in explored runs: the sender's contribution to a sum."""
+    """Message between members in explored runs: the sender's contribution to a sum."""
 
     generation: int
     place: Place
@@ -90,7 +90,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Message in explored runs: the sender has the sum."""
+    """Message between members in explored runs: the sender has the sum."""
 
     generation: int
     place: Place
@@ -98,14 +98,14 @@ class Confirm:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """Message in explored runs: the sender connects the groups of a generation, and has a state."""
+    """Message between members in explored runs: the sender connects the groups of a generation, and has a state."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Message in explored runs: a donor's state, which is the list of its commits."""
+    """Message in explored runs: the state of the donor, given by the list of its commits."""
 
     generation: int
     held: tuple[tuple[Place, int, Members], ...]
@@ -115,8 +115,8 @@ class Given:
 class Enter:
     """Event of a worker: it reaches a place and enters its operation there with these members, if it has one.
 
-    A worker without others has itself as the only member. With `meets` all workers do something that is not part of
-    their rounds, such as computing the mean model.
+    A worker without others has itself as the only member. With `meets` the operation is one of all workers that is not
+    part of their rounds, such as computing the mean model.
     """
 
     place: Place
@@ -125,19 +125,19 @@ class Enter:
 
 
 class Summed(Signal):
-    """Event: the sum is complete."""
+    """Event of a worker: the sum is complete."""
 
 
 class Confirmed(Signal):
-    """Event: all members have the sum."""
+    """Event of a worker: all members have the sum."""
 
 
 class Connected(Signal):
-    """Event: all members of the generation are connected, and have a state."""
+    """Event of a worker: all members of the generation are connected, and have a state."""
 
 
 class Broken(Signal):
-    """Event: an operation or connecting failed, or a member is known to have failed."""
+    """Event of a worker: an operation or connecting failed, or a member is known to have failed."""
 
 
 class Knock(Signal):
@@ -149,33 +149,33 @@ class Healed(Signal):
 
 
 class Leave(Signal):
-    """Event: the worker has nothing left to do."""
+    """Event of a worker: it has committed everything, and asks to leave."""
 
 
 class Publish(Signal):
-    """Event of the authority: it sends the views that it has written to its log."""
+    """Event of the authority: it sends the views that it has logged."""
 
 
 class Expire(Signal):
-    """Event: the lease of workers that have not voted expires."""
+    """Event of the authority: the leases of workers that have not voted expire."""
 
 
 class Stop(Signal):
-    """Event of the authority: the run is to end because a worker raised an error."""
+    """Event of the authority: it ends the run because a worker raised an error."""
 
 
 class Restart(Signal):
-    """Event: the authority restarts with its log, the votes and the failures, and without what was published."""
+    """Event of the authority: it restarts with its log, the votes and the failures, but not what it published."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A run of `num_workers`, of which the last `outside` join when they ask, each up to `knocks` times.
+    """The settings of a run of `num_workers`, whose last `outside` workers join on request, up to `knocks` times each.
 
-    At most `max_failures` may be missing at a time; else the run ends. `groups` is what an explored run averages in
-    each of its `rounds`, the last over all workers if possible; None if a driver enters operations and reports their
-    results, and members exchange no messages. The authority may evict silent workers `leases` times, and be restarted
-    `restarts` times.
+    At most `max_failures` workers may be missing at a time; else the run ends. `groups` is what an explored run
+    averages in each of its `rounds`, in the last over all workers if possible; None if a driver enters operations and
+    reports their results, and members exchange no messages. The authority may evict silent workers `leases` times, and
+    be restarted `restarts` times.
     """
 
     num_workers: int
@@ -189,5 +189,4 @@ class Setting:
 
     @property
     def authority(self) -> int:
-        """The process number of the authority."""
         return self.num_workers
