@@ -1,6 +1,5 @@
 """Workers that are started again after a loss: they join the others at an average, with the state of one of them."""
 
-import random
 from pathlib import Path
 
 import pytest
@@ -25,22 +24,6 @@ def back(deaths, *, lost=4, **options):
     return ended, lambda round_: [ALL if round_ < lost or round_ >= again else THREE]
 
 
-def test_a_worker_that_was_killed_joins_again_and_takes_part_in_every_average_from_then_on():
-    ended, groups = back({2: ("before the sum", 4)})
-    assert ended.joins[2][0] >= 8, ended.text
-    assert ended.own == replayed(groups, ALL, steps=STEPS), ended.text
-    assert ended.all_ended_equal(STEPS)
-    assert "without worker 2 the other 3 continue together from round 4" in ended.text
-
-
-def test_where_parameters_are_averaged_it_begins_with_the_donor_s_model_and_the_line_says_how_far_the_mean_moved():
-    ended, groups = back({2: ("before the sum", 1)}, lost=1, steps_per_round=3, waits_at=9)
-    expected = replayed(groups, ALL, steps_per_round=3, steps=STEPS, joins=ended.joins)
-    assert ended.own == {rank: pytest.approx(model, rel=1e-12) for rank, model in expected.items()}, ended.text
-    assert ended.all_ended_equal(STEPS)
-    assert "; the mean moved by 1/4 of how far that state's model was from it" in ended.text
-
-
 @pytest.mark.parametrize("instant", ["asking", "rebuilding", "taking a state"])
 def test_a_joiner_that_dies_on_its_way_takes_nothing_along_and_the_next_one_joins(instant):
     ended, groups = back({2: ("before the sum", 4)}, restarts=2, again={1: [(instant, 0)]})
@@ -54,14 +37,6 @@ def test_a_donor_that_dies_as_it_gives_its_state_is_lost_and_the_joiner_gets_ano
     assert {2, 3} <= set(ended.said), ended.text
     assert len({tuple(model) for model in ended.own.values()}) == 1
     assert ended.all_ended_equal(STEPS)
-
-
-def test_one_joins_a_worker_that_was_left_alone():
-    ended = survived({1: ("in the sum", 3)}, workers=2, max_failures=1, steps=STEPS, restarts=1, back=(1,))
-    again, donor = ended.joins[1]
-    assert donor == 0
-    groups = lambda round_: [(0, 1) if round_ < 3 or round_ >= again else (0,)]  # noqa: E731
-    assert ended.own == replayed(groups, (0, 1), workers=2, steps=STEPS), ended.text
 
 
 def test_who_has_joined_comes_to_mean_model_with_the_others_and_not_to_those_that_lie_behind():
@@ -125,22 +100,3 @@ def test_restarts_need_a_run_that_goes_on():
         InputError, match="--max-restarts 1: a worker that failed joins others that continue without it"
     ):
         run({}, restarts=1, max_failures=0)
-
-
-ON_THE_WAY = ["before the sum", "in the sum", "prepared", "confirmed"]
-IN_RECOVERY = ["voting", "rebuilding"]
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_after_deaths_at_drawn_instants_also_in_recoveries_all_hold_what_a_replay_of_their_views_does(seed):
-    draws = random.Random(seed)
-    first, second = draws.sample(ALL, 2)
-    deaths = {first: (draws.choice(ON_THE_WAY), draws.randrange(2, 6))}
-    if draws.random() < 0.5:
-        instant = draws.choice([*ON_THE_WAY, *IN_RECOVERY, "giving its state"])
-        deaths[second] = instant, draws.randrange(2, 9)
-    joiner = draws.choice([*ON_THE_WAY, *IN_RECOVERY, "asking", "taking a state"]), draws.randrange(9, 20)
-    again = {1: [joiner]} if draws.random() < 0.5 else {}
-    ended = survived(deaths, steps=30, restarts=2, again=again)
-    assert ended.own == replayed(ended.groups, sorted(ended.said), steps=30), ended.text
-    assert ended.all_ended_equal(30)
