@@ -317,7 +317,7 @@ class PlainOptimizer:
             is_own = self.strategy.payload.outer.outer_params is st.OuterParams.PER_WORKER and len(members) > 1
             if self.outer and (is_own or len(members) == self.kind.workers):
                 mean = self.outer_step(mean, number)
-            mixed = own + relaxation * (mean - own)
+            mixed = mean if relaxation == 1 else own + relaxation * (mean - own)
         whole = self.get()
         whole[mask] = mixed + now - start if self.kind.late else mixed
         self.put(whole)

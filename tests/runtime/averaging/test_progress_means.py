@@ -59,26 +59,6 @@ def same(first, second):
 SYNCS = pytest.mark.parametrize("sync", [st.Synchronous(), st.DelayedAveraging()], ids=["synchronous", "late"])
 
 
-@SYNCS
-def test_all_workers_hold_one_reference_which_is_the_last_mean_over_all(ranks, sync):
-    def work(world):
-        job = Job(world, nested(sync=sync))
-        seen = []
-        for _ in range(6):
-            job.train(1)
-            seen.append((job.optimizer.runner.parts[0].reference.version, job.references(), job.values()))
-        return seen
-
-    results = ranks.run(4, work)
-    for round_, seen in enumerate(zip(*results, strict=True)):
-        versions = {version for version, _, _ in seen}
-        last = (round_ - 1) // 2 * 2 + 1
-        assert versions == {f"reference 1/{last}"}
-        assert all(same(seen[0][1], references) for _, references, _ in seen)
-        if round_ % 2 and sync == st.Synchronous():
-            assert all(same(seen[0][2][:4], values[:4]) for _, _, values in seen), "all have the same bits"
-
-
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
 def test_a_loaded_model_begins_from_a_new_reference_of_all(ranks):
     """Also where each worker loads another model: worker 0's is the reference then, and the mean is right."""
@@ -181,18 +161,6 @@ def test_one_worker_that_loads_alone_ends_in_an_error_of_all(ranks):
     results = ranks.said(4, work, PeerFailedError)
     said = "worker 1 waits for all in a new start after 4 rounds: call load_state_dict() on all workers"
     assert all(said in text for text in results), results
-
-
-def test_workers_without_data_take_part_in_every_round(ranks):
-    def work(world):
-        job = Job(world, nested(steps_per_round=1))
-        with job.optimizer.join():
-            job.train([0, 3, 5, 8][world.rank])
-        return job.optimizer.round, job.references(), job.optimizer.runner.parts[0].reference.version
-
-    results = ranks.run(4, work)
-    assert {(round_, version) for round_, _, version in results} == {(8, "reference 1/7")}
-    assert all(same(results[0][1], references) for _, references, _ in results)
 
 
 @on_ranks(4, [[(2, False), (4, True)] * 2] * 4)

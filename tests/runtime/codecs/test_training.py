@@ -2,13 +2,11 @@
 
 import math
 import threading
-from dataclasses import replace
 
 import pytest
 import torch
 
 from helpers.thread_ranks import on_ranks
-from helpers.training import static_groups
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
 from partreduce.errors import HandshakeError, InputError, MissingDependencyError, ScheduleError
@@ -223,25 +221,3 @@ def test_codecs_that_cannot_run_are_refused_in_a_line(monkeypatch, plan, asked, 
     with pytest.raises(kind, match=text) as refusal:
         with_codec(plan, st.AllReduceAlgorithm.RING, *asked)
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "fits"),
-    [
-        (st.AllReduce(transport=TRANSPORTS["int8"]), True),
-        (st.AllReduce(steps_per_round=2, transport=TRANSPORTS["int8"]), True),
-        (st.Server(transport=TRANSPORTS["int8"]), True),
-        (st.AllReduce(steps_per_round=2, sync=st.DelayedAveraging(), transport=TRANSPORTS["int8"]), False),
-        (static_groups(4, [range(4)], transport=TRANSPORTS["int8"]), False),
-    ],
-    ids=str,
-)
-def test_feedback_is_for_sums_of_everybody_that_are_not_late(strategy, fits):
-    fed_back = replace(strategy, transport=TRANSPORTS["int8 feedback"])
-    if fits:
-        Schedule("fine", CLUSTER, fed_back)
-    else:
-        with pytest.raises(
-            ScheduleError, match=r"transport\.error_feedback: is true; only where every round is of all"
-        ):
-            Schedule("refused", CLUSTER, fed_back)

@@ -48,6 +48,8 @@ class Saved:
     """Of the optimizer that resumes."""
     before: int = 0
     """Steps that it has taken, of which nothing may be left."""
+    by_states: tuple[int, ...] = ()
+    """After how many steps the model's and the optimizer's state dicts are saved by torch."""
 
 
 ON_HOST = {"outer_state": "host"}
@@ -68,11 +70,12 @@ ROWS = {
     "float16, pipeline": Saved(
         st.AllReduce(sync=st.Pipeline(), transport=st.Transport(codec=st.Codec.FLOAT16)), (4,), before=2
     ),
+    **{f"pipeline of {n}": Saved(st.AllReduce(sync=st.Pipeline(width=n)), (), by_states=(5,)) for n in (2, 3)},
     "groups, unequal": Saved(st.StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), **NORMALIZED), (7,)),
     "groups, unequal, late": Saved(
         st.StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), sync=LATE, **NORMALIZED), (5,)
     ),
-    "outer": Saved(st.AllReduce(steps_per_round=5, payload=OUTER), (8,), options=ON_HOST),
+    "outer": Saved(st.AllReduce(steps_per_round=5, payload=OUTER), (8,), options=ON_HOST, by_states=(3, 5)),
     "outer, nested": Saved(
         st.StaticGroups(phases=PAIR_THEN_ALL, steps_per_round=2, payload=OUTER), (5,), options=ON_HOST
     ),
@@ -88,7 +91,7 @@ ROWS = {
     "unequal fragments": Saved(
         st.AllReduce(steps_per_round=(4, 5, 6), payload=st.Payload(outer=DILOCO, fragments=2)), (4,)
     ),
-    "fragments": Saved(st.AllReduce(payload=THIRDS, **STREAMING), (1, 10)),
+    "fragments": Saved(st.AllReduce(payload=THIRDS, **STREAMING), (1, 10), by_states=(3, 5, 6)),
     "fragments, codec": Saved(st.AllReduce(payload=THIRDS, transport=INT8_WHOLE, **STREAMING), (4, 6)),
     "fragments, three in flight": Saved(st.AllReduce(payload=THIRDS, **CROWDED), (3,)),
     "fragments, three in flight, feedback": Saved(
@@ -109,9 +112,34 @@ def held(training):
     return {**state, "values": training.values().clone(), **{n: b.clone() for n, b in training.model.named_buffers()}}
 
 
-@pytest.mark.filterwarnings("ignore:partreduce. .* dropped")
-@pytest.mark.parametrize(("name", "saved"), [(name, steps) for name, row in ROWS.items() for steps in row.steps])
-def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(ranks, tmp_path, name, saved):
+def save(training, folder, way):
+    if way == "checkpoint":
+        save_checkpoint(training.optimizer, folder)
+    elif way == "own states" or training.rank == 0:
+        states = {"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()}
+        torch.save(states, folder / f"{training.rank}.pt")
+
+
+def load(training, folder, way):
+    if way == "checkpoint":
+        load_checkpoint(training.optimizer, folder)
+    else:
+        states = torch.load(folder / f"{training.rank if way == 'own states' else 0}.pt", weights_only=True)
+        training.model.load_state_dict(states["model"])
+        training.optimizer.load_state_dict(states["optimizer"])
+
+
+CASES = [
+    *((name, steps, "checkpoint") for name, row in ROWS.items() for steps in row.steps),
+    *((name, steps, "own states") for name, row in ROWS.items() for steps in row.by_states),
+    # They bring equal parameters alone: BatchNorm's statistics are each worker's until their means arrive.
+    *((name, 5, "worker 0's states") for name in ("pipeline of 2", "pipeline of 3")),
+]
+
+
+@pytest.mark.filterwarnings("ignore:partreduce. (.* dropped|schedule .* has a pipeline of 3|step .* holds worker)")
+@pytest.mark.parametrize(("name", "saved", "way"), CASES)
+def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(ranks, tmp_path, name, saved, way):
     """It looks at the mean model after each of some steps, which changes nothing either; then data ends unevenly."""
     row = ROWS[name]
     schedule = Schedule(name, row.cluster, row.strategy)
@@ -121,10 +149,8 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(ranks, tmp_p
         training = Training(world, schedule, batch_norm=True, **(row.options if resumes and world.rank else {}))
         steps = saved * schedule.steps_per_round_of(world.rank) // shortest
         training.steps(row.before if resumes else steps)
-        if resumes:
-            assert load_checkpoint(training.optimizer, tmp_path).steps == steps
-        else:
-            save_checkpoint(training.optimizer, tmp_path)
+        (load if resumes else save)(training, tmp_path, way)
+        assert training.optimizer.steps == steps
         kept = held(training)
         for _ in range(4 if len(schedule.strategy.step_counts) == 1 else 0):
             training.steps(1)
@@ -138,8 +164,9 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(ranks, tmp_p
     for before, after in zip(whole, again, strict=True):
         for mine, theirs in zip(before, after, strict=True):
             assert mine.keys() == theirs.keys()
-            assert [key for key in mine if not torch.equal(mine[key], theirs[key])] == []
-        if name.startswith("fragments"):
+            kept = mine if way != "worker 0's states" else ["values"]
+            assert [key for key in kept if not torch.equal(mine[key], theirs[key])] == []
+        if way == "checkpoint" and name.startswith("fragments"):
             assert {int(key[0]) for key in before[0] if "flight" in key} == IN_FLIGHT[name, saved]
         if name.startswith("outer"):
             kept = "outer_params" if "own" in name else "reference"
