@@ -25,7 +25,7 @@ class Edge(NamedTuple):
 
 
 def aside(file, rule, *row):
-    """The row of a rule about entries, of which the true and the false one stand beside one schedule."""
+    """The row of a rule about entries, of which the true and the false one belong to one schedule."""
     raw, true, false, says = row
     return Edge(file, rule, (raw, true), (raw, false), says)
 
@@ -203,7 +203,7 @@ OUTER_STEPS = "outer_steps.py"
 
 
 def own(*shape, **outer):
-    """Two workers or more whose groups make outer steps from outer parameters of their own, at rate 1/2."""
+    """Two workers or more whose groups make outer steps from their own outer parameters, at rate 1/2."""
     make = groups if isinstance(shape[0], int) else rule
     return make(*shape, payload={"outer": {"lr": "1/2", "outer_params": "per_worker", **outer}})
 

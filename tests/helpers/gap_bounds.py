@@ -68,7 +68,7 @@ def attained(graph, setting, bounds, max_states=60_000):
     """(entry [i][j]: the largest Step(i) - Step(j) of all reachable states, None where it grows without limit; search).
 
     Messages are delivered at once: a late one only delays, so the same gaps are reached. Where a pair is unbounded the
-    states are those in which nobody is further ahead of the slowest than one step more than the largest finite bound; a
+    states are those in which no worker is further ahead of the slowest than the largest finite bound and one step; a
     pair that reaches this fence counts as unbounded.
     """
     check_setting(graph, setting)

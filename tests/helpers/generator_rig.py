@@ -76,7 +76,7 @@ def rough_wire(seed, rank, *, worst=0.004):
 
 
 class Meeting:
-    """What a collective is to its members: nobody leaves before all have come."""
+    """What a collective is to its members: none leaves before all have come."""
 
     def __init__(self):
         self.lock, self.barriers = threading.Lock(), {}
@@ -189,7 +189,7 @@ service.run(60)
 
 
 class ServiceProcess:
-    """A generator in a process of its own, which kills itself at a named point."""
+    """A generator in another process, which kills itself at a named point."""
 
     def __init__(self, folder, *, seed, address="tcp://127.0.0.1:*", point="", after=0):
         code = CHILD.format(

@@ -199,7 +199,7 @@ def delivered_in(case, brought, begins):
     return total / case.num_workers
 
 
-def replayed(case, results):
+def replay_steps(case, results):
     """By worker: parameters after each step, by the log and the gradients alone. O(rounds · workers)."""
     rounds, events = segments_of(results)
     n = case.num_workers

@@ -1,4 +1,4 @@
-"""Aimed documents for what the checker asks of a file beside the schema: one that is just allowed, and one that is not.
+"""Documents for what the checker asks of a file besides the schema: one that is just allowed, and one that is not.
 
 `READ_EDGES` has rows like those of `helpers.edges`, without an entry: the document alone is read, by the loader too.
 """

@@ -1,4 +1,4 @@
-"""What is refused, and that it is said in one line."""
+"""Checks of errors: one line, of which the words match."""
 
 import pytest
 

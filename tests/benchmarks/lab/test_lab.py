@@ -184,7 +184,7 @@ def test_so_many_workers_are_delayed_in_every_step_and_all_agree_who():
     seconds = lengths_of(Lengths(compute=0.1, **DELAYED), 8, 200)
     assert (np.isclose(seconds, 0.6).sum(axis=1) == 2).all()
     assert np.isclose(seconds, 0.1).sum() == 6 * 200
-    assert (np.isclose(seconds, 0.6).mean(axis=0) > 0.1).all(), "drawn anew: everybody's turn comes"
+    assert (np.isclose(seconds, 0.6).mean(axis=0) > 0.1).all(), "drawn for each step: every worker has its turn"
 
 
 def test_shifting_delays_move_on_by_one_worker_from_step_to_step():

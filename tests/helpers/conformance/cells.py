@@ -44,13 +44,13 @@ class Cell:
             self.groups.append((optimizer.steps, not pausing, seq, members))
             average(step, seq, members)
 
-        def paused(place, *, apply=True):
+        def note_pause(place, *, apply=True):
             pausing.append(1)
             steps = pause(place, apply=apply)
             pausing.pop()
             return steps
 
-        runner._average, runner.pause = averaging, paused
+        runner._average, runner.pause = averaging, note_pause
 
     def scheduled(self, optimizer):
         """What a learning-rate scheduler is given."""
@@ -105,7 +105,7 @@ class Turns:
             self.depart(rank)
         else:
             with self.changed:
-                assert self.changed.wait_for(lambda: self.now == rank, WAIT), "nobody's turn"
+                assert self.changed.wait_for(lambda: self.now == rank, WAIT), "its turn did not come"
 
     def leave(self, rank, mode):
         if mode == TOGETHER:

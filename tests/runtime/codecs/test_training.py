@@ -1,4 +1,4 @@
-"""Training with codecs: replicas stay equal, losses near; what leaves a codec's range is said; feedback resumes."""
+"""Training with codecs: replicas stay equal, losses near; what leaves a codec's range is an error that names it."""
 
 import math
 import threading
@@ -64,12 +64,12 @@ class Training:
     def backward(self, parameter, index, value):
         """Gradients of a step, of which one number is given."""
 
-        def changed(gradient):
+        def change(gradient):
             gradient = gradient.clone()
             gradient[index] = value
             return gradient
 
-        hook = parameter.register_hook(changed)
+        hook = parameter.register_hook(change)
         self.model(torch.ones(1, 5)).sum().backward()
         hook.remove()
 
@@ -83,7 +83,7 @@ class Training:
         return weights
 
 
-def trained(world, plan, steps=12, **options):
+def train(world, plan, steps=12, **options):
     training = Training(world, plan, **options)
     losses = training.steps(0, steps)
     return losses, training.end()
@@ -101,7 +101,7 @@ def test_replicas_stay_equal_and_losses_near_also_where_servers_carry_codes_both
     transport = TRANSPORTS[name]
     plan = plan_of(transport) if hosts is None else plan_of(transport, st.Server, hosts=hosts)
     plain = Schedule("plain", CLUSTER, st.AllReduce())
-    results = ranks.run(MEMBERS, lambda world: (trained(world, plan), trained(world, plain)))
+    results = ranks.run(MEMBERS, lambda world: (train(world, plan), train(world, plain)))
     for (losses, weights), (wanted, _) in results:
         assert torch.equal(weights, results[0][0][1])
         assert losses != wanted, "a codec rounds"
@@ -170,7 +170,7 @@ def test_infinite_gradients_of_a_scaler_travel_and_all_skip_the_step(ranks, name
 
 def test_workers_with_other_codecs_are_named(ranks):
     def work(world):
-        return trained(world, plan_of(st.Transport()), codec="int8" if world.rank == 1 else "bfloat16")
+        return train(world, plan_of(st.Transport()), codec="int8" if world.rank == 1 else "bfloat16")
 
     for error in ranks.run(MEMBERS, work, catch=HandshakeError):
         assert "codec differs: rank 1 has int8 all, block 256, no error feedback" in str(error)
@@ -179,10 +179,10 @@ def test_workers_with_other_codecs_are_named(ranks):
 
 @on_ranks(MEMBERS)
 def test_the_argument_overrides_the_schedule(world):
-    asked = trained(world, plan_of(st.Transport()), codec="float16")
-    planned = trained(world, plan_of(TRANSPORTS["float16"]))
-    plain = trained(world, plan_of(TRANSPORTS["float16"]), codec="none")
-    without = trained(world, plan_of(st.Transport()))
+    asked = train(world, plan_of(st.Transport()), codec="float16")
+    planned = train(world, plan_of(TRANSPORTS["float16"]))
+    plain = train(world, plan_of(TRANSPORTS["float16"]), codec="none")
+    without = train(world, plan_of(st.Transport()))
     assert asked[0] == planned[0]
     assert plain[0] == without[0]
 

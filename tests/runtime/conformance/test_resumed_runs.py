@@ -38,7 +38,7 @@ INT8_WHOLE = st.Transport(codec=st.Codec.INT8)
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedRun:
     """A strategy, and after how many steps of the worker with the shortest rounds it is saved."""
 
     strategy: object
@@ -54,47 +54,49 @@ class Saved:
 
 ON_HOST = {"outer_state": "host"}
 ROWS = {
-    "codec": Saved(st.AllReduce(steps_per_round=4, transport=INT8), (11,)),
-    "codec, late": Saved(st.AllReduce(steps_per_round=4, transport=INT8, sync=LATE), (9,)),
-    "codec, unequal": Saved(st.AllReduce(steps_per_round=(4, 2, 4), transport=INT8, **NORMALIZED), (5,)),
-    "codec, nodes": Saved(
+    "codec": SavedRun(st.AllReduce(steps_per_round=4, transport=INT8), (11,)),
+    "codec, late": SavedRun(st.AllReduce(steps_per_round=4, transport=INT8, sync=LATE), (9,)),
+    "codec, unequal": SavedRun(st.AllReduce(steps_per_round=(4, 2, 4), transport=INT8, **NORMALIZED), (5,)),
+    "codec, nodes": SavedRun(
         st.StaticGroups(phases=NODES_THEN_ALL, steps_per_round=2, transport=INT8_WHOLE), (6,), TWO_NODES
     ),
-    "codec, nodes, late": Saved(
+    "codec, nodes, late": SavedRun(
         st.StaticGroups(phases=NODES_THEN_ALL, steps_per_round=2, transport=INT8_WHOLE, sync=LATE), (4,), TWO_NODES
     ),
-    "feedback": Saved(st.AllReduce(transport=FED_BACK), (4,), TWO_NODES, before=2),
-    "feedback, in stages": Saved(st.AllReduce(transport=IN_STAGES), (4,), TWO_NODES, before=2),
-    "feedback, servers": Saved(st.Server(hosts=(1, 2), transport=FED_BACK), (4,), TWO_NODES, before=2),
-    "feedback, pipeline": Saved(st.AllReduce(sync=st.Pipeline(), transport=FED_BACK), (4,), before=2),
-    "float16, pipeline": Saved(
+    "feedback": SavedRun(st.AllReduce(transport=FED_BACK), (4,), TWO_NODES, before=2),
+    "feedback, in stages": SavedRun(st.AllReduce(transport=IN_STAGES), (4,), TWO_NODES, before=2),
+    "feedback, servers": SavedRun(st.Server(hosts=(1, 2), transport=FED_BACK), (4,), TWO_NODES, before=2),
+    "feedback, pipeline": SavedRun(st.AllReduce(sync=st.Pipeline(), transport=FED_BACK), (4,), before=2),
+    "float16, pipeline": SavedRun(
         st.AllReduce(sync=st.Pipeline(), transport=st.Transport(codec=st.Codec.FLOAT16)), (4,), before=2
     ),
-    **{f"pipeline of {n}": Saved(st.AllReduce(sync=st.Pipeline(width=n)), (), by_states=(5,)) for n in (2, 3)},
-    "groups, unequal": Saved(st.StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), **NORMALIZED), (7,)),
-    "groups, unequal, late": Saved(
+    **{f"pipeline of {n}": SavedRun(st.AllReduce(sync=st.Pipeline(width=n)), (), by_states=(5,)) for n in (2, 3)},
+    "groups, unequal": SavedRun(st.StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), **NORMALIZED), (7,)),
+    "groups, unequal, late": SavedRun(
         st.StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), sync=LATE, **NORMALIZED), (5,)
     ),
-    "outer": Saved(st.AllReduce(steps_per_round=5, payload=OUTER), (8,), options=ON_HOST, by_states=(3, 5)),
-    "outer, nested": Saved(
+    "outer": SavedRun(st.AllReduce(steps_per_round=5, payload=OUTER), (8,), options=ON_HOST, by_states=(3, 5)),
+    "outer, nested": SavedRun(
         st.StaticGroups(phases=PAIR_THEN_ALL, steps_per_round=2, payload=OUTER), (5,), options=ON_HOST
     ),
-    "outer, own": Saved(st.StaticGroups(phases=PAIR_THEN_ALL, steps_per_round=2, payload=OWN), (5,), options=ON_HOST),
-    "outer, unequal": Saved(
+    "outer, own": SavedRun(
+        st.StaticGroups(phases=PAIR_THEN_ALL, steps_per_round=2, payload=OWN), (5,), options=ON_HOST
+    ),
+    "outer, unequal": SavedRun(
         st.AllReduce(steps_per_round=(5, 10, 5), payload=OUTER, **NORMALIZED), (8,), options=ON_HOST
     ),
-    "outer, own, unequal": Saved(
+    "outer, own, unequal": SavedRun(
         st.StaticGroups(phases=PAIR_THEN_ALL, steps_per_round=(4, 2, 4), payload=OWN, **NORMALIZED),
         (5,),
         options=ON_HOST,
     ),
-    "unequal fragments": Saved(
+    "unequal fragments": SavedRun(
         st.AllReduce(steps_per_round=(4, 5, 6), payload=st.Payload(outer=DILOCO, fragments=2)), (4,)
     ),
-    "fragments": Saved(st.AllReduce(payload=THIRDS, **STREAMING), (1, 10), by_states=(3, 5, 6)),
-    "fragments, codec": Saved(st.AllReduce(payload=THIRDS, transport=INT8_WHOLE, **STREAMING), (4, 6)),
-    "fragments, three in flight": Saved(st.AllReduce(payload=THIRDS, **CROWDED), (3,)),
-    "fragments, three in flight, feedback": Saved(
+    "fragments": SavedRun(st.AllReduce(payload=THIRDS, **STREAMING), (1, 10), by_states=(3, 5, 6)),
+    "fragments, codec": SavedRun(st.AllReduce(payload=THIRDS, transport=INT8_WHOLE, **STREAMING), (4, 6)),
+    "fragments, three in flight": SavedRun(st.AllReduce(payload=THIRDS, **CROWDED), (3,)),
+    "fragments, three in flight, feedback": SavedRun(
         st.AllReduce(payload=THIRDS, transport=INT4_FED_BACK, **CROWDED), (5, 6)
     ),
 }
@@ -106,7 +108,7 @@ IN_FLIGHT = {
 """The fragments that are in flight where the run is saved."""
 
 
-def held(training):
+def state_of(training):
     """Parameters, statistics, and what the strategy keeps."""
     state = {name: tensor.clone() for name, tensor in training.optimizer.runner.state().items()}
     return {**state, "values": training.values().clone(), **{n: b.clone() for n, b in training.model.named_buffers()}}
@@ -151,13 +153,13 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(ranks, tmp_p
         training.steps(row.before if resumes else steps)
         (load if resumes else save)(training, tmp_path, way)
         assert training.optimizer.steps == steps
-        kept = held(training)
+        kept = state_of(training)
         for _ in range(4 if len(schedule.strategy.step_counts) == 1 else 0):
             training.steps(1)
             with training.optimizer.mean_model() if resumes else contextlib.nullcontext():
                 pass
         training.to_the_end(8)
-        return kept, held(training)
+        return kept, state_of(training)
 
     whole = ranks.run(row.cluster.num_workers, lambda world: work(world, resumes=False))
     again = ranks.run(row.cluster.num_workers, lambda world: work(world, resumes=True))

@@ -5,15 +5,15 @@ import pytest
 from helpers.conformance.cells import problems_of, run_reference, run_time
 from helpers.conformance.idioms import IDIOMS
 from helpers.conformance.kinds import KINDS, N
-from helpers.conformance.variants import REFUSED, changed, schedule_of, taken
+from helpers.conformance.variants import REFUSED, cells_to_run, change, schedule_of
 from partreduce.errors import ScheduleError
 from partreduce.runtime.elastic.support import elastic_blocker
 
 
-@pytest.mark.parametrize(("variant", "kind"), list(taken()))
+@pytest.mark.parametrize(("variant", "kind"), list(cells_to_run()))
 def test_a_variant_of_a_kind_equals_its_reference(ranks, variant, kind):
     """Numbers are float64, and a codec's float32: one last digit of these is what may differ."""
-    cell = changed(variant, kind)
+    cell = change(variant, kind)
     near = {} if variant == "delay" else {"rtol": 1e-5, "atol": 1e-6}
     for idiom in ("plain", "uneven data"):
         loop = IDIOMS[idiom].loop

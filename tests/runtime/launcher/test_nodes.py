@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.elastic_runs import replayed
+from helpers.elastic_runs import replay_means
 from helpers.two_nodes import LIMIT, wait_until
 from partreduce import Cluster, Schedule, write_schedule
 from partreduce.errors import EvictedError
@@ -86,7 +86,7 @@ def check(run, survivors, codes, *said, steps_per_round=1, unheard=()):
     assert all(code in may for code, may in zip(returned, allowed, strict=True)), errors
     own, end = held(output)
     members = [lambda this: [ALL if this < ROUND else survivors]]
-    expected = replayed(*members, survivors, steps_per_round=steps_per_round, steps=STEPS * steps_per_round)
+    expected = replay_means(*members, survivors, steps_per_round=steps_per_round, steps=STEPS * steps_per_round)
     assert expected.keys() - unheard <= own.keys() <= expected.keys(), errors
     for rank, model in own.items():
         assert model == (expected[rank] if steps_per_round == 1 else pytest.approx(expected[rank], rel=1e-14)), errors
@@ -114,7 +114,7 @@ def test_a_worker_starts_again_on_its_node_and_joins(trains):
     output, errors = run.ends(0, 0)
     joined = int(re.search(r"worker 3 joined in round (\d+) with the state of worker 0", errors)[1])
     own, end = held(output)
-    assert own == replayed(lambda this: [THREE if ROUND <= this < joined else ALL], ALL, steps=STEPS), errors
+    assert own == replay_means(lambda this: [THREE if ROUND <= this < joined else ALL], ALL, steps=STEPS), errors
     assert len({tuple(model) for model in end.values()}) == 1, errors
 
 

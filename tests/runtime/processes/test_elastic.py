@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers.elastic_runs import ALL, EVEN_ODD, THREE, replayed, run
+from helpers.elastic_runs import ALL, EVEN_ODD, THREE, replay_means, run
 from helpers.training import group_phases
 from partreduce import strategies as st
 from partreduce.errors import EvictedError, InputError
@@ -20,7 +20,7 @@ def test_more_losses_than_may_be_end_the_run_with_the_signal_and_names():
 def test_a_silent_worker_is_given_up_and_ended_and_the_run_says_so():
     ended = run({2: ("stopped", 4)}, timeout=10.0)
     assert ended.code == EvictedError.exit_code, ended.text
-    assert ended.own == replayed(lambda round_: [ALL if round_ < 4 else THREE], THREE), ended.text
+    assert ended.own == replay_means(lambda round_: [ALL if round_ < 4 else THREE], THREE), ended.text
     assert "worker 2 said nothing for 10 s and was given up" in ended.text
     assert "SIGKILL" not in ended.text, "the launcher sent it"
 

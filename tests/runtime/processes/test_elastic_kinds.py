@@ -21,15 +21,15 @@ from helpers.elastic_runs import (
     RATE,
     THREE,
     gradient,
-    launched,
+    launch_workers,
     near,
     pairs_until,
-    replayed,
+    replay_means,
     replayed_by_steps,
     replayed_gradients,
     report,
+    run_to_the_end,
     start_of,
-    survived,
 )
 from helpers.training import group_phases, static_groups
 from partreduce import Cluster, DistributedOptimizer, Schedule
@@ -65,7 +65,7 @@ def coded_sum(given, left, top=127):
     result = np.empty_like(total)
     for part in (slice(*bounds) for bounds in coded_sums.cut(len(total), len(given), BLOCK)):
         coded[:, part] = [coded_sums.in_blocks(values, BLOCK, top) for values in given[:, part]]
-        total[part] = coded_sums.added(coded[:, part]) + left[part]
+        total[part] = coded_sums.add_in_order(coded[:, part]) + left[part]
         result[part] = coded_sums.in_blocks(total[part], BLOCK, top)
     return result, given - coded, total - result
 
@@ -85,14 +85,14 @@ def rounded_means(ended, survivors, *, steps, size, codec):
     return dict.fromkeys(survivors, model.tolist())
 
 
-class Coded:
+class CodedMean:
     """Late means by int8, in NumPy: what is sent is the way from the last mean of all, which all have, to the start."""
 
     def __init__(self, size):
         self.reference = np.array(start_of(size), np.float32)
 
     def __call__(self, starts):
-        if len(starts) == 1:  # nobody is there for whom it would be rounded
+        if len(starts) == 1:  # it is not sent, and so not rounded
             self.reference = np.array(starts[0], np.float32)
         else:
             given = [(np.float32(start) - self.reference) / np.float32(len(starts)) for start in starts]
@@ -100,9 +100,9 @@ class Coded:
         return self.reference
 
 
-def averaged(ended, survivors, *, is_coded=False, **run):
-    run |= {"mean_of": Coded(run["size"])} if is_coded else {}
-    return replayed(ended.groups, survivors, joins=ended.joins, **run)
+def replay_averages(ended, survivors, *, is_coded=False, **run):
+    run |= {"mean_of": CodedMean(run["size"])} if is_coded else {}
+    return replay_means(ended.groups, survivors, joins=ended.joins, **run)
 
 
 def by_steps(ended, survivors, *, steps):
@@ -123,9 +123,9 @@ class Kind:
     """What all hold after `finish()`, of kinds that apply something there."""
 
     def holds(self, deaths, survivors=None, **options):
-        """What came of a run with these deaths, whose survivors (or whoever ended) hold what a replay says."""
+        """What came of a run with these deaths, whose survivors (or all that ended) hold what a replay says."""
         run = self.run | options
-        ended = survived(deaths, strategy=self.strategy, **run)
+        ended = run_to_the_end(deaths, strategy=self.strategy, **run)
         sizes = {name: run[name] for name in ("steps", "size", "workers") if name in run}
         rel, abs_ = self.errors
         expected = self.replay(ended, survivors or sorted(ended.said), **sizes)
@@ -137,7 +137,7 @@ class Kind:
         return ended
 
 
-def coded(codec, errors=(0, 0), **transport):
+def code_gradients(codec, errors=(0, 0), **transport):
     strategy = st.AllReduce(transport=st.Transport(codec=codec, **FED_BACK, **transport))
     run = {"size": WIDE, "dtype": torch.float32, "steps": 9}
     return Kind(strategy, run, partial(rounded_means, codec=codec.value), errors)
@@ -146,12 +146,12 @@ def coded(codec, errors=(0, 0), **transport):
 def progress(codec, error):
     strategy = st.AllReduce(steps_per_round=3, transport=st.Transport(codec=codec))
     run = {"size": WIDE, "dtype": torch.float32, "steps": 24}
-    return Kind(strategy, run, partial(averaged, steps_per_round=3), (1e-6, error))
+    return Kind(strategy, run, partial(replay_averages, steps_per_round=3), (1e-6, error))
 
 
 def late(steps_per_round, steps, **transport):
     strategy = st.AllReduce(steps_per_round=steps_per_round, sync=LATE, transport=st.Transport(**transport))
-    replay = partial(averaged, steps_per_round=steps_per_round, overlaps=True, gradients=False)
+    replay = partial(replay_averages, steps_per_round=steps_per_round, overlaps=True, gradients=False)
     if transport:  # once in a while a number is rounded the other way: one level of 127, of what a few rounds added
         run, replay = {"size": 64, "dtype": torch.float32}, partial(replay, is_coded=True)
         return Kind(strategy, run | {"steps": steps}, replay, (1e-5, 0.05))
@@ -174,7 +174,7 @@ def pipeline(width, *, warm_up=0, errors=(0, 0), size=3, dtype=torch.float64, tr
 def in_turns(payload=IN_TURN, sync=SYNCHRONOUS, *, steps=18, fragments=2, **replay):
     strategy = st.AllReduce(steps_per_round=4, payload=payload, sync=sync)
     outer = payload.outer if payload.outer.lr != 1 else None
-    replay = partial(averaged, steps_per_round=4, fragments=fragments, outer=outer, **replay)
+    replay = partial(replay_averages, steps_per_round=4, fragments=fragments, outer=outer, **replay)
     return Kind(strategy, {"steps": steps, "parameters": fragments}, replay)
 
 
@@ -182,30 +182,30 @@ LAYERS = st.AllReduce(transport=st.Transport(gradient_buckets=st.GradientBuckets
 BFLOAT16, EIGHT_BITS = st.Transport(codec=of.Codec.BFLOAT16), st.Transport(codec=of.Codec.INT8, block=8)
 IN_SHORT = {"size": 512, "dtype": torch.float32}
 KINDS = {
-    "gradients": Kind(st.AllReduce(), {}, averaged, (0, 0)),
-    "parameters": Kind(st.AllReduce(steps_per_round=3), {}, partial(averaged, steps_per_round=3)),
+    "gradients": Kind(st.AllReduce(), {}, replay_averages, (0, 0)),
+    "parameters": Kind(st.AllReduce(steps_per_round=3), {}, partial(replay_averages, steps_per_round=3)),
     **{f"pipeline of {width}": pipeline(width) for width in (2, 3, 4)},
     "pipeline with warm-up": pipeline(3, warm_up=3),
     "pipeline of sums": pipeline(2, total=of.GradientReduction.SUM),
     # In bfloat16 all that is sent here is exact, in int8 nearly.
     "pipeline in bfloat16": pipeline(3, transport=BFLOAT16, **IN_SHORT),
     "pipeline in int8": pipeline(3, transport=EIGHT_BITS, errors=(0, 0.2), **IN_SHORT),
-    "codec": coded(of.Codec.INT8),
-    "codec of 4 bits": coded(of.Codec.INT4),
-    "layers": Kind(LAYERS, {"steps": 9, "size": 3 * LAYER, "parameters": 3}, averaged, (0, 0)),
-    "layers by a codec": coded(of.Codec.INT8, gradient_buckets=st.GradientBuckets.PER_LAYER),
+    "codec": code_gradients(of.Codec.INT8),
+    "codec of 4 bits": code_gradients(of.Codec.INT4),
+    "layers": Kind(LAYERS, {"steps": 9, "size": 3 * LAYER, "parameters": 3}, replay_averages, (0, 0)),
+    "layers by a codec": code_gradients(of.Codec.INT8, gradient_buckets=st.GradientBuckets.PER_LAYER),
     # In bfloat16 all that is sent here is exact, as long as it is counted from where all were together last.
     "progress in bfloat16": progress(of.Codec.BFLOAT16, 1e-6),
     "progress in int8": progress(of.Codec.INT8, 0.5),
     "outer": Kind(
         st.AllReduce(steps_per_round=3, payload=st.Payload(outer=DILOCO)),
         {"steps": 18},
-        partial(averaged, steps_per_round=3, outer=DILOCO),
+        partial(replay_averages, steps_per_round=3, outer=DILOCO),
     ),
     "outer of each worker": Kind(
         static_groups(4, [ALL], payload=st.Payload(outer=OWN)),
         {"steps": 24},
-        partial(averaged, gradients=False, outer=OWN),
+        partial(replay_averages, gradients=False, outer=OWN),
     ),
     "by steps": Kind(BY_STEPS, {"steps": 18}, by_steps),
     "late": late(3, 18),
@@ -342,7 +342,7 @@ def test_a_second_death_during_the_recovery_from_the_first(kind, first, second):
 
 def test_two_die_in_one_round_and_later_a_third_and_one_continues_alone():
     ended = KINDS["gradients"].holds({2: ("before the sum", 3), 0: ("prepared", 3), 1: ("in the sum", 6)}, (3,))
-    assert [members for _, members in ended.views] == [ALL, (1, 3), (3,)], ended.text
+    assert [ended.members(round_) for round_ in (2, 3, 6)] == [ALL, (1, 3), (3,)], ended.text
     assert "worker 3 continues alone from round 6" in ended.text
 
 
@@ -355,7 +355,7 @@ def test_a_death_in_mean_model_takes_the_mean_of_those_who_are_left(kind, others
     ((mean,),) = {tuple(tuple(mean) for mean in one["means"]) for one in ended.said.values()}
     if kind == "parameters":
         assert ended.views[1:] == [(1, THREE)], ended.text
-        inside = replayed(lambda _: [ALL], THREE, steps_per_round=3, steps=5)
+        inside = replay_means(lambda _: [ALL], THREE, steps_per_round=3, steps=5)
         assert mean == pytest.approx([sum(values) / 3 for values in zip(*inside.values(), strict=True)], rel=1e-14)
 
 
@@ -399,7 +399,7 @@ def test_after_deaths_at_drawn_instants_also_in_recoveries_all_hold_what_a_repla
 
 # Sums in stages.
 HIERARCHICAL = st.Transport(algorithm=of.AllReduceAlgorithm.HIERARCHICAL)
-STAGES = Kind(st.AllReduce(transport=HIERARCHICAL), {"size": WIDE}, averaged, (0, 0))
+STAGES = Kind(st.AllReduce(transport=HIERARCHICAL), {"size": WIDE}, replay_averages, (0, 0))
 
 
 @pytest.mark.parametrize("instant", ["before the sum", "in the sum", "prepared"])
@@ -435,7 +435,7 @@ GROUPS = {
 def test_of_groups_all_resume_where_the_furthest_is_and_with_what_is_planned(kind, instant, lost, plan):
     """Where outer steps are made survivors make them in rounds in which all of them meet."""
     strategy, options, steps = GROUPS[kind]
-    ended = survived({2: (instant, lost)}, strategy=strategy, failure_plan=plan, steps=steps)
+    ended = run_to_the_end({2: (instant, lost)}, strategy=strategy, failure_plan=plan, steps=steps)
     schedule = Schedule("replayed", Cluster.regular(1, 4), strategy, failure_plan=plan)
     resume = next(after for after, members in ended.views if len(members) == 3)
     options = options | ({"present": lambda turn: 4 if turn < resume else 3} if kind == "outer" else {})
@@ -443,7 +443,7 @@ def test_of_groups_all_resume_where_the_furthest_is_and_with_what_is_planned(kin
     def replay(own_pair):
         before = lambda round_: [group.members for group in schedule.phase(round_)]  # noqa: E731
         groups = pairs_until(resume, own_pair, after_failure(schedule, {2}), lost=lost, before=before)
-        return near(replayed(groups, THREE, steps=steps, gradients=False, **options))
+        return near(replay_means(groups, THREE, steps=steps, gradients=False, **options))
 
     assert ended.own in [replay([]), replay([(0, 1)])], ended.text
     assert ended.all_ended_equal(steps)
@@ -451,7 +451,7 @@ def test_of_groups_all_resume_where_the_furthest_is_and_with_what_is_planned(kin
 
 def test_of_groups_whose_fragments_take_turns_all_who_are_left_meet_in_each_of_them():
     strategy = st.StaticGroups(phases=PAIRS_THEN_ALL, steps_per_round=4, payload=IN_TURN)
-    ended = survived({2: ("before the sum", (1, 1))}, strategy=strategy, steps=24, parameters=2)
+    ended = run_to_the_end({2: ("before the sum", (1, 1))}, strategy=strategy, steps=24, parameters=2)
     assert [members for _, members in ended.views] == [ALL, THREE], ended.text
     assert ended.views[1][0] == 3, "the second fragment of the round of all"
     assert len({tuple(own[2:]) for own in ended.own.values()}) == 1, "after the last turn of the second fragment"
@@ -460,12 +460,12 @@ def test_of_groups_whose_fragments_take_turns_all_who_are_left_meet_in_each_of_t
 
 @pytest.mark.parametrize("instant", UP_TO_COMMIT)
 def test_outer_parameters_of_each_worker_s_own_stay_with_the_survivors(instant):
-    ended = survived({2: (instant, 4)}, strategy=OWN_PAIRS, steps=12)
+    ended = run_to_the_end({2: (instant, 4)}, strategy=OWN_PAIRS, steps=12)
     resume = next(after for after, members in ended.views if len(members) == 3)
 
     def replay(done):
         groups = lambda r: EVEN_ODD[r % 2] if r < 4 else done[r - 4] if r < resume else [THREE]  # noqa: E731
-        return near(replayed(groups, THREE, steps=12, gradients=False, outer=OWN))
+        return near(replay_means(groups, THREE, steps=12, gradients=False, outer=OWN))
 
     # Rounds that only one of the pairs had done before the failure are left out by the others.
     some = [[[], pairs[:1], pairs[1:], pairs] for pairs in (EVEN_ODD[r % 2] for r in range(4, resume))]
@@ -479,7 +479,7 @@ def test_outer_parameters_of_each_worker_s_own_are_in_no_failure_plan():
 
 def test_a_round_sampler_deals_who_joins_between_two_turns_the_steps_that_are_left_of_the_round():
     options = {"steps": 0, "samples": 321, "restarts": 1, "back": (2,), "waits_at": 12, "parameters": 2}
-    ended = survived({2: ("before the sum", (1, 0))}, strategy=KINDS["in turns"].strategy, **options)
+    ended = run_to_the_end({2: ("before the sum", (1, 0))}, strategy=KINDS["in turns"].strategy, **options)
     assert [members for _, members in ended.views] == [ALL, THREE, ALL]
     rounds = dict(assign_samples(range(321), ended.views, (4,) * 4, 1, 0, turns=2))
     joined = ended.views[-1][0]
@@ -497,7 +497,7 @@ def test_a_round_sampler_deals_who_joins_between_two_turns_the_steps_that_are_le
 @pytest.mark.parametrize("drain", list(of.DrainPolicy))
 @pytest.mark.parametrize("number", [7, 8])
 def test_a_death_while_what_is_still_late_is_applied_at_the_end(number, drain):
-    ended = survived({2: ("at the end", number)}, strategy=st.AllReduce(sync=of.Pipeline(width=3, drain=drain)))
+    ended = run_to_the_end({2: ("at the end", number)}, strategy=st.AllReduce(sync=of.Pipeline(width=3, drain=drain)))
     expected, _ = replayed_gradients(lambda _: ALL, lag=2, steps=9)
     assert ended.own == dict.fromkeys(THREE, expected), ended.text
     assert ended.all_ended_equal(9), ended.text
@@ -536,7 +536,7 @@ def with_a_buffer(dies_in):
         optimizer.finish()
         report(**left)
 
-    code, said, text = launched(work, max_failures=1)
+    code, said, text = launch_workers(work, max_failures=1)
     assert code == 0, text
     return {rank: (one["weight"], one["seen"]) for rank, one in said.items()}
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.elastic_runs import ALL, EVEN_ODD, THREE, replayed, run, survived
+from helpers.elastic_runs import ALL, EVEN_ODD, THREE, replay_means, run, run_to_the_end
 from helpers.training import group_phases
 from helpers.warm import WARM
 from partreduce import Cluster, Schedule, write_schedule
@@ -19,7 +19,7 @@ STEPS = 20
 
 def back(deaths, *, lost=4, **options):
     """A run to which worker 2 comes back, and what is replayed of it: the groups of each round."""
-    ended = survived(deaths, **{"steps": STEPS, "restarts": 1, "back": (2,)} | options)
+    ended = run_to_the_end(deaths, **{"steps": STEPS, "restarts": 1, "back": (2,)} | options)
     again, _ = ended.joins[2]
     return ended, lambda round_: [ALL if round_ < lost or round_ >= again else THREE]
 
@@ -27,13 +27,13 @@ def back(deaths, *, lost=4, **options):
 @pytest.mark.parametrize("instant", ["asking", "rebuilding", "taking a state"])
 def test_a_joiner_that_dies_on_its_way_takes_nothing_along_and_the_next_one_joins(instant):
     ended, groups = back({2: ("before the sum", 4)}, restarts=2, again={1: [(instant, 0)]})
-    assert ended.own == replayed(groups, ALL, steps=STEPS), ended.text
+    assert ended.own == replay_means(groups, ALL, steps=STEPS), ended.text
     assert ended.text.count("was killed by signal 9") == 2
 
 
 def test_a_donor_that_dies_as_it_gives_its_state_is_lost_and_the_joiner_gets_another_s():
     deaths = {2: ("before the sum", 4), 0: ("giving its state", 0), 1: ("giving its state", 0)}
-    ended = survived(deaths, steps=STEPS, restarts=1, back=(2,))
+    ended = run_to_the_end(deaths, steps=STEPS, restarts=1, back=(2,))
     assert {2, 3} <= set(ended.said), ended.text
     assert len({tuple(model) for model in ended.own.values()}) == 1
     assert ended.all_ended_equal(STEPS)
@@ -56,9 +56,9 @@ def test_fixed_groups_are_those_of_the_schedule_again_when_all_are_back():
     assert ended.own[1] == ended.own[2], ended.text
 
 
-def test_a_learning_rate_that_is_handed_over_goes_on_on_all_workers_alike():
+def test_a_registered_learning_rate_scheduler_continues_equally_on_all_workers():
     ended, groups = back({2: ("before the sum", 4)}, steps=30, decays="handed over")
-    assert ended.own == replayed(groups, ALL, steps=30, decays=True), ended.text
+    assert ended.own == replay_means(groups, ALL, steps=30, decays=True), ended.text
 
 
 def test_a_learning_rate_that_nobody_hands_over_is_refused_in_the_first_step():
@@ -81,8 +81,8 @@ def test_over_a_loss_and_a_join_the_round_sampler_deals_every_sample_once():
 
 
 def test_a_joiner_that_comes_when_the_others_have_finished_is_ended_and_the_run_ends_well():
-    ended = survived({2: ("before the sum", 7)}, restarts=1, again={1: [("asking late", 0)]})
-    assert ended.own == replayed(lambda round_: [ALL if round_ < 7 else THREE], THREE), ended.text
+    ended = run_to_the_end({2: ("before the sum", 7)}, restarts=1, again={1: [("asking late", 0)]})
+    assert ended.own == replay_means(lambda round_: [ALL if round_ < 7 else THREE], THREE), ended.text
 
 
 def test_the_example_may_lose_workers_and_get_them_back(tmp_path):

@@ -1,4 +1,4 @@
-"""Hop at run time: what is averaged is what the protocol allows, and nobody drifts further apart than was proved."""
+"""Hop at run time: averages are those that the protocol allows, and no workers drift further apart than proved."""
 
 import os
 import threading
@@ -13,7 +13,6 @@ from helpers.gap_runs import (
     GapCase,
     gap_problems,
     make_gap_case,
-    optimizer_of,
     plan_of,
     replay,
     replayed_values,
@@ -21,6 +20,7 @@ from helpers.gap_runs import (
     run_gap_case,
     until_left_behind,
 )
+from helpers.training import wrap_quadratic
 from partreduce import load_checkpoint, save_checkpoint
 from partreduce.runtime.state.checkpoint_directory import file_of, read_bytes
 from partreduce.runtime.state.saved_state import unpack
@@ -110,7 +110,7 @@ def test_a_run_goes_on_from_its_checkpoint(ranks, gap, width, tmp_path):
     together = threading.Barrier(n)
 
     def work(world, *, resumes):
-        model, optimizer = optimizer_of(world, schedule, start[world.rank])
+        model, optimizer = wrap_quadratic(world, schedule, start[world.rank])
         state = {}
         if resumes:
             resumed = load_checkpoint(optimizer, tmp_path)
@@ -186,7 +186,7 @@ def test_a_paused_worker_lets_the_others_as_far_as_was_proved_and_no_further(ran
             time.sleep(0.01)
 
     def work(world):
-        model, optimizer = optimizer_of(world, schedule, np.zeros(3))
+        model, optimizer = wrap_quadratic(world, schedule, np.zeros(3))
         runner = optimizer.runner
         runner.log.is_on = True
         runners[world.rank] = runner

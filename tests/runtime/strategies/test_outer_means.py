@@ -20,7 +20,7 @@ def schedule_of(strategy):
     return Schedule("outer", Cluster.regular(1, 3), strategy)
 
 
-def nested(**options):
+def pair_then_all(**options):
     """A pair, then everybody."""
     phases = (st.Phase.from_groups(3, [[0, 1]]), st.Phase.from_groups(3, [range(3)]))
     return st.StaticGroups(phases=st.GroupPhases(phases), **({"payload": DILOCO} | options))
@@ -61,7 +61,7 @@ def test_outer_params_per_worker_with_which_workers_would_not_agree_are_refused_
 
     def work(world):
         texts = []
-        for strategy in (nested(payload=wild), st.StaticGroups(phases=pair, payload=OWN)):
+        for strategy in (pair_then_all(payload=wild), st.StaticGroups(phases=pair, payload=OWN)):
             with pytest.raises(InputError) as caught:
                 Training(world, strategy)
             texts.append(str(caught.value))
