@@ -71,9 +71,14 @@ ROWS = {
         st.AllReduce(sync=st.Pipeline(), transport=st.Transport(codec=st.Codec.FLOAT16)), (4,), before=2
     ),
     **{f"pipeline of {n}": SavedRun(st.AllReduce(sync=st.Pipeline(width=n)), (), by_states=(5,)) for n in (2, 3)},
-    "groups, unequal": SavedRun(st.StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), **NORMALIZED), (7,)),
+    "groups, unequal": SavedRun(
+        st.StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), **NORMALIZED), (7,), before=2, by_states=(4,)
+    ),
     "groups, unequal, late": SavedRun(
-        st.StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), sync=LATE, **NORMALIZED), (5,)
+        st.StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), sync=LATE, **NORMALIZED),
+        (5,),
+        before=2,
+        by_states=(4,),
     ),
     "outer": SavedRun(st.AllReduce(steps_per_round=5, payload=OUTER), (8,), options=ON_HOST, by_states=(3, 5)),
     "outer, nested": SavedRun(
@@ -117,7 +122,7 @@ def state_of(training):
 def save(training, folder, way):
     if way == "checkpoint":
         save_checkpoint(training.optimizer, folder)
-    elif way == "own states" or training.rank == 0:
+    elif way != "worker 0's states" or training.rank == 0:
         states = {"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()}
         torch.save(states, folder / f"{training.rank}.pt")
 
@@ -126,14 +131,21 @@ def load(training, folder, way):
     if way == "checkpoint":
         load_checkpoint(training.optimizer, folder)
     else:
-        states = torch.load(folder / f"{training.rank if way == 'own states' else 0}.pt", weights_only=True)
-        training.model.load_state_dict(states["model"])
-        training.optimizer.load_state_dict(states["optimizer"])
+        states = torch.load(folder / f"{0 if way.startswith('worker 0') else training.rank}.pt", weights_only=True)
+        loads = [lambda: training.model.load_state_dict(states["model"])]
+        loads.insert(way != "own states, model last", lambda: training.optimizer.load_state_dict(states["optimizer"]))
+        for one in loads:
+            one()
 
 
 CASES = [
     *((name, steps, "checkpoint") for name, row in ROWS.items() for steps in row.steps),
-    *((name, steps, "own states") for name, row in ROWS.items() for steps in row.by_states),
+    *(
+        (name, steps, way)
+        for name, row in ROWS.items()
+        for steps in row.by_states
+        for way in ("own states", "own states, model last")
+    ),
     # They bring equal parameters alone: BatchNorm's statistics are each worker's until their means arrive.
     *((name, 5, "worker 0's states") for name in ("pipeline of 2", "pipeline of 3")),
 ]
@@ -149,8 +161,9 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(ranks, tmp_p
 
     def work(world, *, resumes):
         training = Training(world, schedule, batch_norm=True, **(row.options if resumes and world.rank else {}))
-        steps = saved * schedule.steps_per_round_of(world.rank) // shortest
-        training.steps(row.before if resumes else steps)
+        rounds = schedule.steps_per_round_of(world.rank) // shortest
+        steps = saved * rounds
+        training.steps(row.before * rounds if resumes else steps)
         (load if resumes else save)(training, tmp_path, way)
         assert training.optimizer.steps == steps
         kept = state_of(training)

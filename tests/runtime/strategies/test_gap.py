@@ -20,6 +20,7 @@ from helpers.gap_runs import (
     run_gap_case,
     until_left_behind,
 )
+from helpers.signs import Signs
 from helpers.training import wrap_quadratic
 from partreduce import load_checkpoint, save_checkpoint
 from partreduce.runtime.state.checkpoint_directory import file_of, read_bytes
@@ -220,13 +221,13 @@ def test_a_paused_worker_lets_the_others_as_far_as_was_proved_and_no_further(ran
 # How long a worker that keeps a gap waits, and when it knows that there is nothing to wait for.
 
 
-class Heartbeat:
+class Heartbeat(Signs):
     """What a worker sees of others that have all said that they took their last step."""
 
-    rank = 0
+    rank, glances = 0, 0
 
     def __init__(self, rounds):
-        self.rounds, self.glances = rounds, 0
+        self.rounds = rounds
 
     def read(self, kind, rank):
         return str(self.rounds) if kind == "finished" else None
@@ -234,21 +235,12 @@ class Heartbeat:
     def gone(self, members, round_=None):
         return f"worker {min(members)} finished after {self.rounds} rounds" if members else None
 
-    def lost(self, members):
-        return frozenset()
-
-    def store_lost(self):
-        return None
-
     def news(self):
         self.glances += 1
         return self.glances
 
     def doing(self, text, waits=()):
         self.said = text, waits
-
-    def watch(self, members):
-        pass
 
 
 def wait(heartbeat, done, *, pausing):

@@ -168,15 +168,19 @@ def test_the_end_of_join_drains_and_the_next_epoch_begins_with_a_zero(ranks):
 
 
 @pytest.mark.parametrize("late", [False, True])
-@on_ranks(2, [2.0 + 1.0] * 2)
-def test_who_has_no_data_left_skips_what_a_scaler_makes_the_others_skip(world, late):
-    """Worker 1's second gradient is infinite; worker 0 has no second batch."""
-    model, optimizer = make_optimizer(world, strategy=None if late else AllReduce())
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    with optimizer.join():
-        take_steps(model, optimizer, [2.0, float("inf"), 2.0][: 1 + 2 * world.rank], scaler=scaler)
-    optimizer.finish()
-    return -model.values[0]
+@pytest.mark.parametrize("own", [0, 1])
+def test_who_has_no_data_left_skips_what_a_scaler_makes_the_others_skip(ranks, late, own):
+    """Worker 1's second gradient is infinite; worker 0 has no second batch, or none at all."""
+
+    def work(world):
+        model, optimizer = make_optimizer(world, strategy=None if late else AllReduce())
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        with optimizer.join():
+            take_steps(model, optimizer, [2.0, float("inf"), 2.0][: 3 if world.rank else own], scaler=scaler)
+        optimizer.finish()
+        return -model.values[0]
+
+    assert ranks.run(2, work) == [2.0 + own] * 2
 
 
 def test_buffers_that_ride_along_agree_when_nothing_changes_them_any_more(ranks):
