@@ -77,7 +77,7 @@ def certificate(raw, *claims, **changed):
     return certificate_of(checker.read_schedule(json.loads(json.dumps(raw))), *claims) | changed
 
 
-def said(raw, entry):
+def check_entry(raw, entry):
     """What the checker says against one entry of a certificate, None if it holds."""
     schedule = read(raw)
     try:
@@ -155,7 +155,7 @@ def thirds(last, *, back=None):
     return graph(3, mean, [(0, 1, last), (1, 0, last if back is None else back)])
 
 
-def settled(relaxation, *, late=False):
+def settle(relaxation, *, late=False):
     """Two workers, then the mean of all three: a period forgets everything."""
     sync = {"sync": {"delay": 1}} if late else {}
     return groups(3, [([0, 1], relaxation)], [[0, 1, 2]], **sync)
@@ -532,9 +532,9 @@ EDGES = [
     Edge(EXACT, "labels of listed groups only", (groups(4, *CUBE), labels(0, [2, 2], [0, 2, 1, 3])),
         (rule([4], 1, [([0], [0])]), labels(0, [4], [0, 1, 2, 3])), "product n"),
     # what keeps workers apart
-    Edge(STEADY, "relaxation <= 2 in every group", (settled(2), HUGE_COVARIANCE), (settled("5/2"), HUGE_COVARIANCE),
+    Edge(STEADY, "relaxation <= 2 in every group", (settle(2), HUGE_COVARIANCE), (settle("5/2"), HUGE_COVARIANCE),
         'is "relaxation"; expected 0 <= relaxation <= 2 in every group'),
-    Edge(STEADY, "0 <= relaxation in every group", (settled(0), HUGE_COVARIANCE), (settled("-1/2"), HUGE_COVARIANCE),
+    Edge(STEADY, "0 <= relaxation in every group", (settle(0), HUGE_COVARIANCE), (settle("-1/2"), HUGE_COVARIANCE),
         'is "relaxation"; expected 0 <= relaxation <= 2 in every group'),
     Edge(STEADY, "no negative weight, in round 2 either", (thirds("1/9"), HUGE_COVARIANCE),
         (thirds("-1/9"), HUGE_COVARIANCE), "no negative weight"),

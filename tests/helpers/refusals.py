@@ -3,7 +3,7 @@
 import pytest
 
 
-def refused(error, words, function, *arguments, **named):
+def check_error(error, words, function, *arguments, **named):
     """The error of a call: one printable line that matches the words."""
     with pytest.raises(error, match=words) as caught:
         function(*arguments, **named)

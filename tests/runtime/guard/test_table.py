@@ -341,7 +341,7 @@ def models_begin_apart(s):
     s.step()
 
 
-def compared(s):
+def compare_by_process(s):
     """As where workers are processes."""
     s.optimizer.engine.guard.compares_data(s.world.store, f"{id(s.world.store)} {s.ordinary}", N)
 
@@ -349,7 +349,7 @@ def compared(s):
 @case
 def data_in_different_orders(s):
     s.begin()
-    compared(s)
+    compare_by_process(s)
     with one_at_a_time:  # what a process was given is noted in one place, and here workers are threads
         pop_fingerprint()
         record_fingerprint([s.world.rank, 2, 3])
@@ -359,7 +359,7 @@ def data_in_different_orders(s):
 @case
 def same_batches(s):
     model, optimizer = s.begin(model=torch.nn.Sequential(torch.nn.Linear(3, 8)))
-    compared(s)
+    compare_by_process(s)
     optimizer.zero_grad()
     model(torch.ones(4, 3)).square().mean().backward()
     optimizer.step()

@@ -143,7 +143,7 @@ def test_a_group_that_starts_a_stragglers_round_is_not_counted_twice():
 SIXTEEN = GeneratorSetting(nodes=tuple(w // 4 for w in range(16)), seed=1, slow_worker_policy=SlowWorkerPolicy.DEFER)
 
 
-class Done(NamedTuple):
+class TaskEnd(NamedTuple):
     worker: int
     seq: int
     members: tuple[int, ...]
@@ -155,7 +155,7 @@ def steps_of_groups(setting, slow, *, rounds):
     listed, steps, chance = [], [0] * 16, random.Random(setting.seed)
 
     def record(worker, seq, members):
-        listed.append(Done(worker, seq, members))
+        listed.append(TaskEnd(worker, seq, members))
         steps[worker] += 1
 
     timing = GroupTiming(
