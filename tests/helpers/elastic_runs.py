@@ -234,7 +234,7 @@ def near(models):
 
 def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evaluate=(), timeout=60.0, strategy=None,
         failure_plan=None, restarts=0, again=None, back=(), waits_at=8, decays=None, samples=0, nodes=1, size=3,
-        dtype=torch.float64, parameters=1, pause=lambda _rank, _step: 0.0):  # fmt: skip
+        dtype=torch.float64, parameters=1):  # fmt: skip
     """What came of a run."""
     again = again or {}
 
@@ -268,7 +268,6 @@ def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evalua
             seen += [(step, int(batch))]
             if back and step >= waits_at:
                 wait_for(optimizer, back)
-            time.sleep(pause(rank, step))
             optimizer.zero_grad()
             moves = torch.tensor(gradient(rank, step, size), dtype=dtype).tensor_split(parameters)
             sum((part * move).sum() for part, move in zip(model.values(), moves, strict=True)).backward()
@@ -296,9 +295,7 @@ def _sums_in_stages(optimizer):
     return world.has(members) and isinstance(world.communicator(members), HierarchicalCommunicator)
 
 
-def replayed_gradients(
-    members_of, *, steps, lag=0, warm_up=0, joined=(), size=3, total=False, drops=False, decays=False
-):
+def replayed_gradients(members_of, *, steps, lag=0, warm_up=0, joined=(), size=3, total=False, decays=False):
     """What all hold before `finish()`, and after, where gradients are averaged and applied so many steps late.
 
     A mean is over those who are left when it is applied and were there when it was taken.

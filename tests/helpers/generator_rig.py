@@ -87,10 +87,7 @@ class Meeting:
         barrier.wait(60)
 
 
-def work(
-    address, key, rank, meet, *, rounds, pause=0.0, timeout=60.0, retry=0.03, transport=lambda send: send,
-    on_answer=lambda generation: None,
-):  # fmt: skip
+def work(address, key, rank, meet, *, rounds, pause=0.0, timeout=60.0, retry=0.03, transport=lambda send: send):
     """One worker's whole run; returns what it executed."""
     client = GeneratorClient(address, key, rank, timeout=timeout, retry=retry, transport=transport, lease=20.0)
     try:
@@ -98,7 +95,6 @@ def work(
             client.begin()
             time.sleep(pause)
             group = client.group()
-            on_answer(client._state.generation)
             if group is not None:
                 meet(group)
         while (group := client.leave()) is not None:

@@ -105,11 +105,11 @@ def averagers():
     theirs.step = 1  # it averages before counting; this moves its averages behind the second and fourth step
     ours = ScheduleAverager(plan)
 
-    def train(wrap, average, optimizer_of=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5)):
+    def train(wrap, average):
         torch.manual_seed(3)
         model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
         wrapped, generator = wrap(model), torch.Generator().manual_seed(rank)
-        optimizer = optimizer_of(model.parameters())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
         if average is None:
             optimizer = DistributedOptimizer(optimizer, model, plan, timeout=60)
         for _ in range(8):

@@ -193,9 +193,6 @@ def of_user(optimizer):
     return optimizer
 
 
-Batches = list[tuple[torch.Tensor, torch.Tensor]]
-
-
 def model_and_data(cell, rank):
     """A rank's model and batches, before there is a device."""
     torch.manual_seed(rank)

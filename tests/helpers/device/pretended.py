@@ -595,9 +595,6 @@ class Cuda:
         return CudaStreams(self.device)
 
 
-Device = PretendedDevice | Plain | Cuda
-
-
 def device_of(kind, rank):
     """A rank's device: `plain`, `pretended` or `cuda`."""
     if kind == "cuda":

@@ -85,9 +85,6 @@ class Model(torch.nn.Module):
         return output
 
 
-Prepared = tuple[Model, list[tuple[torch.Tensor, ...]]]
-
-
 def prepare(cell, rank):
     """A rank's model, which is worker 0's once it is wrapped, and its batches: words, bags and targets."""
     torch.manual_seed(rank)
