@@ -25,7 +25,6 @@ EXCLUDED = (
     "docs/conformance.md",  # written from the tests' table
     "docs/make_conformance.py",
     "docs/words.py",
-    "tests/",
 )
 """Paths that are skipped, by how they begin, unless they are given by name."""
 

@@ -39,7 +39,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Callable[[Schedule], Path]:
+def save_schedule(tmp_path: Path) -> Callable[[Schedule], Path]:
     """Writes a schedule into the test's folder, under its own name, and gives the path."""
     from partreduce import write_schedule
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import LSTM, BatchNorm1d, Linear, Module, ModuleList, ReLU, Sequential, Tanh
 
-from helpers.device.ranks import Shared, SimulatedWorld, run_ranks
+from helpers.device.ranks import SharedState, SimulatedWorld, run_ranks
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
@@ -27,7 +27,7 @@ _one_at_a_time = threading.Lock()
 
 def _everywhere(body: Callable[[SimulatedWorld], Module]) -> str:
     """Run on all ranks; all must end with the same finite numbers."""
-    results = run_ranks(KIND, RANKS, body, Shared())
+    results = run_ranks(KIND, RANKS, body, SharedState())
     for result in results:
         if isinstance(result, Exception):
             raise result

@@ -13,7 +13,7 @@ from partreduce.errors import InputError
 PARTS = 2
 
 
-def trained(accelerator, local_sgd):
+def train_by(accelerator, local_sgd):
     """Twelve steps of two microbatches each; what every worker has at the end of the loop, and after it."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -49,10 +49,10 @@ def by_hand(schedule):
 
 def local_sgd():
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=PARTS)
-    theirs = trained(accelerator, lambda one, model: LocalSGD(one, model, 3 * PARTS))
-    ours = trained(accelerator, lambda one, model: ScheduleLocalSGD(one, model, everyone(3)))
-    grouped = trained(accelerator, lambda one, model: ScheduleLocalSGD(one, model, pairs()))
-    off = trained(accelerator, lambda one, model: ScheduleLocalSGD(one, model, pairs(), enabled=False))
+    theirs = train_by(accelerator, lambda one, model: LocalSGD(one, model, 3 * PARTS))
+    ours = train_by(accelerator, lambda one, model: ScheduleLocalSGD(one, model, everyone(3)))
+    grouped = train_by(accelerator, lambda one, model: ScheduleLocalSGD(one, model, pairs()))
+    off = train_by(accelerator, lambda one, model: ScheduleLocalSGD(one, model, pairs(), enabled=False))
     try:
         ScheduleLocalSGD(SimpleNamespace(distributed_type=DistributedType.FSDP), network(), pairs())
         said = ""

@@ -1,4 +1,4 @@
-"""How tests start Python in a process of its own, so that it imports the same packages and helpers as they do."""
+"""How tests start Python in another process, so that it imports the same packages and helpers as they do."""
 
 import os
 import sys

@@ -23,12 +23,12 @@ def facts_of(raw):
 
 
 def claims_of_runs(schedule):
-    """What is said of its runs, without what is said of averaging."""
+    """The claims about its runs, without those about averaging."""
     return _claims(RUNS, schedule)
 
 
 def claims_of_tables(schedule):
-    """What is said of the tables that go their own way."""
+    """The claims about tables with their own route."""
     return _claims(TABLES, as_tables_only(schedule)) if schedule.routes else {}
 
 

@@ -23,7 +23,7 @@ def killed_in_stage(algorithm, stage):
     """Worker 3 is killed when the given stage of its third sum begins; the others have to say so."""
     calls = 0
 
-    def counted(method):
+    def count_calls(method):
         def call(self, *arguments):
             nonlocal calls
             if calls == KILLED_IN * STAGES[algorithm] + stage and rank() == 3:
@@ -34,7 +34,7 @@ def killed_in_stage(algorithm, stage):
         return call
 
     for name in ("scatter", "total", "own_code", "gather"):
-        setattr(CodedStages, name, counted(getattr(CodedStages, name)))
+        setattr(CodedStages, name, count_calls(getattr(CodedStages, name)))
     model = torch.nn.Linear(100, 50, bias=False)
     torch.nn.init.zeros_(model.weight)
     transport = Transport(algorithm=algorithm, codec=Codec.INT8)

@@ -50,7 +50,7 @@ def peaks_of(values, block):
     return np.repeat(np.maximum.reduceat(values, starts), np.diff([*starts, len(values)])) if len(values) else values
 
 
-def quantized(values, block, top=127):
+def quantize(values, block, top=127):
     """(levels, the scale of each number) of int8; of int4 with 7 for the top."""
     values = np.asarray(values, np.float32)
     peaks = peaks_of(values, block).astype(np.float32)
@@ -65,7 +65,7 @@ def quantized(values, block, top=127):
 
 def in_blocks(values, block, top=127):
     """The numbers that come out of int8's code, or int4's."""
-    levels, scales = quantized(values, block, top)
+    levels, scales = quantize(values, block, top)
     with np.errstate(invalid="ignore"):
         return levels * scales
 
@@ -77,7 +77,7 @@ def cut(length, parts, unit):
     return list(itertools.pairwise(cuts))
 
 
-def added(rows):
+def add_in_order(rows):
     """In order of places, each addition rounded to float32."""
     total = rows[0].copy()
     with np.errstate(all="ignore"):
@@ -96,7 +96,7 @@ def flat_sum(given, block, top=127):
         for start, end in bounds:
             coded[member, start:end] = in_blocks(given[member, start:end], block, top)
     for start, end in bounds:
-        result[start:end] = in_blocks(added(coded[:, start:end]), block, top)
+        result[start:end] = in_blocks(add_in_order(coded[:, start:end]), block, top)
     return result
 
 
@@ -110,7 +110,7 @@ def hierarchical_sum(given, codec, block, *, on_each, across_only, parts=1):
     return result
 
 
-def coded(values, codec, block):
+def round_by_codec(values, codec, block):
     return in_blocks(values, block, LEVELS[codec]) if codec in LEVELS else SHORT[codec](values)
 
 
@@ -122,17 +122,17 @@ def _part(given, codec, block, on_each, *, across_only):
     if not across_only:
         for member in range(members):
             for start, end in shards:
-                rounded[member, start:end] = coded(given[member, start:end], codec, block)
+                rounded[member, start:end] = round_by_codec(given[member, start:end], codec, block)
     result = np.empty(length, np.float32)
     for start, end in shards:
         finer = cut(end - start, nodes, block)
         sent = np.empty((nodes, end - start), np.float32)
         for node in range(nodes):
-            own = added(rounded[node * on_each : (node + 1) * on_each, start:end])
+            own = add_in_order(rounded[node * on_each : (node + 1) * on_each, start:end])
             for first, last in finer:
-                sent[node, first:last] = coded(own[first:last], codec, block)
+                sent[node, first:last] = round_by_codec(own[first:last], codec, block)
         for first, last in finer:
-            result[start + first : start + last] = coded(added(sent[:, first:last]), codec, block)
+            result[start + first : start + last] = round_by_codec(add_in_order(sent[:, first:last]), codec, block)
     return result
 
 
@@ -163,7 +163,7 @@ class ErrorBound:
     absolute: Fraction
 
 
-class _Tracked:
+class _ErrorTracker:
     """What is known of a sum on its way: its error, and the size of its terms, each as (part of M, absolute)."""
 
     def __init__(self, error, underflow):
@@ -193,7 +193,7 @@ def sum_error(codec, num_members, *, on_each_node=1, across_only=False, through_
     """
     float32 = UNIT_ROUNDOFF["float32"]
     decoded = codec in LEVELS or through_servers or on_each_node > 1
-    tracked = _Tracked(rounding_error(codec), UNDERFLOW[codec])
+    tracked = _ErrorTracker(rounding_error(codec), UNDERFLOW[codec])
     nodes = num_members // on_each_node
     if not across_only:
         tracked.encode(num_members)

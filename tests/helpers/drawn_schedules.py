@@ -115,7 +115,7 @@ def _setting(rng, n):
 KINDS = {"rule": random_rule, "groups": random_groups, "graph": random_graph, "allreduce": random_allreduce}
 
 
-def drawn(*kinds):
+def draw_schedules(*kinds):
     """The same as a strategy of Hypothesis."""
     return st.builds(
         lambda kind, seed: kind(np.random.default_rng(seed)),

@@ -25,7 +25,7 @@ class Edge(NamedTuple):
 
 
 def aside(file, rule, *row):
-    """The row of a rule about entries, of which the true and the false one stand beside one schedule."""
+    """The row of a rule about entries, of which the true and the false one belong to one schedule."""
     raw, true, false, says = row
     return Edge(file, rule, (raw, true), (raw, false), says)
 
@@ -77,7 +77,7 @@ def certificate(raw, *claims, **changed):
     return certificate_of(checker.read_schedule(json.loads(json.dumps(raw))), *claims) | changed
 
 
-def said(raw, entry):
+def check_entry(raw, entry):
     """What the checker says against one entry of a certificate, None if it holds."""
     schedule = read(raw)
     try:
@@ -155,7 +155,7 @@ def thirds(last, *, back=None):
     return graph(3, mean, [(0, 1, last), (1, 0, last if back is None else back)])
 
 
-def settled(relaxation, *, late=False):
+def settle(relaxation, *, late=False):
     """Two workers, then the mean of all three: a period forgets everything."""
     sync = {"sync": {"delay": 1}} if late else {}
     return groups(3, [([0, 1], relaxation)], [[0, 1, 2]], **sync)
@@ -203,7 +203,7 @@ OUTER_STEPS = "outer_steps.py"
 
 
 def own(*shape, **outer):
-    """Two workers or more whose groups make outer steps from outer parameters of their own, at rate 1/2."""
+    """Two workers or more whose groups make outer steps from their own outer parameters, at rate 1/2."""
     make = groups if isinstance(shape[0], int) else rule
     return make(*shape, payload={"outer": {"lr": "1/2", "outer_params": "per_worker", **outer}})
 
@@ -532,9 +532,9 @@ EDGES = [
     Edge(EXACT, "labels of listed groups only", (groups(4, *CUBE), labels(0, [2, 2], [0, 2, 1, 3])),
         (rule([4], 1, [([0], [0])]), labels(0, [4], [0, 1, 2, 3])), "product n"),
     # what keeps workers apart
-    Edge(STEADY, "relaxation <= 2 in every group", (settled(2), HUGE_COVARIANCE), (settled("5/2"), HUGE_COVARIANCE),
+    Edge(STEADY, "relaxation <= 2 in every group", (settle(2), HUGE_COVARIANCE), (settle("5/2"), HUGE_COVARIANCE),
         'is "relaxation"; expected 0 <= relaxation <= 2 in every group'),
-    Edge(STEADY, "0 <= relaxation in every group", (settled(0), HUGE_COVARIANCE), (settled("-1/2"), HUGE_COVARIANCE),
+    Edge(STEADY, "0 <= relaxation in every group", (settle(0), HUGE_COVARIANCE), (settle("-1/2"), HUGE_COVARIANCE),
         'is "relaxation"; expected 0 <= relaxation <= 2 in every group'),
     Edge(STEADY, "no negative weight, in round 2 either", (thirds("1/9"), HUGE_COVARIANCE),
         (thirds("-1/9"), HUGE_COVARIANCE), "no negative weight"),

@@ -69,12 +69,12 @@ def at(kind, method, when, number=signal.SIGKILL):
     """Let this process die, once, as a method of a class is called, `when` that says so."""
     original = getattr(kind, method)
 
-    def patched(self, *arguments, **named):
+    def die_or_call(self, *arguments, **named):
         if when(self, *arguments, **named):
             os.kill(os.getpid(), number)
         return original(self, *arguments, **named)
 
-    setattr(kind, method, patched)
+    setattr(kind, method, die_or_call)
 
 
 def fail_after_confirm(round_):
@@ -114,7 +114,7 @@ def ask_when_awaited():
 
 
 def fail(_round):
-    """Let this worker's script have an error of its own."""
+    """Let this worker's script raise an error."""
 
     def begin(*_arguments, **_named):
         raise ZeroDivisionError
@@ -168,7 +168,7 @@ INSTANTS = {
 }
 
 
-def launched(work, **options):
+def launch_workers(work, **options):
     """(exit code, what each worker reported, by rank, all that was written) of a run."""
     output = io.StringIO()
     code = launch(work, threads=1, output=output, **{"num_workers": 4} | options)
@@ -221,7 +221,7 @@ class Ended:
         return all(end == (ends[0][0], steps) for end in ends)
 
 
-def survived(deaths, **options):
+def run_to_the_end(deaths, **options):
     """A run that ends well, of three losses at most."""
     ended = run(deaths, **options)
     assert ended.code == 0, ended.text
@@ -234,7 +234,7 @@ def near(models):
 
 def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evaluate=(), timeout=60.0, strategy=None,
         failure_plan=None, restarts=0, again=None, back=(), waits_at=8, decays=None, samples=0, nodes=1, size=3,
-        dtype=torch.float64, parameters=1, pause=lambda _rank, _step: 0.0):  # fmt: skip
+        dtype=torch.float64, parameters=1):  # fmt: skip
     """What came of a run."""
     again = again or {}
 
@@ -251,7 +251,7 @@ def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evalua
         model = torch.nn.ParameterDict({f"weight{place}": part.clone() for place, part in enumerate(numbers)})
         weights = lambda: torch.cat([part.detach() for part in model.values()]).tolist()  # noqa: E731
         kind = strategy or AllReduce(steps_per_round=steps_per_round)
-        schedule = Schedule("goes on", Cluster.regular(nodes, workers // nodes), kind, failure_plan=failure_plan)
+        schedule = Schedule("continues", Cluster.regular(nodes, workers // nodes), kind, failure_plan=failure_plan)
         optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), RATE), model, schedule, timeout=timeout)
         means, seen = [], []
         scheduler = None
@@ -268,7 +268,6 @@ def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evalua
             seen += [(step, int(batch))]
             if back and step >= waits_at:
                 wait_for(optimizer, back)
-            time.sleep(pause(rank, step))
             optimizer.zero_grad()
             moves = torch.tensor(gradient(rank, step, size), dtype=dtype).tensor_split(parameters)
             sum((part * move).sum() for part, move in zip(model.values(), moves, strict=True)).backward()
@@ -286,7 +285,7 @@ def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evalua
                **optimizer.stats())  # fmt: skip
 
     options = {"num_workers": workers, "num_nodes": nodes, "max_failures": max_failures, "max_restarts": restarts}
-    return Ended(*launched(work, **options))
+    return Ended(*launch_workers(work, **options))
 
 
 def _sums_in_stages(optimizer):
@@ -296,9 +295,7 @@ def _sums_in_stages(optimizer):
     return world.has(members) and isinstance(world.communicator(members), HierarchicalCommunicator)
 
 
-def replayed_gradients(
-    members_of, *, steps, lag=0, warm_up=0, joined=(), size=3, total=False, drops=False, decays=False
-):
+def replayed_gradients(members_of, *, steps, lag=0, warm_up=0, joined=(), size=3, total=False, decays=False):
     """What all hold before `finish()`, and after, where gradients are averaged and applied so many steps late.
 
     A mean is over those who are left when it is applied and were there when it was taken.
@@ -334,9 +331,9 @@ class Worker:
         return self.outer_params[part]
 
 
-def replayed(groups_in, survivors, *, steps_per_round=1, steps=9, gradients=None, fragments=1, outer=None, present=None,
-             overlaps=False, late=0, alpha=0.0, joins=None, decays=False, begun=0, models=None, workers=4, size=3,
-             mean_of=lambda given: np.mean(given, axis=0)):  # fmt: skip
+def replay_means(groups_in, survivors, *, steps_per_round=1, steps=9, gradients=None, fragments=1, outer=None,
+                 present=None, overlaps=False, late=0, alpha=0.0, joins=None, decays=False, begun=0, models=None,
+                 workers=4, size=3, mean_of=lambda given: np.mean(given, axis=0)):  # fmt: skip
     """What survivors hold before `finish()`, by rank; `groups_in(turn)` are those whose means are taken.
 
     Fragment p of a model has turn `round * fragments + p`, after (p + 1) / fragments of the round's steps. What is

@@ -2,7 +2,7 @@
 
 `python -m helpers.fault_scenarios` reads requests from standard input and answers each with one line of JSON. torch is
 imported once; every scenario forks fresh processes. A scenario is either run by the launcher, or by `without_launcher`,
-where the store has a process of its own and nobody notes a death, as on several machines.
+where the store has its own process and no launcher notes a death, as on several machines.
 """
 
 # ruff: noqa: T201 - its output is what the tests read
@@ -25,7 +25,7 @@ import torch
 from benchmarks.faults.processes import look_at, runs
 from helpers.scenarios import (
     everyone,
-    launched,
+    launch_scenario,
     main,
     network,
     now,
@@ -85,7 +85,7 @@ def of_kind(kind):
     return kinds[kind]()
 
 
-def trained(schedule, victim, number, *, timeout, at=20, steps=100_000):
+def train_until_signal(schedule, victim, number, *, timeout, at=20, steps=100_000):
     """Training in which a worker meets a signal in some step; everybody tells how it ended."""
     model = network()
     optimizer = wrapped(model, schedule, timeout=timeout)
@@ -121,12 +121,12 @@ def hear(optimizer, of):
     add, me = log.add, rank()
     HEARD[me] = 0
 
-    def heard(kind, *numbers, source=-1, by=0, **details):
+    def count_event(kind, *numbers, source=-1, by=0, **details):
         add(kind, *numbers, source=source, by=by, **details)
         if source == of:
             HEARD[me] += by or 1
 
-    log.add = heard
+    log.add = count_event
 
 
 def until_heard(counts):
@@ -207,7 +207,7 @@ def only_wrapped(timeout):
     reporting(lambda: wrapped(model, everyone(), timeout=timeout))
 
 
-def fenced():
+def fence_worker():
     """Worker 3 is stopped until the generator has given it up, and wakes while the others still train.
 
     They stay in step 100 until it has ended, so that it finds them there.
@@ -222,7 +222,7 @@ def fenced():
         time.sleep(0.02)
         if rank() == 3 and step == 10:
             if os.fork() == 0:
-                while not is_stopped(me):  # to go on before it stands still would be to stand still for ever
+                while not is_stopped(me):  # a SIGCONT before it is stopped would be lost
                     time.sleep(0.01)
                 while not Path(os.environ["GIVEN_UP"]).exists():
                     time.sleep(0.05)
@@ -246,21 +246,21 @@ def fenced():
 
 
 BY_LAUNCHER = {
-    "fenced": (4, fenced),
+    "fenced": (4, fence_worker),
     "gap, notify": (5, lambda: killed_in_step_2(0.05, 4, notify_ack=True)),
     "gap, staleness": (5, lambda: killed_in_step_2(0.05, 3, staleness=2, update_order=st.UpdateOrder.DPSGD)),
     "gap, backup": (5, lambda: killed_in_step_2(1.5, 4, together=True, backup=1, max_ig=3)),
-    **{f"stopped, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGSTOP, timeout=6))
+    **{f"stopped, {kind}": (4, lambda kind=kind: train_until_signal(of_kind(kind), 1, signal.SIGSTOP, timeout=6))
         for kind in ("pipeline", "quorum")},
     **{f"killed in {s}": (4, lambda s=s: killed_at_start(s)) for s in ("imports", "handshake", "connecting")},
-    "row": (5, lambda: trained(chain(), int(os.environ["VICTIM"]), signal.SIGSTOP, timeout=8,
+    "row": (5, lambda: train_until_signal(chain(), int(os.environ["VICTIM"]), signal.SIGSTOP, timeout=8,
         at=int(os.environ["AT"]))),
-    **{f"killed, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGKILL, timeout=60))
+    **{f"killed, {kind}": (4, lambda kind=kind: train_until_signal(of_kind(kind), 1, signal.SIGKILL, timeout=60))
         for kind in ("static", "allreduce", "pipeline", "quorum", "pairwise", "server",
         "asynchronous server")},
 }  # fmt: skip
 WITHOUT_LAUNCHER = {
-    "training": (3, lambda: trained(everyone(), -1, 0, timeout=8)),
+    "training": (3, lambda: train_until_signal(everyone(), -1, 0, timeout=8)),
     "connecting": (4, lambda: connecting(8)),
     "wrapped": (2, lambda: only_wrapped(2)),
 }
@@ -277,7 +277,7 @@ def without_launcher(request):
     squatter.bind(("127.0.0.1", 0))
     net = Namespaces() if fault == "cut" else None
     place = "10.231.17.1" if net else "127.0.0.1"
-    host = _forked(lambda: _serve(ports_write, place, net), write_end)
+    host = _fork(lambda: _serve(ports_write, place, net), write_end)
     port = os.read(ports_read, 16).decode()
     if fault == "squatted":
         squatter.listen(16)
@@ -291,7 +291,7 @@ def without_launcher(request):
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
     start = now()
-    workers = {_forked(lambda r=r: _work(function, variables, r, net), write_end): r for r in range(num_workers)}
+    workers = {_fork(lambda r=r: _work(function, variables, r, net), write_end): r for r in range(num_workers)}
     os.close(write_end)
     output, codes, fired = "", {}, None
     os.set_blocking(read_end, False)
@@ -359,7 +359,7 @@ def _ip(*words):
     return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
 
 
-def _forked(action, descriptor):
+def _fork(action, descriptor):
     pid = os.fork()
     if pid == 0:
         code = 70
@@ -395,10 +395,10 @@ def _work(function, variables, number, net):
     function()
 
 
-def answered(request):
+def answer(request):
     DYING[:4] = bytes(4)
-    return launched(BY_LAUNCHER, request) if request["name"] in BY_LAUNCHER else without_launcher(request)
+    return launch_scenario(BY_LAUNCHER, request) if request["name"] in BY_LAUNCHER else without_launcher(request)
 
 
 if __name__ == "__main__":
-    main(answered)
+    main(answer)

@@ -138,7 +138,7 @@ def n_eff(schedule, gamma):
     return len(matrices) / ((1 - gamma) * total)
 
 
-def rounds_to(schedule, epsilon=1e-6):
+def rounds_to(schedule, epsilon):
     """The least t with ‖W_t … W_1 − J‖₂ ≤ epsilon, round by round; None if workers never agree."""
     matrices, n = [matrix for matrix, _ in rounds_of(schedule)], schedule.num_workers
     error, rounds = np.eye(n) - 1 / n, 0

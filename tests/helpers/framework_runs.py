@@ -53,7 +53,7 @@ def by_hand(schedule):
     return {"mean": mean.tolist(), "own": own.tolist(), "end": weights(model).tolist()}
 
 
-def refused(action):
+def error_of(action):
     try:
         action()
     except InputError as error:
@@ -108,13 +108,13 @@ def transformers_trainer():
             saved.load_state_dict(load_file(Path(folder, f"checkpoint-{EVALUATES_AT}", "model.safetensors")))
             saved = weights(saved).tolist()
         train(pairs(), model, folder, again=1)
-        clipped = refused(lambda: train(everyone(), Model(), folder, clip=1.0))
+        clipped = error_of(lambda: train(everyone(), Model(), folder, clip=1.0))
         report(
             end=end,
             saved=saved if rank() == 0 else None,
             by_hand=by_hand(pairs()),
             clipped=clipped,
-            unequal=refused(lambda: train(unequal(), Model(), folder)),
+            unequal=error_of(lambda: train(unequal(), Model(), folder)),
         )
 
 
@@ -174,9 +174,9 @@ def lightning_trainer():
             saved=weights(saved).tolist() if state else None,
             seen=seen[0],
             by_hand=by_hand(pairs()),
-            clipped=refused(lambda: fit(everyone(), Module(), "more", clip=1.0)),
-            unequal=refused(lambda: fit(unequal(), Module(), "more")),
-            several=refused(lambda: fit(pairs(), Module(optimizers=2), "more")),
+            clipped=error_of(lambda: fit(everyone(), Module(), "more", clip=1.0)),
+            unequal=error_of(lambda: fit(unequal(), Module(), "more")),
+            several=error_of(lambda: fit(pairs(), Module(optimizers=2), "more")),
         )
 
 

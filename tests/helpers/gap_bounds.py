@@ -19,7 +19,7 @@ DRAWN = {
 }
 
 
-def named(name, n):
+def graph_of(name, n):
     return Digraph.from_edges_of(DRAWN[name](n))
 
 
@@ -31,7 +31,7 @@ def path_lengths(graph):
     return [[found[a].get(b) for b in range(graph.num_workers)] for a in range(graph.num_workers)]
 
 
-def published(graph, setting):
+def published_bounds(graph, setting):
     """Entry [i][j] bounds Step(i) - Step(j) as the paper does, None where it gives no bound."""
     d, n = path_lengths(graph), graph.num_workers
 
@@ -64,11 +64,11 @@ def checker_bounds(graph, setting, ends=None):
     return tuple(tuple(columns[j].get(i) for j in range(n)) for i in range(n))
 
 
-def attained(graph, setting, bounds, max_states=60_000):
+def attained_bounds(graph, setting, bounds, max_states=60_000):
     """(entry [i][j]: the largest Step(i) - Step(j) of all reachable states, None where it grows without limit; search).
 
     Messages are delivered at once: a late one only delays, so the same gaps are reached. Where a pair is unbounded the
-    states are those in which nobody is further ahead of the slowest than one step more than the largest finite bound; a
+    states are those in which no worker is further ahead of the slowest than the largest finite bound and one step; a
     pair that reaches this fence counts as unbounded.
     """
     check_setting(graph, setting)

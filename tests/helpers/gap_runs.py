@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
-import torch
 
-from helpers.training import Quadratic
-from partreduce import Cluster, DistributedOptimizer, Schedule
+from helpers.training import wrap_quadratic
+from partreduce import Cluster, Schedule
 from partreduce.errors import ScheduleError
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.hop import ENTERING, Ack, Advance, Reduce, SendUpdate, Token, Update, hop_of
@@ -116,13 +115,6 @@ def make_gap_case(seed, *, uneven=False):
     )
 
 
-def optimizer_of(world, schedule, start, *, timeout=60, lr=1.0, **options):
-    model = Quadratic(np.array(start, dtype=float), torch.float64)
-    inner = torch.optim.SGD(model.parameters(), lr=lr, foreach=False)
-    optimizer = DistributedOptimizer(inner, model, schedule, timeout=timeout, initial="keep", world=world, **options)
-    return model, optimizer
-
-
 def gap_problems(case, results):
     """Where two workers were further apart than was proved, by the instants at which they entered their steps."""
     machine = hop_of(case.schedule.strategy.rounds[0], case.schedule.strategy.sync)
@@ -150,12 +142,12 @@ def until_left_behind(runner):
 def run_gap_case(case, world):
     """One worker's run: its parameters after the last round, and its log."""
     rank, rng = world.rank, random.Random(f"{case.schedule.name} {world.rank}")
-    model, optimizer = optimizer_of(world, case.schedule, case.start[rank])
+    model, optimizer = wrap_quadratic(world, case.schedule, case.start[rank])
     optimizer.runner.log.is_on = True
     until = optimizer.runner._until
 
     def late(*arguments, **options):
-        """What comes between waiting and going on must change nothing that the protocol does not see."""
+        """What comes between waiting and continuing must change nothing that the protocol does not see."""
         until(*arguments, **options)
         time.sleep(case.jitter * rng.random())
 
@@ -172,7 +164,7 @@ def run_gap_case(case, world):
             model.set_gradient(0.0, case.push[rank, round_])
             optimizer.step()
             calls.append(round_)
-            if optimizer.round == case.meets:  # nobody skips past it
+            if optimizer.round == case.meets:  # no worker skips past it
                 with optimizer.mean_model():
                     means = model.values().numpy().copy()
             number += 1
@@ -217,7 +209,7 @@ class Replay:
     def receive(self, v, source, message):
         what, count = self.counted(message)
         if self.transit[source, v, what] < count:
-            self.problems.append(f"worker {v} received {message} from {source}, which nobody sent")
+            self.problems.append(f"worker {v} received {message} from {source}, which was not sent")
         self.transit[source, v, what] -= count
         self.carry_out(v, Received(source, message))
 

@@ -76,7 +76,7 @@ def rough_wire(seed, rank, *, worst=0.004):
 
 
 class Meeting:
-    """What a collective is to its members: nobody leaves before all have come."""
+    """What a collective is to its members: none leaves before all have come."""
 
     def __init__(self):
         self.lock, self.barriers = threading.Lock(), {}
@@ -87,10 +87,7 @@ class Meeting:
         barrier.wait(60)
 
 
-def work(
-    address, key, rank, meet, *, rounds, pause=0.0, timeout=60.0, retry=0.03, transport=lambda send: send,
-    on_answer=lambda generation: None,
-):  # fmt: skip
+def work(address, key, rank, meet, *, rounds, pause=0.0, timeout=60.0, retry=0.03, transport=lambda send: send):
     """One worker's whole run; returns what it executed."""
     client = GeneratorClient(address, key, rank, timeout=timeout, retry=retry, transport=transport, lease=20.0)
     try:
@@ -98,7 +95,6 @@ def work(
             client.begin()
             time.sleep(pause)
             group = client.group()
-            on_answer(client._state.generation)
             if group is not None:
                 meet(group)
         while (group := client.leave()) is not None:
@@ -189,7 +185,7 @@ service.run(60)
 
 
 class ServiceProcess:
-    """A generator in a process of its own, which kills itself at a named point."""
+    """A generator in another process, which kills itself at a named point."""
 
     def __init__(self, folder, *, seed, address="tcp://127.0.0.1:*", point="", after=0):
         code = CHILD.format(

@@ -31,7 +31,7 @@ def broken_law(drawing):
     """The first law that a draw breaks, None if all hold."""
     for now in situations(drawing.setting):
         if now.due and not drawing.is_due(now, 10**6):
-            continue  # nobody calls a meeting of one
+            continue  # a meeting of one is not called
         problem = problem_of(drawing.setting, now, drawing.draw(now))
         if problem is not None:
             return problem

@@ -15,7 +15,7 @@ from partreduce import Cluster, Schedule, load_checkpoint, save_checkpoint
 from partreduce.strategies import Averaging, DynamicGroups
 
 
-def generated(**options):
+def make_generated(**options):
     """An optimizer of a generated schedule; workers start from 1, 2, 3, 4 and no step changes that."""
     model = torch.nn.Linear(10, 10)
     schedule = Schedule("g", Cluster.regular(1, 4), DynamicGroups(group_size=3, slow_threshold=None, **options))
@@ -37,7 +37,7 @@ def steps(optimizer, count, *, dies_at=None):
 
 def saving(*, dies):
     """Save three times, between rounds that the generator groups; worker 3 may die after the first."""
-    model, optimizer = generated()
+    model, optimizer = make_generated()
 
     def loop():
         for _ in range(3):
@@ -53,7 +53,7 @@ def saving(*, dies):
 
 
 def resuming():
-    model, optimizer = generated()
+    model, optimizer = make_generated()
 
     def loop():
         resumed = load_checkpoint(optimizer, os.environ["PLACE"])
@@ -69,8 +69,8 @@ def resuming():
 
 
 def joining(*, dies, **options):
-    """Worker w has 20 + 10 w batches; worker 3 may die in the middle of its own."""
-    model, optimizer = generated(**options)
+    """Worker w has 20 + 10 w batches; worker 3 may die in the middle of its batches."""
+    model, optimizer = make_generated(**options)
 
     def loop():
         with optimizer.join():

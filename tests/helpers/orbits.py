@@ -8,7 +8,7 @@ from benchmarks.explore.system import StoppedProcess
 from partreduce.schedulers.protocols.hop import HopState
 
 
-def searched(machine, network, *, symmetry):
+def search(machine, network, *, symmetry):
     """A finished search without properties."""
     search = Breadth(machine, network, properties=(), max_states=200_000, symmetry=symmetry, within=None, max_gap=None)
     search.run()
@@ -85,7 +85,7 @@ class Facts:
 def fold_problem(machine, graph, labels, network):
     """What is wrong with the folded states of a machine, None if they are one of each orbit of its states."""
     told = Facts(graph, renamings(graph, labels))
-    states, orbit_of, orbits = set(told.of(searched(machine, network, symmetry=False))), {}, 0
+    states, orbit_of, orbits = set(told.of(search(machine, network, symmetry=False))), {}, 0
     for state in states:
         if state not in orbit_of:
             for index in range(len(told.group)):
@@ -94,7 +94,7 @@ def fold_problem(machine, graph, labels, network):
                     return "a renamed state is none that can be reached"
                 orbit_of[image] = orbits
             orbits += 1
-    folded = [orbit_of.get(state) for state in told.of(searched(machine, network, symmetry=True))]
+    folded = [orbit_of.get(state) for state in told.of(search(machine, network, symmetry=True))]
     if None in folded:
         return "a folded state is none that can be reached"
     if sorted(folded) != list(range(orbits)):

@@ -110,10 +110,10 @@ def make_quorum_case(seed):
     return QuorumCase(n, random_quorum(rng, n), tuple(calls), meets, rng.random() < 0.3, seconds, push, absent)
 
 
-def run_quorum_case(case, world, *, factory=None):
+def run_quorum_case(case, world):
     """What one worker did: its parameters after each step, what it saw at meetings, and its log."""
     model = TwoBuckets([0.0] * WIDTH)
-    inner = factory(model) if factory else torch.optim.SGD(model.parameters(), lr=1.0)
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
     optimizer = DistributedOptimizer(inner, model, case.schedule, world=world, timeout=60)
     log = optimizer.runner.log
     history, means, rounds, call = [], [], [], 0
@@ -199,7 +199,7 @@ def delivered_in(case, brought, begins):
     return total / case.num_workers
 
 
-def replayed(case, results):
+def replay_steps(case, results):
     """By worker: parameters after each step, by the log and the gradients alone. O(rounds · workers)."""
     rounds, events = segments_of(results)
     n = case.num_workers

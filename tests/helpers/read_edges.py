@@ -1,4 +1,4 @@
-"""Aimed documents for what the checker asks of a file beside the schema: one that is just allowed, and one that is not.
+"""Documents for what the checker asks of a file besides the schema: one that is just allowed, and one that is not.
 
 `READ_EDGES` has rows like those of `helpers.edges`, without an entry: the document alone is read, by the loader too.
 """
@@ -62,7 +62,7 @@ def nodes(*listed, **strategy):
     return {**groups(3, [[0, 1]]), "cluster": {"nodes": list(listed)}, **strategy}
 
 
-def sized(num_nodes, size, raw=None):
+def with_sizes(num_nodes, size, raw=None):
     return {**(raw or groups(2, [[0, 1]])), "cluster": {"num_nodes": num_nodes, "workers_per_node": size}}
 
 
@@ -84,15 +84,15 @@ ALL, MOMENTUM = [0, 1, 2, 3], {"outer": {"momentum": "1/2"}}
 OWN = {"outer": {"lr": 2, "outer_params": "per_worker"}}
 
 
-def kept(of, true, false, says):
+def event(of, true, false, says):
     return reads(of, true, false, says, "events.py")
 
 
 # fmt: off
 READ_EDGES = [
     # a cluster, and groups, blocks and edges on it
-    reads("2 workers", sized(1, 2), sized(1, 1), "cluster: needs 2 to 2147483647 workers"),
-    reads("fewer than 2^31", sized(1, HUGE - 1, over_all()), sized(2, HUGE // 2, over_all()),
+    reads("2 workers", with_sizes(1, 2), with_sizes(1, 1), "cluster: needs 2 to 2147483647 workers"),
+    reads("fewer than 2^31", with_sizes(1, HUGE - 1, over_all()), with_sizes(2, HUGE // 2, over_all()),
         "cluster: needs 2 to 2147483647"),
     reads("every rank stands once", nodes([2], [1, 0]), nodes([2], [1, 2]), "cluster.nodes: ranks are 0..n-1"),
     reads("ranks from 0 on", nodes([2], [1, 0]), nodes([3], [1, 2]), "cluster.nodes: ranks are 0..n-1, each"),
@@ -229,32 +229,32 @@ READ_EDGES = [
         plan(groups(4, [([0, 1, 2], "1/2")], [ALL], payload={"outer": {"lr": 3}}), rule="keep_groups"),
         f"{OUTER}.lr: outer parameters and models diverge"),
     # a gap
-    kept("a token", gap(max_ig=1), gap(max_ig=0), f"{KEPT}.max_ig: must be an integer 1..2147483647"),
-    kept("as many backup workers as in-neighbors", gap([*RING, (1, 0)], max_ig=1, backup=1),
+    event("a token", gap(max_ig=1), gap(max_ig=0), f"{KEPT}.max_ig: must be an integer 1..2147483647"),
+    event("as many backup workers as in-neighbors", gap([*RING, (1, 0)], max_ig=1, backup=1),
         gap([*RING, (1, 0)], max_ig=1, backup=2),
         f"{KEPT}.backup: 1 number, or 1 a worker, and none above its in-neighbors"),
-    kept("of every worker", gap([*RING, (1, 0)], max_ig=1, backup=[2, 1, 1]),
+    event("of every worker", gap([*RING, (1, 0)], max_ig=1, backup=[2, 1, 1]),
         gap([*RING, (1, 0)], max_ig=1, backup=[1, 2, 1]), "none above its in-neighbors"),
-    kept("backup workers of each worker", gap(max_ig=1, backup=[0, 1, 0]), gap(max_ig=1, backup=[0, 1, 0, 0]),
+    event("backup workers of each worker", gap(max_ig=1, backup=[0, 1, 0]), gap(max_ig=1, backup=[0, 1, 0, 0]),
         "1 number, or 1 a worker"),
-    kept("backup workers need tokens", gap(max_ig=1, backup=1), gap(backup=1), f"{KEPT}: backup needs max_ig"),
-    kept("a skip needs tokens", gap(max_ig=3, staleness=1, skip={"limit": 2}), gap(staleness=1, skip={"limit": 2}),
+    event("backup workers need tokens", gap(max_ig=1, backup=1), gap(backup=1), f"{KEPT}: backup needs max_ig"),
+    event("a skip needs tokens", gap(max_ig=3, staleness=1, skip={"limit": 2}), gap(staleness=1, skip={"limit": 2}),
         f"{KEPT}: skip needs max_ig"),
-    kept("a skip goes with staleness", gap(max_ig=3, staleness=1, skip={"limit": 2}), gap(max_ig=3, skip={"limit": 2}),
+    event("a skip goes with staleness", gap(max_ig=3, staleness=1, skip={"limit": 2}), gap(max_ig=3, skip={"limit": 2}),
         f"{KEPT}: skip goes with backup or staleness"),
-    kept("or with backup workers", gap(max_ig=3, backup=1, skip={"limit": 2}), gap(max_ig=3, skip={"limit": 2}),
+    event("or with backup workers", gap(max_ig=3, backup=1, skip={"limit": 2}), gap(max_ig=3, skip={"limit": 2}),
         f"{KEPT}: skip goes with backup or staleness"),
-    *(kept(f"NOTIFY-ACK goes without {case}", gap(max_ig=3, notify_ack=True),
+    *(event(f"NOTIFY-ACK goes without {case}", gap(max_ig=3, notify_ack=True),
         gap(max_ig=3, notify_ack=True, **more), f"{KEPT}: notify_ack goes with neither") for case, more in (
         ("staleness", {"staleness": 1}), ("backup workers", {"backup": 1}),
     )),
-    kept("uniform weights where all updates count the same", gap(weight="1/2", weights="uniform"),
+    event("uniform weights where all updates count the same", gap(weight="1/2", weights="uniform"),
         gap(weight="1/3", weights="uniform"), f"{KEPT}.weights: is uniform; the weights of the round are others"),
-    kept("a way back over every edge", gap([(0, 1), (1, 0)]), gap([(0, 1), (1, 0), (1, 2)]),
+    event("a way back over every edge", gap([(0, 1), (1, 0)]), gap([(0, 1), (1, 0), (1, 2)]),
         "strategy.rounds[0]: without max_ig a path leads back over every edge"),
-    kept("unless there are tokens", gap([(0, 1)], max_ig=1), gap([(0, 1)]), "a path leads back over every edge"),
-    kept("a way back through others", gap(RING), gap([(0, 1), (1, 2), (1, 0)]), "a path leads back over every edge"),
-    *(kept(f"a gap of {case}", gap(), raw, f"{KEPT}: goes with 1 weighted graph, and 1 steps_per_round for "
+    event("unless there are tokens", gap([(0, 1)], max_ig=1), gap([(0, 1)]), "a path leads back over every edge"),
+    event("a way back through others", gap(RING), gap([(0, 1), (1, 2), (1, 0)]), "a path leads back over every edge"),
+    *(event(f"a gap of {case}", gap(), raw, f"{KEPT}: goes with 1 weighted graph, and 1 steps_per_round for "
     "all")
       for case, raw in (
         ("one round", graph(3, *[[(s, t, "1/3") for s, t in RING]] * 2, sync={"iteration_gap": {}})),

@@ -51,7 +51,7 @@ def written(raw):
     return dump_schedule(parse_schedule(json.dumps(raw)))
 
 
-def ordered(schedule):
+def in_order(schedule):
     """The value that is read of the file which is written of a schedule: what has no order stands in one order."""
     strategy = schedule.strategy
     changed = {}
@@ -100,7 +100,7 @@ def agree(raw):
     assert found.sha256 == schedule_sha256(schedule), text
     if not found.quorum:
         assert (found.averages_gradients, found.lag) == (strategy.averages_gradients, strategy.sync.lag), text
-    is_canonical = json.dumps(unrolled(raw), sort_keys=True) == json.dumps(unrolled(again), sort_keys=True)
+    is_canonical = json.dumps(unroll(raw), sort_keys=True) == json.dumps(unroll(again), sort_keys=True)
     assert (said is None) == is_canonical, (text, said)
     assert said is None or ONE_FORM in said, (text, said)
     if is_canonical:
@@ -108,7 +108,7 @@ def agree(raw):
     return True
 
 
-def unrolled(raw):
+def unroll(raw):
     """A document without its certificate, and with each of its phases as often as it is repeated."""
     strategy = raw["strategy"]
     if "phases" in strategy:

@@ -1,9 +1,9 @@
-"""What is refused, and that it is said in one line."""
+"""Checks of errors: one line, of which the words match."""
 
 import pytest
 
 
-def refused(error, words, function, *arguments, **named):
+def check_error(error, words, function, *arguments, **named):
     """The error of a call: one printable line that matches the words."""
     with pytest.raises(error, match=words) as caught:
         function(*arguments, **named)

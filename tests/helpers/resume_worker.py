@@ -1,4 +1,4 @@
-"""Forks workers that train, save, may be killed and resume; or that train beside torch's own averagers and hooks.
+"""Forks workers that train, save, may be killed and resume; or that are compared with torch's own averagers and hooks.
 
 Reads one JSON request per line, answers with one; torch is imported once.
 """
@@ -89,7 +89,7 @@ def work():
     )
     optimizer.finish()
     started = resumed.steps if resumed else 0
-    say("REPORT " + json.dumps({"rank": rank, "weights": weights.tolist(), "from": started}))
+    write_line("REPORT " + json.dumps({"rank": rank, "weights": weights.tolist(), "from": started}))
 
 
 def averagers():
@@ -105,11 +105,11 @@ def averagers():
     theirs.step = 1  # it averages before counting; this moves its averages behind the second and fourth step
     ours = ScheduleAverager(plan)
 
-    def train(wrap, average, optimizer_of=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5)):
+    def train(wrap, average):
         torch.manual_seed(3)
         model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1))
         wrapped, generator = wrap(model), torch.Generator().manual_seed(rank)
-        optimizer = optimizer_of(model.parameters())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
         if average is None:
             optimizer = DistributedOptimizer(optimizer, model, plan, timeout=60)
         for _ in range(8):
@@ -121,7 +121,7 @@ def averagers():
                 average(model.parameters())
         return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
-    def hooked(schedule, **options):
+    def add_hooks(schedule, **options):
         def wrap(model):
             ddp = torch.nn.parallel.DistributedDataParallel(model)
             ddp.register_comm_hook(ScheduleHookState(schedule, **options), schedule_hook)
@@ -134,17 +134,17 @@ def averagers():
         "hierarchical": train(lambda m: m, theirs.average_parameters),
         "averager": train(lambda m: m, ours.average_parameters),
         "optimizer": train(lambda m: m, None),
-        "hook and averager": train(hooked(plan), ScheduleAverager(plan).average_parameters),
+        "hook and averager": train(add_hooks(plan), ScheduleAverager(plan).average_parameters),
         "ddp": train(torch.nn.parallel.DistributedDataParallel, lambda _: None),
-        "hook, every step": train(hooked(every), lambda _: None),
-        "hook, warm-up": train(hooked(plan, all_reduce_steps=8), lambda _: None),
-        "hook, groups": train(hooked(plan, gradients="group"), lambda _: None),
+        "hook, every step": train(add_hooks(every), lambda _: None),
+        "hook, warm-up": train(add_hooks(plan, all_reduce_steps=8), lambda _: None),
+        "hook, groups": train(add_hooks(plan, gradients="group"), lambda _: None),
     }
-    say("REPORT " + json.dumps({"rank": rank, **{name: x.tolist() for name, x in results.items()}}))
+    write_line("REPORT " + json.dumps({"rank": rank, **{name: x.tolist() for name, x in results.items()}}))
     dist.destroy_process_group()
 
 
-def say(line):
+def write_line(line):
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -154,4 +154,4 @@ if __name__ == "__main__":
         output = io.StringIO()
         target, count = (averagers, 4) if "averagers" in line else (work, 3)
         code = launch(target, num_workers=count, output=output, environment={"REQUEST": line.strip()}, grace=15.0)
-        say(json.dumps({"code": code, "output": output.getvalue()}))
+        write_line(json.dumps({"code": code, "output": output.getvalue()}))

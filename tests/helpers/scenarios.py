@@ -43,7 +43,7 @@ from partreduce.runtime.transport.rendezvous import connect_store
 from partreduce.runtime.transport.torch_api import PrefixStore
 from partreduce.topo.strategies.axes import RING
 
-wrapped = partial(training.wrapped, None)
+wrapped = partial(training.wrap, None)
 """The optimizer of a model of this process under a schedule, in the world of its run."""
 IN_EIGHT_BITS = st.Transport(codec=st.Codec.INT8)
 
@@ -104,7 +104,7 @@ def report(**facts):
 
 
 def wait_for_the_others(launcher):
-    """Until the launcher has one worker left, beside its guardian."""
+    """Until the launcher has one worker left, besides its guardian."""
     while sum(map(runs, children_of(launcher))) > 2:
         time.sleep(0.02)
 
@@ -224,7 +224,7 @@ def wrong_size():
     reporting(lambda: DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, pairs(), timeout=60))
 
 
-def killed(when):
+def kill_worker_3(when):
     """Worker 3 is killed; the others must say so, and hold no partial sums."""
     torch.manual_seed(0)
     long = when.startswith("in mid-operation")
@@ -317,7 +317,7 @@ def exception():
     reporting(lambda: train(optimizer, model, 50, hook))
 
 
-def refused():
+def grow_a_buffer():
     """A buffer grows on one worker, whose script catches the refusal and ends by itself."""
     model = network()
     model.register_buffer("seen", torch.zeros(6))
@@ -372,7 +372,7 @@ def environment():
     report(**{name: os.environ[name] for name in names}, threads=torch.get_num_threads())
 
 
-def traced():
+def write_traces():
     model = network()
     optimizer = wrapped(model, pairs(), trace=os.environ["TRACE"])
     train(optimizer, model, 4)
@@ -467,16 +467,16 @@ SCENARIOS = {
     "unused parameter": (2, unused_parameter),
     **{f"differing {w}": (4, lambda w=w: differing(w)) for w in ("schedule", "model", "size", "policy", "missing")},
     "wrong size": (3, wrong_size),
-    **{f"killed {w}": (4, lambda w=w: killed(w)) for w in ("between operations", "in mid-operation",
+    **{f"killed {w}": (4, lambda w=w: kill_worker_3(w)) for w in ("between operations", "in mid-operation",
         "in mid-operation, hierarchical", "in mid-operation, coded")},
     "exception": (4, exception),
-    "refused": (4, refused),
+    "refused": (4, grow_a_buffer),
     **{f"generated, {w}": (4, lambda w=w: lost_from_generated(w)) for w in ("in mid-operation", "stopped")},
     "unequal, not joined": (4, unequal),
     "unequal, not joined, evaluated": (4, lambda: unequal(evaluated=True)),
     "primitive": (4, primitive),
     "environment": (4, environment),
-    "traced": (4, traced),
+    "traced": (4, write_traces),
     **{f"alone in {place} {kind}": (2, lambda make=make, place=place: alone(make(), place))
         for place in ("save_checkpoint()", "load_checkpoint()", "load_state_dict()", "mean_model()", "finish()")
         for kind, make in ALONE.items()},
@@ -494,7 +494,7 @@ class GeneratorElsewhere:
         return ()
 
 
-def launched(scenarios, request):
+def launch_scenario(scenarios, request):
     """What comes of a scenario whose workers the launcher forks."""
     num_workers, function = scenarios[request["name"]]
     output, start = io.StringIO(), time.monotonic()
@@ -516,7 +516,7 @@ def main(answer):
     """Answer requests by a function, or by launching what a dictionary names."""
     for line in sys.stdin:
         request = json.loads(line)
-        print(json.dumps(launched(answer, request) if isinstance(answer, dict) else answer(request)), flush=True)
+        print(json.dumps(launch_scenario(answer, request) if isinstance(answer, dict) else answer(request)), flush=True)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def differing(original, kind, *, seen=None, left=None, told=None, instead=None):
     if instead is not None:
         return partial(instead, original)
 
-    def changed(*arguments):
+    def change(*arguments):
         place = next((i for i, one in enumerate(arguments) if isinstance(one, kind)), len(arguments))
         was, rest = next(iter(arguments[place:]), None), arguments[place + 1 :]
         if seen is not None:
@@ -35,7 +35,7 @@ def differing(original, kind, *, seen=None, left=None, told=None, instead=None):
         now, actions = outcome
         return left(now, was, *rest) if left else now, told(actions) if told else actions
 
-    return changed
+    return change
 
 
 class Bugs(dict):
@@ -50,11 +50,11 @@ class Bugs(dict):
         kind = self.setdefault(says, (type(self._machine.__name__, (self._machine,), {}), where))[0]
         original, state = getattr(self._machine, method), self._state
 
-        def changed(machine, *arguments):
+        def change(machine, *arguments):
             own = partial(original, machine)
             return differing(own, state, instead=instead and partial(instead, machine), **changes)(*arguments)
 
-        setattr(kind, method, changed)
+        setattr(kind, method, change)
 
 
 class PartBugs(dict):
@@ -81,7 +81,7 @@ class PartBugs(dict):
         setattr(part, method, differing(getattr(part, method), self._states, **changes))
 
 
-def hears(event, kind):
+def brings(event, kind):
     """Whether an event is a message of a kind that arrives."""
     return isinstance(event, Received) and isinstance(event.message, kind)
 

@@ -62,7 +62,7 @@ def schedules(n):
 
 
 class Block(torch.nn.Module):
-    """A layer whose 7 rows no mesh divides, beside a head with fewer rows than ranks."""
+    """A layer whose 7 rows no mesh divides, and a head with fewer rows than ranks."""
 
     def __init__(self):
         super().__init__()
@@ -91,7 +91,7 @@ def mesh_of(shape):
     return init_device_mesh("cpu", shape, mesh_dim_names=NAMES[: len(shape)])
 
 
-def sharded(mesh, model=None, **options):
+def shard_model(mesh, model=None, **options):
     """The network with a group for each block and one for the rest."""
     model = network() if model is None else model
     for part in model:
@@ -165,7 +165,7 @@ def reference(schedule, shape, name, *, make=sgd, build=network, options=None, *
     return train(optimizer, model, shape, rank(), **training), numbers(model).tolist()
 
 
-def run(schedule, mesh, *, make=sgd, build=network, shard=sharded, options=None, moved=False, **training):
+def run(schedule, mesh, *, make=sgd, build=network, shard=shard_model, options=None, moved=False, **training):
     """A run of sharded replicas: losses of this rank's replica, and its whole model at the end."""
     model = shard(mesh, build())
     optimizer = DistributedOptimizer(
@@ -201,7 +201,7 @@ def from_meta(mesh, model):
     """As large models are made: sharded without numbers, which each rank then gives its shards."""
     with torch.device("meta"):
         empty = network()
-    empty = sharded(mesh, empty)
+    empty = shard_model(mesh, empty)
     empty.to_empty(device="cpu")
     for shard, whole in zip(empty.parameters(), model.parameters(), strict=True):
         shard.data.copy_(distribute_tensor(whole.data, shard.device_mesh, shard.placements))
@@ -210,7 +210,7 @@ def from_meta(mesh, model):
 
 def left_whole(mesh, model):
     """Its forward pass leaves the whole parameters until the backward pass."""
-    return sharded(mesh, model, reshard_after_forward=False)
+    return shard_model(mesh, model, reshard_after_forward=False)
 
 
 def one_group(mesh, model):
@@ -232,8 +232,10 @@ FEATURES = {
 }
 
 
-def mixed(mesh, model):
-    return sharded(mesh, model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+def shard_in_bfloat16(mesh, model):
+    return shard_model(
+        mesh, model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    )
 
 
 def by_torch_alone(mesh):
@@ -263,7 +265,7 @@ def features():
                 continue
             whole = {key: value for key, value in feature.items() if key not in ("shard", "moved")}
             found[f"{name}, {kind}"] = run(schedule, mesh, **feature), reference(schedule, (2, 2), name + kind, **whole)
-    both = run(schedules(2)["all-reduce"], mesh, shard=mixed), by_torch_alone(mesh)
+    both = run(schedules(2)["all-reduce"], mesh, shard=shard_in_bfloat16), by_torch_alone(mesh)
     report(replica=mesh.get_coordinate()[0], found=found, mixed=both)
 
 
@@ -272,7 +274,7 @@ def parallel(mesh, model):
     for part in model:
         if isinstance(part, Block):
             parallelize_module(part, mesh["tp"], {"one": ColwiseParallel(), "two": RowwiseParallel()})
-    return model if mesh["dp_shard"].size() == 1 else sharded(mesh, model)
+    return model if mesh["dp_shard"].size() == 1 else shard_model(mesh, model)
 
 
 def tensor_parallel():
@@ -284,7 +286,7 @@ def tensor_parallel():
     said = ""
     if shape[1] > 1:
         try:
-            save_checkpoint(_wrapped(parallel(mesh, network()), mesh["dp_replicate"]), "/nowhere")
+            save_checkpoint(_wrap(parallel(mesh, network()), mesh["dp_replicate"]), "/nowhere")
         except InputError as error:
             said = str(error)
     report(replica=mesh.get_coordinate()[0], found=found, said=said)
@@ -302,7 +304,7 @@ def checkpoints():
     for name in os.environ.get("KINDS", ",".join(SAVED)).split(","):
         directory = Path(os.environ["DIRECTORY"], name)
         own = name == "groups"  # what belongs to a rank alone, and not to its replica: random numbers and statistics
-        model = sharded(mesh, network(norm=own))
+        model = shard(mesh, network(norm=own))
         optimizer = DistributedOptimizer(adam(model), model, schedules(2)[name], mesh=mesh["dp_replicate"], timeout=60)
         try:
             resumed = load_checkpoint(optimizer, directory)
@@ -327,10 +329,10 @@ def checkpoints():
     report(replica=replica, found=found)
 
 
-def killed():
+def kill_rank_3():
     """Rank 3 of 2×2 dies between two steps of a long run."""
     mesh = mesh_of((2, 2))
-    model = sharded(mesh)
+    model = shard_model(mesh)
     optimizer = DistributedOptimizer(sgd(model), model, schedules(2)["groups"], mesh=mesh["dp_replicate"], timeout=60)
     reporting(lambda: _train_until_killed(model, optimizer))
 
@@ -353,7 +355,7 @@ DELAYS = {
 
 
 @contextlib.contextmanager
-def delayed(places):
+def delay_calls(places):
     """Random delays before each of these; how often there was one."""
     rng, count = random.Random(rank()), [0]
     with contextlib.ExitStack() as patches:
@@ -375,63 +377,63 @@ def delays():
         schedule = schedules(2)[name]
         usual, found[name] = run(schedule, mesh), []
         for places in [*((one,) for one in DELAYS), tuple(DELAYS)]:
-            with delayed(places) as count:
+            with delay_calls(places) as count:
                 same = run(schedule, mesh) == usual
             found[name].append((places, count[0], same))
     report(found=found)
 
 
-def _wrapped(model, mesh, schedule=None, **options):
+def _wrap(model, mesh, schedule=None, **options):
     return DistributedOptimizer(sgd(model), model, schedule or schedules(2)["all-reduce"], mesh=mesh, **options)
 
 
 def _two_dimensions(mesh):
-    return _wrapped(fully_shard(network(), mesh=mesh), mesh["dp_replicate"])
+    return _wrap(fully_shard(network(), mesh=mesh), mesh["dp_replicate"])
 
 
-def _converted(mesh):
-    model = sharded(mesh)
+def _convert(mesh):
+    model = shard_model(mesh)
     for parameter in model.parameters():
         parameter._local_tensor = parameter._local_tensor.as_subclass(type("Eight", (torch.Tensor,), {}))
-    return _wrapped(model, mesh["dp_replicate"])
+    return _wrap(model, mesh["dp_replicate"])
 
 
 def _on_meta(mesh):
     with torch.device("meta"):
         model = network()
-    return _wrapped(sharded(mesh, model), mesh["dp_replicate"])
+    return _wrap(shard_model(mesh, model), mesh["dp_replicate"])
 
 
-def _offloaded(mesh):
-    return _wrapped(sharded(mesh, offload_policy=CPUOffloadPolicy(pin_memory=False)), mesh["dp_replicate"])
+def _offload(mesh):
+    return _wrap(shard_model(mesh, offload_policy=CPUOffloadPolicy(pin_memory=False)), mesh["dp_replicate"])
 
 
-def _scaled(mesh):
-    model = sharded(mesh)
-    optimizer = _wrapped(model, mesh["dp_replicate"])
+def _scale(mesh):
+    model = shard_model(mesh)
+    optimizer = _wrap(model, mesh["dp_replicate"])
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(model(torch.ones(2, 5)).sum()).backward()
     scaler.step(optimizer)
 
 
 REFUSALS = {
-    "no mesh": lambda mesh: _wrapped(sharded(mesh), None),
-    "all dimensions": lambda mesh: _wrapped(sharded(mesh), mesh),
-    "the other dimension": lambda mesh: _wrapped(sharded(mesh), mesh["dp_shard"]),
-    "no mesh at all": lambda mesh: _wrapped(sharded(mesh), "dp_replicate"),
-    "world and mesh": lambda mesh: _wrapped(sharded(mesh), mesh["dp_replicate"], world=SingleProcessWorld()),
+    "no mesh": lambda mesh: _wrap(shard_model(mesh), None),
+    "all dimensions": lambda mesh: _wrap(shard_model(mesh), mesh),
+    "the other dimension": lambda mesh: _wrap(shard_model(mesh), mesh["dp_shard"]),
+    "no mesh at all": lambda mesh: _wrap(shard_model(mesh), "dp_replicate"),
+    "world and mesh": lambda mesh: _wrap(shard_model(mesh), mesh["dp_replicate"], world=SingleProcessWorld()),
     "HSDP": _two_dimensions,
-    "whole": lambda mesh: _wrapped(network(), mesh["dp_replicate"]),
-    "other number": lambda mesh: _wrapped(sharded(mesh), mesh["dp_replicate"], schedules(4)["groups"]),
-    "on request": lambda mesh: _wrapped(
-        sharded(mesh), mesh["dp_replicate"], Schedule("asked", Cluster.regular(1, 2), st.Pairwise(active=(0,)))
+    "whole": lambda mesh: _wrap(network(), mesh["dp_replicate"]),
+    "other number": lambda mesh: _wrap(shard_model(mesh), mesh["dp_replicate"], schedules(4)["groups"]),
+    "on request": lambda mesh: _wrap(
+        shard_model(mesh), mesh["dp_replicate"], Schedule("asked", Cluster.regular(1, 2), st.Pairwise(active=(0,)))
     ),
-    "converted": _converted,
+    "converted": _convert,
     "meta": _on_meta,
-    "offloaded": _offloaded,
-    "scaler": _scaled,
-    "skip": lambda mesh: _wrapped(sharded(mesh), mesh["dp_replicate"]).skip(),
-    "checkpoint": lambda mesh: save_checkpoint(_wrapped(sharded(mesh), mesh["dp_replicate"]), "/nowhere", extra={1j}),
+    "offloaded": _offload,
+    "scaler": _scale,
+    "skip": lambda mesh: _wrap(shard_model(mesh), mesh["dp_replicate"]).skip(),
+    "checkpoint": lambda mesh: save_checkpoint(_wrap(shard_model(mesh), mesh["dp_replicate"]), "/nowhere", extra={1j}),
 }
 
 
@@ -453,7 +455,7 @@ SCENARIOS = {
     "tensor parallel, 8": (8, tensor_parallel),
     "checkpoints, 2": (2, checkpoints),
     "checkpoints, 4": (4, checkpoints),
-    "killed": (4, killed),
+    "killed": (4, kill_rank_3),
     "delays": (4, delays),
 }
 

@@ -1,8 +1,8 @@
-"""Signs of life as waits ask for them, where nobody runs who could give any."""
+"""Signs of life as waits ask for them, in tests without other workers."""
 
 
 class Signs:
-    """Of workers of whom nobody is gone, until somebody says so in `why`; all of `SignsOfLife`.
+    """Of workers that are all there, until a test sets `why`; all of `SignsOfLife`.
 
     A wait asks for most of it only when it lasts, which on a busy machine any wait may.
     """

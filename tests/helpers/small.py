@@ -28,7 +28,7 @@ def of_edges(name, cluster, *rounds, **options):
     return Schedule(name, cluster, NeighborAveraging(rounds=listed, **options))
 
 
-def listed(schedule):
+def list_groups(schedule):
     """The same phases with their groups written out."""
     phases = GroupPhases(tuple(map(schedule.phase, range(schedule.period))))
     return replace(schedule, strategy=replace(schedule.strategy, phases=phases))

@@ -1,4 +1,4 @@
-"""Jobs that are suspended while one worker waits for another, each of both in a process of its own.
+"""Jobs that are suspended while one worker waits for another, each in its own process.
 
 `python -m helpers.suspended TIMEOUT NAME …` does what each name stands for and prints as JSON how it ended. The other
 one is stopped by SIGSTOP first, so that the waiter has to wait, then the waiter for longer than its timeout; then both
@@ -110,7 +110,7 @@ class Job:
 
     def _stopped_in_wait(self):
         waiter = self.pids["waiter"]
-        if not _stopped(self.pids["other"]):
+        if not _wait_until_stopped(self.pids["other"]):
             return False
         since, place = time.monotonic(), self.place
         while time.monotonic() < since + STILL_SECONDS:
@@ -118,11 +118,11 @@ class Job:
                 since, place = time.monotonic(), self.place
             time.sleep(0.01)
         os.kill(waiter, signal.SIGSTOP)
-        self.was_suspended = _stopped(waiter)
+        self.was_suspended = _wait_until_stopped(waiter)
         return self.was_suspended
 
-    def told(self):
-        """The exit codes, and what was said."""
+    def outcome(self):
+        """The exit codes, and all output."""
         codes, end = {}, time.monotonic() + LIMIT
         for role, pid in self.pids.items():
             while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
@@ -135,7 +135,7 @@ class Job:
         return {"suspended": self.was_suspended, "codes": codes, "output": said}
 
 
-def _stopped(pid):
+def _wait_until_stopped(pid):
     """Wait until a process is stopped; False if it ended before, or was not in time."""
     end = time.monotonic() + LIMIT
     while (state := look_at(pid).state) not in "TZ":
@@ -177,7 +177,7 @@ def start_training(job):
         job.fork(role, lambda rank=rank: train(job, rank, job.store.port))
 
 
-def connected(port):
+def connect(port):
     return TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
 
 
@@ -187,7 +187,7 @@ def start_room(job):
     bound = Bound(4, 4_000)
 
     def waiter():
-        store = connected(job.store.port)
+        store = connect(job.store.port)
         box = Mailbox(store, 0, "m", lambda _: None, max_bytes=1_000, timeout=job.timeout, bound=bound)
         box.start()
         for number in range(12):
@@ -206,7 +206,7 @@ def start_room(job):
             if len(came) == 12:
                 all_came.set()
 
-        store = connected(job.store.port)
+        store = connect(job.store.port)
         box = Mailbox(store, 1, "m", deliver, max_bytes=1_000, timeout=job.timeout, bound=bound)
         box.start()
         assert all_came.wait(60)
@@ -223,7 +223,7 @@ def start_message(job):
 
     def waiter():
         came = []
-        box = Mailbox(connected(job.store.port), 0, "m", came.append, max_bytes=1_000, timeout=job.timeout)
+        box = Mailbox(connect(job.store.port), 0, "m", came.append, max_bytes=1_000, timeout=job.timeout)
         box.start()
         box.send(1, "hello")
         box.until(lambda: bool(came), Signs(), (1,), None)
@@ -237,7 +237,7 @@ def start_message(job):
             box.send(message.source, "answer")
             answered.set()
 
-        box = Mailbox(connected(job.store.port), 1, "m", deliver, max_bytes=1_000, timeout=job.timeout)
+        box = Mailbox(connect(job.store.port), 1, "m", deliver, max_bytes=1_000, timeout=job.timeout)
         box.start()
         assert answered.wait(60)
         box.close()
@@ -262,7 +262,7 @@ def start_store(job):
         os.read(asked, 1)
 
     def waiter():
-        store = connected(int(os.read(reading, 16)))
+        store = connect(int(os.read(reading, 16)))
         fresh_line(store, job.timeout)
         notes = Notes(store, "test")
         notes.write("ready", "1")
@@ -282,12 +282,12 @@ def start_note(job):
     job.store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 
     def waiter():
-        store = connected(job.store.port)
+        store = connect(job.store.port)
         fresh_line(store, job.timeout)
         Notes(store, "test").wait_for("late")
 
     def other():
-        notes = Notes(connected(job.store.port), "test")
+        notes = Notes(connect(job.store.port), "test")
         stop_oneself()
         notes.write("late", "1")
         notes.has("late")
@@ -341,7 +341,7 @@ def rehearse():
     job = Job("all-reduce", timeout=LIMIT)
     job.steps = AT
     start_training(job)
-    return job.told()
+    return job.outcome()
 
 
 def main():
@@ -358,7 +358,7 @@ def main():
             job = Job(name, float(timeout))
             job.suspend(starting)
             with os.fdopen(writing, "w") as pipe:
-                json.dump(job.told(), pipe)
+                json.dump(job.outcome(), pipe)
             os._exit(0)
         os.close(writing)
         pipes[name] = os.fdopen(reading)

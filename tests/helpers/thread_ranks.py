@@ -63,7 +63,7 @@ class ThreadRanks:
         assert not problems, "\n".join(problems)
         return results
 
-    def said(self, n, action, error):
+    def texts(self, n, action, error):
         """The text of the error of this type that each of n ranks raises, or what it returns, "" for nothing."""
         results = self.run(n, action, catch=error)
         return [str(one) if isinstance(one, error) else "" if one is None else one for one in results]

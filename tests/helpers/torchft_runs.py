@@ -96,7 +96,7 @@ def together(body, *, least=REPLICAS):
         lighthouse.shutdown()
 
 
-def trained(averaging, **options):
+def train_replica(averaging, **options):
     """All replicas' weights after STEPS steps inside `averaging(manager, model, optimizer)`."""
 
     def body(lighthouse, number):
@@ -154,7 +154,7 @@ def lost_and_back():
                     members_then = replica.manager.num_participants()
                     met[number].set()
                     assert back.wait(LIMIT.total_seconds())
-                # A meeting of all who were there before waits for nobody else.
+                # A meeting of all who were there before waits for no other replica.
                 if taken > 8 and taken % STEPS_PER_ROUND == 0 and replica.manager.num_participants() == REPLICAS:
                     break
         if number < 2:
@@ -173,7 +173,7 @@ def lost_and_back():
     return together(body, least=2)
 
 
-def refused():
+def check_errors():
     """What it says to what it does not do."""
     lighthouse = LighthouseServer(bind="[::]:0", min_replicas=1)
     replica = Replica(lighthouse, 0)
@@ -206,14 +206,14 @@ def refused():
 def main():
     outer = {"payload": st.Payload(outer=DILOCO, fragments=2)}
     result = {
-        "plain": trained(lambda m, model, opt: TorchftSchedule(m, model, opt, schedule())),
+        "plain": train_replica(lambda m, model, opt: TorchftSchedule(m, model, opt, schedule())),
         # Theirs would begin with one model at the first meeting only, and drop what the others had trained.
-        "theirs": trained(lambda m, model, opt: LocalSGD(m, model, opt, STEPS_PER_ROUND), init_sync=False),
+        "theirs": train_replica(lambda m, model, opt: LocalSGD(m, model, opt, STEPS_PER_ROUND), init_sync=False),
         "plain by hand": by_hand(st.OuterStep(), 1),
-        "outer": trained(lambda m, model, opt: TorchftSchedule(m, model, opt, schedule(**outer))),
+        "outer": train_replica(lambda m, model, opt: TorchftSchedule(m, model, opt, schedule(**outer))),
         "outer by hand": by_hand(DILOCO, 2),
         "lost": lost_and_back(),
-        "refused": refused(),
+        "refused": check_errors(),
     }
     sys.stdout.write(f"\nRESULT {json.dumps(result)}\n")
     sys.stdout.flush()

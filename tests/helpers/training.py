@@ -15,7 +15,7 @@ def static_groups(num_workers, *phases, **axes):
     return st.StaticGroups(phases=group_phases(num_workers, *phases), **axes)
 
 
-def wrapped(world, model, strategy, inner=None, *, lr=0.1, timeout=60, **options):
+def wrap(world, model, strategy, inner=None, *, lr=0.1, timeout=60, **options):
     """A model's optimizer, SGD by default, under a schedule, or under a strategy of all workers on one node."""
     inner = torch.optim.SGD(model.parameters(), lr=lr) if inner is None else inner
     is_schedule = isinstance(strategy, Schedule)
@@ -37,6 +37,13 @@ class Quadratic(torch.nn.Module):
     def set_gradient(self, decay, push):
         gradient = decay * self.values() - torch.tensor(push, dtype=self.first.dtype)
         self.first.grad, self.rest.grad = gradient[:1].clone(), gradient[1:].clone()
+
+
+def wrap_quadratic(world, strategy, start, **options):
+    """A model that begins with a worker's own numbers in double precision, and its optimizer, at a rate of 1."""
+    model = Quadratic(start, torch.float64)
+    inner = torch.optim.SGD(model.parameters(), lr=1.0, foreach=False)
+    return model, wrap(world, model, strategy, inner, initial="keep", **options)
 
 
 SIZES = [(3, 4), (4, 4), (4, 2), (2, 1)]
@@ -61,7 +68,7 @@ class Training:
             inner = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
         else:
             inner = torch.optim.AdamW(self.model.parameters(), lr=0.02, eps=1e-4)
-        self.optimizer = wrapped(world, self.model, strategy, inner, **{"timeout": 120} | options)
+        self.optimizer = wrap(world, self.model, strategy, inner, **{"timeout": 120} | options)
 
     def backward(self):
         for part in range(2):

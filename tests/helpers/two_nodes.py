@@ -60,7 +60,7 @@ class Network:
                 _ip("-n", space, "link", "set", link, "up")
 
     def cut(self):
-        """From now on nothing passes between the nodes; nobody is told."""
+        """From now on nothing passes between the nodes, without an error on either."""
         _ip("link", "set", f"{self.spaces[1]}o", "nomaster")
 
     def mend(self):
@@ -77,7 +77,7 @@ def free_port():
         return taken.getsockname()[1]
 
 
-class Begun:
+class NodesRun:
     """A run of a script, of which worker 3 says "under way as PID"; `options` are the command's, before the script."""
 
     def __init__(self, folder, script, schedule, *arguments, network=None, grace=60.0, options=(), order=(0, 1)):
@@ -107,18 +107,18 @@ class Begun:
         for file in files:
             file.close()
 
-    def said(self, name, *nodes):
+    def text_of(self, name, *nodes):
         """What the nodes have written so far, as "output" or "errors"."""
         return "".join((self.folders[node] / name).read_text() for node in nodes or (0, 1))
 
     @property
     def errors(self):
-        return self.said("errors")
+        return self.text_of("errors")
 
     def ended(self):
         """The exit codes of both launchers, and all that was written to standard output and error."""
         codes = [launcher.wait(LIMIT) for launcher in self.launchers]
-        return codes, self.said("output"), self.errors
+        return codes, self.text_of("output"), self.errors
 
     def ends(self, *expected):
         """What was written, as `ended` says; both launchers end with these codes, and nothing is left of them."""
@@ -129,8 +129,8 @@ class Begun:
 
     def under_way(self):
         """Worker 3's process, once it has trained a few rounds."""
-        wait_until(lambda: re.search(r"under way as \d+\n", self.said("output", 1)), lambda: self.errors)
-        return int(re.search(r"under way as (\d+)", self.said("output", 1))[1])
+        wait_until(lambda: re.search(r"under way as \d+\n", self.text_of("output", 1)), lambda: self.errors)
+        return int(re.search(r"under way as (\d+)", self.text_of("output", 1))[1])
 
     def processes(self, node):
         """What runs of a node, by its working folder; zombies have none."""

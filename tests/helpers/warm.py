@@ -28,19 +28,19 @@ from partreduce.runtime.launcher import process_cleanup
 from partreduce.runtime.launcher.processes import end_as_python_does, flush_everything
 
 FOR_MOST = ("numpy.ma", "partreduce.runtime.profile", "scipy.sparse.csgraph", "torch.profiler", "yaml", "zmq")
-"""Imported once for all commands and workers, beside what the launcher imports for its own."""
+"""Imported once for all commands and workers, besides what the launcher imports for its own."""
 LIMIT = 250
 """Seconds in which a command ends, and the warm process has imported."""
 
 
-def _received(connection):
+def _receive_number(connection):
     """The next number, of 4 bytes."""
     data = connection.recv(4, socket.MSG_WAITALL)
     assert len(data) == 4, "the warm process or its keeper is gone"
     return int.from_bytes(data, "big")
 
 
-class Started:
+class RunningCommand:
     """A running command; as much of subprocess.Popen as tests need."""
 
     def __init__(self, connection, pid):
@@ -50,13 +50,13 @@ class Started:
         """The exit code, that of a signal negative; raises TimeoutError."""
         if self.returncode is None:
             self._connection.settimeout(timeout)
-            self.returncode = os.waitstatus_to_exitcode(_received(self._connection))
+            self.returncode = os.waitstatus_to_exitcode(_receive_number(self._connection))
             self._connection.close()
         return self.returncode
 
     def send_signal(self, number):
         if self.returncode is None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended, and nobody has waited for it yet
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and was not waited for yet
                 os.kill(self.pid, number)
 
     def terminate(self):
@@ -97,10 +97,10 @@ class Warm:
         data = json.dumps(request).encode()
         socket.send_fds(connection, [len(data).to_bytes(4, "big")], list(streams))
         connection.sendall(data)
-        return Started(connection, _received(connection))
+        return RunningCommand(connection, _receive_number(connection))
 
     def talk(self, module, **options):
-        """Begin a module, in a session of its own, with which one talks: (started, its input, its output)."""
+        """Begin a module, in a new session, to which the caller has pipes: (started, its input, its output)."""
         ours_in, theirs_out = os.pipe()
         theirs_in, ours_out = os.pipe()
         begun = self.start(module, streams=[theirs_in, theirs_out, 2], session=True, **options)
@@ -140,7 +140,7 @@ WARM = Warm()
 
 def _serve(listener):
     """Fork a keeper for each connection; returns in the forked command, with (module, arguments)."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
     warm = os.getpid()
     while True:
         connection, _ = listener.accept()
@@ -169,7 +169,7 @@ def _serve(listener):
 
 
 def _die_with(parent):
-    """End when process `parent` does, which may have been killed and so can tell nobody."""
+    """End when process `parent` does, which may have been killed without a chance to tell its children."""
     if not process_cleanup.die_with_parent(parent):
         os._exit(1)
 

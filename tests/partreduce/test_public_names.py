@@ -19,7 +19,7 @@ import torch
 
 import partreduce
 from helpers.command_runs import ran
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce import PartreduceError
 from partreduce.__main__ import in_options
 from partreduce.errors import InputError
@@ -233,7 +233,7 @@ def test_design_builds_from_a_shorthand():
     schedule = partreduce.design("2x4", build="node-then-all", node_rounds=3)
     assert schedule.period == 4
     assert "node-then-all" in partreduce.catalogue()
-    refused(partreduce.errors.InputError, "did you mean", partreduce.design, "2x4", build="node-then-al")
+    check_error(partreduce.errors.InputError, "did you mean", partreduce.design, "2x4", build="node-then-al")
 
 
 # Docstrings of the public API have every parameter under `Args:`, and what comes back under `Returns:`
@@ -378,15 +378,15 @@ def test_an_error_names_the_argument_what_is_expected_and_what_came(call, said):
 def test_the_command_line_names_options_where_python_names_arguments(tmp_path, capsys):
     (path := tmp_path / "x.json").write_text("{}")
     assert "give --format, one of" in ran(capsys, ["import", str(path)], 65).err
-    refused(InputError, "give format=, one of", partreduce.import_schedule, path)
+    check_error(InputError, "give format=, one of", partreduce.import_schedule, path)
     assert "--time-limit: is 0.0 s" in ran(capsys, ["design", "2x2", "--time-limit", "0s"], 2).err
     assert in_options("pilot: plan with data=shuffled") == "pilot: plan with --data shuffled"
     assert in_options("x.json: model_bytes: is 3") == "x.json: model_bytes: is 3", "a member of a file is no option"
 
 
 def test_unknown_and_missing_arguments_are_type_errors_as_in_any_function():
-    refused(TypeError, "unexpected keyword argument 'jobs'", partreduce.load_cluster, "2x2", jobs=1)
-    refused(TypeError, "missing 1 required positional argument: 'request'", partreduce.design)
+    check_error(TypeError, "unexpected keyword argument 'jobs'", partreduce.load_cluster, "2x2", jobs=1)
+    check_error(TypeError, "missing 1 required positional argument: 'request'", partreduce.design)
 
 
 def test_what_stands_for_a_type_is_accepted():

@@ -17,14 +17,14 @@ PAIR = Schedule("pair", Cluster.regular(1, 2), static_groups(2, [range(2)]))
 BAD_TIMEOUTS = [0, -1, float("nan"), float("inf"), 1e12, "5", True, None]
 
 
-def wrapped(world, make=None, **options):
+def make_optimizer(world, make=None, **options):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
     inner = make(model) if make else torch.optim.SGD(model.parameters(), lr=0.1)
     return model, DistributedOptimizer(inner, model, PAIR, timeout=60, world=world, **options)
 
 
-def trained(model, optimizer, rank, steps=3):
+def train(model, optimizer, rank, steps=3):
     for _ in range(steps):
         optimizer.zero_grad()
         model(torch.full((1, 2), 1.0 + rank)).sum().backward()
@@ -160,8 +160,8 @@ def test_p_reduce_refuses_what_it_cannot_average(tensors, group, options, words)
 )
 @on_ranks(2, [3, 3])
 def test_a_state_without_a_step_count_is_refused_before_it_is_loaded(world, saved):
-    model, optimizer = wrapped(world)
-    trained(model, optimizer, world.rank)
+    model, optimizer = make_optimizer(world)
+    train(model, optimizer, world.rank)
     state = copy.deepcopy(optimizer.state_dict()) | {"partreduce": saved}
     with pytest.raises(InputError, match=r"load_state_dict: 'partreduce' is .*; it holds steps, a whole number >= 0"):
         optimizer.load_state_dict(state)
@@ -181,8 +181,8 @@ def test_averaged_state_is_that_of_each_parameter_group(ranks, make, key):
     """What only a group's own settings ask for stayed each worker's own, without a word."""
 
     def work(world):
-        model, optimizer = wrapped(world, make, optimizer_state="average")
-        trained(model, optimizer, world.rank)
+        model, optimizer = make(world, make, optimizer_state="average")
+        train(model, optimizer, world.rank)
         kept = [optimizer.optimizer.state[p][key].tolist() for p in model.parameters()]
         optimizer.finish()
         return kept
@@ -201,23 +201,23 @@ def test_state_of_other_shapes_is_refused_rather_than_left_out():
 @on_ranks(2, [(2, True)] * 2)
 def test_a_group_added_later_may_come_as_a_generator(world):
     """A generator was read by the check, and an empty group was added without a word."""
-    model, optimizer = wrapped(world, lambda m: torch.optim.SGD([m[0].weight], lr=0.1))
+    model, optimizer = make_optimizer(world, lambda m: torch.optim.SGD([m[0].weight], lr=0.1))
     before = model[1].weight.detach().clone()
     optimizer.add_param_group({"params": model[1].parameters(), "lr": 0.5})
-    trained(model, optimizer, world.rank)
+    train(model, optimizer, world.rank)
     optimizer.finish()
     return len(optimizer.param_groups[1]["params"]), not torch.equal(before, model[1].weight)
 
 
 def test_a_group_added_later_whose_state_would_not_be_averaged_is_refused(ranks):
     def work(world):
-        model, optimizer = wrapped(
+        model, optimizer = make_optimizer(
             world, lambda m: torch.optim.SGD(m[0].parameters(), lr=0.1), optimizer_state="average"
         )
         with pytest.raises(InputError, match="momentum_buffer of the new group was not foreseen"):
             optimizer.add_param_group({"params": model[1].parameters(), "momentum": 0.9})
         optimizer.add_param_group({"params": model[1].parameters()})
-        trained(model, optimizer, world.rank)
+        train(model, optimizer, world.rank)
         optimizer.finish()
         return model[1].weight.tolist()
 

@@ -1,4 +1,4 @@
-"""What training scripts do beside step(): rounds of several steps, autocast, a final mean that takes long."""
+"""What training scripts do besides step(): rounds of several steps, autocast, a final mean that takes long."""
 
 import csv
 import math
@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from helpers.training import wrapped
+from helpers.training import wrap
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
 from partreduce.errors import FileError, InputError
@@ -65,7 +65,7 @@ def test_section_length_is_honoured_by_every_strategy(ranks, name, steps_per_rou
     def work(world):
         schedule = plan(strategies(steps_per_round=steps_per_round)[name])
         model = network()
-        optimizer = wrapped(world, model, schedule, lr=0.01)
+        optimizer = wrap(world, model, schedule, lr=0.01)
         mine = schedule.steps_per_round_of(world.rank)
         for x in batches(world.rank, 2 * mine):
             optimizer.zero_grad()
@@ -113,7 +113,7 @@ def test_a_final_mean_that_takes_long_is_waited_for(ranks):
 
     def work(world):
         model = network()
-        optimizer = wrapped(world, model, plan(strategies()["static"]), lr=0.05)
+        optimizer = wrap(world, model, plan(strategies()["static"]), lr=0.05)
         begin = optimizer.run.reducer.begin
 
         def late(kind, *rest, **options):

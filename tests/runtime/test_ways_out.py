@@ -109,7 +109,7 @@ def freezing(s, told):
 
 
 def before_or_after(change):
-    """The model is changed before it is wrapped, as it is told, or after."""
+    """The model is changed before it is wrapped, as the message says, or after."""
 
     def script(s, told):
         if told:
@@ -493,16 +493,16 @@ def a_checkpoint_of_another_schedule(s, told):
 # P-Reduce.
 
 
-def reduced(says, *, wrong, right):
+def reduce_tensors(says, *, wrong, right):
     return says, lambda s, told: p_reduce((right if told else wrong)(), [0, 1], world=s.world)
 
 
 WAYS |= {
-    "p_reduce_of_nothing": reduced("give at least one", wrong=list, right=lambda: [torch.ones(2)]),
-    "p_reduce_of_an_expanded_tensor": reduced(
+    "p_reduce_of_nothing": reduce_tensors("give at least one", wrong=list, right=lambda: [torch.ones(2)]),
+    "p_reduce_of_an_expanded_tensor": reduce_tensors(
         "give a clone() of it", wrong=lambda: torch.ones(1).expand(3), right=lambda: torch.ones(1).expand(3).clone()
     ),
-    "p_reduce_of_an_empty_tensor": reduced(
+    "p_reduce_of_an_empty_tensor": reduce_tensors(
         "is empty; leave it out", wrong=lambda: [torch.ones(2), torch.empty(0)], right=lambda: [torch.ones(2)]
     ),
 }
@@ -554,7 +554,7 @@ print("rows", sorted(round(float(row[0]), 4) for row in data)[:2], len(data))
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("steps_per_round", ["1", "2"])
 def test_workers_that_draw_one_seed_from_all_data_are_warned_and_sharding_helps(tmp_path, steps_per_round):
-    """Both ways out: a part of its own, as `partreduce.shard_dataset` gives it, and no averages of the script's own."""
+    """Both ways out: each worker's own part, as `partreduce.shard_dataset` gives it, and no averages by the script."""
     (tmp_path / "train.py").write_text(ONE_SEED)
     runs = {
         data: WARM.run("partreduce", "run", "-n", "2", "train.py", data, steps_per_round, cwd=tmp_path, check=True)

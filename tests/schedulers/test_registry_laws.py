@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.exact_matrices import exact_round
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce import Cluster
 from partreduce.errors import ScheduleError
 from partreduce.files import parse_schedule
@@ -96,7 +96,7 @@ def test_entry_describes_itself(name):
 
 @pytest.mark.parametrize("name", registry.names())
 def test_one_worker_is_refused_in_one_line(name):
-    refused(ScheduleError, "1 worker", registry.build, name, Cluster.parse("1x1"))
+    check_error(ScheduleError, "1 worker", registry.build, name, Cluster.parse("1x1"))
 
 
 def public_functions(package):
@@ -149,7 +149,7 @@ def test_names_are_given_once():
 
 @pytest.mark.parametrize("value", [0, -1, "x", 1.5, True, "", None, 10**30])
 def test_bad_parameter_values_are_refused(value):
-    refused(ScheduleError, "allreduce: every", registry.build, "allreduce", Cluster.parse("4x4"), every=value)
+    check_error(ScheduleError, "allreduce: every", registry.build, "allreduce", Cluster.parse("4x4"), every=value)
 
 
 def test_text_values_are_read():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce import Cluster, Hardware, Link
 from partreduce.commands.cluster_options import NETWORKS, NODES, cluster_settings, hardware_of
 from partreduce.errors import FileError, InputError
@@ -74,12 +74,12 @@ def test_regular_cluster_of_a_billion_workers_costs_nothing():
      ([], "at least 1 node"), ([[0, -1]], "worker -1 is out of range")],
 )  # fmt: skip
 def test_irregular_refuses(nodes, words):
-    refused(InputError, words, Cluster.irregular, nodes)
+    check_error(InputError, words, Cluster.irregular, nodes)
 
 
 def test_one_form_only():
-    refused(InputError, "not both", Cluster, 1, 1, ((0,),))
-    refused(InputError, "not neither", Cluster, 1, None)
+    check_error(InputError, "not both", Cluster, 1, 1, ((0,),))
+    check_error(InputError, "not neither", Cluster, 1, None)
 
 
 def test_shape_ignores_hardware():
@@ -223,11 +223,11 @@ def test_host_lists_keep_their_zeros():
 ])  # fmt: skip
 def test_what_makes_no_tree_over_the_nodes_is_refused(tmp_path, text, nodes, words):
     (tmp_path / "t.conf").write_text(text)
-    refused(InputError, words.replace("[", r"\["), read_switches, tmp_path / "t.conf", 3, nodes)
+    check_error(InputError, words.replace("[", r"\["), read_switches, tmp_path / "t.conf", 3, nodes)
 
 
 def test_a_missing_file_is_a_file_problem(tmp_path):
-    refused(FileError, "cannot be read", read_switches, tmp_path / "no.conf", 3)
+    check_error(FileError, "cannot be read", read_switches, tmp_path / "no.conf", 3)
 
 
 def hardware(*entries):
@@ -240,7 +240,7 @@ def test_settings_put_switches_and_the_bandwidth_of_their_uplinks_on_the_cluster
     assert [one.nodes for one in switches] == [(0, 1), (2, 3)]
     assert all(one.uplink.seconds_per_byte == pytest.approx(0.5e-9) for one in switches)
     assert all(one.uplink.seconds_per_byte == 0 for one in hardware(f"switches={conf}").switches)
-    refused(InputError, "there are no switches", hardware, "uplink=2GB/s")
+    check_error(InputError, "there are no switches", hardware, "uplink=2GB/s")
 
 
 def test_presets_are_the_line_rates_of_their_names_and_give_way_to_what_is_stated():
@@ -253,4 +253,4 @@ def test_presets_are_the_line_rates_of_their_names_and_give_way_to_what_is_state
     made = hardware("network=100g", "nic=1GB/s", "latency=1us", "node=pcie4")
     assert 1 / made.nic.seconds_per_byte == pytest.approx(1e9)
     assert made.nic.latency == made.inside.latency == pytest.approx(1e-6)
-    refused(InputError, "did you mean nvlink4", hardware, "node=nvlnk4")
+    check_error(InputError, "did you mean nvlink4", hardware, "node=nvlnk4")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.figures_by_definition import rounds_of
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from helpers.small import of_phases
 from partreduce import Cluster, Schedule
 from partreduce.errors import InputError, ScheduleError
@@ -104,14 +104,14 @@ def test_apply_is_the_dense_matrix(labels_and_relaxation, seed, shape):
      ([[0, 4]], "ranks are 0..3"), ([[-1, 0]], "ranks are 0..3")],
 )  # fmt: skip
 def test_from_groups_refuses(groups, words):
-    refused(ScheduleError, words, Phase.from_groups, 4, groups)
+    check_error(ScheduleError, words, Phase.from_groups, 4, groups)
 
 
 def test_overlapping_groups_exist_but_cannot_be_applied():
     phase = Phase.from_groups(4, [[0, 1], [1, 2]])
     assert [group.members for group in phase] == [(0, 1), (1, 2)]
     for use in (phase.labels, lambda: phase.apply(np.zeros(4))):
-        refused(ScheduleError, "worker 1 stands in 2 groups", use)
+        check_error(ScheduleError, "worker 1 stands in 2 groups", use)
 
 
 def test_empty_phase_and_empty_labels():
@@ -204,7 +204,7 @@ def test_group_of_a_worker_is_its_group_in_the_expansion(size, radices):
 def test_overlapping_blocks_are_refused_by_expand_only():
     phase, cluster = (Block((0, 1)), Block((1, 2))), Cluster.regular(2, 3)
     check_rule([phase], cluster, (2,))
-    refused(ScheduleError, "share a local rank", RuleView((2,), (phase,), cluster.workers_per_node).expand, 0)
+    check_error(ScheduleError, "share a local rank", RuleView((2,), (phase,), cluster.workers_per_node).expand, 0)
 
 
 @pytest.mark.parametrize(("block", "radices", "words"), [
@@ -218,12 +218,12 @@ def test_overlapping_blocks_are_refused_by_expand_only():
     (Block((0,)), (4, 1), "every radix is >= 2"),
 ])  # fmt: skip
 def test_check_rule_refuses(block, radices, words):
-    refused(ScheduleError, words, check_rule, [(block,)], Cluster.regular(4, 2), radices)
+    check_error(ScheduleError, words, check_rule, [(block,)], Cluster.regular(4, 2), radices)
 
 
 def test_rules_need_equally_sized_nodes():
-    refused(ScheduleError, "equally sized nodes", check_rule, [], Cluster.parse("3,2"), (2,))
-    refused(ScheduleError, "equally sized nodes", check_rule, [], Cluster.irregular([[0, 2], [1, 3]]), (2,))
+    check_error(ScheduleError, "equally sized nodes", check_rule, [], Cluster.parse("3,2"), (2,))
+    check_error(ScheduleError, "equally sized nodes", check_rule, [], Cluster.irregular([[0, 2], [1, 3]]), (2,))
 
 
 def test_a_workers_group_costs_its_size_and_not_the_cluster():
@@ -290,7 +290,7 @@ def test_overlapping_groups_and_sizes_are_refused():
     phase = Phase.from_groups(4, [(0, 1), (1, 2)])
     of_steps = (lambda step: Operators((step,)), lambda step: exact_product([step]))
     for function in (mixing_matrix, is_doubly_stochastic, *of_steps):
-        refused(ScheduleError, "worker 1", function, phase)
+        check_error(ScheduleError, "worker 1", function, phase)
     big = Phase.from_groups(30_000, [(0, 1)])
-    refused(InputError, "period_operator", mixing_matrix, big)
-    refused(InputError, "exact_consensus_distance", exact_product, [big])
+    check_error(InputError, "period_operator", mixing_matrix, big)
+    check_error(InputError, "exact_consensus_distance", exact_product, [big])

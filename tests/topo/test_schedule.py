@@ -7,7 +7,7 @@ from math import prod
 
 import pytest
 
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from helpers.small import of_phases, of_rule
 from partreduce import Cluster, Hardware, Schedule
 from partreduce.errors import ScheduleError
@@ -92,8 +92,8 @@ def test_periods():
     assert [Schedule("s", CLUSTER, s).period for s in (RULE, GROUPS, RING, AllReduce())] == [3, 2, 1, 1]
     assert [Schedule("s", CLUSTER, s).num_distinct_phases() for s in (RULE, GROUPS, RING, AllReduce())] == [2, 2, 1, 1]
     assert Schedule("s", CLUSTER, RULE).phase(-1) == Schedule("s", CLUSTER, RULE).phase(2)
-    refused(ScheduleError, "has no groups", Schedule("s", CLUSTER, RING).phase, 0)
-    refused(ScheduleError, "has no groups", Schedule("s", CLUSTER, RING).group_of, 0, 0)
+    check_error(ScheduleError, "has no groups", Schedule("s", CLUSTER, RING).phase, 0)
+    check_error(ScheduleError, "has no groups", Schedule("s", CLUSTER, RING).group_of, 0, 0)
 
 
 def test_hardware_and_certificate_take_no_part_in_equality():
@@ -116,8 +116,8 @@ def test_hardware_and_certificate_take_no_part_in_equality():
         "transport.algorithm: is hierarchical; strategy 'server' travels as ring"),
 ], ids=range(8))  # fmt: skip
 def test_strategies_that_do_not_fit_are_refused(strategy, words):
-    refused(ScheduleError, words, Schedule, "s", CLUSTER, strategy)
-    refused(ScheduleError, "at least 2 workers", Schedule, "s", Cluster.regular(1, 1), AllReduce())
+    check_error(ScheduleError, words, Schedule, "s", CLUSTER, strategy)
+    check_error(ScheduleError, "at least 2 workers", Schedule, "s", Cluster.regular(1, 1), AllReduce())
 
 
 @pytest.mark.parametrize(("build", "line"), [
@@ -143,15 +143,15 @@ def test_a_number_out_of_the_range_that_its_type_states_is_refused_where_the_val
 
 
 def test_phases_of_the_other_form_are_refused():
-    refused(ScheduleError, "explicit groups are expected", GroupPhases, ((),))
-    refused(ScheduleError, "rule phases are expected", RulePhases, (4,), (Phase.from_groups(8, []),))
+    check_error(ScheduleError, "explicit groups are expected", GroupPhases, ((),))
+    check_error(ScheduleError, "rule phases are expected", RulePhases, (4,), (Phase.from_groups(8, []),))
 
 
 @pytest.mark.parametrize(
     ("edge", "words"), [((0, 8), "ranks are"), ((3, 3), "what the others leave"), ((0, 1), "given twice")]
 )
 def test_rounds_refuse_edges(edge, words):
-    refused(ScheduleError, words, Round.from_edges, 8, [(0, 1, Fraction(1, 2)), (*edge, Fraction(1, 2))])
+    check_error(ScheduleError, words, Round.from_edges, 8, [(0, 1, Fraction(1, 2)), (*edge, Fraction(1, 2))])
 
 
 EVERYBODY, NODES = (Block((0, 1), (0,)),), (Block((0, 1)),)
@@ -185,7 +185,7 @@ def test_words_may_stand_for_choices_and_unknown_ones_are_named():
         codec=Codec.INT8, algorithm=AllReduceAlgorithm.HIERARCHICAL
     )
     assert isinstance(Pipeline(drain="drop").drain, DrainPolicy)
-    refused(ScheduleError, r"drain: is \['drop'\]", Pipeline, drain=["drop"])
+    check_error(ScheduleError, r"drain: is \['drop'\]", Pipeline, drain=["drop"])
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_models_that_differ_are_averaged_also_where_only_workers_of_steps_per_ro
         "strategy.transport.gradient_buckets"),
 ])  # fmt: skip
 def test_what_cannot_continue_is_refused_by_name(strategy, failed, said):
-    refused(ScheduleError, said, after_failure, Schedule("it", Cluster.regular(4, 2), strategy), failed)
+    check_error(ScheduleError, said, after_failure, Schedule("it", Cluster.regular(4, 2), strategy), failed)
 
 
 def _groups_by_old_rank(found, schedule, failed):
@@ -342,7 +342,7 @@ def test_what_the_nodes_left_run_is_the_same_whichever_are_lost():
         for nodes in combinations(range(4), count):
             assert after_failure(schedule, {2 * node + rank for node in nodes for rank in (0, 1)}) == found
     kept = Schedule("it", Cluster.regular(4, 2), square, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 4))
-    refused(ScheduleError, "not all of one size", after_failure_of_nodes, kept, 2)
+    check_error(ScheduleError, "not all of one size", after_failure_of_nodes, kept, 2)
 
 
 def test_planned_losses_of_a_million_workers_need_no_list_of_groups():

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.drawn_schedules import drawn
+from helpers.drawn_schedules import draw_schedules
 from helpers.random_switches import switches_over
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from helpers.small import of_rule
 from partreduce import Cluster, Hardware, Link, Schedule, simulate
 from partreduce.errors import InputError
@@ -99,7 +99,7 @@ def test_a_rule_crosses_racks_only_in_the_digit_that_says_so():
 @st.composite
 def schedules(draw):
     """A random schedule of each kind on a random cluster under random switches."""
-    schedule = draw(drawn())
+    schedule = draw(draw_schedules())
     hardware = Hardware(
         inside=Link(0.5, 1.0), nic=Link(1.0, 2.0), model_bytes=3, num_nics=draw(st.integers(1, 2)),
         bus=draw(st.sampled_from([Link(), Link(0.5, 0.5)])), switches=draw(switches_over(schedule.cluster.num_nodes)),
@@ -181,9 +181,9 @@ def test_switches_that_do_not_nest_are_refused_in_one_line():
         ([(0, 1), (0, 1)], r"switches\[1\]: stands above the same nodes as switches\[0\]; keep one"),
         ([(0, 1, 2, 3), (0, 1), (1, 2)], r"switches\[2\]: shares node 1 with switches\[1\]"),
     ):
-        refused(InputError, words, Hardware, switches=tuple(Switch(nodes) for nodes in switches))
+        check_error(InputError, words, Hardware, switches=tuple(Switch(nodes) for nodes in switches))
     for nodes, words in (((), "no nodes"), ((0, -1), "node -1"), ((1, 1), "1 different")):
-        refused(InputError, words, Switch, nodes)
+        check_error(InputError, words, Switch, nodes)
     with pytest.raises(InputError, match=r"node 4; the nodes are 0\.\.3"):
         communication(Schedule("a", CLUSTER, AllReduce()), replace(HARDWARE, switches=(Switch((3, 4)),)))
 

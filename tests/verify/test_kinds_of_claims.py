@@ -24,7 +24,7 @@ from helpers.claims import claims_of_tables, facts_of
 from helpers.coded_sums import UNDERFLOW, rounding_error
 from helpers.command_runs import ran
 from helpers.readings import agree
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from helpers.small import of_rule
 from partreduce import Cluster, Hardware, Link, PartreduceError, Schedule, predict, write_schedule
 from partreduce.errors import ScheduleError
@@ -122,7 +122,7 @@ def test_a_claim_about_matrices_is_refused_and_none_is_made():
     for entry in of_matrices["claims"]:
         if entry["claim"] == "membership":
             continue
-        refused(
+        check_error(
             checker.Refusal,
             "a claim about own outer parameters",
             confirm,
@@ -131,7 +131,7 @@ def test_a_claim_about_matrices_is_refused_and_none_is_made():
         )
     with pytest.raises(checker.Refusal, match="a claim about rounds"):
         confirm(dump_schedule(plain), of_matrices | {"claims": [entry_of(certificate)]})
-    refused(ScheduleError, "outer steps from each worker's own outer parameters are no mixing matrix", own.steps)
+    check_error(ScheduleError, "outer steps from each worker's own outer parameters are no mixing matrix", own.steps)
 
 
 def test_groups_that_leave_a_worker_out_are_refuted_by_name():

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from helpers.exact_matrices import exact_matrix
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce import Cluster, Schedule
 from partreduce.errors import ScheduleError
 from partreduce.schedulers.protocols.adpsgd import Answer, Pairing, Role
@@ -374,4 +374,4 @@ def test_a_partition_into_singletons_would_not_contract():
 
 
 def test_irregular_clusters_are_refused_for_inter_intra():
-    refused(ScheduleError, "equal size", theorem_of, DynamicGroups(), Cluster.parse("3,2"))
+    check_error(ScheduleError, "equal size", theorem_of, DynamicGroups(), Cluster.parse("3,2"))

@@ -16,7 +16,7 @@ from benchmarks.forgery.schedules import explicit, graph
 from helpers.claims import confirm_claims, facts_of
 from helpers.golden import GOLDEN
 from helpers.readings import written
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from helpers.small import of_rule
 from helpers.warm_checker import run_checker
 from partreduce import Cluster, Schedule, metrics, write_schedule
@@ -182,7 +182,7 @@ def test_members_that_disagree_are_named():
     proof = prove_function(lambda w, s, c: {w, (w + 1) % c.num_workers}, Cluster.regular(4, 1), 1, "f").proof
     assert proof.verdict is Status.REFUTED
     assert proof["membership"].witness["member"] == 1
-    refused(RefutedError, "membership is refuted", proof.require)
+    check_error(RefutedError, "membership is refuted", proof.require)
 
 
 DRAWS = random.Random(0)
@@ -208,12 +208,12 @@ def test_a_function_that_contradicts_itself_is_refuted(function, workers, period
     (lambda w, s, c: {w, 2.5}, "plain integers"),
 ])  # fmt: skip
 def test_a_function_that_fails_gives_one_sentence(function, said):
-    refused(InputError, said, prove_function, function, Cluster.regular(4, 1), 1, "f")
+    check_error(InputError, said, prove_function, function, Cluster.regular(4, 1), 1, "f")
 
 
 @pytest.mark.parametrize(("period", "said"), [(0, "at least 1 step"), (10**7, "evaluations; at most")])
 def test_a_period_that_cannot_be_asked_is_an_error(period, said):
-    refused(InputError, said, prove_function, ring_pairs, Cluster.regular(8, 1), period, "f")
+    check_error(InputError, said, prove_function, ring_pairs, Cluster.regular(8, 1), period, "f")
 
 
 def test_an_embedded_certificate_is_confirmed_and_a_changed_schedule_is_refused():
@@ -222,7 +222,7 @@ def test_an_embedded_certificate_is_confirmed_and_a_changed_schedule_is_refused(
     assert "exact-consensus" in confirm(carrying)
     other = explicit(4, [[0, 1], [2, 3]], [[0, 2]]).with_certificate(carrying.certificate)
     for wrong in (schedule, other):
-        refused(RefutedError, "certificate", confirm, wrong)
+        check_error(RefutedError, "certificate", confirm, wrong)
 
 
 def test_a_hand_written_file_in_another_order_has_the_same_certificate(tmp_path):

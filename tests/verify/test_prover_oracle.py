@@ -15,7 +15,7 @@ import pytest
 from benchmarks.forgery.schedules import explicit
 from helpers.claims import confirm_claims
 from helpers.exact_matrices import exact_round
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from helpers.small import of_edges
 from helpers.small_draws import random_graph, random_groups, random_rule
 from partreduce import Cluster, Schedule
@@ -378,7 +378,7 @@ def test_a_proof_is_asked_by_name_and_printed():
         "claims": [{"claim": "b", "status": "proved"}, {"claim": "a", "status": "refuted", "witness": {"w": 1}}],
     }
     assert proof["b"].entry == {"claim": "b", "rows": 2}
-    refused(RefutedError, "schedule 'p': a is refuted: so", proof.require)
+    check_error(RefutedError, "schedule 'p': a is refuted: so", proof.require)
     fine = Proof("p", (proved("b", "thus"), not_proved("c", "open")), frozenset(), {})
     assert fine.require() is fine
     assert not_proved("c", "open") == Claim("c", Status.NOT_PROVED, "open")
@@ -392,7 +392,7 @@ def test_a_kind_without_a_prover_is_refused_and_claims_that_none_made_are_listed
     proof = prove(server)
     assert [(claim.claim, claim.status) for claim in proof.claims] == [(name, Status.NOT_PROVED) for name in "abc"]
     monkeypatch.delitem(STATEMENTS, "server")
-    refused(ScheduleError, "strategy 'server': has nothing to prove", prove, server)
+    check_error(ScheduleError, "strategy 'server': has nothing to prove", prove, server)
 
 
 def test_a_set_of_ranks_is_cut_after_twelve():

@@ -18,7 +18,7 @@ from benchmarks.forgery.dense import dense, steady_distance
 from benchmarks.forgery.mutations import fresh
 from helpers.claims import confirm_claims
 from helpers.drawn_schedules import random_allreduce, random_graph, random_groups, random_rule
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from helpers.small import of_edges, of_groups, of_phases
 from partreduce import Cluster, Schedule
 from partreduce.files import dump_schedule
@@ -168,7 +168,7 @@ def test_the_contraction_of_200_workers_is_certified_to_a_millionth(kind):
     shape = checker.read_schedule(copy.deepcopy(raw))
     checker.CLAIMS["contraction/factor"].check(shape, claim.entry, "claim")
     forged = {**claim.entry, "squared": str(Fraction(true**2 * (1 - 1e-9)))}
-    refused(checker.Refusal, "larger one", checker.CLAIMS["contraction/factor"].check, shape, forged, "claim")
+    check_error(checker.Refusal, "larger one", checker.CLAIMS["contraction/factor"].check, shape, forged, "claim")
 
 
 @pytest.mark.parametrize(("sync", "exact"), [

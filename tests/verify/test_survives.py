@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.claims import confirm_claims
-from helpers.readings import ordered
+from helpers.readings import in_order
 from helpers.small import of_phases, of_rule
 from partreduce import Cluster, Schedule
 from partreduce.errors import ScheduleError
@@ -226,7 +226,7 @@ def test_checker_prover_and_program_have_the_same_survivors_groups_on_any_nodes(
     schedule = with_plan(schedule, int(rng.integers(1, min(4, cluster.num_workers - 2) + 1)), rule)
     plan = schedule.failure_plan
     document = json.loads(json.dumps(dump_schedule(schedule)))
-    assert parse_schedule(json.dumps(document).encode()) == ordered(schedule)
+    assert parse_schedule(json.dumps(document).encode()) == in_order(schedule)
     read = checker.read_schedule(document)
     assert read.sha256 == schedule_sha256(schedule)
     failures = all_failures(schedule, plan.failures)

@@ -1,6 +1,6 @@
 """A part of the fault campaign, the same in each run: all kinds, and the faults whose end no busy machine can change.
 
-How long a run takes to notice is measured by the campaign, not here: tests run beside one another. So the timeout is
+How long a run takes to notice is measured by the campaign, not here: tests run in parallel. So the timeout is
 long: a generator that is started again has that long for it.
 
 A cell that fails is run again with `python -m benchmarks.faults.run --cell NAME`; `make faults` runs them at random.

@@ -42,7 +42,7 @@ def healthy(name):
 
 
 @pytest.fixture
-def judged(tmp_path):
+def judge_records(tmp_path):
     """Writes the records of a cell and passes a verdict on them; gives the violations."""
 
     def judge(verdict, diaries, kind="static", **facts):
@@ -91,8 +91,8 @@ def test_the_reference_of_fragments_and_of_pairs_has_turns_and_anchors_of_their_
 
 
 @pytest.mark.parametrize("name", WITH_REFERENCE)
-def test_a_healthy_run_passes(judged, name):
-    assert judged(verdicts.judge_values, healthy(name), kind=name) == []
+def test_a_healthy_run_passes(judge_records, name):
+    assert judge_records(verdicts.judge_values, healthy(name), kind=name) == []
 
 
 def spoil(diaries, how):
@@ -123,29 +123,29 @@ HOWS = (
 
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", WITH_REFERENCE)
-def test_a_wrong_average_is_seen(judged, name, how):
+def test_a_wrong_average_is_seen(judge_records, name, how):
     diaries = healthy(name)
     spoil(diaries, how)
     assert any(
-        text.startswith("wrong: worker 2 leaves step 1") for text in judged(verdicts.judge_values, diaries, name)
+        text.startswith("wrong: worker 2 leaves step 1") for text in judge_records(verdicts.judge_values, diaries, name)
     )
 
 
-def test_a_failed_worker_holds_what_it_had_with_or_without_its_own_step(judged):
+def test_a_failed_worker_holds_what_it_had_with_or_without_its_own_step(judge_records):
     diaries = [lines[:5] for lines in healthy("static")]
     had = np.array([low for low, _ in diaries[0][-1][3][:WORKERS]])
     own = np.eye(WORKERS)[0]
 
     def verdict(values):
         failed = [*diaries[0], line("failed", 9.0, 2, values, "PeerFailedError")]
-        return judged(verdicts.judge_values, [failed, *diaries[1:]])
+        return judge_records(verdicts.judge_values, [failed, *diaries[1:]])
 
     assert verdict(had) == verdict(had + own) == []
     assert verdict((had + own) / 2)
     assert verdict(had + 2 * own)
 
 
-def test_members_of_a_granted_group_must_hold_its_mean_or_what_they_had(judged):
+def test_members_of_a_granted_group_must_hold_its_mean_or_what_they_had(judge_records):
     def diaries(after):
         start = np.zeros(WORKERS)
         granted = [[7, [0, 3]]]
@@ -158,32 +158,32 @@ def test_members_of_a_granted_group_must_hold_its_mean_or_what_they_had(judged):
         return lines
 
     for values in ([0.5, 0, 0, 0.5], [1, 0, 0, 0]):
-        assert judged(verdicts.judge_values, diaries(values), "dynamic_groups") == []
+        assert judge_records(verdicts.judge_values, diaries(values), "dynamic_groups") == []
     for values in ([0.5, 0, 0, 0.25], [0.5, 0.5, 0, 0], [0.25, 0, 0, 0.25]):
-        assert judged(verdicts.judge_values, diaries(values), "dynamic_groups"), values
+        assert judge_records(verdicts.judge_values, diaries(values), "dynamic_groups"), values
 
 
-def test_an_asynchronous_server_applies_whole_pushes_once(judged):
+def test_an_asynchronous_server_applies_whole_pushes_once(judge_records):
     def diaries(values):
         lines = [[line("enters", 0, 0, np.zeros(WORKERS))] for _ in range(WORKERS)]
         lines[1].append(line("leaves", 1, 0, values, []))
         return lines
 
-    assert judged(verdicts.judge_values, diaries([1, 1, 0, 0]), "server asynchronous") == []
+    assert judge_records(verdicts.judge_values, diaries([1, 1, 0, 0]), "server asynchronous") == []
     for values in ([1, 2, 0, 0], [1, 0, 0, 0], [0.5, 1, 0, 0], [3, 1, 0, 0], [-1, 1, 0, 0]):
-        assert judged(verdicts.judge_values, diaries(values), "server asynchronous"), values
+        assert judge_records(verdicts.judge_values, diaries(values), "server asynchronous"), values
 
 
-def test_a_quorum_counts_every_gradient_once(judged):
+def test_a_quorum_counts_every_gradient_once(judge_records):
     def diaries(second, last):
         lines = [[line("enters", 0, 0, np.zeros(WORKERS)), line("enters", 1, 1, second)] for _ in range(WORKERS)]
         lines[1] = [line("enters", 0, 0, np.zeros(WORKERS)), line("enters", 1, 1, [0.25, 0, 0, 0])]
         return [[*own, line("finished", 2, 4, last)] for own in lines]
 
     good = [0.25, 0, 0, 0], [0.5] * WORKERS
-    assert judged(verdicts.judge_values, diaries(*good), "quorum solo") == []
+    assert judge_records(verdicts.judge_values, diaries(*good), "quorum solo") == []
     for second, last in (([0, 0.25, 0, 0], good[1]), ([0.2, 0, 0, 0], good[1]), (good[0], [0.5, 0.5, 0.5, 0.75])):
-        assert judged(verdicts.judge_values, diaries(second, last), "quorum solo"), (second, last)
+        assert judge_records(verdicts.judge_values, diaries(second, last), "quorum solo"), (second, last)
 
 
 EVERYBODY, REST = [-1, [0, 1, 2, 3]], [3, [0, 1, 2]]
@@ -226,23 +226,23 @@ GOES_ON = [name for name, kind in KINDS.items() if kind.law == "views"]
 
 
 @pytest.mark.parametrize("kind", GOES_ON)
-def test_who_goes_on_holds_what_a_replay_of_the_views_does_and_nothing_else(judged, kind):
-    assert judged(verdicts.judge_values, gone_on(kind), kind) == []
+def test_who_goes_on_holds_what_a_replay_of_the_views_does_and_nothing_else(judge_records, kind):
+    assert judge_records(verdicts.judge_values, gone_on(kind), kind) == []
     for rank, place, amount in ((1, -4, 0.3), (0, 9, 0.25), (3, -3, 0.3)):
         found = gone_on(kind)
         rows = found[rank][place][3]
         rows[2] = [rows[2][0] + amount] * 2
-        (text, *_) = judged(verdicts.judge_values, found, kind)
+        (text, *_) = judge_records(verdicts.judge_values, found, kind)
         assert text.startswith(f"wrong: worker {rank} ")
 
 
 @pytest.mark.parametrize("amount", [0, 0.3])
-def test_where_all_began_again_each_attempt_is_judged_by_itself(judged, amount):
+def test_where_all_began_again_each_attempt_is_judged_by_itself(judge_records, amount):
     first, second = gone_on(kind := "elastic allreduce"), gone_on(kind)
     for entry in (entry for lines in second for entry in lines if entry[0] == "begins"):
         entry[2] = 1
     second[1][5][3][2] = [second[1][5][3][2][0] + amount] * 2
-    said = judged(verdicts.judge_values, [a[:-2] + b for a, b in zip(first, second, strict=True)], kind)
+    said = judge_records(verdicts.judge_values, [a[:-2] + b for a, b in zip(first, second, strict=True)], kind)
     assert len(said) == bool(amount), said
 
 
@@ -260,23 +260,23 @@ def test_all_restart_only_where_they_are_to(tmp_path, fault, starved, is_wrong):
     assert ("may restart" in running.outcome.note) == starved
 
 
-def test_workers_that_know_different_views_are_seen(judged):
+def test_workers_that_know_different_views_are_seen(judge_records):
     found = gone_on("elastic allreduce")
     lines = [entry for entry in found[1] if entry[0] == "leaves"]
     lines[3][4] = [EVERYBODY, [3, [0, 1, 3]]]
-    (text, *_) = judged(verdicts.judge_values, found, "elastic allreduce")
+    (text, *_) = judge_records(verdicts.judge_values, found, "elastic allreduce")
     assert text.startswith("wrong: mixed generations: worker 1 in step 3")
 
 
-def test_what_a_lost_worker_committed_alone_is_not_asked_of_it(judged):
+def test_what_a_lost_worker_committed_alone_is_not_asked_of_it(judge_records):
     found = gone_on("elastic allreduce")
     again = next(place for place, entry in enumerate(found[3]) if place and entry[0] == "begins")
     found[3][again:again] = [line("enters", 3, 3, [0.75] * 4), line("leaves", 3, 3, [1.0] * 4, [EVERYBODY])]
-    assert judged(verdicts.judge_values, found, "elastic allreduce") == []
+    assert judge_records(verdicts.judge_values, found, "elastic allreduce") == []
 
 
 @pytest.mark.parametrize("kind", GOES_ON)
-def test_who_joins_again_in_the_step_in_which_it_was_lost_had_held_its_own_before(judged, kind):
+def test_who_joins_again_in_the_step_in_which_it_was_lost_had_held_its_own_before(judge_records, kind):
     """Both of its processes enter that step, with different values, and each is judged by what it was."""
     for amount in (0, 0.3):
         found = gone_on(kind, views=(EVERYBODY, [5, EVERYBODY[1]]))
@@ -285,7 +285,7 @@ def test_who_joins_again_in_the_step_in_which_it_was_lost_had_held_its_own_befor
             replay.step(step, {})
         again = next(place for place, entry in enumerate(found[3]) if place and entry[0] == "begins")
         found[3].insert(again, line("enters", joins, joins, replay.x[3] + amount))
-        assert len(judged(verdicts.judge_values, found, kind)) == bool(amount), amount
+        assert len(judge_records(verdicts.judge_values, found, kind)) == bool(amount), amount
 
 
 def test_who_joins_a_late_average_has_its_donors_start_also_where_that_has_just_joined():
@@ -317,7 +317,7 @@ def test_a_donor_that_fails_in_the_round_of_the_join_took_its_own_steps_before()
 
 
 @pytest.mark.parametrize("amount", [0, 0.3])
-def test_who_joins_in_the_first_step_may_have_what_its_donor_did_in_it(judged, amount):
+def test_who_joins_in_the_first_step_may_have_what_its_donor_did_in_it(judge_records, amount):
     kind, views = KINDS["elastic late"], [EVERYBODY, [0, EVERYBODY[1]]]
     replay, begun = Replay(kind, [(after, tuple(members)) for after, members in views]), np.eye(WORKERS)[0]
     diaries = [[line("begins", 0, 0, np.zeros(WORKERS), 1)] for _ in range(WORKERS)]
@@ -328,17 +328,17 @@ def test_who_joins_in_the_first_step_may_have_what_its_donor_did_in_it(judged, a
         for rank, lines in enumerate(diaries):
             lines.append(line("enters", step, step, begun + amount if (rank, step) == (3, 0) else before[rank]))
             lines.append(line("leaves", step, step, replay.x[rank], views))
-    violations = judged(verdicts.judge_values, diaries, "elastic late")
+    violations = judge_records(verdicts.judge_values, diaries, "elastic late")
     assert any("worker 3 joined step 0" in text for text in violations) == bool(amount), violations
     assert amount or not violations
 
 
 @pytest.mark.parametrize("amount", [0, 0.3])
-def test_who_joins_with_the_state_of_one_that_has_just_joined_had_that_and_nothing_else(judged, amount):
+def test_who_joins_with_the_state_of_one_that_has_just_joined_had_that_and_nothing_else(judge_records, amount):
     found = gone_on(kind := "elastic outer", views=(EVERYBODY, [3, [0, 1]], [5, EVERYBODY[1]]), lost=(2, 3))
     first = next(entry for entry in found[3] if entry[0] == "enters" and entry[2] == step_of(KINDS[kind], 5))
     first[3][1] = [first[3][1][0] + amount] * 2
-    said = judged(verdicts.judge_values, found, kind)
+    said = judge_records(verdicts.judge_values, found, kind)
     assert any("worker 3 joined step" in text and "which no one had" in text for text in said) == bool(amount)
     assert amount or not said
 
@@ -386,17 +386,17 @@ ENDS = {
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_a_survivor(judged, name):
-    def killed(running):
+def test_a_survivor(judge_records, name):
+    def kill_worker(running):
         running.cell = replace(running.cell, fault="kill worker")
         verdicts.judge_ends(running)
 
     kind, diaries, facts, expected = ENDS[name]
-    said = judged(killed, diaries, kind, **{**FAULT, **facts})
+    said = judge_records(kill_worker, diaries, kind, **{**FAULT, **facts})
     assert not said if expected is None else said[-1].startswith(expected), said
 
 
-def test_a_worker_ended_when_it_was_last_seen_and_not_when_somebody_looked_again(judged):
+def test_a_worker_ended_when_it_was_last_seen_and_not_when_somebody_looked_again(judge_records):
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as worker:
         before = []
 
@@ -411,7 +411,7 @@ def test_a_worker_ended_when_it_was_last_seen_and_not_when_somebody_looked_again
             assert running.gone[3] < before[0]
 
         lines = [line("begins", 0.0, 0, np.zeros(WORKERS), worker.pid)]
-        judged(verdict, [[], [], [], lines])
+        judge_records(verdict, [[], [], [], lines])
 
 
 def test_what_a_run_leaves_behind_is_found_by_session_and_by_mark(tmp_path):
@@ -432,9 +432,9 @@ def test_what_a_run_leaves_behind_is_found_by_session_and_by_mark(tmp_path):
     assert belonging(own.pid, str(tmp_path)) == []
 
 
-def test_a_crash_in_the_output_is_seen(judged, tmp_path):
+def test_a_crash_in_the_output_is_seen(judge_records, tmp_path):
     (tmp_path / "output.txt").write_text("[1] all is well\n[2] terminate called after throwing an instance of\n")
-    (text,) = judged(verdicts.judge_crashes, [])
+    (text,) = judge_records(verdicts.judge_crashes, [])
     assert text.startswith("crash: [2] terminate called")
 
 

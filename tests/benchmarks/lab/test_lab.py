@@ -31,7 +31,7 @@ SLOW = Setting(name="slow", compute=0.06, slow=((6, 5.0),))
 FOUR = Cluster.regular(4, 4)
 
 
-def measured(step_ms, curve=(), nic=1.0):
+def result_of(step_ms, curve=(), nic=1.0):
     return CellResult(step_ms=step_ms, nic_mb=nic, curve=list(curve))
 
 
@@ -44,7 +44,7 @@ def test_nodes_may_hold_different_numbers_of_workers():
 
 
 def test_the_target_is_interpolated_between_evaluations():
-    cell = measured(50.0, [(0, 0.0, 2.0), (4, 1.0, 1.0), (8, 2.0, 0.0)])
+    cell = result_of(50.0, [(0, 0.0, 2.0), (4, 1.0, 1.0), (8, 2.0, 0.0)])
     assert cell.reached(0.5) == (6.0, 1.5)
     assert cell.reached(-1.0) is None
 
@@ -57,9 +57,9 @@ def test_the_free_step_counts_steps_of_all_workers():
 def test_only_exact_averaging_in_every_step_is_the_baseline():
     curve = [(0, 0.0, 1.0), (10, 1.0, 0.0)]
     rows = [
-        Row("ring", "All-Reduce", [measured(90.0, curve)], 0.5),
-        Row("best", "All-Reduce", [measured(80.0, [(s, 0.5 * t, v) for s, t, v in curve])], 0.5),
-        Row("local", "local SGD", [measured(10.0, [(s, 0.1 * t, v) for s, t, v in curve])], 0.5),
+        Row("ring", "All-Reduce", [result_of(90.0, curve)], 0.5),
+        Row("best", "All-Reduce", [result_of(80.0, [(s, 0.5 * t, v) for s, t, v in curve])], 0.5),
+        Row("local", "local SGD", [result_of(10.0, [(s, 0.1 * t, v) for s, t, v in curve])], 0.5),
     ]
     assert baseline(rows) is rows[1]
     lines = block(rows, PLAIN, 16).splitlines()
@@ -128,7 +128,7 @@ def test_every_published_result_makes_its_tables_again():
 
 def test_what_is_published_makes_the_page_of_all_that_was_measured():
     curve = [(0, 0.0, 2.302585), (4, 1.0 / 3, 1.0 / 7), (8, 2.0 / 3, 1e-5)]
-    cell = replace(measured(1000.0 / 11, curve, nic=2.0 / 3), steps=[8] * 16)
+    cell = replace(result_of(1000.0 / 11, curve, nic=2.0 / 3), steps=[8] * 16)
     everything = {
         "head": {"commit": "none"},
         "measure": {"num_workers": 16, "targets": {"slow": 0.5}, "families": {"ring": "All-Reduce"}, "rates": {}},
@@ -184,7 +184,7 @@ def test_so_many_workers_are_delayed_in_every_step_and_all_agree_who():
     seconds = lengths_of(Lengths(compute=0.1, **DELAYED), 8, 200)
     assert (np.isclose(seconds, 0.6).sum(axis=1) == 2).all()
     assert np.isclose(seconds, 0.1).sum() == 6 * 200
-    assert (np.isclose(seconds, 0.6).mean(axis=0) > 0.1).all(), "drawn anew: everybody's turn comes"
+    assert (np.isclose(seconds, 0.6).mean(axis=0) > 0.1).all(), "drawn for each step: every worker has its turn"
 
 
 def test_shifting_delays_move_on_by_one_worker_from_step_to_step():
@@ -253,7 +253,7 @@ def test_workers_sleep_as_long_as_their_lengths_say(tmp_path):
 @pytest.mark.lab
 @pytest.mark.processes
 def test_cells_run_over_shaped_links_end_at_their_loss_or_at_the_limit_of_all_and_leave_nothing_behind(
-    tmp_path, stored, monkeypatch
+    tmp_path, save_schedule, monkeypatch
 ):
     """One contestant has no known rate, and is rehearsed first."""
     if (reason := why_not()) is not None:
@@ -271,7 +271,7 @@ def test_cells_run_over_shaped_links_end_at_their_loss_or_at_the_limit_of_all_an
     monkeypatch.setitem(REHEARSED, "digits", (1.5, 24))
     with standing(2) as lab:
         lab.shape("200mbit")
-        schedule = str(stored(build("allreduce", Cluster.regular(2, 2))))
+        schedule = str(save_schedule(build("allreduce", Cluster.regular(2, 2))))
         sizes = {"address": "", "port": 0, "compute": 0.01, "steps": 8}
         job = lab.job("cell", "partreduce", 2, schedule=schedule, data_file=str(data), **sizes)
         assert lab.crew.run(job) == [0, 0]

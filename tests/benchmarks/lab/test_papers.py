@@ -141,7 +141,7 @@ def test_seconds_to_a_loss_are_steps_to_it_times_the_seconds_of_a_step():
     assert (late.measured, late.low, late.high, late.runs) == (3.0, 2.4, 3.5, 2)
     gain = found[pipe_sgd.LOSS_D, f"{shape}, 200 Mbit/s: Pipe"]
     assert (gain.measured, gain.low, gain.high) == (2.0, pytest.approx(28 * 0.19 / 3.5), pytest.approx(33 * 0.22 / 2.4))
-    assert not any("40 Mbit/s" in kept.setting for kept in found.values()), "nobody knows its steps to the loss"
+    assert not any("40 Mbit/s" in kept.setting for kept in found.values()), "its steps to the loss are unknown"
 
 
 def hops_cells(**runs):
@@ -149,7 +149,7 @@ def hops_cells(**runs):
     contents = []
     for kind in (hop.EQUAL, hop.RANDOM, hop.SLOW):
         setting = hop.setting_of("svm", kind)
-        found = runs.get({hop.EQUAL: "alike", hop.RANDOM: "random", hop.SLOW: "slow"}[kind], {})
+        found = runs.get({hop.EQUAL: "equal", hop.RANDOM: "random", hop.SLOW: "slow"}[kind], {})
         in_two = (list(found)[:1], list(found)[1:])  # experiments in one setting
         contents += [experiment_of(setting, {name: found[name] for name in names}) for names in in_two]
     return cells.Cells(contents, None)
@@ -176,7 +176,7 @@ def experiment_of(setting, found):
 def test_hops_rows_say_what_its_cells_say(tmp_path):
     standard, backup, skip = (hop_name("ring-based", gap) for gap in ("standard", "backup 1", "backup 1, skip 10"))
     found = hops_cells(
-        alike={standard: [(200.0, 30)], hop.ALL_REDUCE: [(200.0, 30)], hop.SERVER: [(400.0, 30)]},
+        equal={standard: [(200.0, 30)], hop.ALL_REDUCE: [(200.0, 30)], hop.SERVER: [(400.0, 30)]},
         random={
             standard: [(400.0, 30), (440.0, 30), (480.0, 30)],
             backup: [(250.0, 33), (275.0, 36), (300.0, 33)],

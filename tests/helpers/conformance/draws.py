@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import torch
 
-from helpers.conformance.cells import TOGETHER, problem_of, run_reference, run_time
+from helpers.conformance.cells import TOGETHER, problems_of, run_reference, run_time
 from helpers.conformance.kinds import Kind
 from partreduce import Cluster
 from partreduce import strategies as st
@@ -32,7 +32,7 @@ MEANS = (st.Averaging.MEAN, st.Averaging.MEAN, st.Averaging.STEP_NORMALIZED)
 
 
 @dataclass(frozen=True)
-class Drawn(Kind):
+class DrawnCase(Kind):
     """A schedule with a training loop; `loop` is an idiom."""
 
     seed: int = 0
@@ -115,9 +115,8 @@ def problems(ranks, case, folder):
     """By worker, how a drawn run differs from the reference's; empty if it does not."""
     is_exact = case.dtype == torch.float64 and case.strategy.transport.codec is st.Codec.NONE
     near = {} if is_exact else {"rtol": 1e-4, "atol": 1e-5}
-    results = run_time(ranks, case.loop, case, folder=folder)
-    wanted = run_reference(case.loop, case)
-    found = [problem_of(mine, should, **near) for (mine, _), should in zip(results, wanted, strict=True)]
+    notes = [notes for notes, _ in run_time(ranks, case.loop, case, folder=folder)]
+    found = problems_of(case, notes, run_reference(case.loop, case), **near)
     return [f"worker {rank}: {problem} in {case}" for rank, problem in enumerate(found) if problem]
 
 
@@ -134,7 +133,7 @@ def _phase(rng, n):
     return st.Phase.from_groups(n, groups)
 
 
-def _trained(rng, seed, n, strategy, *, rounds, **loop):
+def _draw_loop(rng, seed, n, strategy, *, rounds, **loop):
     """A loop for a strategy, whose data may be uneven; skips where whole models travel or gradients of all."""
     kind = Kind(strategy, Cluster.regular(1, n))
     counts = [rounds] * n if rng.random() < 0.6 else [rng.randint(0, rounds) for _ in range(n)]
@@ -142,7 +141,7 @@ def _trained(rng, seed, n, strategy, *, rounds, **loop):
     batches = batches if max(batches) else tuple(rounds * kind.steps_of(rank) for rank in range(n))
     cells = [(rank, step) for rank in range(n) for step in range(batches[rank])]
     loop = {"inner": rng.choice(["adamw", "sgd", "momentum"]), "clip": rng.choice(["", "norm"])} | loop
-    return Drawn(
+    return DrawnCase(
         strategy,
         kind.cluster,
         seed=seed,
@@ -153,7 +152,7 @@ def _trained(rng, seed, n, strategy, *, rounds, **loop):
     )
 
 
-def _reopened(rng, case, *, inside=True):
+def _draw_checkpoint(rng, case, *, inside=True):
     """In a part of all runs a checkpoint after as many rounds of all, and maybe a part of the next one."""
     steps = [case.steps_of(rank) for rank in range(case.workers)]
     rounds = min(count // own for count, own in zip(case.batches, steps, strict=True))
@@ -168,7 +167,7 @@ def _reopened(rng, case, *, inside=True):
 def groups(seed):
     """Groups with skips, relaxations, a prologue, late averaging and steps per round of each worker's own."""
     rng = random.Random(f"groups {seed}")
-    return _of_own_models(rng, _trained(rng, seed, *_groups(rng), rounds=rng.randint(1, 5)))
+    return _of_own_models(rng, _draw_loop(rng, seed, *_groups(rng), rounds=rng.randint(1, 5)))
 
 
 def _groups(rng):
@@ -185,7 +184,7 @@ def _groups(rng):
     return n, strategy
 
 
-def coded(seed):
+def coded_groups(seed):
     """Parameters of groups by a codec, in which what was moved since all were equal travels."""
     rng = random.Random(f"coded {seed}")
     codec = (st.Codec.INT8, st.Codec.INT4, *SIXTEEN_BITS)[seed % 4]
@@ -198,11 +197,11 @@ def coded(seed):
             phases.insert(rng.randint(0, len(phases)), st.Phase.from_groups(n, [range(n)]))
             strategy = replace(strategy, phases=st.GroupPhases(tuple(phases)))
         with contextlib.suppress(ScheduleError):
-            case = _trained(
+            case = _draw_loop(
                 rng, seed, n, replace(strategy, transport=st.Transport(codec=codec)), rounds=rng.randint(1, 6)
             )
             case.schedule  # noqa: B018 - it checks
-            return _reopened(rng, case)
+            return _draw_checkpoint(rng, case)
 
 
 def graphs(seed):
@@ -220,18 +219,18 @@ def graphs(seed):
         sync=st.DelayedAveraging() if rng.random() < 0.5 else st.Synchronous(),
         averaging=rng.choice(list(st.Averaging)),
     )
-    return _of_own_models(rng, _trained(rng, seed, n, strategy, rounds=rng.randint(1, 5)))
+    return _of_own_models(rng, _draw_loop(rng, seed, n, strategy, rounds=rng.randint(1, 5)))
 
 
 def _of_own_models(rng, case):
-    """In half of all runs workers begin with models of their own; some are in float32, some are begun again."""
+    """In half of all runs workers begin with different models; some are in float32, some are resumed."""
     if case.gradients:
         return replace(case, clip="", decay=1.0)
     if case.inner == "sgd" and rng.random() < 0.3:
         case = replace(case, dtype=torch.float32)
     if rng.random() < 0.5:
         case = replace(case, options={"initial": "keep"})
-    return _reopened(rng, case)
+    return _draw_checkpoint(rng, case)
 
 
 def _outer(rng, momenta):
@@ -241,7 +240,7 @@ def _outer(rng, momenta):
 
 
 def outer(seed):
-    """Outer steps of all, or of each group from outer parameters of its own; H from 1 to 5, any rate and momentum."""
+    """Outer steps of all, or of each group from its own outer parameters; H from 1 to 5, any rate and momentum."""
     rng = random.Random(f"outer {seed}")
     n, step = rng.randint(2, 4), _outer(rng, [0, 0, 0.5, 0.9])
     steps = rng.choice([1, 2, 3, 5, tuple(rng.randint(1, 4) for _ in range(n))])
@@ -261,7 +260,7 @@ def outer(seed):
         strategy = st.StaticGroups(phases=st.GroupPhases(tuple(phases)), prologue=rng.choice([0, 0, 1]), **axes)
         if own and (outer_radius(Kind(strategy, Cluster.regular(1, n)).schedule) or 0) > 0.999:
             strategy = replace(strategy, payload=st.Payload(outer=step))
-    return _reopened(rng, _trained(rng, seed, n, strategy, rounds=rng.randint(1, 5)))
+    return _draw_checkpoint(rng, _draw_loop(rng, seed, n, strategy, rounds=rng.randint(1, 5)))
 
 
 def _settling(phase, step):
@@ -288,11 +287,11 @@ def fragments(seed):
     )
     if strategy.averages_gradients:
         strategy = replace(strategy, steps_per_round=2)
-    case = _trained(rng, seed, n, strategy, rounds=1)
+    case = _draw_loop(rng, seed, n, strategy, rounds=1)
     longest = rng.randint(1, 3 * steps)
     lengths = tuple(longest if rng.random() < 0.7 else rng.randint(0, longest) for _ in range(n))
     case = replace(case, batches=lengths if max(lengths) else (longest,) * n)
-    return _reopened(rng, case)
+    return _draw_checkpoint(rng, case)
 
 
 def fragments_of_groups(seed):
@@ -309,8 +308,8 @@ def fragments_of_groups(seed):
         steps_per_round=rng.choice([case.strategy.steps_per_round, own]),
         payload=payload if any(map(_of_all, phases)) else replace(payload, outer=st.OuterStep()),
     )
-    case = _trained(rng, seed, n, strategy, rounds=rng.randint(1, 3))
-    return _reopened(rng, case, inside=isinstance(strategy.steps_per_round, int))
+    case = _draw_loop(rng, seed, n, strategy, rounds=rng.randint(1, 3))
+    return _draw_checkpoint(rng, case, inside=isinstance(strategy.steps_per_round, int))
 
 
 SIXTEEN_BITS = (st.Codec.FLOAT16, st.Codec.BFLOAT16)
@@ -351,7 +350,7 @@ def pipelines(seed):
     clip, inner = rng.choice(["", "mean"] if layers else ["", "", "value", "mean"]), rng.choice(list(OPTIMIZERS))
     if codec is not st.Codec.NONE:  # Adam makes large steps of what rounding leaves of small gradients
         inner = rng.choice(["sgd", "momentum", "nesterov"])
-    case = _trained(rng, seed, n, st.AllReduce(sync=sync, transport=transport), rounds=rounds, clip=clip, inner=inner)
+    case = _draw_loop(rng, seed, n, st.AllReduce(sync=sync, transport=transport), rounds=rounds, clip=clip, inner=inner)
     case = replace(case, cluster=Cluster.regular(nodes, n // nodes))
     if clip == "mean":  # all clip, also who skips and who has no data left
         case = replace(case, skips=frozenset(), batches=(rounds,) * n)
@@ -359,12 +358,12 @@ def pipelines(seed):
         case = replace(case, decay=1.0)  # a step of all needs the same rate on all
     cells = [(rank, step) for rank in range(n) for step in range(0 if layers else case.batches[rank])]
     case = replace(case, absent=frozenset(cell for cell in cells if rng.random() < 0.4))
-    return _reopened(rng, case)
+    return _draw_checkpoint(rng, case)
 
 
 FAMILIES = {
     "groups": groups,
-    "coded": coded,
+    "coded": coded_groups,
     "graphs": graphs,
     "outer": outer,
     "fragments": fragments,

@@ -104,7 +104,7 @@ def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
-def begun(cell, make=sgd, **options):
+def begin(cell, make=sgd, **options):
     """A model and its optimizer."""
     model = network(**options)
     return model, cell.wrap(make(model), model)
@@ -127,7 +127,7 @@ def steps(cell, optimizer, model, act=None, numbers=range(STEPS), *, after=lambd
         after(number)
 
 
-def ended(cell, optimizer, model):
+def finish(cell, optimizer, model):
     yield TOGETHER
     optimizer.finish()
     cell.note(model)
@@ -135,12 +135,12 @@ def ended(cell, optimizer, model):
 
 def run(cell, optimizer, model, act=None, numbers=range(STEPS), **options):
     yield from steps(cell, optimizer, model, act, numbers, **options)
-    yield from ended(cell, optimizer, model)
+    yield from finish(cell, optimizer, model)
 
 
 @idiom("plain", "zero_grad, backward, step with momentum")
 def plain(cell):
-    model, optimizer = begun(cell)
+    model, optimizer = begin(cell)
     yield from run(cell, optimizer, model)
 
 
@@ -158,7 +158,7 @@ def adam(cell):
     early=(EARLY, refused("got a gradient a second time before step()", "the first has left by then")),
 )
 def accumulation(cell):
-    model, optimizer = begun(cell)
+    model, optimizer = begin(cell)
 
     def act(number):
         optimizer.zero_grad(set_to_none=False)
@@ -176,7 +176,7 @@ def accumulation(cell):
     several=(QUORUMS, refused("a call may deliver several", "give it as a function to `join()`, too")),
 )
 def clipping(cell):
-    model, optimizer = begun(cell)
+    model, optimizer = begin(cell)
 
     def clip():
         optimizer.average_gradients()
@@ -195,7 +195,7 @@ def clipping(cell):
     early=(EARLY, refused("was changed after backward(), when it had left", "clip the averaged ones")),
 )
 def clipping_alone(cell):
-    model, optimizer = begun(cell)
+    model, optimizer = begin(cell)
 
     def clip():
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
@@ -209,7 +209,7 @@ def clipping_alone(cell):
     early=(EARLY, refused("divides gradients after backward()", "they have left by then")),
 )
 def scaler(cell):
-    model, optimizer = begun(cell)
+    model, optimizer = begin(cell)
     scale = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
 
     def act(number):
@@ -238,7 +238,7 @@ def by_closure(cell, optimizer, model, numbers=range(STEPS)):
 
 @idiom("closure", "`step(closure)` with SGD")
 def closure(cell):
-    model, optimizer = begun(cell)
+    model, optimizer = begin(cell)
     yield from by_closure(cell, optimizer, model)
 
 
@@ -248,13 +248,13 @@ def closure(cell):
     averaged=(GRADIENTS, refused("LBFGS evaluates its closure several times", "average parameters instead")),
 )
 def lbfgs(cell):
-    model, optimizer = begun(cell, lambda model: torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2))
+    model, optimizer = begin(cell, lambda model: torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2))
     yield from by_closure(cell, optimizer, model, range(4))
 
 
 @idiom("LR scheduler", "warm-up and steps, chained")
 def schedulers(cell):
-    model, optimizer = begun(cell)
+    model, optimizer = begin(cell)
     target = cell.scheduled(optimizer)
     rates = [torch.optim.lr_scheduler.LinearLR(target, 0.2, total_iters=3), torch.optim.lr_scheduler.StepLR(target, 2)]
 
@@ -266,7 +266,7 @@ def schedulers(cell):
 
 
 @idiom("attach", "the script's own optimizer steps, with a closure, a scheduler and a hook; `attach` has its schedule")
-def attached(cell):
+def attach_schedule(cell):
     model, steps = network(), []
     own = sgd(model)
     follows = cell.wrap(own, model, by=attach)
@@ -289,9 +289,9 @@ def attached(cell):
     assert len(steps) >= STEPS  # a pipeline takes one more, at its end
 
 
-@idiom("EMA", "`AveragedModel` beside the model")
+@idiom("EMA", "`AveragedModel` of the model")
 def ema(cell):
-    model, optimizer = begun(cell)
+    model, optimizer = begin(cell)
     average = torch.optim.swa_utils.AveragedModel(model, avg_fn=lambda old, new, _: 0.8 * old + 0.2 * new)
 
     def after(_):
@@ -303,7 +303,7 @@ def ema(cell):
 
 @idiom("tied weights", "one parameter in two layers")
 def tied(cell):
-    model, optimizer = begun(cell, tied=True)
+    model, optimizer = begin(cell, tied=True)
 
     def loss(model, x):
         return (model[:3](x) - model[3](x).sum(1, keepdim=True) - x.sum(1, keepdim=True)).square().mean()
@@ -313,7 +313,7 @@ def tied(cell):
 
 @idiom(
     "tied by memory",
-    "a transposed weight as a parameter of its own, `Parameter(a.weight.t())`",
+    "a transposed weight as another parameter, `Parameter(a.weight.t())`",
     all=(KINDS, refused("two tensors in one memory", "wrapping would part them")),
 )
 def tied_by_memory(cell):
@@ -326,7 +326,7 @@ def tied_by_memory(cell):
 
 @idiom("kept views", "`p.detach()` and NumPy views of parameters, taken once and read after every step")
 def kept_views(cell):
-    model, optimizer = begun(cell)
+    model, optimizer = begin(cell)
     views = [(p.detach(), p.detach().numpy()) for p in model.parameters()]
 
     def after(_):
@@ -414,7 +414,7 @@ def several(cell):
         for model, optimizer in zip(models, optimizers, strict=True):
             step(cell, optimizer, model, number)
     for model, optimizer in zip(models, optimizers, strict=True):
-        yield from ended(cell, optimizer, model)
+        yield from finish(cell, optimizer, model)
 
 
 @idiom(
@@ -445,7 +445,7 @@ def plain_kept(cell):
 
 @idiom(
     "another optimizer first",
-    "a part of the model stepped by an optimizer of its own, before `step()`, as from hooks in `backward()`",
+    "a part of the model stepped by another optimizer, before `step()`, as from hooks in `backward()`",
     averaged=(GRADIENTS, refused("which is still to be averaged", "call `average_gradients()` before it")),
     opens=(
         [name for name, kind in KINDS.items() if kind.outer or kind.free == "server"],
@@ -497,7 +497,7 @@ class Sharpness(torch.optim.SGD):
     early=(EARLY, refused("got a gradient a second time before step()", "the first has left by then")),
 )
 def sharpness(cell):
-    model, optimizer = begun(cell, lambda model: Sharpness(model.parameters(), lr=0.05))
+    model, optimizer = begin(cell, lambda model: Sharpness(model.parameters(), lr=0.05))
 
     def act(number):
         def evaluate():
@@ -523,7 +523,7 @@ def sharpness(cell):
     quorum=(QUORUMS, warned("with different settings of the optimizer", "models have parted")),
 )
 def rates_apart(cell):
-    model, optimizer = begun(cell)
+    model, optimizer = begin(cell)
 
     def act(number):
         if number == 2 and cell.rank == 1:
@@ -535,11 +535,11 @@ def rates_apart(cell):
 
 @idiom(
     "weights apart",
-    "weights that each worker changes by numbers of its own, such as noise",
+    "weights that each worker changes by its own numbers, such as noise",
     averaged=(GRADIENTS, warned("model is not the mean of all", "they stay apart; said where all meet", compared=True)),
 )
 def weights_apart(cell):
-    model, optimizer = begun(cell)
+    model, optimizer = begin(cell)
 
     def after(number):
         with torch.no_grad():
@@ -550,7 +550,7 @@ def weights_apart(cell):
 
 @idiom("inference mode", "`mean_model()` and `finish()` inside `torch.inference_mode()`, before the first step, too")
 def inference(cell):
-    model, optimizer = begun(cell)
+    model, optimizer = begin(cell)
     for numbers in (range(3), range(3, 6)):
         yield TOGETHER
         with torch.inference_mode(), optimizer.mean_model():
@@ -586,10 +586,10 @@ def default_device(cell):
 @idiom(
     "loaded in mean_model()",
     "`model.load_state_dict` inside it, as of averaged weights",
-    all=(KINDS, warned("lasts until its end", "the run goes on from before", compared=True)),
+    all=(KINDS, warned("lasts until its end", "the run continues from before", compared=True)),
 )
 def loaded_inside(cell):
-    model, optimizer = begun(cell)
+    model, optimizer = begin(cell)
     saved = copy.deepcopy(model.state_dict())
     yield from steps(cell, optimizer, model, numbers=range(4))
     yield TOGETHER
@@ -600,8 +600,8 @@ def loaded_inside(cell):
 
 
 @idiom("skipped step", "one worker's `skip()`, as NaN guards do; before `backward()` where gradients leave during it")
-def skipped(cell):
-    model, optimizer = begun(cell)
+def skip_step(cell):
+    model, optimizer = begin(cell)
 
     def act(number):
         optimizer.zero_grad()
@@ -619,7 +619,7 @@ def skipped(cell):
 
 @idiom("weight clamping", "parameters clamped in place after each step, as in a WGAN")
 def clamping(cell):
-    model, optimizer = begun(cell)
+    model, optimizer = begin(cell)
 
     def after(_):
         with torch.no_grad():
@@ -632,7 +632,7 @@ def clamping(cell):
 
 @idiom("evaluation", "`mean_model()` in mid-run, between gradients that stay")
 def evaluation(cell):
-    model, optimizer = begun(cell)
+    model, optimizer = begin(cell)
     yield from steps(cell, optimizer, model, numbers=range(4))
     optimizer.zero_grad(set_to_none=False)
     yield TOGETHER
@@ -644,7 +644,7 @@ def evaluation(cell):
 
 @idiom("saving", "a copy of `model.state_dict()` of the mean, trained on by itself afterwards")
 def saving(cell):
-    model, optimizer = begun(cell)
+    model, optimizer = begin(cell)
     yield from steps(cell, optimizer, model, numbers=range(4))
     yield TOGETHER
     with optimizer.mean_model():
@@ -668,10 +668,10 @@ def saving(cell):
     ),
 )
 def checkpoint(cell):
-    model, optimizer = begun(cell)
+    model, optimizer = begin(cell)
     yield from steps(cell, optimizer, model, numbers=range(3))
     yield TOGETHER
-    model, optimizer = cell.reopened(model, optimizer, lambda: begun(cell, seed=2))
+    model, optimizer = cell.reopened(model, optimizer, lambda: begin(cell, seed=2))
     yield from run(cell, optimizer, model, numbers=range(3, STEPS))
 
 
@@ -681,7 +681,7 @@ def checkpoint(cell):
     apart=(APART, warned("'s own model", "each loads its own again", compared=True)),
 )
 def rollback(cell):
-    model, optimizer = begun(cell)
+    model, optimizer = begin(cell)
     yield from steps(cell, optimizer, model, numbers=range(4))
     yield TOGETHER
     saved, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
@@ -699,7 +699,7 @@ def rollback(cell):
     late=([*PIPELINES, *QUORUMS], refused("would apply gradients to it that were taken at other", "load both")),
 )
 def loading(cell):
-    model, optimizer = begun(cell)
+    model, optimizer = begin(cell)
     saved = copy.deepcopy(model.state_dict())
 
     def act(number):
@@ -716,7 +716,7 @@ def loading(cell):
     apart=(APART, warned("'s own model", "it is one worker's, not the mean", compared=True)),
 )
 def live(cell):
-    model, optimizer = begun(cell)
+    model, optimizer = begin(cell)
 
     def after(number):
         if number == 3:
@@ -731,7 +731,7 @@ def live(cell):
 
 @idiom("gradients by hand", "`torch.autograd.grad`; views of one array and an expanded number put into `.grad`")
 def by_hand(cell):
-    model, optimizer = begun(cell)
+    model, optimizer = begin(cell)
     parameters = list(model.parameters())
 
     def act(number):
@@ -769,7 +769,7 @@ def zero(cell):
     all=(KINDS, refused("runs inside a DistributedDataParallel", "gradients are averaged already")),
 )
 def ddp(cell):
-    model, optimizer = begun(cell)
+    model, optimizer = begin(cell)
     yield
     with _building:  # torch notes for the whole process which wrapper is running
         loss_of(DistributedDataParallel(model), batch(cell.rank, 0)).backward()
@@ -778,7 +778,7 @@ def ddp(cell):
 
 @idiom("uneven data", "`join()`; the first worker has two batches fewer")
 def uneven(cell):
-    model, optimizer = begun(cell, lambda model: torch.optim.SGD(model.parameters(), lr=0.05))
+    model, optimizer = begin(cell, lambda model: torch.optim.SGD(model.parameters(), lr=0.05))
     batches = (STEPS - 2, STEPS, STEPS)
     with cell.join(optimizer, batches):
         for number in range(batches[cell.rank]):
@@ -787,7 +787,7 @@ def uneven(cell):
             loss_of(model, batch(cell.rank, number)).backward()
             optimizer.step()
         yield ASIDE
-    yield from ended(cell, optimizer, model)
+    yield from finish(cell, optimizer, model)
 
 
 @idiom(
@@ -800,8 +800,8 @@ def deepcopy(cell):
 
 
 @idiom("torch.compile", "a compiled model (the `eager` backend)")
-def compiled(cell):
-    model, optimizer = begun(cell)
+def compile_model(cell):
+    model, optimizer = begin(cell)
     with _building:
         faster = torch.compile(model, backend="eager", fullgraph=True)
         faster(batch(0, 0))
@@ -821,13 +821,13 @@ def compiled_step(cell):
         loss_of(model, x).backward()
         optimizer.step()
 
-    def noted(graph, _inputs):
+    def note_graph(graph, _inputs):
         graphs.append(graph)
         return graph.forward
 
-    if cell.world is not None:  # before all have met: nobody compiles yet
+    if cell.world is not None:  # before all have met: no worker compiles yet
         torch.compiler.reset()
-        whole = torch.compile(whole, backend=noted)
+        whole = torch.compile(whole, backend=note_graph)
     optimizer = cell.wrap(sgd(model), model)
 
     def act(number):
@@ -836,4 +836,4 @@ def compiled_step(cell):
 
     yield from steps(cell, optimizer, model, act, range(4))
     assert bool(graphs) == (cell.world is not None)
-    yield from ended(cell, optimizer, model)
+    yield from finish(cell, optimizer, model)

@@ -82,7 +82,7 @@ class Kind:
 
     @property
     def in_turn(self):
-        """Whether nobody waits for others, so that workers can step in turn, and results are exact."""
+        """Whether no worker waits for another, so that workers can step in turn, and results are exact."""
         return self.free in ("server", "pairwise")
 
 

@@ -15,7 +15,7 @@ import threading
 import numpy as np
 import torch
 
-from helpers.coded_sums import added, coded
+from helpers.coded_sums import add_in_order, round_by_codec
 from partreduce import strategies as st
 from partreduce.topo.strategies.payload import assign
 
@@ -124,15 +124,15 @@ class PlainOptimizer:
         assert vector.numel() <= transport.block, "one block, so that its places in an array do not matter"
         assert transport.codec.has_blocks or len(members) <= 2, "a ring of more has no one order of additions"
 
-        def rounded(values, left):
+        def round_and_keep(values, left):
             values = values + left
-            code = coded(values, transport.codec, transport.block)
+            code = round_by_codec(values, transport.codec, transport.block)
             return code, (values - code) * transport.error_feedback
 
         own_left, sum_left = self.left.get(number, (0, 0))
-        code, own_left = rounded(vector.numpy().astype(np.float32), own_left)
+        code, own_left = round_and_keep(vector.numpy().astype(np.float32), own_left)
         codes = self.table.exchange(self.rank, code)
-        total, sum_left = rounded(added(np.stack([codes[member] for member in members])), sum_left)
+        total, sum_left = round_and_keep(add_in_order(np.stack([codes[member] for member in members])), sum_left)
         self.left[number] = own_left, sum_left
         return torch.from_numpy(total).to(vector.dtype)
 
@@ -293,7 +293,7 @@ class PlainOptimizer:
         sync = self.strategy.sync
         if (self.steps + sync.steps - end) % self.steps_per_round == 0 and self.steps + sync.steps >= end:
             self.sent[number] = self.mean_of_all(self.get()[mask], number)
-        if ends and number in self.sent:  # the first round may merge what nobody has sent
+        if ends and number in self.sent:  # the first round may have nothing to merge yet
             mean = self.sent.pop(number)
             mean = self.outer_step(mean, number) if self.outer else mean
             now = self.get()
@@ -317,7 +317,7 @@ class PlainOptimizer:
             is_own = self.strategy.payload.outer.outer_params is st.OuterParams.PER_WORKER and len(members) > 1
             if self.outer and (is_own or len(members) == self.kind.workers):
                 mean = self.outer_step(mean, number)
-            mixed = own + relaxation * (mean - own)
+            mixed = mean if relaxation == 1 else own + relaxation * (mean - own)
         whole = self.get()
         whole[mask] = mixed + now - start if self.kind.late else mixed
         self.put(whole)

@@ -9,7 +9,7 @@ from helpers.conformance.kinds import KINDS, Kind
 from partreduce import strategies as st
 
 
-def coded(strategy, **transport):
+def with_codec(strategy, **transport):
     """By a codec; of a server on one host, which codes all numbers in one block, as the reference does."""
     one_host = {"hosts": (0,)} if strategy.kind == "server" else {}
     return replace(strategy, transport=replace(strategy.transport, **transport), **one_host)
@@ -17,8 +17,8 @@ def coded(strategy, **transport):
 
 CHANGES = {
     "delay": lambda strategy: replace(strategy, sync=st.DelayedAveraging()),
-    "codec": lambda strategy: coded(strategy, codec=st.Codec.INT8),
-    "feedback": lambda strategy: coded(strategy, codec=st.Codec.INT4, error_feedback=True),
+    "codec": lambda strategy: with_codec(strategy, codec=st.Codec.INT8),
+    "feedback": lambda strategy: with_codec(strategy, codec=st.Codec.INT4, error_feedback=True),
 }
 """What is changed of a strategy."""
 
@@ -57,7 +57,7 @@ REFUSED = {
 ONE_LOSS = st.FailurePlan(st.SurvivorRule.ALL_REDUCE, 1)
 
 
-def changed(variant, kind):
+def change(variant, kind):
     """A kind with its strategy changed."""
     return Kind(CHANGES[variant](KINDS[kind].strategy))
 
@@ -65,10 +65,10 @@ def changed(variant, kind):
 def schedule_of(variant, kind):
     if variant == "failure":
         return replace(KINDS[kind].schedule, failure_plan=ONE_LOSS)
-    return changed(variant, kind).schedule
+    return change(variant, kind).schedule
 
 
-def taken():
+def cells_to_run():
     """(variant, kind) of the cells that run: of those with the same strategy the first, and none that is a kind.
 
     Who comes late where workers run freely is known to their messages alone: tests/runtime/strategies has them.
@@ -76,6 +76,6 @@ def taken():
     seen = [kind.strategy for kind in KINDS.values()]
     for variant in CHANGES:
         for kind in KINDS:
-            if kind not in [*REFUSED[variant], *FREE] and (strategy := changed(variant, kind).strategy) not in seen:
+            if kind not in [*REFUSED[variant], *FREE] and (strategy := change(variant, kind).strategy) not in seen:
                 seen.append(strategy)
                 yield variant, kind

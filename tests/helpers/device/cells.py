@@ -13,7 +13,7 @@ from unittest.mock import patch
 import torch
 
 from helpers.device.pretended import PretendedDevice
-from helpers.device.ranks import Launch, Shared, run_ranks
+from helpers.device.ranks import Launch, SharedState, run_ranks
 from helpers.training import group_phases
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
@@ -71,7 +71,7 @@ class Cell:
     on_host: bool = False
     """Whether anchor and momentum of outer steps lie in host memory meanwhile."""
     in_turn: bool = False
-    """Whether ranks step one after the other, because nobody waits for anybody."""
+    """Whether ranks step one after the other, because none waits for another."""
 
     @property
     def schedule(self):
@@ -174,7 +174,7 @@ CUDA_CELLS = [
 
 
 class Model(torch.nn.Module):
-    """Two layers, a BatchNorm, and each layer in a dtype of its own; large enough for sums of several stages."""
+    """Two layers, a BatchNorm, and each layer in its own dtype; large enough for sums of several stages."""
 
     def __init__(self, dtypes):
         super().__init__()
@@ -193,9 +193,6 @@ def of_user(optimizer):
     return optimizer
 
 
-Batches = list[tuple[torch.Tensor, torch.Tensor]]
-
-
 def model_and_data(cell, rank):
     """A rank's model and batches, before there is a device."""
     torch.manual_seed(rank)
@@ -210,7 +207,7 @@ def optimizer_of(cell, model):
 
 
 def train(cell, world, prepared, *, finish=True, local=0):
-    """One rank's part: `rounds` rounds, then `local` steps that nobody averages; what the model holds then."""
+    """One rank's part: `rounds` rounds, then `local` steps without averages; what the model holds then."""
     device = world.pretended
     model = prepared[0].to(device.device)
     batches = [(inputs.to(device.device), targets.to(device.device)) for inputs, targets in prepared[1]]
@@ -265,7 +262,7 @@ def late(place, seconds):
     def change(owner, name, changed_to):
         changed.enter_context(patch.object(owner, name, changed_to(getattr(owner, name))))
 
-    def delayed(action):
+    def delay(action):
         def after_sleep(*args, **kwargs):
             _sleep_here(seconds)
             return action(*args, **kwargs)
@@ -273,26 +270,26 @@ def late(place, seconds):
         return after_sleep
 
     def with_late_steps(make):
-        def made(*args):
+        def make_late(*args):
             optimizer = make(*args)
             optimizer.register_step_pre_hook(lambda *_: _sleep_here(seconds))
             return optimizer
 
-        return made
+        return make_late
 
     if place in ("fill", "all"):
-        change(reducer.Reducer, "_launch", delayed)
-        change(neighbor_reducer.PeerReducer, "_load", delayed)
-        change(updates.UpdateSender, "_take", delayed)
-        change(Staging, "begin", delayed)
+        change(reducer.Reducer, "_launch", delay)
+        change(neighbor_reducer.PeerReducer, "_load", delay)
+        change(updates.UpdateSender, "_take", delay)
+        change(Staging, "begin", delay)
     if place in ("commit", "all"):
         change(
             reducer.Reducer,
             "commit",
-            lambda commit: lambda self, reduction, action: commit(self, reduction, delayed(action)),
+            lambda commit: lambda self, reduction, action: commit(self, reduction, delay(action)),
         )
-        change(gradient_average, "commit_gradients", delayed)
-        change(Table, "add", delayed)
+        change(gradient_average, "commit_gradients", delay)
+        change(Table, "add", delay)
     if place in ("step", "all"):
         change(sys.modules[__name__], "of_user", with_late_steps)
     with changed:
@@ -352,7 +349,7 @@ def run_cell(
 
     prepared = [prepare(cell, rank) for rank in range(RANKS)]
     delayed: list[int] = []
-    shared = Shared(delay=seconds if place in ("sum", "all") else 0.0, fault=fault, launch=launch)
+    shared = SharedState(delay=seconds if place in ("sum", "all") else 0.0, fault=fault, launch=launch)
     with late(place, seconds), in_small_parts(), generator_for(cell.schedule):
         results = run_ranks(kind, RANKS, body, shared, timeout=timeout)
     for result in results:

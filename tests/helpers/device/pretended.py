@@ -50,11 +50,11 @@ def _one_at_a_time(look_up):
     first thread handed to C++ is freed.
     """
 
-    def found(self, name):
+    def get_one(self, name):
         with _looking_up:
             return self.__dict__[name] if name in self.__dict__ else look_up(self, name)
 
-    return found
+    return get_one
 
 
 for _kind in (torch._ops._Ops, torch._ops._OpNamespace, torch._ops.OpOverloadPacket):
@@ -64,7 +64,7 @@ for _kind in (torch._ops._Ops, torch._ops._OpNamespace, torch._ops.OpOverloadPac
 _here = threading.local()
 
 
-def _noted(frame, dtype):
+def _tensor_of_host(frame, dtype):
     """What comes in frames is the host's, and no mode sees how."""
     made = array_frames.tensor_of(frame, dtype)
     if (device := getattr(_here, "device", None)) is not None:
@@ -73,7 +73,7 @@ def _noted(frame, dtype):
 
 
 for _reader in (updates, server_allreduce):
-    _reader.tensor_of = _noted  # type: ignore[attr-defined]
+    _reader.tensor_of = _tensor_of_host  # type: ignore[attr-defined]
 
 
 class Mark:
@@ -96,7 +96,7 @@ class Mark:
 
 
 @contextlib.contextmanager
-def unversioned():
+def without_versions():
     """Inside, writes are not counted in tensors' versions, as autograd does not see those of a device or of NCCL."""
     in_place = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
     with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(in_place):
@@ -121,7 +121,7 @@ class PretendedStream:
         self._tasks.put(None)
 
     def _run(self):
-        with unversioned():
+        with without_versions():
             while (task := self._tasks.get()) is not None:
                 try:
                     task()
@@ -131,7 +131,7 @@ class PretendedStream:
 
 
 class PretendedDevice:
-    """The device of one rank, on the CPU: a user's stream, and others beside it."""
+    """The device of one rank, on the CPU: a user's stream, and others."""
 
     def __init__(self, name):
         self.name = name
@@ -190,7 +190,7 @@ class PretendedDevice:
         self.current.submit(lambda: time.sleep(seconds))
 
     def stall(self, given_up):
-        """Never let the current stream go on, except by an abort."""
+        """Never let the current stream continue, except by an abort."""
         self.current.submit(lambda: given_up.wait(STUCK_SECONDS))
 
     def settle(self):
@@ -210,7 +210,7 @@ class PretendedDevice:
     def running(self):
         """Inside, the calling thread is this rank's host: its operations are queued."""
         self._thread, _here.device = threading.get_ident(), self
-        with _Reads(self), _Queued(self):
+        with _Reads(self), _DispatchToDevice(self):
             yield
 
     @property
@@ -241,7 +241,7 @@ class PretendedDevice:
         return tensor.dim() == 0 and tensor.untyped_storage()._cdata not in self._numbers
 
     def _copies(self, func, args):
-        """Whether the host waits until an array was copied to the other memory: unless it is told not to."""
+        """Whether the host waits until an array was copied to the other memory: unless the call is non-blocking."""
         if func not in _COPIES or any(args[2:]):
             return False
         targets, sources = (tree_flatten(arrays)[0] for arrays in args[:2])
@@ -260,7 +260,7 @@ class PretendedDevice:
     def call(self, func, args, kwargs):
         """One operation of the host's: views, and what it does with its own arrays, at once; everything else later."""
         tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
-        # What is indexed says where: a list of places becomes an array that nobody has seen, as a number becomes one.
+        # What is indexed says where: a list of places becomes a new array, as a number becomes one.
         stored = [tensor for tensor in (tensors[:1] if func in _INDEXING else tensors) if _has_memory(tensor)]
         if any(map(self.is_host, stored)) and all(self.is_host(one) or self._is_number(one) for one in stored):
             result = func(*args, **kwargs)
@@ -321,7 +321,7 @@ class PretendedDevice:
         return room
 
     def memory_of(self, tensor):
-        """What a kernel gets: the numbers, whoever has the array."""
+        """What a kernel gets: the numbers, no matter which memory the array belongs to."""
         with _disable_current_modes():
             return self._memory_of(tensor)
 
@@ -384,7 +384,7 @@ def _written(func, args, kwargs):
     return outputs[0] if len(schema.returns) == 1 else tuple(outputs[: len(schema.returns)])
 
 
-class _Queued(TorchDispatchMode):
+class _DispatchToDevice(TorchDispatchMode):
     """Sends operations to the device."""
 
     def __init__(self, device):
@@ -421,14 +421,14 @@ class _Reads(TorchFunctionMode):
         if func is torch.Tensor.backward:
             return self._backward(args[0], **(kwargs or {}))
         result = func(*args, **(kwargs or {}))
-        # Who writes "cpu" means the host; whoever follows an array's device has it as an object.
+        # Who writes "cpu" means the host; code that follows an array's device has it as an object.
         if func in _device_constructors() and isinstance((kwargs or {}).get("device"), (str, type(None))):
             self.pretended.note_host(result)
         return result
 
     def _crosses(self, tensor, target=None, *, copy=False, **_):
-        """Whether `to` copies to the other memory; who writes "cpu" means the host, and whoever asks for a copy there
-        goes on with the device's: both have one name here."""
+        """Whether `to` copies to the other memory; who writes "cpu" means the host, and code that asks for a copy there
+        continues on the device: both have one name here."""
         if self.pretended.is_host(tensor):
             return copy and isinstance(target, torch.device)
         return isinstance(target, str) and target == "cpu"
@@ -511,7 +511,7 @@ class Plain:
         return tensor
 
     def sleep(self, seconds):
-        """Delays matter to nobody."""
+        """Delays have no effect."""
 
     def stall(self, given_up):
         """Here nothing can stall."""
@@ -539,7 +539,7 @@ class _NoStreams(Streams):
 
 
 class Cuda:
-    """One rank's part of a GPU that all ranks share: streams of its own."""
+    """One rank's part of a GPU that all ranks share: its own streams."""
 
     def __init__(self, name, device):
         self.name, self.device = name, device
@@ -593,9 +593,6 @@ class Cuda:
 
     def streams(self):
         return CudaStreams(self.device)
-
-
-Device = PretendedDevice | Plain | Cuda
 
 
 def device_of(kind, rank):

@@ -2,7 +2,7 @@
 
 The run-time's own `NcclWorld` makes, keeps and aborts the groups. The last member that arrives lets the communicator's
 stream wait for a mark of every other, adds up there in order of ranks, and copies the sum to all. As with NCCL,
-nobody's host waits for that. Sums can be delayed, and they can fail in the ways that a fault may make them: see
+no host waits for that. Sums can be delayed, and they can fail in the ways that a fault may make them: see
 `Fault`.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from helpers.device.pretended import Mark, PretendedDevice, device_of, unversioned
+from helpers.device.pretended import Mark, PretendedDevice, device_of, without_versions
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.nccl import NcclWorld
@@ -58,7 +58,7 @@ class Slot:
     launched: threading.Event = field(default_factory=threading.Event)
 
 
-class Shared:
+class SharedState:
     """What the ranks of one process share: a store, and the collectives that are under way."""
 
     def __init__(self, *, delay=0.0, fault=None, launch=Launch.OWN_STREAM):
@@ -73,7 +73,7 @@ class Shared:
 
 
 class Turns:
-    """Lets ranks take their steps one after the other, for kinds in which nobody waits for anybody."""
+    """Lets ranks take their steps one after the other, for kinds in which none waits for another."""
 
     def __init__(self):
         self._changed, self._now = threading.Condition(), 0
@@ -82,7 +82,7 @@ class Turns:
     def of(self, rank, size):
         """Inside it is this rank's turn."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self._now % size == rank, JOIN_SECONDS), "nobody's turn"
+            assert self._changed.wait_for(lambda: self._now % size == rank, JOIN_SECONDS), "its turn did not come"
         try:
             yield
         finally:
@@ -124,7 +124,7 @@ class SimulatedWork:
 
 
 class SimulatedBackend:
-    """What `ProcessGroupNCCL` is to a rank: one communicator with a stream of its own, whose operations meet in
+    """What `ProcessGroupNCCL` is to a rank: one communicator with its own stream, whose operations meet in
     `Shared`.
 
     Since torch 2.8 an operation with `asyncOp` false is launched in the caller's current stream, gives nothing to wait
@@ -143,7 +143,7 @@ class SimulatedBackend:
 
     def allreduce(self, tensors, options):
         (tensor,) = tensors
-        # Beside coded payloads a tag has one number more (see `averaging.reduction`).
+        # With coded payloads a tag has one number more (see `averaging.reduction`).
         is_tag = tensor.numel() in (TAG_LENGTH, TAG_LENGTH + 1) and tensor.dtype is torch.float32
         fault, world = self.shared.fault, self.world.counted
         hit = None if fault is None or fault.at != world.payloads - is_tag else fault.kind
@@ -206,7 +206,7 @@ class SimulatedBackend:
         """Aborts of several come together."""
 
     def _group_end(self):
-        """As above."""
+        """Aborts of several come together."""
 
     def _sum(self, tensors, hit, *, is_tag):
         if is_tag and hit in ("partial sum", "never complete"):
@@ -244,7 +244,7 @@ class SimulatedBackend:
             if last:
                 del self.shared.slots[key]
         if last:
-            with device.on(self.stream if own_stream else device.current), unversioned():
+            with device.on(self.stream if own_stream else device.current), without_versions():
                 for _, mark in slot.arrivals.values():
                     device.wait(mark, given_up=self.gone)
                 device.sleep(self.shared.delay)

@@ -16,7 +16,7 @@ WORDS, BAGS, WIDTH, SAMPLES, STEPS = 29, 13, 4, 6, 3
 
 @dataclass(frozen=True)
 class TableCell:
-    """What two tables are, how they travel and how they are trained, beside a dense layer that all-reduce averages."""
+    """What two tables are, how they travel and how they are trained, with a dense layer that all-reduce averages."""
 
     name: str
     optimizer: str = "sgd"
@@ -85,9 +85,6 @@ class Model(torch.nn.Module):
         return output
 
 
-Prepared = tuple[Model, list[tuple[torch.Tensor, ...]]]
-
-
 def prepare(cell, rank):
     """A rank's model, which is worker 0's once it is wrapped, and its batches: words, bags and targets."""
     torch.manual_seed(rank)
@@ -97,7 +94,7 @@ def prepare(cell, rank):
     return model, batches
 
 
-def wrapped(cell, model, device, world=None):
+def wrap_model(cell, model, device, world=None):
     """The model on a device, except what is to be drawn there, and its optimizer."""
     for name, part in model.named_children():
         if not (cell.drawn and name == "words"):
@@ -113,7 +110,7 @@ def wrapped(cell, model, device, world=None):
 
 def train(cell, prepared, device, world=None):
     """One rank's part; its rows, its moving averages and outputs, and on worker 0 whole tables with their states."""
-    model, optimizer = wrapped(cell, prepared[0], device, world)
+    model, optimizer = wrap_model(cell, prepared[0], device, world)
     moving = AveragedModel(model) if cell.moving else None
     for words, bags, targets in prepared[1]:
         optimizer.zero_grad()

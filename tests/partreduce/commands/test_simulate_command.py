@@ -13,10 +13,10 @@ from partreduce.strategies import AllReduce, IterationGap, PartialAllReduce, Ski
 
 
 @pytest.fixture
-def gap_file(stored):
+def gap_file(save_schedule):
     built = build("ring-based", Cluster.regular(2, 4))
     gap = IterationGap(max_ig=4, backup=1, skip=SkipPolicy(limit=3))
-    return stored(replace(built, strategy=replace(built.strategy, sync=gap)))
+    return save_schedule(replace(built, strategy=replace(built.strategy, sync=gap)))
 
 
 def run(*arguments):
@@ -48,8 +48,10 @@ def test_bytes_are_those_that_were_sent(gap_file):
 
 
 @pytest.fixture
-def quorum_file(stored):
-    return stored(Schedule("half", Cluster.regular(2, 4), AllReduce(sync=PartialAllReduce(quorum=4, staleness=8))))
+def quorum_file(save_schedule):
+    return save_schedule(
+        Schedule("half", Cluster.regular(2, 4), AllReduce(sync=PartialAllReduce(quorum=4, staleness=8)))
+    )
 
 
 def test_rounds_of_a_quorum_are_described_and_the_run_is_drawn(quorum_file, tmp_path):

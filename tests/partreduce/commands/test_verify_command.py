@@ -10,7 +10,7 @@ import pytest
 
 from helpers.command_runs import ran
 from helpers.readings import document
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from helpers.small import of_edges, of_groups, of_phases
 from partreduce import Cluster, Schedule, load_schedule, write_schedule
 from partreduce.__main__ import main
@@ -83,7 +83,7 @@ def test_the_runtime_checks_the_certificate_that_a_file_carries(tmp_path):
     assert read_schedule(good) == schedule
     next(claim for claim in certificate["claims"] if claim["claim"] == "contraction")["squared"] = "1/100"
     write_schedule(bad, schedule.with_certificate(certificate))
-    refused(RefutedError, "contraction", read_schedule, bad)
+    check_error(RefutedError, "contraction", read_schedule, bad)
 
 
 def test_verify_refuses_a_file_whose_own_certificate_does_not_hold_as_a_run_does(tmp_path, capsys):
@@ -168,7 +168,7 @@ def test_json_and_python_name_the_same_sets(made, sets, tmp_path, capsys):
     assert {key: proof.to_json()[key] for key in expected} == expected
     assert proof.explain().startswith("consensus is not guaranteed: workers {0,1} never average with ")
     assert PARTED in proof.explain().splitlines()[0]
-    refused(RefutedError, "consensus is refuted", proof.require)
+    check_error(RefutedError, "consensus is refuted", proof.require)
     assert proof.without_consensus().require().verdict == "proved"
 
 

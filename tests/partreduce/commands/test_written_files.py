@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import partreduce
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce.__main__ import main
 from partreduce.errors import FileError
 from partreduce.topo.document import writer
@@ -84,7 +84,7 @@ def test_a_descriptor_is_written_as_it_is():
     os.close(writing)
     assert os.read(reading, 10) == b"text"
     os.close(reading)
-    refused(FileError, f"/dev/fd/{reading}: cannot be written", write_file, f"/dev/fd/{reading}", b"text")
+    check_error(FileError, f"/dev/fd/{reading}: cannot be written", write_file, f"/dev/fd/{reading}", b"text")
 
 
 @pytest.mark.parametrize(("arguments", "option"), [

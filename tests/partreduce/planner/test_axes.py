@@ -10,7 +10,7 @@ import pytest
 
 from helpers.command_runs import ran
 from helpers.jobs import HARDWARE, jobs, with_links
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce import Cluster, Data, Hardware, Limits, Link, Objective, load_schedule
 from partreduce.__main__ import main
 from partreduce.errors import InputError
@@ -264,7 +264,7 @@ def test_a_pipeline_hides_communication_at_a_price_and_beyond_its_limit_it_is_le
     assert "of 1.2 gradients that come a step late diverge, as they do from 1 on; synchronous rounds bear 2" in said
     with pytest.raises(InputError, match=r"curvature: is 1.2; .* diverge from 1 on, .* less than 0.83 times as large"):
         thin_job(even, curvature=1.2, sync=Delay.PIPELINE)
-    refused(InputError, r"curvature: is 2.5; .* lies between 0 and 2", thin_job, even, curvature=2.5)
+    check_error(InputError, r"curvature: is 2.5; .* lies between 0 and 2", thin_job, even, curvature=2.5)
 
 
 def test_where_communication_is_little_the_answer_says_that_a_pipeline_does_not_pay(on_fast_links):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.jobs import jobs, with_links
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce import Cluster, Data, PlanRequest, Schedule
 from partreduce.errors import InputError
 from partreduce.planner.calibration import (
@@ -191,14 +191,14 @@ def test_what_no_price_explains_shows_in_the_error():
 @pytest.mark.parametrize("probes", [[(1.0, False), (2.0, False)], [(1.0, True), (1.0, True)]])
 def test_schedules_that_cannot_tell_prices_apart_are_refused(probes):
     rows = [probe(d, late, 1.1, 1.2) for d, late in probes]
-    refused(InputError, "do not tell the prices apart", fit_prices, rows, data="shuffled")
+    check_error(InputError, "do not tell the prices apart", fit_prices, rows, data="shuffled")
 
 
 def test_a_job_that_does_not_learn_is_refused():
     flat = [Curve(schedule, seed, 3, (1.0,) * POINTS) for seed in (0, 1)
             for schedule in (reference(CLUSTER), *probes(CLUSTER, steps=60, data="shuffled"))]  # fmt: skip
-    refused(InputError, "All-Reduce's loss did not fall in 60 steps", calibrate, flat, data="shuffled", steps=60)
-    refused(InputError, "at least 2", calibrate, flat[:8], data="shuffled", steps=60)
+    check_error(InputError, "All-Reduce's loss did not fall in 60 steps", calibrate, flat, data="shuffled", steps=60)
+    check_error(InputError, "at least 2", calibrate, flat[:8], data="shuffled", steps=60)
 
 
 @pytest.mark.parametrize("shape", ["1x2", "1x3", "2x2", "3,2", "1x7"])
@@ -206,7 +206,7 @@ def test_a_job_that_does_not_learn_is_refused():
 def test_the_probes_of_every_small_cluster_tell_the_prices_apart(shape, data):
     cluster = Cluster.parse(shape)
     if data == "per-node" and cluster.num_nodes == 1:
-        refused(InputError, "there is one node", probes, cluster, steps=24, data=data)
+        check_error(InputError, "there is one node", probes, cluster, steps=24, data=data)
         return
     found = probes(cluster, steps=24, data=data)
     assert len({schedule.name for schedule in found}) == len(found) >= 4
@@ -223,7 +223,7 @@ def test_the_probes_of_every_small_cluster_tell_the_prices_apart(shape, data):
         for schedule in found
     ]
     fit_prices(rows, data=data)
-    refused(InputError, "at least 24", probes, cluster, steps=23, data=data)
+    check_error(InputError, "at least 24", probes, cluster, steps=23, data=data)
 
 
 PRICED = Pilot(
@@ -283,7 +283,9 @@ def test_where_parameters_may_come_late_for_nothing_gradients_may_not():
 
 
 def test_a_pilot_that_says_nothing_about_the_job_is_refused():
-    refused(InputError, "ran on shuffled data and the job's are per-worker", job, pilot=PRICED, data=Data.PER_WORKER)
+    check_error(
+        InputError, "ran on shuffled data and the job's are per-worker", job, pilot=PRICED, data=Data.PER_WORKER
+    )
 
 
 def test_the_answer_says_what_a_pilot_cost_and_what_it_changed():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce import Cluster, Hardware, Link, PlanRequest, Schedule, load_schedule, write_schedule
 from partreduce.commands import build_app
 from partreduce.errors import FileError, InputError
@@ -160,7 +160,7 @@ def test_what_cannot_be_read_is_said_in_one_line(place, name, words):
 
 
 def test_files_and_tables_that_are_not_there_are_refused(place, tmp_path):
-    refused(FileError, "there is no such file", read_model, f"{tmp_path / 'other.py'}:build", CLUSTER)
+    check_error(FileError, "there is no such file", read_model, f"{tmp_path / 'other.py'}:build", CLUSTER)
     with pytest.raises(InputError, match=r"names 'word', which no embedding of the model has; known: words\.weight"):
         read_model(place + "alone", CLUSTER, touched={"word": RowAccess(0.1, 0.1, 0.1)})
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce import Cluster, Hardware, Link, PlanRequest, Schedule
 from partreduce.errors import InputError, ScheduleError
 from partreduce.planner.failure_plans import FACTOR, survival, survivors_of
@@ -78,7 +78,7 @@ def test_only_what_the_run_time_continues_with_is_planned():
     assert not elastic_blocker(found)
     late = replace(layers, strategy=replace(by_layers, sync=Pipeline()))
     assert elastic_blocker(late)
-    refused(ScheduleError, "gradient_buckets: is per_layer; no worker keeps late gradients", survival, late, asked)
+    check_error(ScheduleError, "gradient_buckets: is per_layer; no worker keeps late gradients", survival, late, asked)
     for other, sync in (("gap", "iteration_gap"), ("quorum", "partial")):
         with pytest.raises(InputError, match=f"sync: expected synchronous, delay or pipeline .*, got {sync}; leave"):
             replace(asked, **{other: True})
@@ -167,8 +167,10 @@ def test_hardware_of_what_is_left_has_its_new_numbers():
 
 
 def test_what_cannot_be_planned_is_refused():
-    refused(InputError, "tolerate_failures: expected 1 to 4, got 5 of 6 workers; tolerate fewer failures", job, 3, 2, 5)
-    refused(InputError, "tolerate_failures: expected 0, got 1 of 2 workers; use more workers", job, 2, 1, 1)
+    check_error(
+        InputError, "tolerate_failures: expected 1 to 4, got 5 of 6 workers; tolerate fewer failures", job, 3, 2, 5
+    )
+    check_error(InputError, "tolerate_failures: expected 0, got 1 of 2 workers; use more workers", job, 2, 1, 1)
     with pytest.raises(ScheduleError, match=r"strategy\.kind: is dynamic_groups"):
         survival(Schedule("drawn", Cluster.regular(3, 2), DynamicGroups()), job(3, 2, 1))
 

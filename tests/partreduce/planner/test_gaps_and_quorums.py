@@ -9,7 +9,7 @@ import pytest
 
 from helpers.command_runs import ran
 from helpers.jobs import jobs, with_links
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce import Cluster, Data, Limits, describe, load_schedule, predict, simulate
 from partreduce.__main__ import main
 from partreduce.errors import InputError, UndecidedError
@@ -194,8 +194,8 @@ def test_gaps_are_weighed_also_if_the_job_does_not_ask_for_them():
 
 
 def test_what_cannot_be_asked_is_refused():
-    refused(InputError, r"max_queues: is -1\.0 bytes", job, max_queues=-1.0)
-    refused(UndecidedError, "at most 256 workers, not 400", recommend, [], job("100x4", gap=True))
+    check_error(InputError, r"max_queues: is -1\.0 bytes", job, max_queues=-1.0)
+    check_error(UndecidedError, "at most 256 workers, not 400", recommend, [], job("100x4", gap=True))
 
 
 # Quorums as options: which are proposed, what they are predicted to cost, which pays, in words and pictures
@@ -281,7 +281,7 @@ def test_a_quorum_is_no_pipeline_and_is_asked_for_alone(quorum_plan):
     assert all(option.quorum for option in allowed_options(quorum_plan.options, quorum_job(hardware=ONE_SLOW)))
     without = quorum_job(hardware=ONE_SLOW, quorum=False)
     assert not any(option.quorum for option in allowed_options(quorum_plan.options, without))
-    refused(InputError, "a quorum is asked for, and something else", quorum_job, gap=True)
+    check_error(InputError, "a quorum is asked for, and something else", quorum_job, gap=True)
 
 
 @pytest.mark.parametrize(("cluster", "hardware", "options", "said"), [

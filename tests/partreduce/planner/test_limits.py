@@ -14,7 +14,7 @@ import pytest
 from benchmarks.planner.random_checks import all_schedules, run
 from benchmarks.planner.random_clusters import draw_job
 from helpers.jobs import HARDWARE, jobs, with_links
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from helpers.synthesis import synthesize
 from partreduce import Cluster, Data, Limits, Objective, Schedule, describe
 from partreduce.__main__ import main
@@ -144,7 +144,7 @@ def test_optimal_is_a_word_about_the_question():
 
 
 def test_infeasible_is_raised_with_its_proof_and_unknown_with_what_ended_the_search():
-    refused(InfeasibleError, "crossing bound", plan, job("4x4", effort=0.5, max_communication=1e-6))
+    check_error(InfeasibleError, "crossing bound", plan, job("4x4", effort=0.5, max_communication=1e-6))
     with pytest.raises(UndecidedError, match=r"not proved impossible: the search ended because its effort of 0\.5"):
         plan(
             job("4x4", algorithm=AllReduceAlgorithm.RING, effort=0.5, max_communication=0.1104,
@@ -190,7 +190,7 @@ def test_options_on_the_edge_of_a_limit_are_kept(limit):
 
 @pytest.mark.parametrize("effort", [0.0, -1.0, math.inf, math.nan])
 def test_an_effort_is_positive_and_finite(effort):
-    refused(InputError, "effort", job, "2x2", effort=effort)
+    check_error(InputError, "effort", job, "2x2", effort=effort)
 
 
 def test_what_was_not_found_is_named_among_what_may_come_late_as_was_asked():
@@ -276,7 +276,7 @@ def test_limits_are_searched_for_briefly_and_what_cannot_be_is_still_proved():
     limited = quick_job("4x4", limits=Limits(max_group=4))
     assert limited.is_limited
     assert any(option.status == "feasible" for option in plan(limited).options)
-    refused(InfeasibleError, "crossing bound", plan, quick_job("4x4", limits=Limits(max_communication=1e-6)))
+    check_error(InfeasibleError, "crossing bound", plan, quick_job("4x4", limits=Limits(max_communication=1e-6)))
 
 
 def test_a_thorough_answer_says_what_it_gained_over_the_quick_one(monkeypatch):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from helpers.jobs import HARDWARE, find_option, jobs
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce import Data, Hardware, Link, Objective
 from partreduce.errors import InputError, UndecidedError
 from partreduce.planner.measuring import measure
@@ -173,7 +173,7 @@ def test_impossible_budget_names_the_nearest_possible_thing(catalogue):
     ({"max_period": 0}, "a period has at least 1 phase"),
 ])  # fmt: skip
 def test_impossible_jobs_are_refused_in_one_line(options, message):
-    refused(InputError, message, job, **options)
+    check_error(InputError, message, job, **options)
 
 
 def test_steps_ratio_of_allreduce_is_one_and_grows_with_both_metrics():

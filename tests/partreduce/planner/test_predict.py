@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from helpers.thread_ranks import ThreadRanks
 from partreduce import Cluster, DistributedOptimizer, Hardware, Link, Schedule, predict, simulate
 from partreduce.errors import InputError
@@ -245,7 +245,7 @@ def test_the_bytes_of_a_group_are_counted_once_and_not_for_each_member():
 
 
 def test_what_has_no_size_is_refused():
-    refused(InputError, "model_bytes", of, Server(), Hardware(nic=Link(1e-4, 1e-8)))
+    check_error(InputError, "model_bytes", of, Server(), Hardware(nic=Link(1e-4, 1e-8)))
 
 
 KINDS = [

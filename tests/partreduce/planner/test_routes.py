@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce import Cluster, Hardware, Link, Schedule
 from partreduce.console import seconds as in_seconds
 from partreduce.console import size as in_bytes
@@ -192,7 +192,7 @@ def test_on_fast_links_handing_many_rows_on_costs_more_than_averaging_all():
         return choose_routes([table], schedule, fast, dense_bytes=10**6, **members).routes.tables[0].way
 
     assert (way(handling=0.0), way()) == (Placement.SHARDED, Placement.DENSE)
-    refused(InputError, "s per row; all are numbers >= 0", way, handling=float("inf"))
+    check_error(InputError, "s per row; all are numbers >= 0", way, handling=float("inf"))
 
 
 def test_rows_are_coded_only_where_that_is_allowed_and_pays():
@@ -228,7 +228,7 @@ def test_rows_are_coded_only_where_that_is_allowed_and_pays():
     assert choose(fast, *of_rows).routes.tables[0].codec is Codec.NONE
     dense = choose_routes([words(1.0, 1.0, 1.0)], schedule, SLOW, dense_bytes=0, applying=0.0, codecs=tuple(of_rows))
     assert {route.codec for route in dense.routes.tables if route.way is Placement.DENSE} <= {Codec.NONE}
-    refused(InputError, "no codec is allowed", choose, SLOW)
+    check_error(InputError, "no codec is allowed", choose, SLOW)
 
 
 def test_reasons_name_the_table_what_is_touched_and_what_the_other_ways_take():

@@ -1,4 +1,4 @@
-"""ScheduleLocalSGD beside accelerate's own LocalSGD, with the real library where it is installed."""
+"""ScheduleLocalSGD compared with accelerate's own LocalSGD, with the real library where it is installed."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`attach` beside the idiom of its name: verdicts of a GradScaler, state dicts, and what is refused."""
+"""`attach` in what its idiom does not show: verdicts of a GradScaler, state dicts, and what is refused."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ SCHEDULE = Schedule("every 2", Cluster.regular(1, 2), AllReduce(steps_per_round=
 
 
 @pytest.fixture
-def made(monkeypatch, capfd):
+def attached_script(monkeypatch, capfd):
     """A model, its optimizer and the schedule attached to it, in a script that runs alone."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
@@ -20,8 +20,8 @@ def made(monkeypatch, capfd):
     return model, optimizer, attach(optimizer, model, SCHEDULE)
 
 
-def test_a_step_that_a_grad_scaler_finds_infinite_counts_and_changes_nothing(made):
-    model, optimizer, attached = made
+def test_a_step_that_a_grad_scaler_finds_infinite_counts_and_changes_nothing(attached_script):
+    model, optimizer, attached = attached_script
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     for step, size in enumerate((1.0, float("inf"), 3.0), start=1):
         before = model.weight.detach().clone()
@@ -34,8 +34,8 @@ def test_a_step_that_a_grad_scaler_finds_infinite_counts_and_changes_nothing(mad
         assert not hasattr(optimizer, "found_inf")
 
 
-def test_the_steps_in_the_schedule_are_in_the_state_of_what_attach_returns(made):
-    model, optimizer, attached = made
+def test_the_steps_in_the_schedule_are_in_the_state_of_what_attach_returns(attached_script):
+    model, optimizer, attached = attached_script
     for stepping in (optimizer, attached):  # both are one step
         model(torch.ones(1, 1)).sum().backward()
         stepping.step()
@@ -48,8 +48,8 @@ def test_the_steps_in_the_schedule_are_in_the_state_of_what_attach_returns(made)
 
 
 @pytest.mark.parametrize("again", [attach, DistributedOptimizer])
-def test_an_optimizer_follows_one_schedule(made, again):
-    model, optimizer, _ = made
+def test_an_optimizer_follows_one_schedule(attached_script, again):
+    model, optimizer, _ = attached_script
     torch.optim.lr_scheduler.StepLR(optimizer, 1)  # which replaces its step, too
     with pytest.raises(InputError, match=r"follows a schedule already, by partreduce\.attach"):
         again(optimizer, model, SCHEDULE)

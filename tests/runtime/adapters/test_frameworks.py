@@ -1,4 +1,4 @@
-"""ScheduleCallback and ScheduleStrategy inside the real frameworks, where they are installed, beside a loop by hand."""
+"""ScheduleCallback and ScheduleStrategy inside the real frameworks, where installed, compared with a loop by hand."""
 
 import pytest
 

@@ -21,7 +21,7 @@ HEADS = {
 """Of each script the page's heading, the library, and about the loss of a model that has learned nothing."""
 
 
-def changed(script, heading):
+def apply_diff(script, heading):
     """The script after the diff of a section, and how many lines of it are added or removed."""
     section = PAGE.read_text(encoding="utf-8").partition(f"## {heading}\n")[2]
     diff = re.search(r"```diff\n(.*?)```", section, re.DOTALL)[1].rstrip("\n")
@@ -40,7 +40,7 @@ def test_a_script_of_a_framework_changed_by_five_lines_reaches_its_own_loss(tmp_
     heading, library, untrained = HEADS[name]
     pytest.importorskip(library, reason=f"{library} is not installed")
     script = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")
-    text, count = changed(script, heading)
+    text, count = apply_diff(script, heading)
     assert count <= 5
     (tmp_path / "before.py").write_text(script)
     (tmp_path / "after.py").write_text(text)

@@ -44,7 +44,7 @@ COPIES_IN_STEPS = [name for name in STRATEGIES if name not in ("server", "pairs"
 """Those that average models or gradients of groups, with which buffers travel."""
 
 
-def wrapped(world, model, strategy, **options):
+def wrap(world, model, strategy, **options):
     inner = torch.optim.SGD(model.parameters(), lr=0.05)
     schedule = Schedule("buffers", Cluster.regular(1, world.size), strategy)
     return DistributedOptimizer(inner, model, schedule, timeout=60, world=world, **options)
@@ -168,7 +168,7 @@ def test_pruning_masks_that_each_worker_makes_become_worker_0s(ranks, kind):
     def work(world):
         model = linear()
         prune.identity(model[0], "weight")
-        optimizer = wrapped(world, model, STRATEGIES[kind])
+        optimizer = wrap(world, model, STRATEGIES[kind])
         own = []
 
         def at(step):
@@ -197,7 +197,7 @@ def test_masks_that_differ_at_the_start_are_no_fractions_in_the_mean_model(ranks
     def work(world):
         model = masked_by_hand(world.rank)
         initial = "broadcast" if kind in ("gradients", "pipeline", "server") else "keep"
-        optimizer = wrapped(world, model, STRATEGIES[kind], initial=initial)
+        optimizer = wrap(world, model, STRATEGIES[kind], initial=initial)
         train(model, optimizer, 2)
         with optimizer.mean_model():
             mean = model[0].weight_mask.clone()
@@ -217,7 +217,7 @@ def test_a_mask_of_another_name_is_known_by_its_values_and_on_all_workers(ranks,
         keep = torch.tensor([1.0, 1.0, 0.0]).roll(world.rank) if world.rank else torch.ones(3)
         trend = torch.tensor([0.0, 1.0]) + world.rank / 2
         model = Holder(keep=keep, level=torch.zeros(2), trend=trend)
-        optimizer = wrapped(world, model, st.AllReduce(steps_per_round=2), initial=initial)
+        optimizer = wrap(world, model, st.AllReduce(steps_per_round=2), initial=initial)
         rules = dict(optimizer.run.flat.rules)
         if world.rank == 1:
             with torch.no_grad():
@@ -242,7 +242,7 @@ def test_a_mask_that_changes_while_its_copy_is_on_the_way_stays_with_its_worker(
 
     def work(world):
         model = Holder(mask=torch.tensor([1.0, 0.0]))
-        optimizer = wrapped(world, model, STRATEGIES["late"])
+        optimizer = wrap(world, model, STRATEGIES["late"])
         seen = []
 
         def at(step):
@@ -291,7 +291,7 @@ def test_a_buffer_that_grew_is_refused_by_name_in_every_place(ranks, kind, place
 
     def work(world):
         model = Growing()
-        optimizer = wrapped(world, model, STRATEGIES[kind])
+        optimizer = wrap(world, model, STRATEGIES[kind])
         train(model, optimizer, 2)
         model.grow(11)
         places = {
@@ -318,7 +318,7 @@ def test_a_buffer_that_grew_is_refused_by_name_in_every_place(ranks, kind, place
 def test_a_buffer_that_grows_inside_the_mean_model_is_named_and_all_else_is_put_back(ranks):
     def work(world):
         model = Growing()
-        optimizer = wrapped(world, model, st.AllReduce(steps_per_round=4))
+        optimizer = wrap(world, model, st.AllReduce(steps_per_round=4))
         train(model, optimizer, 2)
         before = model.weight.detach().clone()
         seen = []
@@ -343,7 +343,7 @@ def test_a_buffer_that_grows_inside_the_mean_model_is_named_and_all_else_is_put_
 @on_ranks(N)
 def test_an_error_inside_the_mean_model_is_not_hidden_by_the_shape_that_it_left(world):
     model = Growing()
-    optimizer = wrapped(world, model, st.AllReduce(steps_per_round=4))
+    optimizer = wrap(world, model, st.AllReduce(steps_per_round=4))
 
     def fail():
         model.grow(11)
@@ -370,7 +370,7 @@ def test_what_has_no_mean_is_worker_0s_in_the_mean_model_and_each_workers_own_ou
             phase=torch.zeros(2, dtype=torch.complex64),
             running=torch.zeros(2),
         )
-        optimizer = wrapped(world, model, STRATEGIES[kind])
+        optimizer = wrap(world, model, STRATEGIES[kind])
         values = {
             "count": torch.tensor(7 + rank),
             "picked": torch.tensor([rank == 0, rank != 0]),
@@ -408,7 +408,7 @@ def test_a_float8_parameter_is_refused_by_name_and_a_frozen_one_is_fine(world):
     model = linear()
     model.register_parameter("eighth", torch.nn.Parameter(torch.ones(4).to(torch.float8_e4m3fn)))
     with pytest.raises(InputError, match=r"parameter 'eighth' is torch.float8_e4m3fn; .* freeze it before wrapping"):
-        wrapped(world, model, st.AllReduce(steps_per_round=2))
+        wrap(world, model, st.AllReduce(steps_per_round=2))
     model.eighth.requires_grad_(requires_grad=False)
     inner = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     schedule = Schedule("frozen", Cluster.regular(1, world.size), st.AllReduce(steps_per_round=2))
@@ -441,7 +441,7 @@ def vectors_of(model):
 @on_ranks(N)
 def test_vectors_of_spectral_norm_stay_unit_vectors(world, way, strategy):
     model = spectral(way)
-    optimizer = wrapped(world, model, STRATEGIES[strategy])
+    optimizer = wrap(world, model, STRATEGIES[strategy])
     with torch.no_grad():  # far apart, by which a mean of unit vectors is much shorter
         for vector in vectors_of(model):
             random = torch.randn(vector.shape, generator=torch.Generator().manual_seed(world.rank))
@@ -456,7 +456,7 @@ def test_vectors_of_spectral_norm_stay_unit_vectors(world, way, strategy):
     assert lengths == pytest.approx([1.0] * 6, abs=1e-5)
 
 
-class Quantized(torch.nn.Module):
+class QuantizedModel(torch.nn.Module):
     """A layer behind a fake quantizer of its inputs."""
 
     def __init__(self):
@@ -487,8 +487,8 @@ def test_scale_and_zero_point_of_an_observer_belong_together(ranks, kind, buffer
     """Once scales were averaged, and zero points 164, 165 and 166 at the end."""
 
     def work(world):
-        model = Quantized()
-        optimizer = wrapped(world, model, STRATEGIES[kind], buffers=buffers)
+        model = QuantizedModel()
+        optimizer = wrap(world, model, STRATEGIES[kind], buffers=buffers)
         generator = torch.Generator().manual_seed(world.rank)
         consistent = []
         for _ in range(4):
@@ -520,7 +520,7 @@ def test_scale_and_zero_point_of_an_observer_belong_together(ranks, kind, buffer
 def test_running_statistics_follow_the_option(ranks, buffers):
     def work(world):
         model = Holder(running_level=torch.zeros(2), mask=torch.ones(2))
-        optimizer = wrapped(world, model, st.AllReduce(steps_per_round=2), buffers=buffers)
+        optimizer = wrap(world, model, st.AllReduce(steps_per_round=2), buffers=buffers)
         model.running_level.fill_(world.rank)
         model.mask.fill_(world.rank)
         train(model, optimizer, 2)
@@ -558,7 +558,7 @@ def test_momentum_follows_the_option(ranks, kept):
 def test_another_run_starts_with_means_of_statistics_and_worker_0s_masks_and_counters(ranks, tmp_path):
     def make(world):
         model = Holder(running_level=torch.zeros(2), mask=torch.ones(2), count=torch.tensor(0))
-        return model, wrapped(world, model, st.AllReduce(steps_per_round=2))
+        return model, wrap(world, model, st.AllReduce(steps_per_round=2))
 
     def save(world):
         model, optimizer = make(world)
@@ -586,7 +586,7 @@ def test_models_with_different_rules_do_not_begin(ranks):
         model = Holder(_u=torch.ones(2))
         if world.rank == 2:
             model.__class__ = type("_SpectralNorm", (Holder,), {})
-        wrapped(world, model, st.AllReduce(steps_per_round=2))
+        wrap(world, model, st.AllReduce(steps_per_round=2))
 
     errors = ranks.run(N, work, catch=HandshakeError)
     assert all("buffer rules" in str(error) and "rank 2 has buffer _u first" in str(error) for error in errors), errors

@@ -131,7 +131,7 @@ def test_piggybacked_tensors_are_loaded_in_shares_or_from_the_first_member_alone
 def test_piggybacked_tensors_are_committed_and_keep_what_changed_since_a_snapshot():
     mean, var, batches = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), torch.tensor([8.0])
 
-    def loaded():
+    def load():
         piggybacked = [
             tensor("bn.running_mean", mean.double(), 0), tensor("bn.running_var", var.double(), 2),
             missing_state(4), tensor("batches", batches.double(), 5),
@@ -139,19 +139,19 @@ def test_piggybacked_tensors_are_committed_and_keep_what_changed_since_a_snapsho
         bucket, sums = bucket_of([], [10, 20, 0.5, 0.25, 77, 5], piggybacked=piggybacked)
         return bucket, sums, [one.fetch() for one in piggybacked]
 
-    bucket, sums, values = loaded()
+    bucket, sums, values = load()
     commit_piggybacked(bucket, sums, None)
     assert [v.tolist() for v in values if v is not None] == [[10.0, 20.0], [0.5, 0.25], [5.0]]
-    bucket, sums, values = loaded()
+    bucket, sums, values = load()
     commit_piggybacked(bucket, sums, NO)
     assert [v.tolist() for v in values if v is not None] == [[1.0, 2.0], [3.0, 4.0], [8.0]]
-    bucket, sums, values = loaded()
+    bucket, sums, values = load()
     before = [torch.tensor([4.0, 4.0]).double(), torch.tensor([4.0, 4.0]).double(), None, None]
     commit_piggybacked(bucket, sums, YES, before)
     assert values[0].tolist() == [7.0, 18.0], "a mean may be negative"
     assert values[1].tolist() == [0.0, 0.25], "a variance is none below 0"
     assert values[3].tolist() == [5.0]
-    bucket, sums, values = loaded()
+    bucket, sums, values = load()
     commit_piggybacked(bucket, sums, YES, [torch.tensor([40.0, 4.0]).double(), None, None, None])
     assert values[0].tolist() == [-29.0, 18.0]
 

@@ -42,7 +42,7 @@ class Ladder(torch.nn.Module):
         return torch.cat([weight.detach() for weight in self.weights])
 
 
-def wrapped(world, model, transport=LAYERS, sync=None, *, nodes=1, make=torch.optim.SGD, timeout=60, **options):
+def wrap(world, model, transport=LAYERS, sync=None, *, nodes=1, make=torch.optim.SGD, timeout=60, **options):
     cluster = Cluster.regular(nodes, world.size // nodes)
     schedule = Schedule("layers", cluster, st.AllReduce(transport=transport, sync=sync or st.Synchronous()))
     inner = make(model.parameters(), **({"lr": 0.5, "momentum": 0.5} | options))
@@ -54,7 +54,7 @@ class Ones:
 
     def __init__(self, world, sizes=(64, 100), *, number=1.0, **options):
         self.model = Ladder(sizes)
-        self.optimizer = wrapped(world, self.model, lr=1.0, momentum=0.0, **options)
+        self.optimizer = wrap(world, self.model, lr=1.0, momentum=0.0, **options)
         self.gradients = [torch.full((size,), number, dtype=torch.float64) for size in sizes]
 
     def backward(self, *, zero=True):
@@ -81,7 +81,7 @@ def test_each_segment_is_coded_by_itself_in_8_bits_and_replicas_stay_equal(ranks
 
     def work(world):
         model = Ladder(sizes, torch.float32)
-        optimizer = wrapped(world, model, transport, sync, lr=1.0, momentum=0.0)
+        optimizer = wrap(world, model, transport, sync, lr=1.0, momentum=0.0)
         total = torch.zeros(sum(sizes))
         for step in range(6):
             optimizer.zero_grad()
@@ -146,7 +146,7 @@ def test_segments_leave_during_backward_from_the_end_to_the_beginning_whatever_a
 
     def work(world):
         model = Ladder(sizes)
-        optimizer = wrapped(world, model, lr=1.0, momentum=0.0)
+        optimizer = wrap(world, model, lr=1.0, momentum=0.0)
         seen = []
         for left_out in (None, 2, 3, 0):
             started, restore = launches(optimizer)
@@ -185,7 +185,7 @@ def test_a_pipeline_lets_segments_leave_while_it_has_room_or_once_the_oldest_sum
 
     def work(world):
         model = Ladder(sizes)
-        optimizer = wrapped(world, model, sync=st.Pipeline(width=width))
+        optimizer = wrap(world, model, sync=st.Pipeline(width=width))
         early = []
         for step in range(4):
             started, restore = launches(optimizer)
@@ -206,7 +206,7 @@ def test_a_pipeline_lets_segments_leave_while_it_has_room_or_once_the_oldest_sum
     assert ranks.run(2, work) == [wanted] * 2
 
 
-def refused(world, misuse, *, words, sync=None, again=True):
+def check_misuse(world, misuse, *, words, sync=None, again=True):
     """Misuse a step on all workers; afterwards, the run continues as if that step had not been."""
     run = Ones(world, sync=sync)
     run.backward()
@@ -224,17 +224,17 @@ def twice(optimizer, model, gradients):
     optimizer.step()
 
 
-def clipped(optimizer, model, _gradients):
+def clip(optimizer, model, _gradients):
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     optimizer.step()
 
 
-def zeroed(optimizer, _model, _gradients):
+def zero_gradients(optimizer, _model, _gradients):
     optimizer.zero_grad()
     optimizer.step()
 
 
-def replaced(optimizer, model, _gradients):
+def replace_gradient(optimizer, model, _gradients):
     model.weights[1].grad = model.weights[1].grad.clone()
     optimizer.step()
 
@@ -251,21 +251,21 @@ def one_of_them(optimizer, model, _gradients):
     [
         (twice, r"sending layers: parameter 'weights.1' got a gradient a second time before step\(\)"),
         (
-            clipped,
+            clip,
             r"the gradient of 'weights.1' was changed after backward\(\), when it had left; call average_gradients",
         ),
-        (zeroed, "was changed after backward"),
-        (replaced, "was changed after backward"),
+        (zero_gradients, "was changed after backward"),
+        (replace_gradient, "was changed after backward"),
     ],
 )
 def test_what_would_change_a_gradient_that_has_left_is_refused_and_the_run_continues(ranks, misuse, words, sync):
-    assert ranks.run(2, lambda world: refused(world, misuse, words=words, sync=sync)) == [{-2.0}] * 2
+    assert ranks.run(2, lambda world: check_misuse(world, misuse, words=words, sync=sync)) == [{-2.0}] * 2
 
 
 @on_ranks(2, fresh=True)
 def test_where_one_worker_alone_changes_its_gradients_the_others_take_no_wrong_sum(world):
     if world.rank == 0:
-        return refused(world, one_of_them, words="was changed after backward", again=False)
+        return check_misuse(world, one_of_them, words="was changed after backward", again=False)
     run = Ones(world)
     run.backward()
     with pytest.raises(PeerFailedError, match="their tags differ"):

@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import partreduce
 from helpers.thread_ranks import on_ranks
-from helpers.training import group_phases, wrapped
+from helpers.training import group_phases, wrap
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
 from partreduce.errors import InputError
@@ -123,7 +123,7 @@ def test_a_deep_copy_is_neither_averaged_nor_watched(ranks, name):
     def work(world):
         model, inputs = network(name), inputs_of(name, world.rank)
         schedule = Schedule(name, TWO, STRATEGIES[name])
-        optimizer = wrapped(world, model, schedule)
+        optimizer = wrap(world, model, schedule)
 
         def step():
             optimizer.zero_grad()
@@ -182,7 +182,7 @@ def test_a_module_with_a_table_is_pickled_as_the_user_made_it_where_this_worker_
     def work(world):
         model = torch.nn.Sequential(Words(20, 4), torch.nn.Linear(4, 1))
         strategy = st.AllReduce(payload=st.Payload(tables=(replace(TABLE, way=way),)))
-        optimizer = wrapped(world, model, Schedule("s", TWO, strategy))
+        optimizer = wrap(world, model, Schedule("s", TWO, strategy))
         torch.save(model[0], buffer := io.BytesIO())
         optimizer.finish()
         buffer.seek(0)

@@ -11,7 +11,7 @@ from partreduce.runtime.averaging.mean_model import common_start
 from partreduce.runtime.transport.communicators import Communicator
 
 
-def nested(**options):
+def nested_groups(**options):
     """Four workers on two nodes: nodes, then everybody."""
     inside, everyone = ([0, 1], [2, 3]), [range(4)]
     phases = tuple(st.Phase.from_groups(4, groups) for groups in (inside, everyone))
@@ -59,32 +59,12 @@ def same(first, second):
 SYNCS = pytest.mark.parametrize("sync", [st.Synchronous(), st.DelayedAveraging()], ids=["synchronous", "late"])
 
 
-@SYNCS
-def test_all_workers_hold_one_reference_which_is_the_last_mean_over_all(ranks, sync):
-    def work(world):
-        job = Job(world, nested(sync=sync))
-        seen = []
-        for _ in range(6):
-            job.train(1)
-            seen.append((job.optimizer.runner.parts[0].reference.version, job.references(), job.values()))
-        return seen
-
-    results = ranks.run(4, work)
-    for round_, seen in enumerate(zip(*results, strict=True)):
-        versions = {version for version, _, _ in seen}
-        last = (round_ - 1) // 2 * 2 + 1
-        assert versions == {f"reference 1/{last}"}
-        assert all(same(seen[0][1], references) for _, references, _ in seen)
-        if round_ % 2 and sync == st.Synchronous():
-            assert all(same(seen[0][2][:4], values[:4]) for _, _, values in seen), "all have the same bits"
-
-
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
 def test_a_loaded_model_begins_from_a_new_reference_of_all(ranks):
     """Also where each worker loads another model: worker 0's is the reference then, and the mean is right."""
 
     def work(world):
-        job = Job(world, nested()).train(3)
+        job = Job(world, nested_groups()).train(3)
         states = job.model.state_dict(), job.optimizer.state_dict()
         job.train(2)
         states[0]["0.weight"].add_(world.rank)
@@ -107,13 +87,13 @@ def test_a_start_is_sent_only_where_workers_are_not_equal_yet(ranks, monkeypatch
     broadcasts, starting = [], set()
     original = Communicator.broadcast
 
-    def counted(self, tensor):
+    def count_broadcast(self, tensor):
         if self.place in starting:
             broadcasts.append(self.place)
         return original(self, tensor)
 
     def work(world):
-        job = Job(world, nested())
+        job = Job(world, nested_groups())
         if apart and world.rank == 2:
             with torch.no_grad():
                 next(job.model.parameters()).add_(1.0)
@@ -124,7 +104,7 @@ def test_a_start_is_sent_only_where_workers_are_not_equal_yet(ranks, monkeypatch
             bucket.flat.clone() for bucket in run.flat.buckets
         ]
 
-    monkeypatch.setattr(Communicator, "broadcast", counted)
+    monkeypatch.setattr(Communicator, "broadcast", count_broadcast)
     results = ranks.run(4, work)
     assert all(same(arrays, results[0][1]) for arrays, _ in results), "worker 0's"
     assert sorted(broadcasts) == ([0, 0, 1, 1, 2, 2, 3, 3] if apart else [])
@@ -133,7 +113,7 @@ def test_a_start_is_sent_only_where_workers_are_not_equal_yet(ranks, monkeypatch
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
 def test_a_model_that_is_loaded_alone_is_refused(ranks):
     def work(world):
-        job = Job(world, nested()).train(1)
+        job = Job(world, nested_groups()).train(1)
         job.model.load_state_dict(job.model.state_dict())
         job.train(1)
 
@@ -145,7 +125,7 @@ def test_a_model_that_is_loaded_alone_is_refused(ranks):
 @pytest.mark.parametrize("field", ["round", "starts"])
 def test_workers_with_different_references_end_in_an_error_that_names_them(ranks, sync, field):
     def work(world):
-        job = Job(world, nested(sync=sync), timeout=60)
+        job = Job(world, nested_groups(sync=sync), timeout=60)
         part = job.optimizer.runner.parts[0]
         start = part._start
 
@@ -173,26 +153,14 @@ def test_workers_with_different_references_end_in_an_error_that_names_them(ranks
 
 def test_one_worker_that_loads_alone_ends_in_an_error_of_all(ranks):
     def work(world):
-        job = Job(world, nested(), timeout=60).train(4)
+        job = Job(world, nested_groups(), timeout=60).train(4)
         if world.rank == 1:
             job.optimizer.load_state_dict(job.optimizer.state_dict())
         job.train(4)
 
-    results = ranks.said(4, work, PeerFailedError)
+    results = ranks.texts(4, work, PeerFailedError)
     said = "worker 1 waits for all in a new start after 4 rounds: call load_state_dict() on all workers"
     assert all(said in text for text in results), results
-
-
-def test_workers_without_data_take_part_in_every_round(ranks):
-    def work(world):
-        job = Job(world, nested(steps_per_round=1))
-        with job.optimizer.join():
-            job.train([0, 3, 5, 8][world.rank])
-        return job.optimizer.round, job.references(), job.optimizer.runner.parts[0].reference.version
-
-    results = ranks.run(4, work)
-    assert {(round_, version) for round_, _, version in results} == {(8, "reference 1/7")}
-    assert all(same(results[0][1], references) for _, references, _ in results)
 
 
 @on_ranks(4, [[(2, False), (4, True)] * 2] * 4)
@@ -200,21 +168,21 @@ def test_groups_inside_a_node_send_plain_parameters_where_only_nodes_are_crossed
     transport = st.Transport(
         algorithm=st.AllReduceAlgorithm.HIERARCHICAL, codec=st.Codec.INT8, where=st.CodecScope.ACROSS_NODES
     )
-    job = Job(world, nested(transport=transport))
+    job = Job(world, nested_groups(transport=transport))
     begun, begin = [], job.optimizer.run.reducer.begin
 
-    def noted(kind, step, round_, group, content):
+    def note_content(kind, step, round_, group, content):
         begun.append((len(group.members), content.since is not None))
         return begin(kind, step, round_, group, content)
 
-    job.optimizer.run.reducer.begin = noted
+    job.optimizer.run.reducer.begin = note_content
     job.train(4)
     return begun
 
 
 @on_ranks(4)
 def test_what_cannot_go_with_it_is_refused(world):
-    plan = nested()
+    plan = nested_groups()
     model = torch.nn.Linear(2, 1)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(InputError, match="models that start from different weights differ by more than that"):

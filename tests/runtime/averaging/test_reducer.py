@@ -10,7 +10,7 @@ import torch
 
 import partreduce
 from helpers.thread_ranks import on_ranks
-from helpers.training import static_groups, wrapped
+from helpers.training import static_groups, wrap
 from partreduce.errors import InputError, PeerFailedError, UnavailableError
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.in_flight import FixedMembership, Flight
@@ -30,7 +30,7 @@ def reducer_of(world, tmp_path=None, *, size=32):
     return Reducer(world, [bucket], Recorder(world.rank, tmp_path), heartbeat, key="reducer", timeout=60)
 
 
-def prepared(world, groups):
+def make_groups(world, groups):
     for group in groups:
         if world.rank in group.members and not world.has(group.members):
             world.create(group.members)
@@ -38,7 +38,7 @@ def prepared(world, groups):
 
 def test_several_operations_are_under_way_and_each_is_committed_from_arrays_of_its_own(ranks):
     def work(world):
-        prepared(world, [EVERYONE])
+        make_groups(world, [EVERYONE])
         reducer = reducer_of(world)
         (bucket,) = reducer.buckets
         seen, arrays = [], set()
@@ -66,7 +66,7 @@ def test_two_threads_run_operations_on_two_communicators(world, tmp_path):
     """While one averages over everybody, the other does over pairs: sums, tags, reports and arrays stay apart."""
     rounds = 150
     pair = Group((world.rank // 2 * 2, world.rank // 2 * 2 + 1))
-    prepared(world, [pair, EVERYONE])
+    make_groups(world, [pair, EVERYONE])
     reducer = reducer_of(world, tmp_path)
     problems = []
 
@@ -102,7 +102,7 @@ def test_two_threads_run_operations_on_two_communicators(world, tmp_path):
 def test_when_one_thread_fails_the_other_learns_it(world):
     """Both operations' groups are destroyed at once, no matter which of the two notices first."""
     pair = Group((world.rank // 2 * 2, world.rank // 2 * 2 + 1))
-    prepared(world, [pair, EVERYONE])
+    make_groups(world, [pair, EVERYONE])
     reducer, errors = reducer_of(world), []
 
     def average(kind, group, most):
@@ -126,7 +126,7 @@ def test_when_one_thread_fails_the_other_learns_it(world):
 @on_ranks(N)
 def test_only_a_wait_that_took_the_timeout_is_reported_with_its_length(world):
     """A cut link ends earlier, by the kernel's own limit, which has nearly the same words."""
-    prepared(world, [EVERYONE])
+    make_groups(world, [EVERYONE])
     reducer = reducer_of(world)
     reducer.wait(reduction := reducer.begin("average", 0, 0, EVERYONE))
     errors = ("Read error [10.0.0.2]:4000: Connection timed out", "Timed out waiting 60000ms for recv operation")
@@ -210,15 +210,15 @@ def test_dropping_waits_for_all_and_gives_their_arrays_back():
     assert not membership.flights
 
 
-# Roll call: who comes to one place is answered with what was said there, and not elsewhere or at another time.
+# Roll call: each place of a meeting has its own answers, which are not those of another place or time.
 
 
 PAIRS = static_groups(4, [[0, 1], [2, 3]])
 
 
-def made(world, num_workers, strategy):
+def make_linear(world, num_workers, strategy):
     model = torch.nn.Linear(1, 1, bias=False)
-    return model, wrapped(world, model, strategy)
+    return model, wrap(world, model, strategy)
 
 
 def test_two_places_of_one_gathering_and_of_the_next_are_told_apart(ranks):
@@ -226,7 +226,7 @@ def test_two_places_of_one_gathering_and_of_the_next_are_told_apart(ranks):
     hearts = {}
 
     def run(world):
-        _, optimizer = made(world, 2, static_groups(2, [[0, 1]]))
+        _, optimizer = make_linear(world, 2, static_groups(2, [[0, 1]]))
         heartbeat = hearts[world.rank] = optimizer.run.reducer.heartbeat
         answers = []
         for gathering in range(2):
@@ -254,7 +254,7 @@ def test_a_checkpoint_after_different_rounds_is_refused_on_all_workers_with_the_
     """Two pairs that never wait for one another may come after different numbers of rounds."""
 
     def run(world):
-        model, optimizer = made(world, 4, PAIRS)
+        model, optimizer = make_linear(world, 4, PAIRS)
         for _ in range(3 if world.rank < 2 else 1):
             model(torch.ones(1, 1)).sum().backward()
             optimizer.step()

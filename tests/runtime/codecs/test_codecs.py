@@ -53,7 +53,7 @@ def test_codecs_of_blocks_have_the_models_bits_and_keep_the_bound_exactly(first,
         length, block = int(rng.integers(1, 700)), int(rng.choice([1, 2, 7, 64, 256, 1000]))
         values = adversarial(rng, length)
         code, result = roundtrip(values, block, codec)
-        levels, scales = coded_sums.quantized(values, block, LEVELS[codec])
+        levels, scales = coded_sums.quantize(values, block, LEVELS[codec])
         if codec == "int8":
             assert code[:length].view(np.int8).tolist() == levels.tolist()
         else:
@@ -98,12 +98,12 @@ def test_frames_hold_numbers_of_any_dtype_and_have_the_stated_bytes(codec, dtype
     code = encode_values(values, coding, "place")
     assert len(code) == {Codec.INT8: 1004 + 4 * 4, Codec.INT4: 504 + 4 * 4}.get(codec, 2 * 1001)
     result = decode_values(code, 1001, codec, 256)
-    np.testing.assert_array_equal(result.numpy(), coded_sums.coded(values.float().numpy(), codec, 256))
+    np.testing.assert_array_equal(result.numpy(), coded_sums.round_by_codec(values.float().numpy(), codec, 256))
 
 
 @pytest.mark.parametrize("codec", ["float16", "bfloat16"])
 def test_sixteen_bits_keep_their_bound(codec):
-    """To the largest number that a codec is said to have, and through the subnormal ones."""
+    """To the largest number of a codec's range, and through the subnormal ones."""
     rng = np.random.default_rng(3)
     values = np.concatenate([adversarial(rng, 500) for _ in range(40)])
     values = np.append(values[np.abs(values) <= LARGEST[codec]], [LARGEST[codec], -LARGEST[codec]]).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Coded sums of groups: equal to a model in NumPy bit for bit, on all members alike, within their bounds; and kills.
+"""Coded sums of groups: equal to a model in NumPy bit for bit, on all members, within their bounds; and kills.
 
 `PARTREDUCE_CODED_SUMS=1200 pytest tests/runtime/codecs/test_coded_sums.py -k random` draws that many groups; the
 suite draws fewer.
@@ -91,7 +91,7 @@ def draw(seed):
     return Case(cluster, members, transport, tuple(numbers(rng, len(members), length) for length in lengths))
 
 
-def summed(world, case):
+def sum_case(world, case):
     """What this worker has of each sum of a case; None outside its group."""
     ours = world_for_algorithm(world, case.transport.algorithm, case.cluster)
     ours.prepare(case.plan())
@@ -105,7 +105,7 @@ def summed(world, case):
     return results
 
 
-def expected(case, index):
+def model_of(case, index):
     """What the model says of a sum: one row, or the rows among which each number is."""
     transport, given = case.transport, case.given[index]
     across_only = transport.where is st.CodecScope.ACROSS_NODES
@@ -128,7 +128,7 @@ def check(case, answers):
         mine = answers[0][index].numpy()
         for other in answers[1:]:
             assert mine.tobytes() == other[index].numpy().tobytes(), "members differ"
-        candidates = expected(case, index)
+        candidates = model_of(case, index)
         assert (mine.view(np.uint32) == candidates.view(np.uint32)).any(axis=0).all(), "not what the model says"
         sizes = np.abs(given.astype(np.float64))
         if case.transport.codec.has_blocks:
@@ -145,7 +145,7 @@ def test_random_groups_have_the_models_bits_on_all_members_and_keep_the_bound(ra
         by_size.setdefault(case.cluster.num_workers, []).append((seed, case))
     ranks.fresh()
     for size, cases in by_size.items():
-        answers = ranks.run(size, lambda world, cases=cases: [summed(world, case) for _, case in cases], limit=120)
+        answers = ranks.run(size, lambda world, cases=cases: [sum_case(world, case) for _, case in cases], limit=120)
         ranks.run(size, lambda world: world.abandon())  # there would be too many groups
         for place, (seed, case) in enumerate(cases):
             try:
@@ -169,7 +169,7 @@ def test_a_worker_killed_in_any_stage_is_named_and_nobody_takes_half_a_sum(drive
     for report in answer["errors"].values():
         assert report["error"] == "PeerFailedError"
         assert "worker 3 was killed by signal 9 (SIGKILL)" in report["text"]
-        # Who is late, in the step before, is told of the death there; who had all that it needed, in the next one.
+        # A late worker hears of the death in the step before; one that had all that it needed, in the next one.
         assert re.match(r"step ([123]), round \1: group \{0,1,2,3\}", report["text"])
         assert report["seconds"] < 30  # the timeout is 60 s
     stepped = [report for report in answer["reports"] if "values" in report]
@@ -219,7 +219,7 @@ def test_long_tensors_go_in_parts_and_keep_what_is_left_over_of_each(ranks, monk
     given = np.random.default_rng(1).standard_normal((4, 4999)).astype(np.float32)
     exact = given.astype(np.float64).sum(0)
 
-    def summed(group, rank, coding, times):
+    def sum_case(group, rank, coding, times):
         tensors = [torch.from_numpy(given[rank].copy()) for _ in range(times)]
         for tensor in tensors:
             group.all_reduce(tensor, coding).wait()
@@ -228,8 +228,8 @@ def test_long_tensors_go_in_parts_and_keep_what_is_left_over_of_each(ranks, monk
     def work(world):
         _, group = flat_groups(world, plain, Cluster.regular(2, 2))
         leftovers = Leftovers()
-        once, *_ = summed(group, world.rank, Coding(plain), 1)
-        fed_back = summed(group, world.rank, Coding(transport, leftovers=leftovers), 30)
+        once, *_ = sum_case(group, world.rank, Coding(plain), 1)
+        fed_back = sum_case(group, world.rank, Coding(transport, leftovers=leftovers), 30)
         assert {place.split()[0] for place in leftovers.state()} == {"inside", "across"}
         assert len(leftovers.state()) == 5 * 3
         return once, np.mean(fed_back, axis=0)

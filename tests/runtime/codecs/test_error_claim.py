@@ -45,7 +45,7 @@ def adversaries(transport, num_members):
         transport.codec
     ]
     cases = [rng.normal(size=(num_members, LENGTH)), rng.random((num_members, LENGTH)) * 1e-6]
-    for large in range(num_members):  # the others vanish beside it, one after the other
+    for large in range(num_members):  # the others vanish when added to it, one after the other
         case = np.full((num_members, LENGTH), unit * (1 - 2.0**-6))
         case[large] = 1.0
         cases.append(case)
@@ -103,7 +103,7 @@ def test_no_decoded_mean_is_further_off_than_claimed_and_all_workers_have_its_bi
     ids=str,
 )
 def test_more_workers_on_a_node_take_no_more_from_a_sum_in_16_bits(ranks, transport):
-    """Beside a 1 each of the others would vanish: they add up to what counts before anybody rounds."""
+    """Added to a 1 each of the others would vanish: they add up to what counts before anybody rounds."""
     unit = float(coded_sums.UNIT_ROUNDOFF[transport.codec.value])
     cluster = Cluster.regular(2, 4)
     small = np.float32(unit * (1 - 2.0**-6))
@@ -177,7 +177,7 @@ def test_the_claim_is_no_looser_than_the_bound_beside_the_codecs(transport):
             transport.codec.value, num_nodes * on_each, on_each_node=on_each if staged else 1,
             across_only=transport.where is st.CodecScope.ACROSS_NODES and staged,
         )  # fmt: skip
-        first = Fraction(3, 2**24)  # what members round before, which is no part of the bound beside the codecs
+        first = Fraction(3, 2**24)  # what members round before, which is no part of the codecs' own bound
         assert Fraction(entry["relative"]) <= beside.relative + first * (1 + 2 * beside.relative) + Fraction(1, 2**32)
         if num_nodes * on_each < 20:
             assert Fraction(entry["relative"]) >= beside.relative * Fraction(9, 10)

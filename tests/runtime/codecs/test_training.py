@@ -1,14 +1,12 @@
-"""Training with codecs: replicas stay equal, losses near; what leaves a codec's range is said; feedback resumes."""
+"""Training with codecs: replicas stay equal, losses near; what leaves a codec's range is an error that names it."""
 
 import math
 import threading
-from dataclasses import replace
 
 import pytest
 import torch
 
 from helpers.thread_ranks import on_ranks
-from helpers.training import static_groups
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
 from partreduce.errors import HandshakeError, InputError, MissingDependencyError, ScheduleError
@@ -66,12 +64,12 @@ class Training:
     def backward(self, parameter, index, value):
         """Gradients of a step, of which one number is given."""
 
-        def changed(gradient):
+        def change(gradient):
             gradient = gradient.clone()
             gradient[index] = value
             return gradient
 
-        hook = parameter.register_hook(changed)
+        hook = parameter.register_hook(change)
         self.model(torch.ones(1, 5)).sum().backward()
         hook.remove()
 
@@ -85,7 +83,7 @@ class Training:
         return weights
 
 
-def trained(world, plan, steps=12, **options):
+def train(world, plan, steps=12, **options):
     training = Training(world, plan, **options)
     losses = training.steps(0, steps)
     return losses, training.end()
@@ -103,7 +101,7 @@ def test_replicas_stay_equal_and_losses_near_also_where_servers_carry_codes_both
     transport = TRANSPORTS[name]
     plan = plan_of(transport) if hosts is None else plan_of(transport, st.Server, hosts=hosts)
     plain = Schedule("plain", CLUSTER, st.AllReduce())
-    results = ranks.run(MEMBERS, lambda world: (trained(world, plan), trained(world, plain)))
+    results = ranks.run(MEMBERS, lambda world: (train(world, plan), train(world, plain)))
     for (losses, weights), (wanted, _) in results:
         assert torch.equal(weights, results[0][0][1])
         assert losses != wanted, "a codec rounds"
@@ -172,7 +170,7 @@ def test_infinite_gradients_of_a_scaler_travel_and_all_skip_the_step(ranks, name
 
 def test_workers_with_other_codecs_are_named(ranks):
     def work(world):
-        return trained(world, plan_of(st.Transport()), codec="int8" if world.rank == 1 else "bfloat16")
+        return train(world, plan_of(st.Transport()), codec="int8" if world.rank == 1 else "bfloat16")
 
     for error in ranks.run(MEMBERS, work, catch=HandshakeError):
         assert "codec differs: rank 1 has int8 all, block 256, no error feedback" in str(error)
@@ -181,10 +179,10 @@ def test_workers_with_other_codecs_are_named(ranks):
 
 @on_ranks(MEMBERS)
 def test_the_argument_overrides_the_schedule(world):
-    asked = trained(world, plan_of(st.Transport()), codec="float16")
-    planned = trained(world, plan_of(TRANSPORTS["float16"]))
-    plain = trained(world, plan_of(TRANSPORTS["float16"]), codec="none")
-    without = trained(world, plan_of(st.Transport()))
+    asked = train(world, plan_of(st.Transport()), codec="float16")
+    planned = train(world, plan_of(TRANSPORTS["float16"]))
+    plain = train(world, plan_of(TRANSPORTS["float16"]), codec="none")
+    without = train(world, plan_of(st.Transport()))
     assert asked[0] == planned[0]
     assert plain[0] == without[0]
 
@@ -223,25 +221,3 @@ def test_codecs_that_cannot_run_are_refused_in_a_line(monkeypatch, plan, asked, 
     with pytest.raises(kind, match=text) as refusal:
         with_codec(plan, st.AllReduceAlgorithm.RING, *asked)
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "fits"),
-    [
-        (st.AllReduce(transport=TRANSPORTS["int8"]), True),
-        (st.AllReduce(steps_per_round=2, transport=TRANSPORTS["int8"]), True),
-        (st.Server(transport=TRANSPORTS["int8"]), True),
-        (st.AllReduce(steps_per_round=2, sync=st.DelayedAveraging(), transport=TRANSPORTS["int8"]), False),
-        (static_groups(4, [range(4)], transport=TRANSPORTS["int8"]), False),
-    ],
-    ids=str,
-)
-def test_feedback_is_for_sums_of_everybody_that_are_not_late(strategy, fits):
-    fed_back = replace(strategy, transport=TRANSPORTS["int8 feedback"])
-    if fits:
-        Schedule("fine", CLUSTER, fed_back)
-    else:
-        with pytest.raises(
-            ScheduleError, match=r"transport\.error_feedback: is true; only where every round is of all"
-        ):
-            Schedule("refused", CLUSTER, fed_back)

@@ -51,14 +51,14 @@ def test_arrays_in_two_pieces_change_nothing(ranks, tmp_path, monkeypatch):
         assert problems(ranks, FAMILIES["groups"](seed), tmp_path / str(seed)) == []
 
 
-def drawn(family, count=300):
+def draw(family, count=300):
     cases = [FAMILIES[family](seed) for seed in range(count)]
     return cases, [case.strategy for case in cases]
 
 
 def test_drawn_loops_do_what_people_do():
     for family in FAMILIES:
-        cases, _ = drawn(family, 100)
+        cases, _ = draw(family, 100)
         assert {bool(case.skips) for case in cases} == {True, False}
         assert {case.is_uneven for case in cases} == {True, False}
         assert {case.decay for case in cases} == {1, 0.8}
@@ -67,7 +67,7 @@ def test_drawn_loops_do_what_people_do():
 
 
 def test_drawn_groups_and_graphs_cover_every_axis():
-    cases, strategies = drawn("groups")
+    cases, strategies = draw("groups")
     assert {case.workers for case in cases} == {2, 3, 4, 5, 6}
     assert {case.dtype for case in cases} == {torch.float64, torch.float32}
     assert {bool(case.options) for case in cases} == {True, False}, "models of each worker's own, and one of all"
@@ -83,29 +83,29 @@ def test_drawn_groups_and_graphs_cover_every_axis():
     assert {len(group.members) for phase in phases for group in phase} == {2, 3, 4, 5, 6}
     assert {group.relaxation > 1 for phase in phases for group in phase} == {True, False}
     assert any(len(phase.members) < phase.num_workers for phase in phases), "somebody rests"
-    coded = drawn("coded")[1]
+    coded = draw("coded")[1]
     assert {(one.transport.codec, one.is_delayed) for one in coded} == {
         (codec, late) for codec in st.Codec if codec.rounds for late in (True, False)
     }
     assert {(one.kind, one.averaging) for one in coded} == {
         (kind, averaging) for kind in ("allreduce", "static") for averaging in st.Averaging
     }
-    for one in strategies, coded, drawn("graphs")[1]:
+    for one in strategies, coded, draw("graphs")[1]:
         assert {isinstance(strategy.steps_per_round, tuple) for strategy in one} == {True, False}
-    edges = [{edge[:2] for edge in round_.edges()} for one in drawn("graphs")[1] for round_ in one.rounds]
+    edges = [{edge[:2] for edge in round_.edges()} for one in draw("graphs")[1] for round_ in one.rounds]
     assert any(not one for one in edges), "a round without edges"
     assert {{(t, s) for s, t in one} == one for one in edges} == {True, False}, "directed and symmetric ones"
 
 
 def test_drawn_outer_steps_and_fragments_cover_every_axis():
-    cases, strategies = drawn("outer")
+    cases, strategies = draw("outer")
     outer = [one.payload.outer for one in strategies]
     assert {(one.nesterov, one.is_plain) for one in outer} == {(True, False), (False, True), (False, False)}
     assert {one.outer_params for one in outer} == set(st.OuterParams)
     assert {one.kind for one in strategies} == {"static", "allreduce"}
     assert {one.averaging for one in strategies} == set(st.Averaging)
     assert any(one.steps_once for one in strategies), "in each step"
-    cases, strategies = drawn("fragments", 400)
+    cases, strategies = draw("fragments", 400)
     assert {one.payload.num_fragments for one in strategies} == {1, 2, 3, 4}
     assert {type(one.payload.fragments) for one in strategies} == {int, tuple}
     assert {(type(one.sync), one.payload.outer.is_plain) for one in strategies} >= {
@@ -116,13 +116,13 @@ def test_drawn_outer_steps_and_fragments_cover_every_axis():
     flying = [max(1, -(-one.sync.late_steps * one.payload.num_fragments // one.steps_per_round)) for one in strategies]
     assert {1, 2, 3, 4} <= set(flying)
     assert any(count % case.steps_of(0) for case in cases for count in case.batches), "data that ends inside a round"
-    cases, strategies = drawn("fragments of groups", 100)
+    cases, strategies = draw("fragments of groups", 100)
     assert {one.payload.outer.is_plain for one in strategies} == {True, False}
     assert {isinstance(one.steps_per_round, tuple) for one in strategies} == {True, False}
 
 
 def test_drawn_pipelines_cover_every_axis():
-    cases, strategies = drawn("pipelines")
+    cases, strategies = draw("pipelines")
     late = [one for one in strategies if isinstance(one.sync, st.Pipeline)]
     assert {(one.sync.width, one.sync.drain, one.sync.total) for one in late} == {
         (width, drain, total) for width in (2, 3) for drain in st.DrainPolicy for total in st.GradientReduction

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from helpers.thread_ranks import ThreadRanks
-from helpers.training import static_groups, wrapped
+from helpers.training import static_groups, wrap
 from partreduce import Cluster, DistributedOptimizer, RoundSampler, Schedule
 from partreduce.errors import InputError, PeerFailedError
 from partreduce.runtime.data.sampler import assign_samples, sampler_of
@@ -67,7 +67,7 @@ def test_workers_of_different_steps_per_round_end_at_the_same_round_in_a_real_ru
 
     def work(world):
         model = torch.nn.Linear(1, 1)
-        optimizer = wrapped(world, model, plan, lr=1e-05)
+        optimizer = wrap(world, model, plan, lr=1e-05)
         sampler = RoundSampler(data, plan, 3, accumulate=2, rank=world.rank)
         loader = torch.utils.data.DataLoader(data, 3, sampler=sampler, drop_last=True)
         for epoch in range(2):
@@ -83,11 +83,11 @@ def test_workers_of_different_steps_per_round_end_at_the_same_round_in_a_real_ru
     assert ThreadRanks(3).run(3, work) == [(6, 6), (6, 18), (6, 12)]
 
 
-def trained(world, loader_of, loop):
+def train_by(world, loader_of, loop):
     """Rounds and steps after two epochs of a loop over a loader, workers having steps per round 1, 3 and 2."""
     plan = schedule((1, 3, 2))
     model = torch.nn.Linear(1, 1)
-    optimizer = wrapped(world, model, plan, lr=1e-05)
+    optimizer = wrap(world, model, plan, lr=1e-05)
     for _ in range(2):
         for x in loop(optimizer, loader_of(plan, world.rank)):
             optimizer.zero_grad()
@@ -105,21 +105,21 @@ def stream(plan, rank):
     return iter(even(plan, rank))
 
 
-def dealt(plan, rank):
+def deal(plan, rank):
     data = torch.arange(40.0).view(-1, 1)
     return torch.utils.data.DataLoader(data, 2, sampler=RoundSampler(data, plan, 2, rank=rank), drop_last=True)
 
 
-@pytest.mark.parametrize("loader_of", [even, stream, dealt])
+@pytest.mark.parametrize("loader_of", [even, stream, deal])
 def test_a_loop_over_batches_ends_all_workers_at_the_same_round_whatever_their_steps_per_round(loader_of):
     """Loaders of ten batches each give three rounds of up to three; a RoundSampler has done so already."""
-    train = partial(trained, loader_of=loader_of, loop=DistributedOptimizer.batches)
+    train = partial(train_by, loader_of=loader_of, loop=DistributedOptimizer.batches)
     assert ThreadRanks(3).run(3, train) == [(6, 6), (6, 18), (6, 12)]
 
 
 def test_a_loop_that_ignores_the_steps_per_round_is_told_of_them_and_of_the_loop_that_works():
     errors = ThreadRanks(3).run(
-        3, partial(trained, loader_of=even, loop=lambda _, loader: loader), catch=PeerFailedError
+        3, partial(train_by, loader_of=even, loop=lambda _, loader: loader), catch=PeerFailedError
     )
     told = "the schedule has workers take 1 to 3 steps a round; loop over `optimizer.batches(loader)`"
     assert all(told in str(error) for error in errors)
@@ -135,7 +135,7 @@ def test_a_mean_model_that_one_worker_enters_alone_is_named_as_that_beside_the_s
                 with optimizer.mean_model():
                     pass
 
-        trained(world, even, batches)
+        train_by(world, even, batches)
 
     errors = ThreadRanks(3).run(3, run, catch=PeerFailedError)
     assert all("all workers call mean_model(), so take it out of any `if rank == 0`" in str(e) for e in errors)
@@ -172,42 +172,42 @@ def test_a_loader_of_an_iterable_data_set_has_no_length_and_is_taken_whole():
 ALL = (0, 1, 2, 3)
 
 
-def seen(views, *, samples, per_step=2, worker_steps=(1, 1, 1, 1), start=0):
+def samples_seen(views, *, samples, per_step=2, worker_steps=(1, 1, 1, 1), start=0):
     """What is in an average, in order, and who is a member at the end."""
     rounds = list(assign_samples(range(samples), views, worker_steps, per_step, start))
     return [sample for _, hands in rounds for own in hands.values() for sample in own], rounds
 
 
 def test_without_a_loss_rounds_are_dealt_by_rank_and_steps_per_round():
-    _, rounds = seen([(-1, ALL)], samples=22, worker_steps=(1, 2, 1, 1), start=5)
+    _, rounds = samples_seen([(-1, ALL)], samples=22, worker_steps=(1, 2, 1, 1), start=5)
     assert rounds[0] == (5, {0: [0, 1], 1: [2, 3, 4, 5], 2: [6, 7], 3: [8, 9]})
     assert [round_ for round_, _ in rounds] == [5, 6]
 
 
 def test_the_samples_of_a_worker_that_is_lost_are_dealt_again_in_the_next_round():
-    _, rounds = seen([(-1, ALL), (1, (0, 1, 3))], samples=30)
+    _, rounds = samples_seen([(-1, ALL), (1, (0, 1, 3))], samples=30)
     assert rounds[1] == (1, {0: [8, 9], 1: [10, 11], 3: [14, 15]})
     assert rounds[2] == (2, {0: [12, 13], 1: [16, 17], 3: [18, 19]})
 
 
 def test_who_joins_takes_one_step_in_its_first_round_and_a_whole_share_from_then_on():
-    _, rounds = seen([(-1, (0, 1)), (1, (0, 1, 2))], samples=40, worker_steps=(2, 2, 2), per_step=1)
+    _, rounds = samples_seen([(-1, (0, 1)), (1, (0, 1, 2))], samples=40, worker_steps=(2, 2, 2), per_step=1)
     assert rounds[1] == (1, {0: [4, 5], 1: [6, 7], 2: [8]})
     assert rounds[2] == (2, {0: [9, 10], 1: [11, 12], 2: [13, 14]})
 
 
 def test_a_loss_and_a_join_in_one_round_pass_the_samples_on():
-    _, rounds = seen([(-1, (0, 1, 2)), (0, (0, 1)), (0, (0, 1, 2))], samples=12)
+    _, rounds = samples_seen([(-1, (0, 1, 2)), (0, (0, 1)), (0, (0, 1, 2))], samples=12)
     assert rounds[0] == (0, {0: [0, 1], 1: [2, 3], 2: [4, 5]})
 
 
 def test_views_of_earlier_epochs_say_who_begins_this_one():
-    _, rounds = seen([(-1, ALL), (2, (0, 1, 3)), (7, (0, 3))], samples=12, start=4)
+    _, rounds = samples_seen([(-1, ALL), (2, (0, 1, 3)), (7, (0, 3))], samples=12, start=4)
     assert rounds[0] == (4, {0: [0, 1], 1: [2, 3], 3: [4, 5]})
 
 
 def test_where_too_few_are_left_one_that_joins_repeats_the_first_ones():
-    _, rounds = seen([(-1, (0, 1)), (1, (0, 1, 2))], samples=9)
+    _, rounds = samples_seen([(-1, (0, 1)), (1, (0, 1, 2))], samples=9)
     assert rounds[1] == (1, {0: [4, 5], 1: [6, 7], 2: [8, 0]})
 
 

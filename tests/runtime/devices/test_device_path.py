@@ -26,7 +26,7 @@ from helpers.device.cells import (
     step,
 )
 from helpers.device.pretended import _PretendedStreams
-from helpers.device.ranks import Fault, Launch, Shared, SimulatedBackend, run_ranks
+from helpers.device.ranks import Fault, Launch, SharedState, SimulatedBackend, run_ranks
 from partreduce import DistributedOptimizer, p_reduce
 from partreduce.errors import InputError, PeerFailedError
 from partreduce.runtime.averaging.reducer import Reducer
@@ -131,7 +131,7 @@ def test_an_array_is_overwritten_once_nothing_holds_it_though_a_sum_runs_on(laun
         return address in device._memory, work is not None and after.tolist() == [1.0] * 3
 
     held = launch is Launch.OWN_STREAM
-    assert run_ranks("pretended", 2, body, Shared(delay=LATE, launch=launch)) == [(held, True)] * 2
+    assert run_ranks("pretended", 2, body, SharedState(delay=LATE, launch=launch)) == [(held, True)] * 2
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_without_rejoining_a_late_commit_comes_after_the_next_step(monkeypatch):
 
 @pytest.mark.parametrize("name", ["outer steps", "outer steps of groups", "fragments merged late"])
 def test_what_outer_steps_keep_on_the_host_is_there_whole_where_it_is_saved(name):
-    def kept(cell, world, prepared):
+    def train_and_keep(cell, world, prepared):
         model, batches = prepared
         options = {"outer_state": "host" if cell.on_host else "device", "timeout": 30.0, "world": world}
         optimizer = DistributedOptimizer(optimizer_of(cell, model), model, cell.schedule, **options)
@@ -230,8 +230,10 @@ def test_what_outer_steps_keep_on_the_host_is_there_whole_where_it_is_saved(name
         optimizer.runner.drain()
         return {"values": values, "places": places}
 
-    on_device = run_cell(BY_NAME[name], "pretended", action=kept)
-    on_host = run_cell(BY_NAME[f"{name}, on the host"], "pretended", place="commit", seconds=LATE, action=kept)
+    on_device = run_cell(BY_NAME[name], "pretended", action=train_and_keep)
+    on_host = run_cell(
+        BY_NAME[f"{name}, on the host"], "pretended", place="commit", seconds=LATE, action=train_and_keep
+    )
     for there, here in zip(on_device, on_host, strict=True):
         assert not any(there["places"].values())
         assert {key for key, is_host in here["places"].items() if not is_host} == {
@@ -271,7 +273,7 @@ def test_a_failed_operation_is_noticed_by_all_and_leaves_nothing(name, kind):
 
 
 def test_a_sum_that_left_its_codecs_range_is_a_check_of_the_device():
-    """Two payloads a round: the coded one, and what goes beside it."""
+    """Two payloads a round: the coded one, and what travels uncoded."""
     fault = Fault("NaN payload", 2 * 2)
     for result in run_cell(BY_NAME["allreduce of gradients, float16"], "pretended", fault=fault, timeout=60):
         assert isinstance(result["error"], PeerFailedError)
@@ -331,7 +333,7 @@ def test_p_reduce_waits_for_its_check():
             return [*means, str(error)]
         return means
 
-    for first, second, text in run_ranks("pretended", 2, body, Shared()):
+    for first, second, text in run_ranks("pretended", 2, body, SharedState()):
         assert (first, second) == (4.5, 30.0)
         assert "different tensors, relaxation" in text or "gave up" in text
 
@@ -364,12 +366,12 @@ def test_the_pretended_device_is_late_and_knows_who_waits():
         total = float(values.sum())
         return early, total, device.host_waits
 
-    assert run_ranks("pretended", 1, body, Shared()) == [(0, 3.0, 1)]
+    assert run_ranks("pretended", 1, body, SharedState()) == [(0, 3.0, 1)]
 
 
 @pytest.fixture
 def new_operation():
-    """A namespace of operations that nobody has looked up yet."""
+    """A namespace of operations that were not looked up yet."""
     with torch.library._scoped_library("partreduce_pretended", "DEF") as library:
         library.define("double(Tensor x) -> Tensor")
         library.impl("double", lambda x: 2 * x, "CompositeExplicitAutograd")

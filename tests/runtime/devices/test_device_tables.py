@@ -9,7 +9,7 @@ import torch
 import partreduce
 from helpers.device import table_cells
 from helpers.device.cells import RANKS, run_cell, shows_by_delay
-from helpers.device.ranks import Fault, Shared, run_ranks
+from helpers.device.ranks import Fault, SharedState, run_ranks
 from helpers.device.table_cells import TABLE_CELLS, compare, prepare
 from partreduce.errors import InputError, PeerFailedError
 from partreduce.runtime.sharding import placement, table, tables
@@ -36,11 +36,11 @@ def test_without_waiting_for_copies_other_rows_are_asked_for_and_sent(monkeypatc
 
 
 def test_without_waiting_for_gradients_owners_get_others(monkeypatch):
-    def taken(table):
+    def take_first(table):
         brought, table.pending = table.pending, []
         return Part(brought[0][0], brought[0][1].values) if brought else None
 
-    monkeypatch.setattr(Table, "taken", taken)
+    monkeypatch.setattr(Table, "taken", take_first)
     assert shows_by_delay(compare, SPARSE, place="fill")
 
 
@@ -63,9 +63,9 @@ def test_a_sum_that_never_ends_is_noticed_though_hosts_wait_for_rows_behind_it()
     assert all("round 1" in result["said"] and "did not finish on the device" in result["said"] for result in results)
 
 
-def test_checkpoints_and_state_dicts_hold_the_rows_of_a_device_and_deal_them_out_anew(tmp_path):
+def test_checkpoints_and_state_dicts_save_and_redistribute_the_rows_of_a_device(tmp_path):
     def act(cell, world, prepared):
-        model, optimizer = table_cells.wrapped(cell, prepared[0], world.pretended.device, world)
+        model, optimizer = table_cells.wrap_model(cell, prepared[0], world.pretended.device, world)
         inner, tables = optimizer.optimizer, [model.words.weight, model.bag.weight]
         words, bags, targets = prepared[1][0]
         torch.nn.functional.mse_loss(model(words, bags), targets).backward()
@@ -124,7 +124,7 @@ def test_a_table_on_the_host_beside_dense_parameters_on_a_device_trains_as_witho
         is_ahead = world.streams(device.device).runs_ahead
         if is_ahead:
             device.note_host([model.words.weight, model.bag.weight, [batch[:2] for batch in batches]])
-        model, optimizer = table_cells.wrapped(cell, model, device.device, world)
+        model, optimizer = table_cells.wrap_model(cell, model, device.device, world)
         for words, bags, targets in batches:
             optimizer.zero_grad()
             pooled = model.bag(bags.view(-1), torch.arange(0, bags.numel(), bags.shape[1]))
@@ -142,7 +142,7 @@ def test_a_table_on_the_host_beside_dense_parameters_on_a_device_trains_as_witho
     ended = []
     for kind in ("plain", "pretended"):
         prepared = [prepare(cell, rank) for rank in range(RANKS)]
-        ended.append(run_ranks(kind, RANKS, train, Shared()))
+        ended.append(run_ranks(kind, RANKS, train, SharedState()))
     for mine, theirs in zip(*ended, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)), (mine, theirs)
 
@@ -161,7 +161,7 @@ def test_indices_on_another_device_than_the_table_are_named_by_all(ranks):
 
     def act(world):
         model, batches = prepare(cell, world.rank)
-        model, _ = table_cells.wrapped(cell, model, torch.device("cpu"), world)
+        model, _ = table_cells.wrap_model(cell, model, torch.device("cpu"), world)
         words = batches[0][0].to("meta" if world.rank == 2 else "cpu")
         model.words(words)
 

@@ -197,7 +197,7 @@ EVERYBODY = Schedule(
 
 
 @pytest.fixture
-def started(monkeypatch):
+def under_torchrun(monkeypatch):
     """Set what torchrun sets on a worker."""
 
     def set_(size, on_each=2, restarts=3):
@@ -210,8 +210,8 @@ def started(monkeypatch):
 
 @pytest.mark.parametrize("schedule", [RULE, EVERYBODY], ids=lambda one: one.name)
 @pytest.mark.parametrize("node", range(4))
-def test_whichever_node_is_lost_the_others_follow_what_the_file_plans_for_that(started, schedule, node):
-    started(6)
+def test_whichever_node_is_lost_the_others_follow_what_the_file_plans_for_that(under_torchrun, schedule, node):
+    under_torchrun(6)
     found = schedule_for_present_nodes(schedule)
     assert found == after_failure(schedule, schedule.cluster.workers_of(node))
     assert found.num_workers == 6
@@ -220,11 +220,11 @@ def test_whichever_node_is_lost_the_others_follow_what_the_file_plans_for_that(s
 
 
 @pytest.mark.parametrize("rule", [st.SurvivorRule.KEEP_GROUPS, st.SurvivorRule.REAPPLY_RULE])
-def test_the_nodes_left_follow_the_file_s_rule_and_not_all_in_one_group_as_for_losses_without_one(started, rule):
-    started(6)
+def test_the_nodes_left_follow_the_file_s_rule_and_not_all_in_one_group_as_for_losses_without_one(under_torchrun, rule):
+    under_torchrun(6)
     phases = schedule_for_present_nodes(replace(RULE, failure_plan=st.FailurePlan(rule, 1))).strategy.phases
     assert [len(phases.phase(index, Cluster.regular(3, 2))) for index in range(2)] == [3, 1], "pairs, then all"
-    started(4)
+    under_torchrun(4)
     two = schedule_for_present_nodes(replace(RULE, failure_plan=st.FailurePlan(rule, 4)))
     assert [len(two.phase(index)) for index in range(2)] == [2, 1]
 
@@ -243,20 +243,20 @@ def test_the_nodes_left_follow_the_file_s_rule_and_not_all_in_one_group_as_for_l
         (replace(RULE, strategy=st.StaticGroups(phases=LISTED), failure_plan=KEEP_FOUR), 6, 2, "not all of one size"),
     ],
 )  # fmt: skip
-def test_every_other_loss_is_refused_with_the_way_out(started, schedule, size, on_each, why):
-    started(size, on_each)
-    told = rf"torchrun has started {size}: .*{why}.*; "
+def test_every_other_loss_is_refused_with_the_way_out(under_torchrun, schedule, size, on_each, why):
+    under_torchrun(size, on_each)
+    told = rf"torchrun has under_torchrun {size}: .*{why}.*; "
     way_out = rf"start 8, or design a schedule for {size} and load .*allow_different_run"
     with pytest.raises(InputError, match=told + way_out):
         schedule_for_present_nodes(schedule)
 
 
-def test_nothing_changes_where_all_have_come_or_nobody_starts_workers_again(started):
-    started(8)
+def test_nothing_changes_where_all_have_come_or_nobody_starts_workers_again(under_torchrun):
+    under_torchrun(8)
     assert schedule_for_present_nodes(RULE) is RULE
-    started(6, restarts=0)
+    under_torchrun(6, restarts=0)
     assert schedule_for_present_nodes(RULE) is RULE
-    started(1)
+    under_torchrun(1)
     assert schedule_for_present_nodes(RULE) is RULE, "a script that runs alone says so"
     warn_nodes_missing(RULE, RULE)
 

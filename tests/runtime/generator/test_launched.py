@@ -134,7 +134,7 @@ KILLED_TWICE = [(3, signal.SIGKILL), (1, signal.SIGKILL)]
 RUNS = {
     "two are killed": ((), KILLED_TWICE, 0, 2),
     "two are killed and one may be": (("--tolerate-failures", "1"), KILLED_TWICE, 137, 0),
-    "one is stopped, and nobody continues it": ((), [(3, signal.SIGSTOP)], 76, 3),
+    "one is stopped, and not continued": ((), [(3, signal.SIGSTOP)], 76, 3),
 }
 
 
@@ -150,12 +150,12 @@ def test_a_run_continues_after_as_many_failures_as_may_be_and_ends(schedule, tmp
         )  # fmt: skip
         pids = {}
 
-        def begun():
+        def steps_begun():
             lines = (tmp_path / "out").read_text().splitlines()
             pids.update(json.loads(line.split("PID ")[1]) for line in lines if "PID " in line)
             return len(pids) == 4
 
-        until(begun, 120)
+        until(steps_begun, 120)
         for rank, number in faults:
             os.kill(pids[rank], number)
         assert run.wait(120) == code, (tmp_path / "err").read_text()

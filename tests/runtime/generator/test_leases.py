@@ -16,7 +16,7 @@ from partreduce.runtime.transport import waiting  # noqa: E402
 
 
 @pytest.fixture
-def started():
+def start_service():
     """Starts services with a given lease; all are ended."""
     with contextlib.ExitStack() as stack:
 
@@ -31,7 +31,7 @@ def clients_of(service, timeout, number=4):
     return [GeneratorClient(service.address, service.key, rank, timeout=timeout) for rank in range(number)]
 
 
-def asked(service, clients):
+def ask_all(service, clients):
     """All have begun a round, and the service has heard of it."""
     for client in clients:
         client.begin()
@@ -40,8 +40,8 @@ def asked(service, clients):
         time.sleep(0.02)
 
 
-def test_a_timeout_below_the_lease_is_refused_in_one_line(started):
-    clients = clients_of(started(10.0), timeout=5.0)
+def test_a_timeout_below_the_lease_is_refused_in_one_line(start_service):
+    clients = clients_of(start_service(10.0), timeout=5.0)
     clients[0].begin()
     with pytest.raises(InputError, match=r"timeout of 5 s is below the lease of 10 s.* raise the timeout or lower"):
         clients[0].group()
@@ -49,12 +49,12 @@ def test_a_timeout_below_the_lease_is_refused_in_one_line(started):
         client.close()
 
 
-def test_the_lease_is_a_part_of_the_timeout_that_the_workers_say(started):
+def test_the_lease_is_a_part_of_the_timeout_that_the_workers_say(start_service):
     """A silence after which a run that waits for eight seconds gives a worker up is nothing to one of ten minutes."""
-    services = [started(None), started(None)]
+    services = [start_service(None), start_service(None)]
     clients = [clients_of(service, timeout) for service, timeout in zip(services, (8.0, 600.0), strict=True)]
     for service, theirs in zip(services, clients, strict=True):
-        asked(service, theirs)
+        ask_all(service, theirs)
         theirs[3]._closing = True  # its thread ends without a word, as that of a stopped process does
         theirs[3]._thread.join(60)
     deadline = time.monotonic() + 60
@@ -66,11 +66,11 @@ def test_the_lease_is_a_part_of_the_timeout_that_the_workers_say(started):
         client.close()
 
 
-def test_workers_give_signs_of_life_as_often_as_the_lease_needs(started):
+def test_workers_give_signs_of_life_as_often_as_the_lease_needs(start_service):
     """The workers' timeout says nothing of a shorter lease, and one that waits for nothing repeats no request."""
-    service = started(4.0, num_workers=3)
+    service = start_service(4.0, num_workers=3)
     clients = clients_of(service, timeout=60.0, number=3)
-    asked(service, clients)
+    ask_all(service, clients)
     deadline = time.monotonic() + 60
     while not (told := [client._state.stage for client in clients]).count("alone") and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -81,13 +81,13 @@ def test_workers_give_signs_of_life_as_often_as_the_lease_needs(started):
         client.close()
 
 
-def test_a_time_in_which_the_service_stood_itself_counts_for_nobody(started, monkeypatch):
-    """The whole machine stood for a hundred seconds, so nobody could say anything; who is silent after it is late."""
+def test_a_time_in_which_the_service_stood_itself_counts_for_nobody(start_service, monkeypatch):
+    """The machine stood for a hundred seconds, so no lease could be renewed; one that is silent afterwards is late."""
     passed = [0.0]
     monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0]))
-    service = started(4.0)
+    service = start_service(4.0)
     clients = clients_of(service, timeout=60.0)
-    asked(service, clients)
+    ask_all(service, clients)
     passed[0] = 100.0
     time.sleep(0.5)
     assert "dead" not in service.state.status

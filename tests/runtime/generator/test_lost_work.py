@@ -22,7 +22,7 @@ def serve():
         yield lambda lease=20.0: stack.enter_context(serving(FOUR_ON_ONE_NODE, lease=lease))[1]
 
 
-def ended(answer, *ranks):
+def last_reports(answer, *ranks):
     """The last reports of the workers that ended well, which are these."""
     good = {r["rank"]: r for r in answer["reports"] if "error" not in r}
     assert set(good) == set(ranks), answer["output"][-2000:]
@@ -34,7 +34,7 @@ def ended(answer, *ranks):
 def test_generated_schedules_save_and_resume_also_without_a_lost_worker(driver, serve, tmp_path, dies):
     name = "saving, one dies" if dies else "saving"
     answer = driver.run(name, environment=serve(3.0 if dies else 20.0) | {"PLACE": str(tmp_path)}, survive=True)
-    left = ended(answer, *range(3 if dies else 4))
+    left = last_reports(answer, *range(3 if dies else 4))
     assert {report["folder"] for report in left} == {"round-00000036"}
     mean = sum(report["saved"] for report in left) / len(left)
     assert all(report["mean"] == pytest.approx(mean, rel=1e-5) for report in left)
@@ -43,7 +43,7 @@ def test_generated_schedules_save_and_resume_also_without_a_lost_worker(driver, 
     manifest = json.loads((tmp_path / "round-00000036" / "manifest.json").read_text())
     assert [entry is not None for entry in manifest["workers"]] == [True, True, True, not dies]
     again = driver.run("resuming", environment=serve() | {"PLACE": str(tmp_path)}, survive=True)
-    resumed = ended(again, 0, 1, 2, 3)
+    resumed = last_reports(again, 0, 1, 2, 3)
     saved = [report["saved"] for report in left]
     saved += saved[:1] if dies else []  # who takes the lost one's place starts from the first one's state
     assert [report["restored"] for report in resumed] == saved == [report["again"] for report in resumed]
@@ -54,7 +54,7 @@ def test_generated_schedules_save_and_resume_also_without_a_lost_worker(driver, 
 @pytest.mark.parametrize("kind", ["joining", "joining, normalized", "joining, one dies"])
 def test_join_of_a_generated_schedule_ends_at_the_same_round_for_all_that_are_left(driver, serve, kind):
     answer = driver.run(kind, environment=serve(3.0 if "dies" in kind else 20.0), survive=True)
-    left = ended(answer, *range(3 if "dies" in kind else 4))
+    left = last_reports(answer, *range(3 if "dies" in kind else 4))
     (rounds,) = {report["rounds"] for report in left}
     assert rounds == 50 if "dies" not in kind else 40 <= rounds <= 46
     assert all(report["final"] == pytest.approx(left[0]["mean"], rel=1e-5) for report in left)
@@ -67,7 +67,7 @@ def test_join_of_a_generated_schedule_ends_at_the_same_round_for_all_that_are_le
 
 def test_a_full_trace_disk_is_one_warning_and_the_run_ends_well(driver, tmp_path):
     answer = driver.run("full trace disk", environment={"TRACE": str(tmp_path)})
-    for report in ended(answer, 0, 1, 2, 3):
+    for report in last_reports(answer, 0, 1, 2, 3):
         (warning,) = report["warnings"]
         assert f"tracing: {tmp_path}/trace-0000{report['rank']}.json: cannot be written: File too large" in warning
         assert report["finished"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.generator_rig import check_orders, serving
-from helpers.training import wrapped
+from helpers.training import wrap
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce.errors import InputError
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
@@ -51,7 +51,7 @@ def test_group_means_conserve_the_mean_and_follow_the_generators_order(ranks, se
 
     def train(world):
         model = model_of(world.rank)
-        optimizer = wrapped(world, model, schedule, lr=0.0, initial="keep")
+        optimizer = wrap(world, model, schedule, lr=0.0, initial="keep")
         means = []
         for step in range(12):
             model(torch.ones(1, 5, dtype=torch.float64)).sum().backward()
@@ -97,11 +97,11 @@ def test_an_average_that_fails_on_one_member_has_not_happened_there(ranks, serve
 
     def train(world):
         model = torch.nn.Linear(1, 1, bias=False)
-        optimizer = wrapped(world, model, schedule, lr=0.0, initial="keep")
+        optimizer = wrap(world, model, schedule, lr=0.0, initial="keep")
         strategy, broken, after = optimizer.runner, [], []
         attempt, complete = optimizer.run.reducer.attempt, optimizer.run.reducer._complete
 
-        def attempted(kind, step, seq, group, **options):
+        def attempt_and_break(kind, step, seq, group, **options):
             if not broken:
                 broken.append(seq)
                 if world.rank == 0:
@@ -119,7 +119,7 @@ def test_an_average_that_fails_on_one_member_has_not_happened_there(ranks, serve
             reduction.communicator.close()
             reduction.communicator.all_reduce(torch.zeros(1))
 
-        optimizer.run.reducer.attempt = attempted
+        optimizer.run.reducer.attempt = attempt_and_break
         for _ in range(25):
             with torch.no_grad():
                 model.weight.fill_(10.0 * world.rank)

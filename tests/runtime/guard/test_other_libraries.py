@@ -1,4 +1,4 @@
-"""Other libraries beside the run-time: what averages or shards by itself is refused by name."""
+"""Other libraries together with the run-time: what averages or shards by itself is refused by name."""
 
 import copy
 import gc
@@ -53,7 +53,7 @@ def refusal(ranks, act):
     errors = ranks.run(2, act, catch=InputError)
     assert all(isinstance(error, InputError) and "\n" not in str(error) for error in errors)
     said = {str(error).replace(f"of worker {rank}", "of worker 0") for rank, error in enumerate(errors)}
-    assert len(said) == 1, "alike, but that each names itself"
+    assert len(said) == 1, "equal, except that each names itself"
     return said.pop()
 
 
@@ -118,7 +118,7 @@ def test_an_optimizer_that_synchronizes_gradients_itself_is_refused_although_it_
     assert "Horovod" in refusal(ranks, act)
 
 
-def trained(world, schedule, *, before, part=False, closure=False, syncs=True):
+def train(world, schedule, *, before, part=False, closure=False, syncs=True):
     """Two steps with a DistributedDataParallel around the model, or around what holds it, made before or after."""
     model = network()
     outer = torch.nn.Sequential(model) if part else model
@@ -155,7 +155,7 @@ def trained(world, schedule, *, before, part=False, closure=False, syncs=True):
 )
 @pytest.mark.usefixtures("group")
 def test_a_data_parallel_wrapper_elsewhere_is_noticed_in_the_first_step(ranks, schedule, misuse):
-    said = refusal(ranks, lambda world: trained(world, schedule, **misuse))
+    said = refusal(ranks, lambda world: train(world, schedule, **misuse))
     assert "runs inside a DistributedDataParallel, which has averaged the gradients before step()" in said
     assert said.endswith("train the bare model")
 
@@ -178,15 +178,15 @@ def test_a_data_parallel_wrapper_of_parts_is_noticed_in_the_first_step(ranks, pl
     def act(world):
         model = network()
 
-        def wrapped():
+        def wrap_parts():
             if place == "calls the parts":
                 return DistributedDataParallel(CallsParts(model))
             model[0] = DistributedDataParallel(model[0])
             return model
 
-        called = wrapped() if before else None
+        called = wrap_parts() if before else None
         optimizer = DistributedOptimizer(sgd(model), model, PAIRS, world=world)
-        called = called or wrapped()
+        called = called or wrap_parts()
         with one_at_a_time:
             called(torch.ones(4, 3)).sum().backward()
         optimizer.step()
@@ -195,7 +195,7 @@ def test_a_data_parallel_wrapper_of_parts_is_noticed_in_the_first_step(ranks, pl
 
 
 @pytest.fixture
-def uncollected():
+def no_garbage_collection():
     """No garbage is collected: a watched model of another test may not end while torch reads the table of them."""
     gc.collect()
     gc.disable()
@@ -203,7 +203,7 @@ def uncollected():
     gc.enable()
 
 
-def compiled(model):
+def compile_step(model):
     torch.compiler.reset()
     return torch.compile(model, backend="eager")
 
@@ -211,14 +211,14 @@ def compiled(model):
 @pytest.mark.parametrize(
     ("wrap", "before"),
     [
-        (lambda model: compiled(DistributedDataParallel(model)), True),
-        (lambda model: DistributedDataParallel(compiled(model)), False),
-        (lambda model: compiled(DistributedDataParallel(CallsParts(model))), True),
-        (lambda model: compiled(DistributedDataParallel(CallsParts(model))), False),
+        (lambda model: compile_step(DistributedDataParallel(model)), True),
+        (lambda model: DistributedDataParallel(compile_step(model)), False),
+        (lambda model: compile_step(DistributedDataParallel(CallsParts(model))), True),
+        (lambda model: compile_step(DistributedDataParallel(CallsParts(model))), False),
     ],
     ids=["compiled wrapper", "wrapper of a compiled model", "that calls the parts", "that calls the parts, later"],
 )
-@pytest.mark.usefixtures("group", "uncollected")
+@pytest.mark.usefixtures("group", "no_garbage_collection")
 def test_a_data_parallel_wrapper_is_noticed_under_compilation_too(ranks, wrap, before):
     def act(world):
         with one_at_a_time:  # as torch compiles
@@ -233,7 +233,7 @@ def test_a_data_parallel_wrapper_is_noticed_under_compilation_too(ranks, wrap, b
     assert "runs inside a DistributedDataParallel" in refusal(ranks, act)
 
 
-@pytest.mark.usefixtures("uncollected")
+@pytest.mark.usefixtures("no_garbage_collection")
 @on_ranks(2, [1, 1])
 def test_a_compiled_model_keeps_one_graph_and_no_more_is_compiled_while_it_trains(world):
     model = network()
@@ -268,7 +268,7 @@ def test_parts_are_watched_in_the_first_steps_only_and_left_as_they_were(world):
 
 @pytest.mark.usefixtures("group")
 def test_a_data_parallel_wrapper_that_never_synchronizes_may_stay(ranks):
-    assert ranks.run(2, lambda world: trained(world, PAIRS, before=True, syncs=False)) == [2, 2]
+    assert ranks.run(2, lambda world: train(world, PAIRS, before=True, syncs=False)) == [2, 2]
 
 
 @pytest.mark.usefixtures("group")
@@ -340,7 +340,7 @@ def test_a_model_that_the_script_moved_is_told_what_moves_models(ranks):
     assert "model.to(), .half(), .cuda()" in refusal(ranks, act)
 
 
-def said_by(ranks, schedule, act, *, n=2):
+def warnings_of(ranks, schedule, act, *, n=2):
     """Warnings of a run of three steps, in which `act(model, optimizer)` is done after the second, twice."""
 
     def work(world):
@@ -405,7 +405,7 @@ def writes_a_part(model, _optimizer):
     ],
 )
 def test_using_the_live_model_in_mid_run_is_warned_of_once_on_each_worker(ranks, act, what):
-    said = said_by(ranks, ONE_OF_THREE, act, n=3)
+    said = warnings_of(ranks, ONE_OF_THREE, act, n=3)
     assert len(said) == 3
     for rank, text in enumerate(said):
         assert "partreduce: step 2: " in text
@@ -422,7 +422,7 @@ def test_using_the_live_model_in_mid_run_is_warned_of_once_on_each_worker(ranks,
 )
 def test_using_the_live_model_where_all_are_equal_needs_no_warning(ranks, schedule, act):
     """Averaged gradients keep models equal; a mean over all makes them so until the next step."""
-    assert said_by(ranks, schedule, act) == []
+    assert warnings_of(ranks, schedule, act) == []
 
 
 def test_inside_the_mean_model_and_with_gradients_nothing_is_said(ranks):
@@ -434,7 +434,7 @@ def test_inside_the_mean_model_and_with_gradients_nothing_is_said(ranks):
         model(torch.ones(2, 3))
         model.train()
 
-    assert said_by(ranks, ONE_OF_THREE, act, n=3) == []
+    assert warnings_of(ranks, ONE_OF_THREE, act, n=3) == []
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -447,4 +447,4 @@ def test_copies_of_a_watched_model_and_scripts_of_the_mean_are_as_of_any_model(r
             with optimizer.mean_model(), one_at_a_time:  # torch compiles scripts in one thread at a time
                 torch.jit.script(model)
 
-    assert said_by(ranks, ONE_OF_THREE, act, n=3) == []
+    assert warnings_of(ranks, ONE_OF_THREE, act, n=3) == []

@@ -1,4 +1,4 @@
-"""Workers that all train on the same batches are told so, and nobody else is."""
+"""Workers that all train on the same batches are warned, and no others."""
 
 import sys
 import threading
@@ -85,8 +85,8 @@ def test_gradients_that_tell_nothing_are_not_compared(gradients):
     assert looks([gradients] * 2) == ([False] * 2, [])
 
 
-def dealt(per_worker):
-    """What is said where workers give `shard_dataset` these data."""
+def warnings_of(per_worker):
+    """The warnings where workers give `shard_dataset` these data."""
     store = dist.HashStore()
     with warnings.catch_warnings(record=True, action="always") as seen:
         for data in per_worker:
@@ -108,7 +108,7 @@ WHOLE = {
 }
 
 
-def shuffled(data):
+def shuffle(data):
     if isinstance(data, Subset):
         return Subset(data.dataset, SHUFFLED.tolist())
     if isinstance(data, TensorDataset):
@@ -119,14 +119,14 @@ def shuffled(data):
 @pytest.mark.parametrize("kind", WHOLE)
 def test_data_that_workers_shuffle_by_themselves_before_they_are_dealt_are_told_of_once(kind):
     whole = WHOLE[kind]
-    said = dealt([[whole, SHUFFLED], [shuffled(whole), SHUFFLED], [shuffled(whole), SHUFFLED]])
+    said = warnings_of([[whole, SHUFFLED], [shuffle(whole), SHUFFLED], [shuffle(whole), SHUFFLED]])
     assert len(said) == 1
     assert "of 300 elements that differ, or lie in another order" in said[0]
-    assert dealt([[whole, shuffled(whole)]] * 3) == []
+    assert warnings_of([[whole, shuffle(whole)]] * 3) == []
 
 
 def test_data_that_are_alike_but_for_folders_and_rounding_are_not_told_of():
-    assert dealt([[["/scratch/0/a.png", 0.3]], [["/scratch/1/a.png", 0.1 + 0.2]]]) == []
+    assert warnings_of([[["/scratch/0/a.png", 0.3]], [["/scratch/1/a.png", 0.1 + 0.2]]]) == []
 
 
 @pytest.mark.processes

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from docs.make_errors import TARGET, page
-from helpers.training import static_groups, wrapped
+from helpers.training import static_groups, wrap
 from partreduce import Cluster, PartreduceError, Schedule
 from partreduce import strategies as st
 from partreduce.errors import InputError
@@ -50,7 +50,7 @@ class Script:
     def wrap(self, model, strategy=None, inner=None, n=N, **options):
         inner = inner or torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
         schedule = Schedule("misuse", Cluster.regular(1, n), strategy or EVERY_2)
-        return wrapped(self.world, model, schedule, inner, **options)
+        return wrap(self.world, model, schedule, inner, **options)
 
     def begin(self, strategy=None, model=None, **options):
         self.model = network() if model is None else model
@@ -193,7 +193,7 @@ def state_of_a_new_group(s):
 @case
 def live_model_used(s):
     model, _ = s.begin(PAIR_OR_NOBODY)
-    for _ in range(2):  # in the second round nobody averages
+    for _ in range(2):  # in the second round there is no average
         s.step()
     model.eval()
     with torch.no_grad():
@@ -341,7 +341,7 @@ def models_begin_apart(s):
     s.step()
 
 
-def compared(s):
+def compare_by_process(s):
     """As where workers are processes."""
     s.optimizer.engine.guard.compares_data(s.world.store, f"{id(s.world.store)} {s.ordinary}", N)
 
@@ -349,7 +349,7 @@ def compared(s):
 @case
 def data_in_different_orders(s):
     s.begin()
-    compared(s)
+    compare_by_process(s)
     with one_at_a_time:  # what a process was given is noted in one place, and here workers are threads
         pop_fingerprint()
         record_fingerprint([s.world.rank, 2, 3])
@@ -359,7 +359,7 @@ def data_in_different_orders(s):
 @case
 def same_batches(s):
     model, optimizer = s.begin(model=torch.nn.Sequential(torch.nn.Linear(3, 8)))
-    compared(s)
+    compare_by_process(s)
     optimizer.zero_grad()
     model(torch.ones(4, 3)).square().mean().backward()
     optimizer.step()
@@ -429,8 +429,8 @@ def models_that_part(s):
         pass
 
 
-def said_by(ranks, name, ordinary):
-    """What workers are told by their guards, refusals and warnings."""
+def messages_of(ranks, name, ordinary):
+    """The messages of the workers' guards, refusals and warnings."""
     with warnings.catch_warnings(record=True, action="always") as caught:
         results = ranks.run(N, lambda world: CASES[name](Script(world, ordinary)), catch=PartreduceError)
     assert all(result is None or isinstance(result, InputError) for result in results), results
@@ -458,7 +458,7 @@ def test_every_row_has_a_case():
 def test_a_check_says_what_the_table_says_from_the_first_step_on(ranks, monkeypatch, name):
     if name == "started again without loading":
         monkeypatch.setenv(RESTART_COUNT, "1")
-    assert is_said(name, said_by(ranks, name, 0))
+    assert is_said(name, messages_of(ranks, name, 0))
 
 
 @pytest.mark.usefixtures("group")
@@ -467,7 +467,7 @@ def test_a_check_says_what_the_table_says_from_the_first_step_on(ranks, monkeypa
 def test_what_begins_in_the_eleventh_step_is_noticed_as_the_table_says(ranks, monkeypatch, name, always):
     if always:
         monkeypatch.setenv(CHECK, "always")
-    assert is_said(name, said_by(ranks, name, 10)) == (always or name in LATER)
+    assert is_said(name, messages_of(ranks, name, 10)) == (always or name in LATER)
 
 
 @pytest.mark.parametrize("always", [False, True])

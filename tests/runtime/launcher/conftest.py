@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers.two_nodes import Begun, Network, why_no_network
+from helpers.two_nodes import Network, NodesRun, why_no_network
 from partreduce.runtime.launcher.signals import mark_delivered
 
 
@@ -15,10 +15,10 @@ def no_request():
 @pytest.fixture
 def begin(tmp_path):
     """Starts runs in the test's folder; what is left of them ends with the test."""
-    made: list[Begun] = []
+    made: list[NodesRun] = []
 
     def begin(*arguments, **options):
-        made.append(Begun(tmp_path, *arguments, **options))
+        made.append(NodesRun(tmp_path, *arguments, **options))
         return made[-1]
 
     yield begin

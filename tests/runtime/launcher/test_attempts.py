@@ -1,4 +1,4 @@
-"""A run whose workers are all started anew after a failure: what they save is all that reaches the next attempt."""
+"""A run whose workers are all started again after a failure: what they save is all that reaches the next attempt."""
 
 import json
 import os
@@ -58,7 +58,7 @@ class Model(torch.nn.Module):
         return loss if self.table is None else loss + (self.table(words) ** 2).sum()
 
 
-def trained(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS, max_failures=0, back=None, fails=None):
+def train(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS, max_failures=0, back=None, fails=None):
     """(exit code, by rank what each worker that finished held at the end) of a run that saves every few steps.
 
     `deaths` are (attempt, rank, step), `back` is (step, rank), where the others wait for who comes back, and `fails` is
@@ -103,7 +103,7 @@ def trained(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS, max_fa
     return code, {path.name: json.loads(path.read_text()) for path in folder.glob("held-*")}
 
 
-def begun(folder):
+def first_steps(folder):
     """From which step each attempt began, on all workers that came so far."""
     found = {}
     for path in folder.glob("begun-*"):
@@ -114,27 +114,27 @@ def begun(folder):
 @pytest.mark.parametrize("kind", ENDED_BY_A_LOSS)
 def test_after_two_deaths_all_have_the_bits_of_a_run_that_nothing_disturbed(kind, tmp_path):
     strategy = ENDED_BY_A_LOSS[kind]
-    code, expected = trained(tmp_path / "undisturbed", strategy, [])
+    code, expected = train(tmp_path / "undisturbed", strategy, [])
     assert (code, len(expected)) == (0, WORKERS)
-    # In the second attempt before it has saved: the third goes on from the checkpoint of the first.
-    code, held = trained(tmp_path / "disturbed", strategy, [(0, 1, 15), (1, 2, 16)])
+    # In the second attempt before it has saved: the third continues from the checkpoint of the first.
+    code, held = train(tmp_path / "disturbed", strategy, [(0, 1, 15), (1, 2, 16)])
     assert code == 0
     assert held == expected
-    assert begun(tmp_path / "disturbed") == {0: {0}, 1: {12}, 2: {12}}
+    assert first_steps(tmp_path / "disturbed") == {0: {0}, 1: {12}, 2: {12}}
 
 
 @pytest.mark.parametrize("kind", [st.AllReduce(), st.AllReduce(steps_per_round=3)], ids=["gradients", "parameters"])
 def test_where_more_are_lost_than_may_be_all_begin_again(kind, tmp_path, capfd):
-    _, expected = trained(tmp_path / "undisturbed", kind, [])
-    code, held = trained(tmp_path / "disturbed", kind, [(0, 1, 15), (0, 2, 15)], most=3, max_failures=1)
+    _, expected = train(tmp_path / "undisturbed", kind, [])
+    code, held = train(tmp_path / "disturbed", kind, [(0, 1, 15), (0, 2, 15)], most=3, max_failures=1)
     assert code == 0
     assert held == expected
-    assert begun(tmp_path / "disturbed") == {0: {0}, 1: {12}}
+    assert first_steps(tmp_path / "disturbed") == {0: {0}, 1: {12}}
     assert "attempt 1 ended with exit code 137; all workers begin again" in capfd.readouterr().err
 
 
 def test_who_comes_back_and_all_who_begin_again_are_counted_together(tmp_path, capfd):
-    code, held = trained(
+    code, held = train(
         tmp_path / "run", st.AllReduce(), [(0, 1, 5)], most=3, max_failures=1, back=(7, 1), fails=(0, 2, 15)
     )
     said = capfd.readouterr().err
@@ -146,7 +146,7 @@ def test_who_comes_back_and_all_who_begin_again_are_counted_together(tmp_path, c
 
 def test_the_last_attempt_s_exit_code_is_the_run_s_and_each_other_one_is_a_line(tmp_path, capfd):
     deaths = [(attempt, 3, 2) for attempt in range(3)]
-    assert trained(tmp_path / "run", st.AllReduce(), deaths) == (128 + signal.SIGKILL, {})
+    assert train(tmp_path / "run", st.AllReduce(), deaths) == (128 + signal.SIGKILL, {})
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("partreduce: attempt")]
     assert said == [
         f"partreduce: attempt {number} ended with exit code 137; all workers begin again from their last checkpoint "
@@ -156,15 +156,15 @@ def test_the_last_attempt_s_exit_code_is_the_run_s_and_each_other_one_is_a_line(
 
 
 def test_a_script_that_loads_nothing_is_told_so_once(tmp_path, capfd):
-    code, _ = trained(tmp_path / "run", st.AllReduce(), [(0, 0, 8)], loads=False, steps=10)
+    code, _ = train(tmp_path / "run", st.AllReduce(), [(0, 0, 8)], loads=False, steps=10)
     said = capfd.readouterr().err
     assert code == 0
-    assert begun(tmp_path / "run") == {0: {0}, 1: {0}}
+    assert first_steps(tmp_path / "run") == {0: {0}, 1: {0}}
     assert said.count("the workers were started again, and begin at step 0: this script loads nothing") == 1
 
 
 def test_one_that_asked_for_a_checkpoint_before_any_was_saved_is_not(tmp_path, capfd):
-    code, _ = trained(tmp_path / "run", st.AllReduce(), [(0, 0, 2)], steps=4)
+    code, _ = train(tmp_path / "run", st.AllReduce(), [(0, 0, 2)], steps=4)
     assert code == 0
     assert "loads nothing" not in capfd.readouterr().err
 

@@ -43,7 +43,7 @@ while time.monotonic() < end:
 
 
 class Run:
-    """One `partreduce run` with a mark in the environment of all its descendants, and a temporary folder of its own.
+    """One `partreduce run` with a mark in the environment of all its descendants, and its own temporary folder.
 
     Itself and its workers are forked from a process without the mark; what they run in is marked by its place.
     """
@@ -61,7 +61,7 @@ class Run:
             command[-1 - len(arguments) : -1 - len(arguments)] = ["--schedule", str(schedule)]
         self.mark = f"PARTREDUCE_TEST={uuid.uuid4().hex}"
         name, value = self.mark.split("=")
-        self.before = _shared()
+        self.before = _names_in_shared_memory()
         environment = children.environment(
             PLACE=str(self.place),
             TMPDIR=str(self.temporary),
@@ -112,7 +112,9 @@ class Run:
     def nothing_is_left(self, seconds=90):
         self.until(lambda: not self.left(), seconds)
         self.until(lambda: not list(self.temporary.iterdir()), seconds)
-        self.until(lambda: _shared() <= self.before, seconds)  # others' processes may have some there for a moment
+        self.until(
+            lambda: _names_in_shared_memory() <= self.before, seconds
+        )  # others' processes may have some there for a moment
         return True
 
     def kill(self):
@@ -135,7 +137,7 @@ def start(tmp_path):
         run.kill()
 
 
-def _shared():
+def _names_in_shared_memory():
     """What lies in shared memory, but for the folders of lab runs, which other tests may have at the same time."""
     return {path for path in Path("/dev/shm").iterdir() if not path.name.startswith("partreduce-")}
 

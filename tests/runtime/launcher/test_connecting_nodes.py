@@ -27,7 +27,7 @@ def follower(port, *, rank=1, num_workers=2, run_id="run", schedule="", **option
 
 
 def listens(port):
-    """Whether somebody listens at a port of loopback; nobody is disturbed by the question."""
+    """Whether somebody listens at a port of loopback; the question disturbs no process."""
     lines = Path("/proc/net/tcp").read_text().splitlines()
     return any(f"0100007F:{port:04X} 00000000:0000 0A" in line for line in lines)
 

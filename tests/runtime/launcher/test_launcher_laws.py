@@ -167,7 +167,7 @@ def test_a_run_that_tolerates_failures_ends_by_errors_and_by_one_failure_too_man
 MISTAKE = "InputError: schedule 'x': is for 3 workers"
 
 
-def shown(said, num_workers):
+def output_of(said, num_workers):
     output = io.StringIO()
     alike = ErrorDeduplicator(LogMultiplexer(output), num_workers)
     passed = [not alike.hold(rank, line) for rank, line in said]
@@ -178,7 +178,7 @@ def shown(said, num_workers):
 
 
 def test_what_all_workers_tell_is_shown_at_once_and_once():
-    assert shown([(rank, MISTAKE) for rank in (2, 0, 1)], 3) == (
+    assert output_of([(rank, MISTAKE) for rank in (2, 0, 1)], 3) == (
         [False] * 3,
         f"[0-2] {MISTAKE}\n",
         f"[0-2] {MISTAKE}\n",
@@ -187,13 +187,13 @@ def test_what_all_workers_tell_is_shown_at_once_and_once():
 
 @pytest.mark.parametrize(("ranks", "words"), [((5,), "5"), ((1, 0, 4, 6, 7, 5), "0-1,4-7"), ((3, 3, 1), "1,3")])
 def test_what_some_tell_names_them_when_it_has_waited(ranks, words):
-    passed, early, late = shown([(rank, MISTAKE) for rank in ranks], 9)
+    passed, early, late = output_of([(rank, MISTAKE) for rank in ranks], 9)
     assert (any(passed), early, late) == (False, "", f"[{words}] {MISTAKE}\n")
 
 
 def test_two_mistakes_stay_two_and_other_lines_are_not_held():
     other = MISTAKE.replace("3", "4")
-    passed, _, late = shown([(0, MISTAKE), (1, other), (1, "PeerFailedError: x"), (0, "  InputError: indented")], 2)
+    passed, _, late = output_of([(0, MISTAKE), (1, other), (1, "PeerFailedError: x"), (0, "  InputError: indented")], 2)
     assert passed == [False, False, True, True]
     assert late == f"[0] {MISTAKE}\n[1] {other}\n"
 

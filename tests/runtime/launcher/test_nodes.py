@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.elastic_runs import replayed
+from helpers.elastic_runs import replay_means
 from helpers.two_nodes import LIMIT, wait_until
 from partreduce import Cluster, Schedule, write_schedule
 from partreduce.errors import EvictedError
@@ -73,7 +73,7 @@ def trains(begin, tmp_path):
     return trains
 
 
-def held(output):
+def models_of(output):
     """What workers held before and after their last mean, by rank."""
     reports = [json.loads(line.split("REPORT ", 1)[1]) for line in output.splitlines() if "REPORT " in line]
     return {rank: own for rank, own, _ in reports}, {rank: end for rank, _, end in reports}
@@ -84,13 +84,13 @@ def check(run, survivors, codes, *said, steps_per_round=1, unheard=()):
     returned, output, errors = run.ended()
     allowed = [may if isinstance(may, set) else {may} for may in codes]
     assert all(code in may for code, may in zip(returned, allowed, strict=True)), errors
-    own, end = held(output)
+    own, end = models_of(output)
     members = [lambda this: [ALL if this < ROUND else survivors]]
-    expected = replayed(*members, survivors, steps_per_round=steps_per_round, steps=STEPS * steps_per_round)
+    expected = replay_means(*members, survivors, steps_per_round=steps_per_round, steps=STEPS * steps_per_round)
     assert expected.keys() - unheard <= own.keys() <= expected.keys(), errors
     for rank, model in own.items():
         assert model == (expected[rank] if steps_per_round == 1 else pytest.approx(expected[rank], rel=1e-14)), errors
-    assert len({tuple(model) for model in end.values()}) == 1, "they ended alike"
+    assert len({tuple(model) for model in end.values()}) == 1, "they ended equal"
     for text in said:
         assert text in errors
     run.nothing_is_left()
@@ -103,18 +103,18 @@ def test_a_worker_of_another_node_is_killed_and_the_others_continue(trains, step
     on = "without worker 3 the other 3 continue together from round 5; "
     said = "worker 3 was killed by signal 9", on + (equal if steps_per_round == 1 else moved)
     check(run, THREE, [0, 0], *said, steps_per_round=steps_per_round)
-    assert "worker 3 was killed" not in run.said("errors", 1), "node 0 says it"
-    begins = [line for line in run.said("output").splitlines() if "begins" in line]
+    assert "worker 3 was killed" not in run.text_of("errors", 1), "node 0 says it"
+    begins = [line for line in run.text_of("output").splitlines() if "begins" in line]
     assert sorted(begins) == [f"[{rank}] begins 0 {rank // 2} {rank % 2}" for rank in ALL]
-    assert "[2]" not in run.said("output", 0), "each node shows its own workers"
+    assert "[2]" not in run.text_of("output", 0), "each node shows its own workers"
 
 
 def test_a_worker_starts_again_on_its_node_and_joins(trains):
     run = trains("SIGKILL", tolerate=2, back=(3,), options=("--max-restarts", 1))
     output, errors = run.ends(0, 0)
     joined = int(re.search(r"worker 3 joined in round (\d+) with the state of worker 0", errors)[1])
-    own, end = held(output)
-    assert own == replayed(lambda this: [THREE if ROUND <= this < joined else ALL], ALL, steps=STEPS), errors
+    own, end = models_of(output)
+    assert own == replay_means(lambda this: [THREE if ROUND <= this < joined else ALL], ALL, steps=STEPS), errors
     assert len({tuple(model) for model in end.values()}) == 1, errors
 
 
@@ -126,14 +126,14 @@ def test_all_workers_of_all_nodes_restart_where_a_kind_cannot_continue(trains):
     assert sorted(begins) == sorted(
         f"[{rank}] begins {again} {rank // 2} {rank % 2}" for rank in ALL for again in (0, 1)
     )
-    assert len(held(output)[0]) == 4
+    assert len(models_of(output)[0]) == 4
 
 
 def test_groups_on_request_continue_without_a_worker_of_another_node(trains):
     run = trains("SIGKILL", strategy=DynamicGroups())
     output, errors = run.ends(0, 0)
     assert "partreduce: worker 3 was killed by signal 9 (SIGKILL) while it" in errors
-    assert held(output)[0].keys() == set(THREE)
+    assert models_of(output)[0].keys() == set(THREE)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -178,7 +178,7 @@ def test_a_killed_launcher_that_starts_again_takes_part_in_the_next_attempt(trai
     wait_until(lambda: "attempt 1 ended with exit code 69; all workers begin again" in run.errors, lambda: run.errors)
     run.start(1)
     output, _ = run.ends(0, 0)
-    assert len(held(output)[0]) == 4
+    assert len(models_of(output)[0]) == 4
 
 
 def test_where_more_fail_than_may_the_run_ends(trains):
@@ -186,7 +186,7 @@ def test_where_more_fail_than_may_the_run_ends(trains):
     run.under_way()
     run.launchers[1].kill()
     output, errors = run.ends(69, -signal.SIGKILL)
-    assert not held(output)[0]
+    assert not models_of(output)[0]
     assert "continue" not in errors
 
 
@@ -213,8 +213,8 @@ def test_a_script_that_another_node_lacks_is_named_on_both(trains):
     run.start(1)
     codes, *_ = run.ended()
     assert codes == [65, 2], "there it is a wrong value of the command line"
-    assert "node 1: absent.py: is not a file; name a Python script" in run.said("errors", 0)
-    assert "absent.py: is not a file; name a Python script" in run.said("errors", 1)
+    assert "node 1: absent.py: is not a file; name a Python script" in run.text_of("errors", 0)
+    assert "absent.py: is not a file; name a Python script" in run.text_of("errors", 1)
 
 
 @pytest.mark.lab
@@ -234,7 +234,7 @@ def test_a_node_that_is_cut_off_fails_with_its_workers_which_end_by_themselves(t
 
 @pytest.mark.lab
 def test_workers_behind_a_cut_that_is_mended_late_are_members_no_more(trains, network):
-    """They were evicted before their node was: when they can be heard again, the others go on without them."""
+    """They were evicted before their node was: when they can be heard again, the others continue without them."""
     run = trains("waits", timeout=6.0, tolerate=2, network=network)
     run.under_way()
     network.cut()
@@ -251,10 +251,10 @@ def test_after_a_cut_that_is_mended_all_nodes_take_part_in_the_next_attempt(trai
     run.under_way()
     network.cut()
     wait_until(lambda: "all workers begin again" in run.errors, lambda: run.errors)
-    wait_until(lambda: "its workers were ended" in run.said("errors", 1), lambda: run.errors)
+    wait_until(lambda: "its workers were ended" in run.text_of("errors", 1), lambda: run.errors)
     network.mend()
     output, _ = run.ends(0, 0)
-    assert len(held(output)[0]) == 4
+    assert len(models_of(output)[0]) == 4
 
 
 def test_what_workers_of_another_node_leave_behind_ends_before_the_next_attempt(tmp_path, begin):

@@ -1,4 +1,4 @@
-"""torchrun on several nodes, one of which dies: the others are started again, and go on by the file's failure plan."""
+"""torchrun on several nodes, one of which dies: the others are started again, and follow the file's failure plan."""
 
 import contextlib
 import json
@@ -142,7 +142,7 @@ def test_the_nodes_that_are_left_go_on_from_the_checkpoint_by_the_failure_plan(t
     (begun,) = {end["begun"] for end in ends}
     assert begun >= STEPS_PER_ROUND
     if {end["resumed"] for end in ends} == {2}:
-        pytest.skip("torch's agents began anew among the two that are left: the machine is busy")
+        pytest.skip("torch's agents started again among the two that are left: the machine is busy")
     assert [end["resumed"] for end in ends] == [3, 3]
     moved = np.sum([np.mean([gradient(rank, step) for rank in range(3)], axis=0) for step in range(begun)], axis=0)
     for step in range(begun, begun + MORE):

@@ -49,7 +49,7 @@ import atexit, concurrent.futures, gzip, logging.handlers, sys, tempfile, thread
 def say(words):
     print(words, flush=True)
 
-ends = threading.Event()  # before it nobody speaks; the interpreter first waits for pools, then for threads
+ends = threading.Event()  # before it nothing is written; the interpreter first waits for pools, then for threads
 threading.Thread(target=lambda: (threading.main_thread().join(), say("thread"))).start()
 concurrent.futures.ThreadPoolExecutor(1).submit(lambda: (ends.wait(), time.sleep(0.2), say("pool")))
 atexit.register(say, "exit function")
@@ -163,7 +163,7 @@ def test_a_script_may_destroy_its_groups_and_return_from_where_it_trained(tmp_pa
 
 
 def test_a_worker_that_is_interrupted_in_its_last_moment_ends_there_and_harms_nobody(tmp_path):
-    """A forked child that gets past its end would go on as a second launcher, and end the workers before it."""
+    """A forked child that gets past its end would continue as a second launcher, and end the workers before it."""
     script = tmp_path / "script.py"
     script.write_text(ENDS_LAST + ENDS_BADLY)
     done = run("--workers", "2", script, tmp_path / "ended")

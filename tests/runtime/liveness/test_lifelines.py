@@ -40,14 +40,14 @@ def end(pids):
         os.waitpid(pid, 0)
 
 
-def noted(store, rank, seconds):
+def wait_for_note(store, rank, seconds):
     until = time.monotonic() + seconds
     while (text := closed_notes(store, "1").read(str(rank))) is None and time.monotonic() < until:
         time.sleep(0.01)
     return text
 
 
-def started(size):
+def start_workers(size):
     """The store and worker 0 here, the others as processes.
 
     They are forked before the store's server has its thread, whose locks they would copy and not the thread.
@@ -68,12 +68,12 @@ def started(size):
 
 
 def test_a_killed_worker_is_noted_by_its_lifeline_alone_and_the_run_is_told():
-    """Nobody's heartbeat beats here."""
-    store, lines, pids = started(2)
+    """No heartbeat beats here."""
+    store, lines, pids = start_workers(2)
     heartbeat = Heartbeat(store, 0, "1", beats=False)
     before = heartbeat.news()
     end([pids[0]])
-    text = noted(store, 1, DEADLINE)
+    text = wait_for_note(store, 1, DEADLINE)
     assert text is not None
     assert heartbeat.cause([0, 1]) == f"worker 1 {text}"
     assert heartbeat.lost([0, 1]) == {1}
@@ -85,42 +85,42 @@ def test_a_killed_worker_is_noted_by_its_lifeline_alone_and_the_run_is_told():
 
 
 def test_a_stopped_worker_is_not_noted():
-    store, lines, pids = started(2)
+    store, lines, pids = start_workers(2)
     os.kill(pids[0], signal.SIGSTOP)
-    assert noted(store, 1, 1.0) is None
+    assert wait_for_note(store, 1, 1.0) is None
     end(pids)
-    assert noted(store, 1, DEADLINE) is not None, "the same worker, once it is dead: so the lifeline was there"
+    assert wait_for_note(store, 1, DEADLINE) is not None, "the same worker, once it is dead: so the lifeline was there"
     lines.close()
 
 
 @pytest.mark.parametrize("kind", ["finished", "left", "failed"])
 def test_a_worker_that_ends_with_a_word_is_not_noted(kind):
-    store, lines, pids = started(3)
+    store, lines, pids = start_workers(3)
     Heartbeat(store, 1, "1", beats=False).note(kind, "3")
     end(pids)  # worker 2, which says nothing, tells when worker 1's end was seen, too
-    assert noted(store, 2, DEADLINE) is not None
-    assert noted(store, 1, 0.5) is None
+    assert wait_for_note(store, 2, DEADLINE) is not None
+    assert wait_for_note(store, 1, 0.5) is None
     lines.close()
 
 
 def test_workers_that_die_one_after_the_other_are_all_noted():
     """Each watches the next two, and further ones in place of the dead."""
-    store, lines, pids = started(6)
+    store, lines, pids = start_workers(6)
     for rank in (1, 2, 3, 4, 5):
         until = time.monotonic() + DEADLINE
-        while rank not in lines._connections:  # a death just before would be that of a worker which nobody watched yet
+        while rank not in lines._connections:  # a death just before would be that of a worker that was not watched yet
             assert time.monotonic() < until
             time.sleep(0.01)
         end([pids[rank - 1]])
-        assert noted(store, rank, DEADLINE) is not None
+        assert wait_for_note(store, rank, DEADLINE) is not None
     lines.close()
 
 
 def test_a_fork_of_a_worker_does_not_keep_its_lifeline_open():
     """A data loader's process may outlive the worker for a while."""
-    store, lines, pids = started(2)
+    store, lines, pids = start_workers(2)
     end(pids)
-    noted(store, 1, DEADLINE)
+    wait_for_note(store, 1, DEADLINE)
     fresh = KeepaliveSockets(store, 0, 2, "2", LOCAL)
     reading, writing = os.pipe()
     pid = os.fork()
@@ -140,14 +140,14 @@ def test_a_fork_of_a_worker_does_not_keep_its_lifeline_open():
 
 
 def test_another_machines_loopback_is_not_watched(store):
-    """Two machines that both call themselves 127.0.0.1: whoever listens there is somebody else."""
+    """Two machines that both call themselves 127.0.0.1: the listener there is another worker."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
         Notes(store, "lifeline/1").write("address/1", json.dumps(["127.0.0.1", "elsewhere", port]))
         lines = KeepaliveSockets(store, 0, 2, "1", LOCAL)
         lines.start()
         time.sleep(0.3)
-    assert noted(store, 1, 0.8) is None
+    assert wait_for_note(store, 1, 0.8) is None
     lines.close()
 
 
@@ -157,13 +157,13 @@ def test_a_refusal_before_any_connection_says_nothing(store):
     Notes(store, "lifeline/1").write("address/1", json.dumps(["127.0.0.1", socket.gethostname(), port]))
     lines = KeepaliveSockets(store, 0, 2, "1", LOCAL)
     lines.start()
-    assert noted(store, 1, 0.8) is None
+    assert wait_for_note(store, 1, 0.8) is None
     lines.close()
 
 
 def test_a_connection_to_itself_is_nobody(monkeypatch):
     """Once in 28,232 times the kernel takes the dead worker's own port to connect from."""
-    store, lines, pids = started(2)
+    store, lines, pids = start_workers(2)
 
     def to_itself(place, _timeout):
         connection = socket.socket()
@@ -174,7 +174,7 @@ def test_a_connection_to_itself_is_nobody(monkeypatch):
 
     monkeypatch.setattr(socket, "create_connection", to_itself)
     end(pids)
-    assert noted(store, 1, DEADLINE) is not None
+    assert wait_for_note(store, 1, DEADLINE) is not None
     lines.close()
 
 

@@ -117,7 +117,7 @@ def test_who_holds_up_a_worker_without_data_is_named():
 
 @pytest.mark.parametrize("decided", ["", "ended/1", "round/4"], ids=["undecided", "all have ended", "begun"])
 def test_a_worker_without_data_names_who_waits_for_all_where_it_does_not_come(monkeypatch, decided):
-    """At once; not one that had seen how the wait ends, and has gone on to that place, before this one saw it."""
+    """At once; not one that had seen how the wait ends, and has come to that place, before this one saw it."""
     store, saw = dist.HashStore(), Heartbeat.elsewhere
     monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(waiting, "GLANCE_SECONDS", 0.0)

@@ -1,4 +1,4 @@
-"""An operation between rounds ends for all members but one: who has gone on, or has finished, was there.
+"""An operation between rounds ends for all members but one: a worker that has continued, or finished, was there.
 
 Of two workers, or four, worker 0 sees the end of each of its operations only when the others have come to the next
 place at which they wait, or have finished, and only after it has looked at what they noted there.
@@ -19,7 +19,7 @@ from helpers.hybrid_runs import Case, data_of, part_of
 from helpers.hybrid_runs import start as start_tables
 from helpers.quorum_runs import WIDTH, TwoBuckets
 from helpers.thread_ranks import on_ranks
-from helpers.training import wrapped
+from helpers.training import wrap
 from partreduce import Cluster, DistributedOptimizer, Schedule, load_checkpoint, save_checkpoint
 from partreduce.errors import HandshakeError, PeerFailedError, UnavailableError
 from partreduce.runtime.averaging.reducer import Reducer
@@ -43,12 +43,12 @@ SEEN_SECONDS = 60
 
 
 def later(work, heartbeat, gone_on):
-    """An operation of worker 0 that has ended when the others have gone on and it has looked at them."""
+    """An operation of worker 0 that has ended when the others have continued and it has looked at them."""
     looks, end = [], time.monotonic() + SEEN_SECONDS
 
     def is_completed():
         if not work.is_completed() or not gone_on():
-            assert time.monotonic() < end, "the others do not go on"
+            assert time.monotonic() < end, "the others do not continue"
             return False
         if not looks:
             looks.append(heartbeat.looks)
@@ -117,7 +117,7 @@ PARTING = AllReduce(
 
 def optimizer_of(world, strategy):
     model = TwoBuckets(np.zeros(WIDTH))
-    return model, wrapped(world, model, strategy, lr=1.0)
+    return model, wrap(world, model, strategy, lr=1.0)
 
 
 def look_at_mean(optimizer, folder):
@@ -249,7 +249,7 @@ STRATEGIES = {
 WORDS = ALL_CALL.format("mean_model()", UNEQUAL)
 
 
-def trained(world, strategy, steps):
+def train(world, strategy, steps):
     model = TwoBuckets(np.zeros(WIDTH))
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
     schedule = Schedule("alone", Cluster.regular(1, 2), strategy)
@@ -268,10 +268,10 @@ def step(optimizer, model, times):
 @pytest.mark.parametrize("then", [0, 8])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_who_is_alone_in_mean_model_is_named_at_once_and_what_all_must_do(ranks, name, then):
-    """As under `if rank == 0:`; the others go on, or finish."""
+    """As under `if rank == 0:`; the others continue, or finish."""
 
     def run(world):
-        optimizer, model = trained(world, STRATEGIES[name], 4)
+        optimizer, model = train(world, STRATEGIES[name], 4)
         if world.rank == 0:
             with optimizer.mean_model():
                 pass
@@ -281,7 +281,7 @@ def test_who_is_alone_in_mean_model_is_named_at_once_and_what_all_must_do(ranks,
     errors = ranks.run(2, run, catch=PeerFailedError)
     alone, other = map(str, errors)
     rounds = 2 if name == "parameters" else 4
-    # Whoever of the two notices first names the other.
+    # The one of the two that notices first names the other.
     first = f"worker 0 waits for all in mean_model() after {rounds} rounds: {WORDS}"
     assert first in other or (
         f"worker 1 finished after {rounds} rounds, without mean_model()" in other and WORDS in other
@@ -291,15 +291,15 @@ def test_who_is_alone_in_mean_model_is_named_at_once_and_what_all_must_do(ranks,
 
 @on_ranks(2, [("computes step 36", ())] * 2)
 def test_a_worker_that_nobody_made_wait_is_said_to_be_in_the_step_that_it_computes(world):
-    """One whom its partners leave alone says nothing by itself; it was said to be in the start after 36 rounds."""
-    optimizer, _ = trained(world, Pairwise(active=(0,)), 36)
+    """One whom its partners leave alone sends nothing by itself; messages once had it in the start after 36 rounds."""
+    optimizer, _ = train(world, Pairwise(active=(0,)), 36)
     said = optimizer.run.reducer.heartbeat.last
     optimizer.finish()
     return said
 
 
 def test_of_a_dead_worker_no_sign_is_repeated_that_it_had_given_before_its_first_round():
-    """It may have done many since: one that died after three rounds was said not to have started one."""
+    """It may have done many since: messages once denied that one that died after three rounds had started one."""
     store = torch.distributed.HashStore()
     heartbeat = Heartbeat(store, 1, "run", beats=True)
 

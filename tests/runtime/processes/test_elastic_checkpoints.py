@@ -1,4 +1,4 @@
-"""Checkpoints of a run that has lost a worker: those that are left save, and all of the next run go on from there."""
+"""Checkpoints of a run that has lost a worker: the survivors save, and all of the next run continue from there."""
 
 import os
 import warnings
@@ -14,8 +14,8 @@ from helpers.elastic_runs import (
     START,
     THREE,
     gradient,
-    launched,
-    replayed,
+    launch_workers,
+    replay_means,
     replayed_gradients,
     report,
 )
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.processes
 
 
 def run(folder, *, dies, until, strategy, max_failures=1, saves=False):
-    """(what each worker held at the end, by rank; from which step it went on; all that was written)."""
+    """(what each worker held at the end, by rank; from which step it continued; all that was written)."""
 
     def work():
         warnings.simplefilter("ignore")
@@ -60,7 +60,7 @@ def run(folder, *, dies, until, strategy, max_failures=1, saves=False):
         optimizer.finish()
         report(begun=begun, own=own)
 
-    code, said, text = launched(work, max_failures=max_failures)
+    code, said, text = launch_workers(work, max_failures=max_failures)
     assert code == 0, text
     return {rank: one["own"] for rank, one in said.items()}, {one["begun"] for one in said.values()}, text
 
@@ -79,8 +79,8 @@ def test_those_who_are_left_save_and_the_next_run_gives_the_lost_one_the_first_o
     loaded, begun, text = run(tmp_path, dies=False, until=steps, strategy=strategy)
     assert begun == {until}, text
     options = {"steps_per_round": steps_per_round, "gradients": False}
-    start = replayed(lambda round_: [THREE if round_ else ALL], THREE, steps=until, **options)
-    expected = replayed(lambda _: [ALL], ALL, steps=steps, begun=until, models={**start, 2: start[0]}, **options)
+    start = replay_means(lambda round_: [THREE if round_ else ALL], THREE, steps=until, **options)
+    expected = replay_means(lambda _: [ALL], ALL, steps=steps, begun=until, models={**start, 2: start[0]}, **options)
     assert loaded == {rank: pytest.approx(own, rel=1e-12) for rank, own in expected.items()}, text
 
 
@@ -119,7 +119,7 @@ def test_a_mean_that_is_late_is_saved_where_it_has_begun_and_taken_by_the_next_r
     loaded, begun, text = run(tmp_path, dies=False, until=steps, strategy=strategy, max_failures=max_failures)
     assert begun == {until}, text
     options = {"steps_per_round": strategy.steps_per_round, "steps": steps} | replay
-    expected = replayed(lambda _: [ALL], ALL, **options)
+    expected = replay_means(lambda _: [ALL], ALL, **options)
     assert loaded == {rank: pytest.approx(own, rel=1e-12) for rank, own in expected.items()}, text
 
 
@@ -147,7 +147,7 @@ def test_who_is_left_may_not_go_back_to_a_round_before_the_loss(tmp_path):
         optimizer.finish()
         report()
 
-    code, said, text = launched(work, max_failures=1)
+    code, said, text = launch_workers(work, max_failures=1)
     assert (code, len(said)) == (0, 3), text
 
 
@@ -163,7 +163,7 @@ SCHEDULE = Schedule(
 )
 
 
-def started(folder, size, *, restarts="3"):
+def run_nodes(folder, size, *, restarts="3"):
     """(exit code, what each of so many workers held before its steps and after them, all that was written)."""
 
     def work():
@@ -185,7 +185,7 @@ def started(folder, size, *, restarts="3"):
         optimizer.finish()
         report(begun=begun, of=resumed and resumed.num_workers, own=own, warned=said)
 
-    code, said, text = launched(work, num_workers=size, num_nodes=size)
+    code, said, text = launch_workers(work, num_workers=size, num_nodes=size)
     return code, [one for _, one in sorted(said.items())], text
 
 
@@ -205,7 +205,7 @@ def replayed_restarts(sizes):
 
 def test_the_workers_of_two_nodes_go_on_where_three_stood_and_the_third_comes_back(tmp_path):
     for runs, size in enumerate(sizes := (3, 2, 3)):
-        code, said, text = started(tmp_path, size)
+        code, said, text = run_nodes(tmp_path, size)
         assert code == 0, text
         assert ["torchrun has started 2 of its 3 nodes" in one["warned"] for one in said] == [
             size == 2,
@@ -218,7 +218,7 @@ def test_the_workers_of_two_nodes_go_on_where_three_stood_and_the_third_comes_ba
 
 
 def test_where_nobody_starts_workers_again_a_node_that_is_missing_is_a_mistake(tmp_path):
-    code, said, text = started(tmp_path, 2, restarts="0")
+    code, said, text = run_nodes(tmp_path, 2, restarts="0")
     assert code != 0
     assert said == []
     assert "is for 3 workers and this run has 2" in text

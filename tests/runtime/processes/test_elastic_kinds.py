@@ -1,6 +1,11 @@
-"""Every kind that continues after failures holds, after failures and joins, what a replay of its views does."""
+"""Every kind that continues after failures holds, after failures and joins, what a replay of its views does.
+
+It is the column "failure" of the conformance table: kinds and, for each, at which instants who dies and who joins.
+"""
 
 import itertools
+import os
+import random
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,18 +17,22 @@ from helpers import coded_sums
 from helpers.elastic_runs import (
     ALL,
     EVEN_ODD,
+    INSTANTS,
     RATE,
     THREE,
     gradient,
+    launch_workers,
     near,
     pairs_until,
-    replayed,
+    replay_means,
     replayed_by_steps,
+    replayed_gradients,
+    report,
+    run_to_the_end,
     start_of,
-    survived,
 )
 from helpers.training import group_phases, static_groups
-from partreduce import Cluster, Schedule
+from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
 from partreduce.errors import ScheduleError
 from partreduce.runtime.data.sampler import assign_samples
@@ -56,7 +65,7 @@ def coded_sum(given, left, top=127):
     result = np.empty_like(total)
     for part in (slice(*bounds) for bounds in coded_sums.cut(len(total), len(given), BLOCK)):
         coded[:, part] = [coded_sums.in_blocks(values, BLOCK, top) for values in given[:, part]]
-        total[part] = coded_sums.added(coded[:, part]) + left[part]
+        total[part] = coded_sums.add_in_order(coded[:, part]) + left[part]
         result[part] = coded_sums.in_blocks(total[part], BLOCK, top)
     return result, given - coded, total - result
 
@@ -76,14 +85,14 @@ def rounded_means(ended, survivors, *, steps, size, codec):
     return dict.fromkeys(survivors, model.tolist())
 
 
-class Coded:
+class CodedMean:
     """Late means by int8, in NumPy: what is sent is the way from the last mean of all, which all have, to the start."""
 
     def __init__(self, size):
         self.reference = np.array(start_of(size), np.float32)
 
     def __call__(self, starts):
-        if len(starts) == 1:  # nobody is there for whom it would be rounded
+        if len(starts) == 1:  # it is not sent, and so not rounded
             self.reference = np.array(starts[0], np.float32)
         else:
             given = [(np.float32(start) - self.reference) / np.float32(len(starts)) for start in starts]
@@ -91,9 +100,9 @@ class Coded:
         return self.reference
 
 
-def averaged(ended, survivors, *, is_coded=False, **run):
-    run |= {"mean_of": Coded(run["size"])} if is_coded else {}
-    return replayed(ended.groups, survivors, joins=ended.joins, **run)
+def replay_averages(ended, survivors, *, is_coded=False, **run):
+    run |= {"mean_of": CodedMean(run["size"])} if is_coded else {}
+    return replay_means(ended.groups, survivors, joins=ended.joins, **run)
 
 
 def by_steps(ended, survivors, *, steps):
@@ -110,21 +119,25 @@ class Kind:
     run: dict
     replay: object
     errors: tuple = (1e-12, 1e-12)
+    end: object = None
+    """What all hold after `finish()`, of kinds that apply something there."""
 
-    def holds(self, deaths, survivors, **options):
-        """What came of a run with these deaths, whose survivors hold what a replay says."""
+    def holds(self, deaths, survivors=None, **options):
+        """What came of a run with these deaths, whose survivors (or all that ended) hold what a replay says."""
         run = self.run | options
-        ended = survived(deaths, strategy=self.strategy, **run)
+        ended = run_to_the_end(deaths, strategy=self.strategy, **run)
         sizes = {name: run[name] for name in ("steps", "size", "workers") if name in run}
         rel, abs_ = self.errors
-        expected = self.replay(ended, survivors, **sizes)
+        expected = self.replay(ended, survivors or sorted(ended.said), **sizes)
         assert ended.own == {r: pytest.approx(one, rel=rel, abs=abs_) for r, one in expected.items()}, ended.text
+        if self.end is not None:
+            assert all(one["end"] == pytest.approx(self.end(ended, **sizes), rel=1e-14) for one in ended.said.values())
         assert self.strategy is BY_STEPS or {one["steps"] for one in ended.said.values()} == {run.get("steps", 9)}
         assert len({tuple(one["end"]) for one in ended.said.values()}) == 1, ended.text
         return ended
 
 
-def coded(codec, errors=(0, 0), **transport):
+def code_gradients(codec, errors=(0, 0), **transport):
     strategy = st.AllReduce(transport=st.Transport(codec=codec, **FED_BACK, **transport))
     run = {"size": WIDE, "dtype": torch.float32, "steps": 9}
     return Kind(strategy, run, partial(rounded_means, codec=codec.value), errors)
@@ -133,43 +146,66 @@ def coded(codec, errors=(0, 0), **transport):
 def progress(codec, error):
     strategy = st.AllReduce(steps_per_round=3, transport=st.Transport(codec=codec))
     run = {"size": WIDE, "dtype": torch.float32, "steps": 24}
-    return Kind(strategy, run, partial(averaged, steps_per_round=3), (1e-6, error))
+    return Kind(strategy, run, partial(replay_averages, steps_per_round=3), (1e-6, error))
 
 
 def late(steps_per_round, steps, **transport):
     strategy = st.AllReduce(steps_per_round=steps_per_round, sync=LATE, transport=st.Transport(**transport))
-    replay = partial(averaged, steps_per_round=steps_per_round, overlaps=True, gradients=False)
+    replay = partial(replay_averages, steps_per_round=steps_per_round, overlaps=True, gradients=False)
     if transport:  # once in a while a number is rounded the other way: one level of 127, of what a few rounds added
         run, replay = {"size": 64, "dtype": torch.float32}, partial(replay, is_coded=True)
         return Kind(strategy, run | {"steps": steps}, replay, (1e-5, 0.05))
     return Kind(strategy, {"steps": steps}, replay)
 
 
+def pipeline(width, *, warm_up=0, errors=(0, 0), size=3, dtype=torch.float64, transport=None, **sync):
+    sync = of.Pipeline(width=width, warm_up=warm_up, **sync)
+    strategy = st.AllReduce(sync=sync, transport=transport or st.Transport())
+    late = {"lag": sync.lag, "warm_up": warm_up, "total": sync.total is of.GradientReduction.SUM, "size": size}
+
+    def replay(ended, *, steps=9, **_):
+        return replayed_gradients(ended.members, joined=ended.joined, steps=steps, **late)
+
+    own = lambda ended, survivors, **run: dict.fromkeys(survivors, replay(ended, **run)[0])  # noqa: E731
+    end = None if transport else lambda ended, **run: replay(ended, **run)[1]
+    return Kind(strategy, {"size": size, "dtype": dtype}, own, errors, end)
+
+
 def in_turns(payload=IN_TURN, sync=SYNCHRONOUS, *, steps=18, fragments=2, **replay):
     strategy = st.AllReduce(steps_per_round=4, payload=payload, sync=sync)
     outer = payload.outer if payload.outer.lr != 1 else None
-    replay = partial(averaged, steps_per_round=4, fragments=fragments, outer=outer, **replay)
+    replay = partial(replay_averages, steps_per_round=4, fragments=fragments, outer=outer, **replay)
     return Kind(strategy, {"steps": steps, "parameters": fragments}, replay)
 
 
 LAYERS = st.AllReduce(transport=st.Transport(gradient_buckets=st.GradientBuckets.PER_LAYER))
+BFLOAT16, EIGHT_BITS = st.Transport(codec=of.Codec.BFLOAT16), st.Transport(codec=of.Codec.INT8, block=8)
+IN_SHORT = {"size": 512, "dtype": torch.float32}
 KINDS = {
-    "codec": coded(of.Codec.INT8),
-    "codec of 4 bits": coded(of.Codec.INT4),
-    "layers": Kind(LAYERS, {"steps": 9, "size": 3 * LAYER, "parameters": 3}, averaged, (0, 0)),
-    "layers by a codec": coded(of.Codec.INT8, gradient_buckets=st.GradientBuckets.PER_LAYER),
+    "gradients": Kind(st.AllReduce(), {}, replay_averages, (0, 0)),
+    "parameters": Kind(st.AllReduce(steps_per_round=3), {}, partial(replay_averages, steps_per_round=3)),
+    **{f"pipeline of {width}": pipeline(width) for width in (2, 3, 4)},
+    "pipeline with warm-up": pipeline(3, warm_up=3),
+    "pipeline of sums": pipeline(2, total=of.GradientReduction.SUM),
+    # In bfloat16 all that is sent here is exact, in int8 nearly.
+    "pipeline in bfloat16": pipeline(3, transport=BFLOAT16, **IN_SHORT),
+    "pipeline in int8": pipeline(3, transport=EIGHT_BITS, errors=(0, 0.2), **IN_SHORT),
+    "codec": code_gradients(of.Codec.INT8),
+    "codec of 4 bits": code_gradients(of.Codec.INT4),
+    "layers": Kind(LAYERS, {"steps": 9, "size": 3 * LAYER, "parameters": 3}, replay_averages, (0, 0)),
+    "layers by a codec": code_gradients(of.Codec.INT8, gradient_buckets=st.GradientBuckets.PER_LAYER),
     # In bfloat16 all that is sent here is exact, as long as it is counted from where all were together last.
     "progress in bfloat16": progress(of.Codec.BFLOAT16, 1e-6),
     "progress in int8": progress(of.Codec.INT8, 0.5),
     "outer": Kind(
         st.AllReduce(steps_per_round=3, payload=st.Payload(outer=DILOCO)),
         {"steps": 18},
-        partial(averaged, steps_per_round=3, outer=DILOCO),
+        partial(replay_averages, steps_per_round=3, outer=DILOCO),
     ),
     "outer of each worker": Kind(
         static_groups(4, [ALL], payload=st.Payload(outer=OWN)),
         {"steps": 24},
-        partial(averaged, gradients=False, outer=OWN),
+        partial(replay_averages, gradients=False, outer=OWN),
     ),
     "by steps": Kind(BY_STEPS, {"steps": 18}, by_steps),
     "late": late(3, 18),
@@ -186,9 +222,21 @@ KINDS = {
         st.Payload(outer=DILOCO), of.DelayedMerge(steps=2, alpha=0.5), steps=26, fragments=1, late=2, alpha=0.5
     ),
 }
+ON_THE_WAY = {"before the sum": 4, "in flight": 5, "prepared": 5}
 UP_TO_COMMIT = ["before the sum", "in the sum", "prepared", "confirmed"]
 DEATHS = [
     # kind, where in which round or turn worker 2 dies, from where the others may resume, or one later if "confirmed"
+    *(("gradients", instant, 4, {3, 4} if instant == "confirmed" else {4}) for instant in UP_TO_COMMIT),
+    *(("parameters", instant, 1, {1}) for instant in UP_TO_COMMIT[::2]),
+    *(
+        (f"pipeline of {width}", instant, number, {4, 5})  # what is due in step 4 is applied where its sum is awaited
+        for width in (2, 3)
+        for instant, number in [*ON_THE_WAY.items(), ("in the sum", 6 - width)]
+    ),
+    *((f"pipeline of {width}", "applying", 6 - width, {5, 6}) for width in (2, 4)),
+    *(("pipeline of 4", instant, 1, None) for instant in ("before the sum", "in flight")),  # nothing has come back
+    *(("pipeline with warm-up", "in flight", turn, {turn}) for turn in (3, 4)),
+    *((f"pipeline {which}", "in flight", 5, None) for which in ("of sums", "in bfloat16", "in int8")),
     *(("codec", instant, 4, None) for instant in UP_TO_COMMIT),
     *(("layers", instant, 4, {3, 4}) for instant in ("layers left", *UP_TO_COMMIT[1:])),
     ("layers by a codec", "in the sum", 4, None),
@@ -216,13 +264,19 @@ def test_who_dies_is_in_no_mean_that_not_all_have_and_the_others_hold_what_a_rep
         assert [one["reference"] for one in ended.said.values()] == [7] * 3, "the last round"
     if kind == "outer" or kind.startswith(("progress", "codec")):
         assert len({tuple(model) for model in ended.own.values()}) == 1
-    if kind.startswith("in turns"):
-        place = f"round {resumed // 2} (fragment {resumed % 2})"
-        assert f"the other 3 continue together from {place}; the mean moved by 1/3 of" in ended.text
+    place = f"round {resumed // 2} (fragment {resumed % 2})" if kind.startswith("in turns") else f"round {resumed}"
+    says = "their models are equal" if KINDS[kind].strategy.averages_gradients else "the mean moved by 1/3 of"
+    if kind.startswith(("gradients", "parameters", "pipeline", "in turns")):
+        assert f"without worker 2 the other 3 continue together from {place}; {says}" in ended.text
 
 
 JOINS = {
     # kind, where who dies, from which step the others wait for it, how many there are, in which turn it joins
+    **{
+        kind: (kind, {2: ("before the sum", 4)}, (8, 20), None)
+        for kind in ("gradients", "pipeline of 2", "pipeline of 3")
+    },
+    "parameters": ("parameters", {2: ("before the sum", 1)}, (9, 20), None),
     "codec": ("codec of 4 bits", {2: ("before the sum", 4)}, (8, 20), None),
     "outer": ("outer", {2: ("before the sum", 1)}, (9, 36), None),
     "outer of each worker": ("outer of each worker", {2: ("before the sum", 4)}, (8, 24), None),
@@ -247,9 +301,13 @@ def test_who_joins_has_all_that_its_donor_has(kind, deaths, steps, turn):
     assert [members for _, members in ended.views] == [ALL, tuple(sorted({*ALL} - {who})), ALL], ended.text
     assert ended.joins[who][0] == (turn or ended.views[-1][0])
     assert not kind.startswith("outer") or len({tuple(own) for own in ended.own.values()}) == 1
+    line = "; the mean moved by 1/4 of how far that state's model was from it"
+    assert (line in ended.text) == (not KINDS[kind].strategy.averages_gradients)
 
 
 ALONE = [
+    ("gradients", ("in the sum", 3), {"steps": 20}, 5),
+    ("pipeline of 3", ("in flight", 3), {"steps": 20, "waits_at": 9}, 5),
     ("outer", ("in the sum", 2), {"steps": 36, "waits_at": 12}, 2),
     ("late", ("in flight", 2), {"steps": 36, "waits_at": 12}, 2),
     ("in turns", ("in the sum", (2, 1)), {"steps": 40, "waits_at": 16}, 5),
@@ -273,29 +331,75 @@ def test_layers_of_two_failures_and_of_who_joins():
 
 
 @pytest.mark.parametrize("second", ["voting", "rebuilding"])
-def test_a_second_death_during_the_recovery_from_the_first(second):
-    KINDS["late"].holds({2: ("in flight", 3), 0: (second, 0)}, (1, 3))
+@pytest.mark.parametrize(
+    ("kind", "first"),
+    [("gradients", ("before the sum", 4)), ("late", ("in flight", 3)), ("pipeline of 3", ("in flight", 5))],
+    ids=["gradients", "late", "pipeline"],
+)
+def test_a_second_death_during_the_recovery_from_the_first(kind, first, second):
+    KINDS[kind].holds({2: first, 0: (second, 0)}, (1, 3))
 
 
-def test_a_death_in_mean_model_and_one_in_the_first_round():
-    ended = KINDS["late"].holds({2: ("in mean_model()", 0), 0: ("before the sum", 0)}, (1, 3), evaluate=(4,))
-    assert len({tuple(one["means"][0]) for one in ended.said.values()}) == 1
+def test_two_die_in_one_round_and_later_a_third_and_one_continues_alone():
+    ended = KINDS["gradients"].holds({2: ("before the sum", 3), 0: ("prepared", 3), 1: ("in the sum", 6)}, (3,))
+    assert [ended.members(round_) for round_ in (2, 3, 6)] == [ALL, (1, 3), (3,)], ended.text
+    assert "worker 3 continues alone from round 6" in ended.text
 
 
-@pytest.mark.parametrize(("kind", "round_"), [("outer", 2), ("late", 3)])
-def test_a_mean_that_others_have_taken_a_worker_takes_too_whose_confirm_broke(kind, round_):
+@pytest.mark.parametrize(
+    ("kind", "others"), [("parameters", {}), ("pipeline of 3", {}), ("late", {0: ("before the sum", 0)})]
+)
+def test_a_death_in_mean_model_takes_the_mean_of_those_who_are_left(kind, others):
+    deaths = {2: ("in mean_model()", 0), **others}
+    ended = KINDS[kind].holds(deaths, sorted({*ALL} - {*deaths}), evaluate=(4,))
+    ((mean,),) = {tuple(tuple(mean) for mean in one["means"]) for one in ended.said.values()}
+    if kind == "parameters":
+        assert ended.views[1:] == [(1, THREE)], ended.text
+        inside = replay_means(lambda _: [ALL], THREE, steps_per_round=3, steps=5)
+        assert mean == pytest.approx([sum(values) / 3 for values in zip(*inside.values(), strict=True)], rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dies", "breaks", "resumes"),
+    [
+        ("gradients", 5, 4, {5}), ("outer", 3, 2, {3}), ("late", 4, 3, {3, 4}),
+        ("pipeline of 2", 5, 5, {5, 6}), ("pipeline of 4", 5, 5, {5, 6}),
+    ],
+)  # fmt: skip
+def test_a_mean_that_others_have_taken_a_worker_takes_too_whose_confirm_broke(kind, dies, breaks, resumes):
     """Worker 2 dies when all have confirmed a round, and worker 1 takes its confirm for broken."""
-    ended = KINDS[kind].holds({2: ("before the sum", round_ + 1), 1: ("confirm breaks", round_)}, THREE)
-    assert ended.views[1][0] in ((round_, round_ + 1) if kind == "late" else (round_ + 1,))
+    ended = KINDS[kind].holds({2: ("before the sum", dies), 1: ("confirm breaks", breaks)}, THREE)
+    ((resumed, members),) = ended.views[1:]
+    assert members == THREE
+    assert resumed in resumes
 
 
-def test_without_a_loss_a_run_that_is_late_does_what_any_does():
-    assert KINDS["late"].holds({}, ALL, evaluate=(4,)).views == [(-1, ALL)]
+@pytest.mark.parametrize("kind", ["gradients", "late", "pipeline of 3"])
+def test_without_a_loss_such_a_run_does_what_any_does(kind):
+    assert KINDS[kind].holds({}, ALL, evaluate=(4,)).views == [(-1, ALL)]
+
+
+DRAWN = {"gradients": (8, UP_TO_COMMIT, 2, 0.5), "pipeline": (6, [*ON_THE_WAY, "in the sum"], 1, 0.6)}
+"""How many runs, where workers die outside recoveries, from which round on, and how often a second one does."""
+
+
+@pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind, row in DRAWN.items() for seed in range(row[0])])
+def test_after_deaths_at_drawn_instants_also_in_recoveries_all_hold_what_a_replay_of_their_views_does(kind, seed):
+    draws, (_, instants, lowest, share) = random.Random(seed), DRAWN[kind]
+    first, second = draws.sample(ALL, 2)
+    deaths = {first: (draws.choice(instants), draws.randrange(lowest, 6))}
+    in_recovery = [*instants, "voting", "rebuilding"]
+    if draws.random() < share:
+        deaths[second] = draws.choice([*in_recovery, "giving its state"]), draws.randrange(2, 9)
+    joiner = draws.choice([*in_recovery, "asking", "taking a state"]), draws.randrange(9, 20)
+    again = {1: [joiner]} if draws.random() < 0.5 else {}
+    row = KINDS["gradients"] if kind == "gradients" else pipeline(draws.choice([2, 3, 4]), warm_up=draws.choice([0, 3]))
+    row.holds(deaths, steps=30, restarts=2, again=again)
 
 
 # Sums in stages.
 HIERARCHICAL = st.Transport(algorithm=of.AllReduceAlgorithm.HIERARCHICAL)
-STAGES = Kind(st.AllReduce(transport=HIERARCHICAL), {"size": WIDE}, averaged, (0, 0))
+STAGES = Kind(st.AllReduce(transport=HIERARCHICAL), {"size": WIDE}, replay_averages, (0, 0))
 
 
 @pytest.mark.parametrize("instant", ["before the sum", "in the sum", "prepared"])
@@ -315,20 +419,23 @@ def test_where_nodes_are_left_unequal_sums_go_around_a_ring_and_in_stages_again_
 
 # Groups: those of one pair may have had a round more, or less, when the others resume.
 GROUPS = {
+    "pairs": (st.StaticGroups(phases=PAIRS), {}, 9),
     "late": (st.StaticGroups(phases=PAIRS, steps_per_round=2, sync=LATE), {"overlaps": True, "steps_per_round": 2}, 16),
     "outer": (st.StaticGroups(phases=PAIRS_THEN_ALL, payload=st.Payload(outer=DILOCO)), {"outer": DILOCO}, 12),
 }
 
 
 @pytest.mark.parametrize(
-    ("kind", "instant", "lost"),
-    [(*row, 4) for row in itertools.product(("late",), ("before the sum", "in flight"))]
-    + list(itertools.product(("outer",), ("before the sum", "prepared"), (4, 5))),  # a round of pairs, and one of all
+    ("kind", "instant", "lost", "plan"),
+    [("pairs", instant, 4, plan) for instant in ("before the sum", "prepared") for plan in (None, KEEP)]
+    + [("late", instant, 4, KEEP) for instant in ("before the sum", "in flight")]
+    # A round of pairs, and one of all.
+    + [("outer", instant, lost, KEEP) for instant in ("before the sum", "prepared") for lost in (4, 5)],
 )
-def test_of_groups_all_resume_where_the_furthest_is_and_with_what_is_planned(kind, instant, lost):
+def test_of_groups_all_resume_where_the_furthest_is_and_with_what_is_planned(kind, instant, lost, plan):
     """Where outer steps are made survivors make them in rounds in which all of them meet."""
-    (strategy, options, steps), plan = GROUPS[kind], KEEP
-    ended = survived({2: (instant, lost)}, strategy=strategy, failure_plan=plan, steps=steps)
+    strategy, options, steps = GROUPS[kind]
+    ended = run_to_the_end({2: (instant, lost)}, strategy=strategy, failure_plan=plan, steps=steps)
     schedule = Schedule("replayed", Cluster.regular(1, 4), strategy, failure_plan=plan)
     resume = next(after for after, members in ended.views if len(members) == 3)
     options = options | ({"present": lambda turn: 4 if turn < resume else 3} if kind == "outer" else {})
@@ -336,7 +443,7 @@ def test_of_groups_all_resume_where_the_furthest_is_and_with_what_is_planned(kin
     def replay(own_pair):
         before = lambda round_: [group.members for group in schedule.phase(round_)]  # noqa: E731
         groups = pairs_until(resume, own_pair, after_failure(schedule, {2}), lost=lost, before=before)
-        return near(replayed(groups, THREE, steps=steps, gradients=False, **options))
+        return near(replay_means(groups, THREE, steps=steps, gradients=False, **options))
 
     assert ended.own in [replay([]), replay([(0, 1)])], ended.text
     assert ended.all_ended_equal(steps)
@@ -344,7 +451,7 @@ def test_of_groups_all_resume_where_the_furthest_is_and_with_what_is_planned(kin
 
 def test_of_groups_whose_fragments_take_turns_all_who_are_left_meet_in_each_of_them():
     strategy = st.StaticGroups(phases=PAIRS_THEN_ALL, steps_per_round=4, payload=IN_TURN)
-    ended = survived({2: ("before the sum", (1, 1))}, strategy=strategy, steps=24, parameters=2)
+    ended = run_to_the_end({2: ("before the sum", (1, 1))}, strategy=strategy, steps=24, parameters=2)
     assert [members for _, members in ended.views] == [ALL, THREE], ended.text
     assert ended.views[1][0] == 3, "the second fragment of the round of all"
     assert len({tuple(own[2:]) for own in ended.own.values()}) == 1, "after the last turn of the second fragment"
@@ -353,12 +460,12 @@ def test_of_groups_whose_fragments_take_turns_all_who_are_left_meet_in_each_of_t
 
 @pytest.mark.parametrize("instant", UP_TO_COMMIT)
 def test_outer_parameters_of_each_worker_s_own_stay_with_the_survivors(instant):
-    ended = survived({2: (instant, 4)}, strategy=OWN_PAIRS, steps=12)
+    ended = run_to_the_end({2: (instant, 4)}, strategy=OWN_PAIRS, steps=12)
     resume = next(after for after, members in ended.views if len(members) == 3)
 
     def replay(done):
         groups = lambda r: EVEN_ODD[r % 2] if r < 4 else done[r - 4] if r < resume else [THREE]  # noqa: E731
-        return near(replayed(groups, THREE, steps=12, gradients=False, outer=OWN))
+        return near(replay_means(groups, THREE, steps=12, gradients=False, outer=OWN))
 
     # Rounds that only one of the pairs had done before the failure are left out by the others.
     some = [[[], pairs[:1], pairs[1:], pairs] for pairs in (EVEN_ODD[r % 2] for r in range(4, resume))]
@@ -372,7 +479,7 @@ def test_outer_parameters_of_each_worker_s_own_are_in_no_failure_plan():
 
 def test_a_round_sampler_deals_who_joins_between_two_turns_the_steps_that_are_left_of_the_round():
     options = {"steps": 0, "samples": 321, "restarts": 1, "back": (2,), "waits_at": 12, "parameters": 2}
-    ended = survived({2: ("before the sum", (1, 0))}, strategy=KINDS["in turns"].strategy, **options)
+    ended = run_to_the_end({2: ("before the sum", (1, 0))}, strategy=KINDS["in turns"].strategy, **options)
     assert [members for _, members in ended.views] == [ALL, THREE, ALL]
     rounds = dict(assign_samples(range(321), ended.views, (4,) * 4, 1, 0, turns=2))
     joined = ended.views[-1][0]
@@ -382,3 +489,69 @@ def test_a_round_sampler_deals_who_joins_between_two_turns_the_steps_that_are_le
         seen = [sample for _, sample in one["seen"]]
         assert seen == (mine[-len(seen) :] if rank == 2 else mine), ended.text
         assert one["steps"] == 4 * len(rounds)
+
+
+# Pipelines: the end, and buffers.
+
+
+@pytest.mark.parametrize("drain", list(of.DrainPolicy))
+@pytest.mark.parametrize("number", [7, 8])
+def test_a_death_while_what_is_still_late_is_applied_at_the_end(number, drain):
+    ended = run_to_the_end({2: ("at the end", number)}, strategy=st.AllReduce(sync=of.Pipeline(width=3, drain=drain)))
+    expected, _ = replayed_gradients(lambda _: ALL, lag=2, steps=9)
+    assert ended.own == dict.fromkeys(THREE, expected), ended.text
+    assert ended.all_ended_equal(9), ended.text
+    end = ended.said[0]["end"]
+    assert (end == pytest.approx(expected, rel=1e-14)) == (drain is of.DrainPolicy.DROP)
+    if number == 7 and drain is of.DrainPolicy.APPLY:
+        late = replayed_gradients(ended.members, lag=2, steps=9)[1]
+        assert end == pytest.approx(late, rel=1e-14), ended.text
+
+
+def with_a_buffer(dies_in):
+    """What the parameter and the buffer of each worker are when all but worker 2 have taken 8 steps, by rank.
+
+    In each step a script that steps at half its learning rate from step 4 on clips its means and adds to its buffer.
+    """
+
+    def work():
+        rank = int(os.environ["RANK"])
+        if rank == 2:
+            INSTANTS["in flight"](dies_in)
+        model = torch.nn.Module()
+        model.weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+        model.register_buffer("seen", torch.zeros(2, dtype=torch.float64))
+        schedule = Schedule("late", Cluster.regular(1, 4), st.AllReduce(sync=of.Pipeline()))
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), 1.0), model, schedule, timeout=60.0)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+        for _ in range(8):
+            model.seen += rank + 1
+            optimizer.zero_grad()
+            (model.weight * (rank + 1)).sum().backward()
+            optimizer.average_gradients()
+            model.weight.grad.clamp_(max=2.0)
+            optimizer.step()
+            scheduler.step()
+        left = {"weight": model.weight.tolist(), "seen": model.seen.tolist()}
+        optimizer.finish()
+        report(**left)
+
+    code, said, text = launch_workers(work, max_failures=1)
+    assert code == 0, text
+    return {rank: (one["weight"], one["seen"]) for rank, one in said.items()}
+
+
+@pytest.mark.parametrize("dies_in", [1, 5])
+def test_buffers_that_travel_with_gradients_are_averaged_as_they_are_where_a_sum_is_restarted(dies_in):
+    found = with_a_buffer(dies_in)
+    weight, seen, left = 0.0, dict.fromkeys(ALL, 0.0), {}
+    for turn in range(8):
+        members = ALL if turn < dies_in else THREE
+        seen = {rank: value + rank + 1 for rank, value in seen.items()}
+        if turn:
+            weight -= min(2.0, sum(rank + 1 for rank in members) / len(members)) * 0.5 ** (turn // 4)
+            sent = seen if turn == dies_in else left
+            mean = sum(sent[rank] for rank in members) / len(members)
+            seen = {rank: mean + seen[rank] - sent[rank] for rank in members}
+        left = seen
+    assert found == {rank: ([pytest.approx(weight)] * 2, [pytest.approx(seen[rank])] * 2) for rank in THREE}

@@ -1,11 +1,10 @@
 """Workers that are started again after a loss: they join the others at an average, with the state of one of them."""
 
-import random
 from pathlib import Path
 
 import pytest
 
-from helpers.elastic_runs import ALL, EVEN_ODD, THREE, replayed, run, survived
+from helpers.elastic_runs import ALL, EVEN_ODD, THREE, replay_means, run, run_to_the_end
 from helpers.training import group_phases
 from helpers.warm import WARM
 from partreduce import Cluster, Schedule, write_schedule
@@ -20,48 +19,24 @@ STEPS = 20
 
 def back(deaths, *, lost=4, **options):
     """A run to which worker 2 comes back, and what is replayed of it: the groups of each round."""
-    ended = survived(deaths, **{"steps": STEPS, "restarts": 1, "back": (2,)} | options)
+    ended = run_to_the_end(deaths, **{"steps": STEPS, "restarts": 1, "back": (2,)} | options)
     again, _ = ended.joins[2]
     return ended, lambda round_: [ALL if round_ < lost or round_ >= again else THREE]
-
-
-def test_a_worker_that_was_killed_joins_again_and_takes_part_in_every_average_from_then_on():
-    ended, groups = back({2: ("before the sum", 4)})
-    assert ended.joins[2][0] >= 8, ended.text
-    assert ended.own == replayed(groups, ALL, steps=STEPS), ended.text
-    assert ended.all_ended_equal(STEPS)
-    assert "without worker 2 the other 3 continue together from round 4" in ended.text
-
-
-def test_where_parameters_are_averaged_it_begins_with_the_donor_s_model_and_the_line_says_how_far_the_mean_moved():
-    ended, groups = back({2: ("before the sum", 1)}, lost=1, steps_per_round=3, waits_at=9)
-    expected = replayed(groups, ALL, steps_per_round=3, steps=STEPS, joins=ended.joins)
-    assert ended.own == {rank: pytest.approx(model, rel=1e-12) for rank, model in expected.items()}, ended.text
-    assert ended.all_ended_equal(STEPS)
-    assert "; the mean moved by 1/4 of how far that state's model was from it" in ended.text
 
 
 @pytest.mark.parametrize("instant", ["asking", "rebuilding", "taking a state"])
 def test_a_joiner_that_dies_on_its_way_takes_nothing_along_and_the_next_one_joins(instant):
     ended, groups = back({2: ("before the sum", 4)}, restarts=2, again={1: [(instant, 0)]})
-    assert ended.own == replayed(groups, ALL, steps=STEPS), ended.text
+    assert ended.own == replay_means(groups, ALL, steps=STEPS), ended.text
     assert ended.text.count("was killed by signal 9") == 2
 
 
 def test_a_donor_that_dies_as_it_gives_its_state_is_lost_and_the_joiner_gets_another_s():
     deaths = {2: ("before the sum", 4), 0: ("giving its state", 0), 1: ("giving its state", 0)}
-    ended = survived(deaths, steps=STEPS, restarts=1, back=(2,))
+    ended = run_to_the_end(deaths, steps=STEPS, restarts=1, back=(2,))
     assert {2, 3} <= set(ended.said), ended.text
     assert len({tuple(model) for model in ended.own.values()}) == 1
     assert ended.all_ended_equal(STEPS)
-
-
-def test_one_joins_a_worker_that_was_left_alone():
-    ended = survived({1: ("in the sum", 3)}, workers=2, max_failures=1, steps=STEPS, restarts=1, back=(1,))
-    again, donor = ended.joins[1]
-    assert donor == 0
-    groups = lambda round_: [(0, 1) if round_ < 3 or round_ >= again else (0,)]  # noqa: E731
-    assert ended.own == replayed(groups, (0, 1), workers=2, steps=STEPS), ended.text
 
 
 def test_who_has_joined_comes_to_mean_model_with_the_others_and_not_to_those_that_lie_behind():
@@ -81,9 +56,9 @@ def test_fixed_groups_are_those_of_the_schedule_again_when_all_are_back():
     assert ended.own[1] == ended.own[2], ended.text
 
 
-def test_a_learning_rate_that_is_handed_over_goes_on_on_all_workers_alike():
+def test_a_registered_learning_rate_scheduler_continues_equally_on_all_workers():
     ended, groups = back({2: ("before the sum", 4)}, steps=30, decays="handed over")
-    assert ended.own == replayed(groups, ALL, steps=30, decays=True), ended.text
+    assert ended.own == replay_means(groups, ALL, steps=30, decays=True), ended.text
 
 
 def test_a_learning_rate_that_nobody_hands_over_is_refused_in_the_first_step():
@@ -106,8 +81,8 @@ def test_over_a_loss_and_a_join_the_round_sampler_deals_every_sample_once():
 
 
 def test_a_joiner_that_comes_when_the_others_have_finished_is_ended_and_the_run_ends_well():
-    ended = survived({2: ("before the sum", 7)}, restarts=1, again={1: [("asking late", 0)]})
-    assert ended.own == replayed(lambda round_: [ALL if round_ < 7 else THREE], THREE), ended.text
+    ended = run_to_the_end({2: ("before the sum", 7)}, restarts=1, again={1: [("asking late", 0)]})
+    assert ended.own == replay_means(lambda round_: [ALL if round_ < 7 else THREE], THREE), ended.text
 
 
 def test_the_example_may_lose_workers_and_get_them_back(tmp_path):
@@ -125,22 +100,3 @@ def test_restarts_need_a_run_that_goes_on():
         InputError, match="--max-restarts 1: a worker that failed joins others that continue without it"
     ):
         run({}, restarts=1, max_failures=0)
-
-
-ON_THE_WAY = ["before the sum", "in the sum", "prepared", "confirmed"]
-IN_RECOVERY = ["voting", "rebuilding"]
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_after_deaths_at_drawn_instants_also_in_recoveries_all_hold_what_a_replay_of_their_views_does(seed):
-    draws = random.Random(seed)
-    first, second = draws.sample(ALL, 2)
-    deaths = {first: (draws.choice(ON_THE_WAY), draws.randrange(2, 6))}
-    if draws.random() < 0.5:
-        instant = draws.choice([*ON_THE_WAY, *IN_RECOVERY, "giving its state"])
-        deaths[second] = instant, draws.randrange(2, 9)
-    joiner = draws.choice([*ON_THE_WAY, *IN_RECOVERY, "asking", "taking a state"]), draws.randrange(9, 20)
-    again = {1: [joiner]} if draws.random() < 0.5 else {}
-    ended = survived(deaths, steps=30, restarts=2, again=again)
-    assert ended.own == replayed(ended.groups, sorted(ended.said), steps=30), ended.text
-    assert ended.all_ended_equal(30)

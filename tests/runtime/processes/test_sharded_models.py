@@ -18,7 +18,7 @@ SCENARIOS = "helpers.sharded_runs"
 RANK = itemgetter("rank")
 
 
-def answered(driver, name, **environment):
+def run_scenario(driver, name, **environment):
     answer = driver.run(name, limit=250, environment=environment)
     assert answer["code"] == 0, answer["output"][-3000:]
     return answer["reports"]
@@ -36,13 +36,13 @@ def assert_equal_runs(reports):
 
 @pytest.mark.parametrize("mesh", ["2x4", "4x2"])
 def test_sharded_replicas_lose_what_whole_workers_lose(driver, mesh):
-    reports = answered(driver, "same losses", MESH=mesh)
+    reports = run_scenario(driver, "same losses", MESH=mesh)
     assert len(reports) == 8
     assert_equal_runs(reports)
 
 
 def test_what_users_do_with_sharded_models_is_as_with_whole_ones(driver):
-    reports = answered(driver, "features")
+    reports = run_scenario(driver, "features")
     assert_equal_runs(reports)
     for report in reports:
         (losses, numbers), (expected_losses, expected_numbers) = report["mixed"]
@@ -52,14 +52,14 @@ def test_what_users_do_with_sharded_models_is_as_with_whole_ones(driver):
 
 @pytest.mark.parametrize("mesh", ["2x1x2", "2x2x2"])
 def test_replicas_sharded_by_tensor_parallelism_are_as_whole_workers(driver, mesh):
-    reports = answered(driver, f"tensor parallel, {4 if mesh == '2x1x2' else 8}", MESH=mesh)
+    reports = run_scenario(driver, f"tensor parallel, {4 if mesh == '2x1x2' else 8}", MESH=mesh)
     assert_equal_runs(reports)
     if mesh == "2x2x2":
         assert all("and a checkpoint is written over one" in report["said"] for report in reports)
 
 
 def test_no_delay_changes_a_bit_of_sharded_runs(driver):
-    for report in answered(driver, "delays"):
+    for report in run_scenario(driver, "delays"):
         for name, runs in report["found"].items():
             for places, count, same in runs:
                 assert same, (name, places)
@@ -84,7 +84,7 @@ def test_what_no_sharded_model_can_do_is_refused_in_one_line(driver):
         "skip": "skips the step on this rank alone",
         "checkpoint": "save_checkpoint: extra and optimizer settings must be JSON",
     }
-    for report in answered(driver, "refusals"):
+    for report in run_scenario(driver, "refusals"):
         assert report["said"].keys() == words.keys()
         for name, said in report["said"].items():
             assert words[name] in said
@@ -92,12 +92,12 @@ def test_what_no_sharded_model_can_do_is_refused_in_one_line(driver):
 
 
 def test_a_checkpoint_of_sharded_replicas_resumes_with_as_many_shards_or_another_number(driver, tmp_path):
-    whole, again = (answered(driver, "checkpoints, 4", MESH="2x2", DIRECTORY=str(tmp_path)) for _ in range(2))
+    whole, again = (run_scenario(driver, "checkpoints, 4", MESH="2x2", DIRECTORY=str(tmp_path)) for _ in range(2))
     assert len(list(tmp_path.glob("*/round-*"))) == 5, "keep=1"
     for one, other in zip(sorted(whole, key=RANK), sorted(again, key=RANK), strict=True):
         for name, (losses, numbers, _) in one["found"].items():
             assert [losses, numbers, {"own": one["rank"]}] == other["found"][name], name
-    for report in answered(driver, "checkpoints, 2", MESH="2x1", DIRECTORY=str(tmp_path)):
+    for report in run_scenario(driver, "checkpoints, 2", MESH="2x1", DIRECTORY=str(tmp_path)):
         assert "strategy/flight/0/sums/0 of another number of shards" in report["found"].pop("pipeline")
         del report["found"]["groups"]  # whose random numbers were each rank's own
         assert len(report["found"]) == 3
@@ -116,7 +116,7 @@ def test_a_checkpoint_of_sharded_replicas_resumes_with_as_many_shards_or_another
         "every 2": "replica-00001: cannot be read: EOFError",
         "outer": "replica-00001: cannot be read: ",
     }
-    for report in answered(driver, "checkpoints, 4", MESH="2x2", DIRECTORY=str(tmp_path), KINDS=",".join(words)):
+    for report in run_scenario(driver, "checkpoints, 4", MESH="2x2", DIRECTORY=str(tmp_path), KINDS=",".join(words)):
         for name, said in report["found"].items():
             assert words[name] in said, name
             assert "\n" not in said

@@ -1,4 +1,4 @@
-"""Who was stopped blames nobody: a job is stopped for longer than its timeout, while one worker waits for another."""
+"""A worker that was stopped blames no other: all stop for longer than the timeout while one waits for another."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ NAMES = (
 
 
 @pytest.fixture(scope="module")
-def told():
+def outcomes():
     """What became of each job; they run side by side, since most of the time all of them stand."""
     pytest.importorskip("zmq")
     timeout = 10  # seconds for which, and a little longer, all stand
@@ -24,7 +24,7 @@ def told():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_time_in_which_a_waiter_was_stopped_counts_against_nobody(told, name):
-    sys.stdout.write(told[name]["output"])
-    assert told[name]["suspended"], "the fault fired"
-    assert told[name]["codes"] == {"waiter": 0, "other": 0}
+def test_the_time_in_which_a_waiter_was_stopped_counts_against_nobody(outcomes, name):
+    sys.stdout.write(outcomes[name]["output"])
+    assert outcomes[name]["suspended"], "the fault fired"
+    assert outcomes[name]["codes"] == {"waiter": 0, "other": 0}

@@ -183,7 +183,7 @@ def test_a_worker_lost_from_a_generated_schedule_leaves_the_others_training(driv
     executed = {r["rank"]: [(seq, tuple(members)) for seq, members in r["executed"]] for r in ends}
     last = max([seq for groups in executed.values() for seq, members in groups if 3 in members], default=-1)
     after = [group for groups in executed.values() for group in groups if group[0] > last]
-    assert len(after) > 30, "the survivors go on averaging"
+    assert len(after) > 30, "the survivors continue to average"
     for rank, groups in executed.items():
         mine = [tuple(note[1:]) for note in notes if note[0] == "started" and rank in note[2]]
         assert [group for group in mine if 3 not in group[1]][-20:] == [g for g in groups if 3 not in g[1]][-20:]
@@ -274,7 +274,7 @@ Path(sys.argv[1], str(optimizer.rank)).write_text(str(model.weight.tolist()))
 
 
 def under_torchrun(num_workers, script, *arguments):
-    """Workers of torchrun are processes of their own, each of which imports torch."""
+    """Each worker of torchrun is a new process that imports torch."""
     environment = children.environment(OMP_NUM_THREADS="1")
     line = ["--standalone", "--nproc-per-node", num_workers, script, *arguments]
     return WARM.run("torch.distributed.run", *line, environment=environment, timeout=250)

@@ -52,7 +52,7 @@ def test_workers_whose_store_is_gone_end_and_say_so(driver, fault):
     for report in answer["errors"].values():
         assert report["error"] == "StoreLostError"
         assert "the store at 1" in report["text"]
-        assert "worker " not in report["text"], "nobody else is blamed"
+        assert "worker " not in report["text"], "no worker is blamed"
     assert max(seconds(f"store {fault}", answer, answer["fired"])) < EARLY
 
 
@@ -107,7 +107,7 @@ def test_workers_of_a_killed_torchrun_end_and_say_that_the_store_is_gone(tmp_pat
         assert int(step) < 6000
         assert int(code) == 75
         assert "the store at " in text
-        assert "worker" not in text.split(")")[0], "nobody else is blamed"
+        assert "worker" not in text.split(")")[0], "no worker is blamed"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_port_that_another_program_holds_is_told_within_the_timeout_and_a_seco
 
 
 def test_a_member_that_dies_while_gloo_connects_costs_one_timeout(driver):
-    """Where nobody notes the death; torch alone takes five times the timeout of 8 s."""
+    """Where no launcher notes the death; torch alone takes five times the timeout of 8 s."""
     answer = driver.run("connecting")
     assert answer["hang"] == []
     assert [fault["rank"] for fault in answer["faults"]] == [3], "the fault fired"
@@ -187,7 +187,7 @@ STOPPED = [("row", 4, 29), ("row", 1, 12), ("stopped, pipeline", 1, 0), ("stoppe
 
 @pytest.mark.parametrize(("scenario", "victim", "at"), STOPPED)
 def test_a_stopped_worker_is_named_in_a_row_and_where_gradients_are_in_flight(driver, scenario, victim, at):
-    """In a row neighbors wait for it, theirs for them: whoever's time is over first names the one that holds up all."""
+    """In a row neighbors wait for it, theirs for them: the first whose time is over names the one that holds up all."""
     answer = driver.run(scenario, environment={"VICTIM": str(victim), "AT": str(at)})
     assert [fault["fault"] for fault in answer["faults"]] == [signal.SIGSTOP], "the fault fired"
     assert set(answer["errors"]) == set(range(5 if scenario == "row" else 4)) - {victim}
@@ -202,13 +202,13 @@ def test_a_worker_that_was_given_up_wakes_and_ends_alone(driver, tmp_path):
     pytest.importorskip("zmq")
     given_up, ended = tmp_path / "given up", threading.Event()
 
-    def tell(service):
+    def note_given_up(service):
         while service.state.status[3] != "dead" and not ended.wait(0.05):
             pass
         given_up.touch()
 
     with serving(FOUR_ON_ONE_NODE, lease=10.0) as (service, variables), ThreadPoolExecutor(1) as pool:
-        pool.submit(tell, service)
+        pool.submit(note_given_up, service)
         try:
             environment = variables | {"GIVEN_UP": str(given_up)}
             answer = driver.run("fenced", environment=environment, survive=True, grace=1.0)
@@ -220,4 +220,4 @@ def test_a_worker_that_was_given_up_wakes_and_ends_alone(driver, tmp_path):
     ends = {report["rank"]: report["steps"] for report in answer["reports"] if "steps" in report}
     assert ends.pop(3) < 20
     assert ends == {0: 200, 1: 200, 2: 200}, answer["output"][-2000:]
-    assert answer["code"] == 76, "the run says that it went on without a worker"
+    assert answer["code"] == 76, "the run says that it continued without a worker"

@@ -272,12 +272,12 @@ def test_workers_agree_four_times_in_a_step_with_two_tables_whether_it_clips_or_
     case, said = Case("sgd"), [[] for _ in range(4)]
     meet = Wire.meet
 
-    def counted(wire, group, call, *arguments, **named):
+    def count_calls(wire, group, call, *arguments, **named):
         if group is not wire.node:
             said[wire.rank].append(call.kind.name)
         return meet(wire, group, call, *arguments, **named)
 
-    monkeypatch.setattr(Wire, "meet", counted)
+    monkeypatch.setattr(Wire, "meet", count_calls)
 
     def act(world):
         model, optimizer = start(case, world)
@@ -353,7 +353,7 @@ def test_the_norm_counts_what_lies_anywhere_once(ranks, norm_type, largest):
     ],
 )
 def test_the_largest_number_of_sparse_and_dense_gradients_is_found_wherever_it_lies(gradients, wanted):
-    """Negative, in any place, no number, and beside a gradient without numbers."""
+    """Negative, in any place, no number, and next to a gradient without numbers."""
     dense, rows = (torch.tensor(values, dtype=torch.float64) for values in gradients)
     weight = torch.nn.Parameter(torch.zeros_like(dense))
     weight.grad = dense

@@ -22,7 +22,7 @@ CALL = 8 * (LENGTH + 1)
 """Bytes in which a worker tells another one what it does with one table."""
 
 
-def sent(ranks, schedule, rows_of):
+def bytes_sent(ranks, schedule, rows_of):
     """Bytes of one step that each node sends to others, without what workers tell each other before."""
 
     def step(world):
@@ -122,7 +122,7 @@ def schedule_of(cluster, way, *, local=True, rows=ROWS, **members):
     return replace(plain, strategy=replace(plain.strategy, payload=payload))
 
 
-def priced(schedule, touched):
+def price_of(schedule, touched):
     (route,) = schedule.routes.tables
     local = schedule.routes.local_aggregation
     return exchange(route, touched, schedule.cluster, Hardware(), local_aggregation=local).nic_bytes
@@ -153,8 +153,8 @@ def priced(schedule, touched):
 )
 def test_if_all_rows_are_touched_as_many_bytes_leave_a_node_as_are_priced_and_proved(ranks, cluster, way, members):
     schedule = schedule_of(cluster, way, **members)
-    busiest = max(sent(ranks, schedule, lambda _: torch.arange(ROWS)))
-    assert busiest == pytest.approx(priced(schedule, RowAccess(1.0, 1.0, 1.0)))
+    busiest = max(bytes_sent(ranks, schedule, lambda _: torch.arange(ROWS)))
+    assert busiest == pytest.approx(price_of(schedule, RowAccess(1.0, 1.0, 1.0)))
     ((_, lookup, gradients),) = partreduce.verify(schedule)["nic-bytes"].numbers["tables"]
     if "hosts" not in members:  # with them one node is the busiest at the lookup, and another behind it
         assert busiest == lookup + gradients
@@ -168,5 +168,5 @@ def test_of_shares_with_overlap_the_price_is_the_mean_over_nodes(ranks, way, loc
     """Workers of a node share half of their rows; every worker's are spread over all owners."""
     schedule = schedule_of("2x2", way, local=local, codec=codec)
     rows = {0: range(16), 1: range(8, 24), 2: range(24, 40), 3: range(32, 48)}
-    found = sent(ranks, schedule, lambda rank: torch.tensor(rows[rank]))
-    assert sum(found) / 2 == pytest.approx(priced(schedule, RowAccess(16 / 48, 24 / 48, 1.0)))
+    found = bytes_sent(ranks, schedule, lambda rank: torch.tensor(rows[rank]))
+    assert sum(found) / 2 == pytest.approx(price_of(schedule, RowAccess(16 / 48, 24 / 48, 1.0)))

@@ -66,7 +66,7 @@ def test_an_index_out_of_range_on_one_worker_stops_all_with_its_name(ranks, clus
     assert line.endswith(f"is out of range; its rows are 0..{WORDS - 1}")
 
 
-def test_a_gathered_table_refuses_an_index_on_all_workers_alike(ranks):
+def test_a_gathered_table_refuses_an_index_on_all_workers_with_one_message(ranks):
     def act(model, optimizer, rank, data):
         step(model, optimizer, data[0] - (WORDS if rank == 1 else 0), *data[1:])
 
@@ -120,7 +120,7 @@ def test_a_state_dict_that_worker_0_alone_asks_for_is_named(ranks, of, place):
                 pass
         optimizer.finish()
 
-    said = ranks.said(4, run, PartreduceError)
+    said = ranks.texts(4, run, PartreduceError)
     waits = "finished after 1 rounds" if place == "finish" else "waits for all in mean_model() after 1 rounds"
     assert f"{waits}: worker 0 is in state_dict(), which puts the rows of 'words.weight' together" in said[0]
     assert "let all of them call it at the same place" in said[0]
@@ -177,7 +177,7 @@ def test_a_schedule_for_another_size_or_name_is_refused(ranks):
             world=world,
         )
 
-    assert set(ranks.said(2, run, InputError)) == {
+    assert set(ranks.texts(2, run, InputError)) == {
         (
             f"schedule 'allreduce': parameter 'words.weight' is a table of {WORDS + 5}×{WIDTH} in payload.tables and "
             f"of {WORDS}×{WIDTH} in the model; use the schedule that was made for this model"
@@ -374,7 +374,7 @@ def test_a_lost_worker_in_a_lookup_is_named_and_nobody_hangs(ranks):
             return "gone"
         return step(model, optimizer, *data[1])
 
-    said = ranks.said(4, run, PartreduceError)
+    said = ranks.texts(4, run, PartreduceError)
     survivors = [text for text in said if text != "gone"]
     assert all(text.startswith("step 1, round 1: group {") for text in survivors), said
     assert all("worker 1 was killed by signal 9" in text for text in survivors), said

@@ -143,7 +143,7 @@ def test_only_worker_0_has_whole_tables_and_others_states_cannot_be_loaded(ranks
         state = model.state_dict()
         model.load_state_dict(state)
 
-    said = ranks.said(4, act, InputError)
+    said = ranks.texts(4, act, InputError)
     assert said[0] == ""
     assert all("load the file that worker 0 saved" in text for text in said[1:])
 
@@ -154,14 +154,14 @@ def test_after_finish_who_comes_to_a_state_dict_late_is_waited_for(ranks, monkey
     monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(waiting, "GLANCE_SECONDS", 0.0)
 
-    def watched(heartbeat, *given):
+    def watch_gone(heartbeat, *given):
         said = gone(heartbeat, *given)
         if ended.is_set():
             looked.set()
         return said
 
     ended = threading.Event()
-    monkeypatch.setattr(Heartbeat, "gone", watched)
+    monkeypatch.setattr(Heartbeat, "gone", watch_gone)
 
     def run(world):
         model, optimizer = start(CASES["adam"], world)

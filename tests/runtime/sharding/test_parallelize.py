@@ -34,16 +34,16 @@ def batches_of(rank):
     return [list(parts) for parts in zip(*(array[:, 0] for array in part_of(data_of(CASE), rank)), strict=True)]
 
 
-def said_by(ranks, act):
+def results_of(ranks, act):
     """What each of four workers says when `act(world)` goes wrong, or what it returns."""
 
     def run(world):
         return act(world)
 
-    return ranks.said(4, run, PartreduceError)
+    return ranks.texts(4, run, PartreduceError)
 
 
-def parallelized(model, world, batches, where="2x2", **settings):
+def wrap_by_parallelize(model, world, batches, where="2x2", **settings):
     optimizer = OPTIMIZERS["sgd"](one for one in model.parameters() if one.requires_grad)
     return partreduce.parallelize_embeddings(
         model, optimizer, where, batches=batches, world=world, **{"timeout": 60} | settings
@@ -52,9 +52,9 @@ def parallelized(model, world, batches, where="2x2", **settings):
 
 def test_a_worker_whose_model_has_no_such_table_is_named_by_all(ranks):
     def act(world):
-        return parallelized(Plain() if world.rank == 2 else Model(CASE), world, batches_of(world.rank))
+        return wrap_by_parallelize(Plain() if world.rank == 2 else Model(CASE), world, batches_of(world.rank))
 
-    (line,) = set(said_by(ranks, act))
+    (line,) = set(results_of(ranks, act))
     assert line == (
         f"parallelize: parameter 'words.weight' is no embedding that is trained on worker 2 and a table of {WORDS} "
         "rows on worker 0; give all workers the same model"
@@ -63,9 +63,9 @@ def test_a_worker_whose_model_has_no_such_table_is_named_by_all(ranks):
 
 def test_a_worker_that_does_not_come_is_named_by_all_who_do(ranks):
     def act(world):
-        return "late" if world.rank == 1 else parallelized(Model(CASE), world, batches_of(world.rank), timeout=3)
+        return "late" if world.rank == 1 else wrap_by_parallelize(Model(CASE), world, batches_of(world.rank), timeout=3)
 
-    line, late, *others = said_by(ranks, act)
+    line, late, *others = results_of(ranks, act)
     assert late == "late"
     assert others == [line] * 2
     assert line == "parallelize: worker 1 said nothing within 3 s"
@@ -83,12 +83,14 @@ def test_one_deadline_holds_for_all_who_do_not_come_and_all_are_named(ranks):
         finally:
             has_said.set()
 
-    said = said_by(ranks, act)
+    said = results_of(ranks, act)
     assert said == ["parallelize: workers 1, 2 said nothing within 0.5 s", "", "", ["mine"]]
 
 
 def test_a_cluster_of_another_size_is_refused_before_anything_is_looked_at(ranks):
-    (line,) = set(said_by(ranks, lambda world: parallelized(Model(CASE), world, batches_of(world.rank), "1x3")))
+    (line,) = set(
+        results_of(ranks, lambda world: wrap_by_parallelize(Model(CASE), world, batches_of(world.rank), "1x3"))
+    )
     assert line.startswith("schedule 'allreduce': is for 3 workers and this run has 4")
 
 
@@ -96,23 +98,23 @@ def test_a_batch_that_forward_does_not_take_names_the_argument_that_says_how(ran
     def dicts(rank):
         return [dict(zip(("words", "bags", "label"), batch, strict=True)) for batch in batches_of(rank)]
 
-    (line,) = set(said_by(ranks, lambda world: parallelized(Model(CASE), world, dicts(world.rank))))
+    (line,) = set(results_of(ranks, lambda world: wrap_by_parallelize(Model(CASE), world, dicts(world.rank))))
     assert "worker 0: parallelize: forward() of Model does not take a sample batch (" in line
     assert "'label'" in line
     assert line.endswith("say how it is called: forward=lambda model, batch: ...")
 
     def act(world):
         options = {"forward": lambda model, batch: model(batch["words"], batch["bags"])}
-        return parallelized(Model(CASE), world, dicts(world.rank), **options)[1].reasons
+        return wrap_by_parallelize(Model(CASE), world, dicts(world.rank), **options)[1].reasons
 
-    assert all("words.weight" in said[0] for said in said_by(ranks, act))
+    assert all("words.weight" in said[0] for said in results_of(ranks, act))
 
 
 def test_frozen_embeddings_are_no_tables_and_need_no_batches(ranks):
     def act(world):
-        return parallelized(Plain(frozen=True), world, None)[1].schedule.strategy.payload.tables
+        return wrap_by_parallelize(Plain(frozen=True), world, None)[1].schedule.strategy.payload.tables
 
-    assert said_by(ranks, act) == [()] * 4
+    assert results_of(ranks, act) == [()] * 4
 
 
 @pytest.mark.parametrize("quorum", [3, "solo"])
@@ -127,7 +129,7 @@ def test_under_partial_rounds_tables_travel_like_other_gradients_where_that_pays
         batches = [torch.arange(32)] * 2
         options = {"forward": lambda model, batch: model.last(model.words(batch)).sum()}
         try:
-            model, optimizer = parallelized(model, world, batches, schedule, **options)
+            model, optimizer = wrap_by_parallelize(model, world, batches, schedule, **options)
         except PartreduceError as error:
             return str(error)
         for batch in batches:

@@ -42,12 +42,12 @@ def schedule_of(way=Placement.SHARDED, codec="float16", *, local=True, rows=ROWS
     return replace(plain, strategy=replace(plain.strategy, payload=payload))
 
 
-def wrapped(model, schedule, world, rate=RATE):
+def wrap(model, schedule, world, rate=RATE):
     inner = torch.optim.SGD(model.parameters(), lr=rate)
     return partreduce.DistributedOptimizer(inner, model, schedule, world=world, timeout=60)
 
 
-def rounded(rows, codec):
+def round_rows(rows, codec):
     """What a row becomes on the wire, [rows, columns] in float32, straight from docs/codecs.md."""
     if codec == "float16":
         return rows.astype(np.float16).astype(np.float32)
@@ -62,7 +62,7 @@ def rounded(rows, codec):
     return (levels.astype(np.float32) * (peaks / np.float32(127))).astype(np.float32)
 
 
-def drawn(seed):
+def draw_rows(seed):
     """A table, and for every step and worker the rows that it looks up and their gradients; of many magnitudes."""
     rng = np.random.default_rng(seed)
     table = (rng.normal(size=(ROWS, COLUMNS)) * 10.0 ** rng.integers(-6, 3, (ROWS, 1))).astype(np.float32)
@@ -72,12 +72,12 @@ def drawn(seed):
     return table, ids, (rng.normal(size=shape) * 10.0 ** rng.integers(-4, 2, shape)).astype(np.float32)
 
 
-def replayed(table, ids, gradients, way, codec, *, local):
+def replay_table(table, ids, gradients, way, codec, *, local):
     """(rows that each worker sees in each step, the table at the end)."""
     table, seen = table.copy(), []
     for step in range(STEPS):
         seen.append(
-            [(rounded(table, codec) if way is Placement.SHARDED else table)[ids[step, rank]] for rank in range(4)]
+            [(round_rows(table, codec) if way is Placement.SHARDED else table)[ids[step, rank]] for rank in range(4)]
         )
         total = np.zeros_like(table)
         for members in [(0, 1), (2, 3)] if local else [(0,), (1,), (2,), (3,)]:
@@ -87,7 +87,7 @@ def replayed(table, ids, gradients, way, codec, *, local):
                 for part in PARTS:
                     own[ids[step, rank, part]] += gradients[step, rank, part]
                 brought += own  # rounded once, however often a worker has looked a row up
-            total += rounded(brought, codec)  # of rows that nobody brought zeros stay zeros
+            total += round_rows(brought, codec)  # of rows that no worker brought zeros stay zeros
         table -= np.float32(RATE) * (total / np.float32(4))
     return np.array(seen), table
 
@@ -97,11 +97,11 @@ def replayed(table, ids, gradients, way, codec, *, local):
     ("way", "local"), [(Placement.SHARDED, True), (Placement.SHARDED, False), (Placement.GATHER, True)]
 )
 def test_all_workers_see_and_keep_the_bits_of_a_model_in_numpy(ranks, way, local, codec):
-    table, ids, gradients = drawn(CODECS.index(codec))
+    table, ids, gradients = draw_rows(CODECS.index(codec))
 
     def run(world):
         model, found = Rows(table), []
-        optimizer = wrapped(model, schedule_of(way, codec, local=local), world)
+        optimizer = wrap(model, schedule_of(way, codec, local=local), world)
         for step in range(STEPS):
             optimizer.zero_grad()
             rows = [model(torch.tensor(ids[step, world.rank, part])) for part in PARTS]
@@ -116,7 +116,7 @@ def test_all_workers_see_and_keep_the_bits_of_a_model_in_numpy(ranks, way, local
         return np.array(found), kept, None if saved.is_meta else saved.numpy().copy()
 
     each = ranks.run(4, run)
-    seen, expected = replayed(table, ids, gradients, way, codec, local=local)
+    seen, expected = replay_table(table, ids, gradients, way, codec, local=local)
     for rank, (found, kept, _) in enumerate(each):
         assert found.tobytes() == seen[:, rank].tobytes()
         assert kept.tobytes() == (expected[rank::4] if way is Placement.SHARDED else expected).tobytes()
@@ -137,7 +137,7 @@ def test_codes_are_off_by_no_more_than_one_rounding_and_have_the_size_that_is_sa
         bound = float(rounding_error(name)) * sizes.double() + float(UNDERFLOW[name])
         assert bool(((decoded.double() - values.double()).abs() <= bound * (1 + 1e-6)).all())
         one_by_one = torch.cat([code.encode(row[None]) for row in values])
-        assert torch.equal(one_by_one, coded), "a row's code is its own, whatever is beside it"
+        assert torch.equal(one_by_one, coded), "a row's code is its own, whatever its neighbors are"
         assert torch.equal(torch.cat([code.decode(one[None]) for one in coded]), decoded)
         assert code.decode(code.encode(values[:0])).shape == (0, 7)
 
@@ -173,14 +173,14 @@ def elastic_blocker(ranks, table, act, schedule):
 
     def run(world):
         model = Rows(table)
-        act(model, wrapped(model, schedule, world), world.rank)
+        act(model, wrap(model, schedule, world), world.rank)
 
     return all_gather_json(ranks, run)
 
 
 @pytest.mark.parametrize("local", [True, False])
 def test_a_row_beyond_the_range_stops_all_also_those_who_look_nothing_up(ranks, local):
-    table = drawn(0)[0]
+    table = draw_rows(0)[0]
     table[6, 2], table[6, 4], table[7, 1] = 1e6, -2e5, 5e6  # on workers 2, 2 and 3
 
     def act(model, _, rank):
@@ -215,14 +215,14 @@ def test_a_gradient_beyond_the_range_stops_all_before_a_row_changes(ranks, way):
 
 def test_a_worker_with_another_codec_is_named(ranks):
     def run(world):
-        wrapped(Rows(drawn(0)[0]), schedule_of(codec="int8" if world.rank == 2 else "float16"), world)
+        wrap(Rows(draw_rows(0)[0]), schedule_of(codec="int8" if world.rank == 2 else "float16"), world)
 
-    said = ranks.said(4, run, HandshakeError)
+    said = ranks.texts(4, run, HandshakeError)
     assert all("schedule differs: rank 2 has" in line for line in said), said
 
 
 def test_training_comes_to_the_loss_of_exact_rows(ranks):
-    """Rows learn targets of their own: what rounding takes from lookups and gradients does not keep them off."""
+    """Rows learn their own targets: what rounding takes from lookups and gradients does not keep them off."""
     rng = np.random.default_rng(1)
     table, targets = (rng.normal(size=(ROWS, COLUMNS)).astype(np.float32) for _ in range(2))
     ids = rng.integers(0, ROWS, (16, 4, 16))
@@ -230,7 +230,7 @@ def test_training_comes_to_the_loss_of_exact_rows(ranks):
     def run(codec):
         def train(world):
             model = Rows(table)
-            optimizer = wrapped(model, schedule_of(codec=codec), world, rate=1.0)
+            optimizer = wrap(model, schedule_of(codec=codec), world, rate=1.0)
             for step in range(len(ids)):
                 rows = torch.tensor(ids[step, world.rank])
                 optimizer.zero_grad()
@@ -270,7 +270,7 @@ def test_parallelize_lets_rows_travel_in_a_codec_where_that_pays(ranks):
 
 @pytest.mark.parametrize("codec", ["int4", "float16"])
 def test_parallelize_refuses_a_codec_that_is_none_and_one_beside_a_schedule_that_says_its_own(codec):
-    model = Rows(drawn(0)[0])
+    model = Rows(draw_rows(0)[0])
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     expected = "is not one of none, float16" if codec == "int4" else "says itself how its tables travel"
     with pytest.raises(InputError, match=expected):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from helpers.thread_ranks import on_ranks
-from helpers.training import wrapped
+from helpers.training import wrap
 from helpers.warm import WARM
 from partreduce import Cluster, DistributedOptimizer, Schedule, load_checkpoint, save_checkpoint
 from partreduce import strategies as st
@@ -74,7 +74,7 @@ def test_strategies_without_groups_run_resume_and_name_a_killed_worker(ask, tmp_
     common = {"kind": kind, "rounds": 8, "directory": str(tmp_path)}
     killed = ask(**common, resume=False, save=True, victim=2, kill_at=4)
     assert killed["code"] == 128 + signal.SIGKILL, "the fault fired"
-    if kind != "asynchronous":  # there nobody waits for a worker that only sends
+    if kind != "asynchronous":  # there no worker waits for one that only sends
         assert "worker 2 was killed by signal 9 (SIGKILL)" in killed["output"]
     assert "Traceback" not in killed["output"] or "PeerFailedError" in killed["output"]
     resumed = ask(**common, resume=True, save=False)
@@ -126,7 +126,7 @@ def _all(n):
     return Group(tuple(range(n)))
 
 
-def saved(ranks, tmp_path, n=3, plan=None, rounds=(2, 4)):
+def save_run(ranks, tmp_path, n=3, plan=None, rounds=(2, 4)):
     def work(world):
         model, optimizer = make(world, plan or everyone(n, steps_per_round=1, sync=st.DelayedAveraging()))
         for round_ in rounds:
@@ -138,7 +138,7 @@ def saved(ranks, tmp_path, n=3, plan=None, rounds=(2, 4)):
 
 
 def test_what_was_saved_comes_back_with_extra(ranks, tmp_path):
-    before = saved(ranks, tmp_path)
+    before = save_run(ranks, tmp_path)
 
     def work(world):
         model, optimizer = make(world, everyone(3, sync=st.DelayedAveraging()), 77.0)
@@ -176,7 +176,7 @@ def test_a_manifest_of_numbers_that_cannot_be_is_none(tmp_path, key, value):
 
 @pytest.mark.parametrize("damage", ["flipped byte", "missing file", "no manifest", "bad manifest", "cut file"])
 def test_a_damaged_newest_checkpoint_is_passed_over_by_all(ranks, tmp_path, damage):
-    saved(ranks, tmp_path)
+    save_run(ranks, tmp_path)
     newest = tmp_path / "round-00000004"
     victim = newest / "worker-00001.safetensors"
     if damage == "flipped byte":
@@ -197,12 +197,12 @@ def test_a_damaged_newest_checkpoint_is_passed_over_by_all(ranks, tmp_path, dama
         return load_checkpoint(optimizer, tmp_path).round
 
     said = pytest.warns(RuntimeWarning, match=r"round-00000004.* resumed from round-00000002 instead")
-    with contextlib.nullcontext() if damage == "no manifest" else said:  # nobody finished one without a manifest
+    with contextlib.nullcontext() if damage == "no manifest" else said:  # one without a manifest was not finished
         assert ranks.run(3, work) == [2, 2, 2]
 
 
 def test_another_schedule_is_refused_by_hash(ranks, tmp_path):
-    saved(ranks, tmp_path)
+    save_run(ranks, tmp_path)
 
     def work(world):
         _, optimizer = make(world, everyone(3, steps_per_round=2))
@@ -214,7 +214,7 @@ def test_another_schedule_is_refused_by_hash(ranks, tmp_path):
 
 
 def test_another_model_is_refused(ranks, tmp_path):
-    saved(ranks, tmp_path)
+    save_run(ranks, tmp_path)
 
     def work(world):
         _, optimizer = make(world, everyone(3, sync=st.DelayedAveraging()), width=5)
@@ -225,14 +225,14 @@ def test_another_model_is_refused(ranks, tmp_path):
 
 @pytest.mark.parametrize("n", [2, 5])
 def test_another_number_of_workers_starts_from_the_mean_model(ranks, tmp_path, n):
-    before = saved(ranks, tmp_path)
+    before = save_run(ranks, tmp_path)
     mean = [sum(column) / 3 for column in zip(*before, strict=True)]
 
-    def refused(world):
+    def check_load(world):
         _, optimizer = make(world, everyone(n))
         load_checkpoint(optimizer, tmp_path)
 
-    assert all("3 workers and this run has" in str(error) for error in ranks.run(n, refused, catch=InputError))
+    assert all("3 workers and this run has" in str(error) for error in ranks.run(n, check_load, catch=InputError))
 
     def work(world):
         model, optimizer = make(world, everyone(n))
@@ -282,7 +282,7 @@ def test_a_worker_that_cannot_write_is_named_by_all_and_the_run_goes_on(ranks, t
 @pytest.mark.parametrize("stop", range(5))
 def test_a_crash_at_any_write_leaves_the_checkpoint_before(ranks, tmp_path, monkeypatch, stop):
     """Writes are counted; everything from the given one on does not happen, as after a crash."""
-    saved(ranks, tmp_path, rounds=(2,))
+    save_run(ranks, tmp_path, rounds=(2,))
     write, count = checkpoint.write_file, [0]
 
     class CrashError(Exception):
@@ -330,7 +330,7 @@ def test_timing_dependent_strategies_lose_and_double_nothing(ranks, tmp_path, st
 
     def work(world):
         model = torch.nn.Linear(2, 1, bias=False).double()
-        optimizer = wrapped(world, model, plan, lr=1.0, initial="keep")
+        optimizer = wrap(world, model, plan, lr=1.0, initial="keep")
         with torch.no_grad():
             model.weight.zero_()
         resumed = load_checkpoint(optimizer, tmp_path)
@@ -349,7 +349,7 @@ def test_timing_dependent_strategies_lose_and_double_nothing(ranks, tmp_path, st
 
 
 def test_files_hold_no_pickle_and_the_manifest_names_their_hash(ranks, tmp_path):
-    saved(ranks, tmp_path, rounds=(2,))
+    save_run(ranks, tmp_path, rounds=(2,))
     folder = tmp_path / "round-00000002"
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["num_workers"] == 3

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from helpers.training import wrapped
+from helpers.training import wrap
 from partreduce import Cluster, Schedule, load_checkpoint, save_checkpoint
 from partreduce.errors import FileError, InputError
 from partreduce.strategies import AllReduce
@@ -16,7 +16,7 @@ PLAN = Schedule("everyone", Cluster.regular(1, 2), AllReduce())
 
 def optimizer_of(world):
     model = torch.nn.Linear(2, 1)
-    return wrapped(world, model, PLAN, lr=0.5)
+    return wrap(world, model, PLAN, lr=0.5)
 
 
 def train(optimizer, steps):
@@ -27,7 +27,7 @@ def train(optimizer, steps):
 
 
 def run(ranks, directory, *saves, load=False, keep=2):
-    """A run that saves after these rounds; returns the folders that it was told of, and where it resumed."""
+    """A run that saves after these rounds; returns the folders of which messages told, and where it resumed."""
 
     def work(world):
         optimizer = optimizer_of(world)
@@ -91,7 +91,7 @@ def test_a_rollback_saves_its_rounds_again_and_resumes_from_those(ranks, tmp_pat
     run(ranks, tmp_path, 4, 6, load=True)
     shutil.copytree(tmp_path / "kept", tmp_path / "round-00000002")
     assert run(ranks, tmp_path, load=True)[1] == "round-00000006"
-    assert "kept" in names(tmp_path), "what is not named as a checkpoint is nobody's"
+    assert "kept" in names(tmp_path), "what is not named as a checkpoint is not removed"
 
 
 def test_what_a_crash_left_unfinished_goes_with_the_old_ones(ranks, tmp_path):

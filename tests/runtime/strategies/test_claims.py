@@ -1,4 +1,4 @@
-"""Claims against runs: arrays beside the parameters (`memory`), and what pipelines claim of known gradients."""
+"""Claims against runs: arrays besides the parameters (`memory`), and what pipelines claim of known gradients."""
 
 import gc
 import threading
@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from helpers.training import wrapped
+from helpers.training import wrap
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
 from partreduce.schedulers.registry import build
@@ -53,7 +53,7 @@ def test_no_more_arrays_are_kept_than_the_claim_says(ranks, name, sync, averagin
 
     def work(world):
         model = torch.nn.Linear(WIDTH, 1, bias=False)
-        optimizer = wrapped(world, model, schedule)
+        optimizer = wrap(world, model, schedule)
         for _ in range(4):
             optimizer.zero_grad()
             model(torch.ones(1, WIDTH)).sum().backward()
@@ -76,7 +76,7 @@ def arrays_in_memory():
     found = set()
     for thing in gc.get_objects():
         if type(thing) not in (torch.Tensor, torch.nn.Parameter) or thing.layout is not torch.strided:
-            continue  # a sparse tensor of an earlier test has no memory of its own; its parts are found by themselves
+            continue  # a sparse tensor of an earlier test has no memory itself; its parts are found by themselves
         with suppress(RuntimeError):  # of what has no type yet, with older releases of torch
             if thing.nbytes >= 4 * WIDTH:
                 found.add(thing.data_ptr() // WIDTH)
@@ -89,20 +89,20 @@ def arrays_in_memory():
 STEPS = 12
 
 
-class Told(torch.nn.Module):
-    """One weight in double precision whose gradient is told."""
+class GivenGradient(torch.nn.Module):
+    """One weight in double precision whose gradient is given."""
 
     def __init__(self):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
 
 
-def trained(world, schedule):
+def run_steps(world, schedule):
     """(what each step applied and then the end, operations in flight after each step, arrays that were ever lent).
 
     The gradients of step s are 2^s on every worker: a sum of such numbers says which steps are in it, and how often.
     """
-    model = Told()
+    model = GivenGradient()
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model, schedule, world=world)
     applied, flying, before = [], [], 0.0
     for step in range(STEPS + 1):
@@ -142,7 +142,7 @@ def test_a_run_applies_every_gradient_exactly_so_many_steps_late(ranks, sync):
     schedule = Schedule("late", Cluster.regular(1, 2), AllReduce(sync=sync))
     proof = prove(schedule)
     assert proof["staleness"].numbers["late"] == sync.lag
-    runs = ranks.run(2, lambda world: trained(world, schedule))
+    runs = ranks.run(2, lambda world: run_steps(world, schedule))
     assert runs[0][0] == runs[1][0], "equal replicas after every step"
     applied, flying, arrays = runs[0]
     times = 2 if sync.total is GradientReduction.SUM else 1

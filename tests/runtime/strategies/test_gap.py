@@ -1,4 +1,4 @@
-"""Hop at run time: what is averaged is what the protocol allows, and nobody drifts further apart than was proved."""
+"""Hop at run time: averages are those that the protocol allows, and no workers drift further apart than proved."""
 
 import os
 import threading
@@ -13,7 +13,6 @@ from helpers.gap_runs import (
     GapCase,
     gap_problems,
     make_gap_case,
-    optimizer_of,
     plan_of,
     replay,
     replayed_values,
@@ -21,6 +20,8 @@ from helpers.gap_runs import (
     run_gap_case,
     until_left_behind,
 )
+from helpers.signs import Signs
+from helpers.training import wrap_quadratic
 from partreduce import load_checkpoint, save_checkpoint
 from partreduce.runtime.state.checkpoint_directory import file_of, read_bytes
 from partreduce.runtime.state.saved_state import unpack
@@ -110,7 +111,7 @@ def test_a_run_goes_on_from_its_checkpoint(ranks, gap, width, tmp_path):
     together = threading.Barrier(n)
 
     def work(world, *, resumes):
-        model, optimizer = optimizer_of(world, schedule, start[world.rank])
+        model, optimizer = wrap_quadratic(world, schedule, start[world.rank])
         state = {}
         if resumes:
             resumed = load_checkpoint(optimizer, tmp_path)
@@ -186,7 +187,7 @@ def test_a_paused_worker_lets_the_others_as_far_as_was_proved_and_no_further(ran
             time.sleep(0.01)
 
     def work(world):
-        model, optimizer = optimizer_of(world, schedule, np.zeros(3))
+        model, optimizer = wrap_quadratic(world, schedule, np.zeros(3))
         runner = optimizer.runner
         runner.log.is_on = True
         runners[world.rank] = runner
@@ -220,13 +221,13 @@ def test_a_paused_worker_lets_the_others_as_far_as_was_proved_and_no_further(ran
 # How long a worker that keeps a gap waits, and when it knows that there is nothing to wait for.
 
 
-class Heartbeat:
+class Heartbeat(Signs):
     """What a worker sees of others that have all said that they took their last step."""
 
-    rank = 0
+    rank, glances = 0, 0
 
     def __init__(self, rounds):
-        self.rounds, self.glances = rounds, 0
+        self.rounds = rounds
 
     def read(self, kind, rank):
         return str(self.rounds) if kind == "finished" else None
@@ -234,21 +235,12 @@ class Heartbeat:
     def gone(self, members, round_=None):
         return f"worker {min(members)} finished after {self.rounds} rounds" if members else None
 
-    def lost(self, members):
-        return frozenset()
-
-    def store_lost(self):
-        return None
-
     def news(self):
         self.glances += 1
         return self.glances
 
     def doing(self, text, waits=()):
         self.said = text, waits
-
-    def watch(self, members):
-        pass
 
 
 def wait(heartbeat, done, *, pausing):

@@ -23,7 +23,7 @@ def driver_of(gap):
     return driver, sent
 
 
-def opened(gap):
+def open_driver(gap):
     driver, sent = driver_of(gap)
     driver.open(0)
     driver.offer(())
@@ -35,7 +35,7 @@ def update(source, step, tokens=0, generation=0):
 
 
 def test_totals_that_come_late_or_twice_give_nothing_more():
-    driver, _ = opened(IterationGap(max_ig=2))
+    driver, _ = open_driver(IterationGap(max_ig=2))
     for total in (2, 1, 2):  # the message about the first token was overtaken
         driver.deliver(Message(1, "token", (0, total)))
     assert driver.state.tokens == (4, 2)
@@ -46,7 +46,7 @@ def test_totals_that_come_late_or_twice_give_nothing_more():
 
 def test_a_mark_says_what_urgent_messages_have_not_said_yet():
     """A mark keeps its order among updates; tokens and acknowledgements sent before it may come after it."""
-    driver, sent = opened(IterationGap(max_ig=2, notify_ack=True, update_order=UpdateOrder.DPSGD))
+    driver, sent = open_driver(IterationGap(max_ig=2, notify_ack=True, update_order=UpdateOrder.DPSGD))
     for source in (1, 2):
         driver.deliver(update(source, 0))
     driver.fire(Reduce)
@@ -66,7 +66,7 @@ def test_a_mark_says_what_urgent_messages_have_not_said_yet():
 
 
 def test_messages_of_another_beginning_wait_for_it_or_are_dropped():
-    driver, _ = opened(IterationGap())
+    driver, _ = open_driver(IterationGap())
     driver.deliver(update(1, 5, generation=1))
     driver.deliver(update(2, 0))
     driver.drop()
@@ -107,7 +107,7 @@ def test_what_comes_before_the_first_step_waits_for_it():
 
 
 def test_a_new_beginning_has_no_update_and_no_pause_of_the_last_one():
-    driver, _ = opened(IterationGap(max_ig=2))
+    driver, _ = open_driver(IterationGap(max_ig=2))
     driver.deliver(update(1, 0))
     driver.pause()
     driver.deliver(Message(1, "mark", (0, 1, 0, 0)))
@@ -151,7 +151,7 @@ def test_what_is_sent_after_the_beginning_after_next_waits_for_that_one():
 
 
 def test_what_is_missing_is_said_by_name():
-    driver, _ = opened(IterationGap(max_ig=1, backup=(1, 0, 0)))
+    driver, _ = open_driver(IterationGap(max_ig=1, backup=(1, 0, 0)))
     assert driver.missing().what == "an update of step 0"
     assert (driver.missing().of, driver.missing().needed) == ((1, 2), 1)
     driver.deliver(update(2, 0))
@@ -166,7 +166,7 @@ def test_what_is_missing_is_said_by_name():
 
 def test_a_token_that_comes_after_a_look_makes_the_step_a_skip():
     """What is raised is chosen under the lock: a message may come between seeing that one may continue and doing so."""
-    driver, _ = opened(IterationGap(max_ig=2, backup=1, skip=SkipPolicy(limit=10)))
+    driver, _ = open_driver(IterationGap(max_ig=2, backup=1, skip=SkipPolicy(limit=10)))
     for source in (1, 2):
         driver.deliver(update(source, 0))
     driver.fire(Reduce)

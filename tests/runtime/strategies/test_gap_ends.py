@@ -6,7 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from helpers.gap_runs import optimizer_of, plan_of, ring_edges, until_left_behind
+from helpers.gap_runs import plan_of, ring_edges, until_left_behind
+from helpers.training import wrap_quadratic
 from partreduce.errors import PeerFailedError
 from partreduce.strategies import IterationGap, SkipPolicy, UpdateOrder
 
@@ -44,7 +45,7 @@ def test_who_lacks_something_of_a_lost_worker_says_what(ranks, gap, step, lack):
     together, last = threading.Barrier(3), 2 + (gap.update_order is UpdateOrder.DPSGD)
 
     def work(world):
-        model, optimizer = optimizer_of(world, plan_of(3, ring_edges(3), gap), np.zeros(3), timeout=120)
+        model, optimizer = wrap_quadratic(world, plan_of(3, ring_edges(3), gap), np.zeros(3), timeout=120)
         log = optimizer.runner.log
         log.is_on = True
         train(model, optimizer, 3)
@@ -69,7 +70,7 @@ def test_whose_updates_others_can_do_without_ends_nobodys_training(ranks):
     schedule = plan_of(4, edges, IterationGap(max_ig=2, backup=(1, 0, 0, 0)))
 
     def work(world):
-        model, optimizer = optimizer_of(world, schedule, np.zeros(3), timeout=60)
+        model, optimizer = wrap_quadratic(world, schedule, np.zeros(3), timeout=60)
         if world.rank == 3:
             train(model, optimizer, 2)
             lose(optimizer)
@@ -89,7 +90,7 @@ def test_whose_updates_others_can_do_without_ends_nobodys_training(ranks):
 
 def test_a_silent_worker_ends_a_wait_at_the_timeout(ranks):
     def work(world):
-        model, optimizer = optimizer_of(world, plan_of(2, ring_edges(2), IterationGap()), np.zeros(3), timeout=120)
+        model, optimizer = wrap_quadratic(world, plan_of(2, ring_edges(2), IterationGap()), np.zeros(3), timeout=120)
         optimizer.run.reducer.timeout = 1
         if world.rank == 0:
             with pytest.raises(PeerFailedError) as caught:
@@ -104,7 +105,7 @@ def test_a_silent_worker_ends_a_wait_at_the_timeout(ranks):
 
 def test_who_ended_after_fewer_rounds_is_named(ranks):
     def work(world):
-        model, optimizer = optimizer_of(
+        model, optimizer = wrap_quadratic(
             world, plan_of(2, ring_edges(2), IterationGap(max_ig=2)), np.zeros(3), timeout=60
         )
         train(model, optimizer, 5 if world.rank else 3)
@@ -118,7 +119,7 @@ def test_who_ended_after_fewer_rounds_is_named(ranks):
 
 def test_who_waits_where_all_meet_is_named_by_who_went_past(ranks):
     def work(world):
-        model, optimizer = optimizer_of(
+        model, optimizer = wrap_quadratic(
             world, plan_of(2, ring_edges(2), IterationGap(max_ig=2)), np.zeros(3), timeout=120
         )
         train(model, optimizer, 3)
@@ -141,7 +142,7 @@ def test_a_loop_over_n_batches_ends_in_step_n_however_many_it_skips(ranks, steps
     schedule = plan_of(n, ring_edges(n), gap, steps_per_round=steps_per_round)
 
     def work(world):
-        model, optimizer = optimizer_of(world, schedule, np.zeros(3))
+        model, optimizer = wrap_quadratic(world, schedule, np.zeros(3))
         seen, means = [], []
         for epoch in range(2):
             for batch in optimizer.batches(range(rounds * steps_per_round // 2)):
@@ -151,7 +152,7 @@ def test_a_loop_over_n_batches_ends_in_step_n_however_many_it_skips(ranks, steps
                     until_left_behind(optimizer.runner)
                 model.set_gradient(0.0, np.ones(3))
                 optimizer.step()
-            with optimizer.mean_model():  # nobody skips past a place where all meet
+            with optimizer.mean_model():  # no worker skips past a place where all meet
                 means.append(model.values().tolist())
         steps, skipped = optimizer.steps, optimizer.skipped
         optimizer.finish()
@@ -167,7 +168,7 @@ def test_who_skips_and_keeps_its_batches_is_told_how_to_drop_them(ranks):
     gap = IterationGap(max_ig=4, backup=1, skip=SkipPolicy(limit=10))
 
     def work(world):
-        model, optimizer = optimizer_of(world, plan_of(3, ring_edges(3), gap), np.zeros(3), timeout=60)
+        model, optimizer = wrap_quadratic(world, plan_of(3, ring_edges(3), gap), np.zeros(3), timeout=60)
         for batch in range(12):
             if world.rank == 0 and batch == 3:
                 until_left_behind(optimizer.runner)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from helpers.thread_ranks import on_ranks
-from helpers.training import Quadratic
-from partreduce import Cluster, DistributedOptimizer, Schedule
+from helpers.training import wrap_quadratic
+from partreduce import Cluster, Schedule
 from partreduce.errors import PeerFailedError
 from partreduce.runtime.strategies import pairwise as pairwise_module
 from partreduce.schedulers.protocols.adpsgd import Role, two_sides
@@ -19,12 +19,6 @@ from partreduce.strategies import DelayedAveraging, Pairwise, Synchronous
 
 def schedule(n, active, **options):
     return Schedule("pairs at random", Cluster.regular(1, n), Pairwise(active=active, **options))
-
-
-def make(world, plan, start, *, timeout=60, **options):
-    model = Quadratic(np.array(start, dtype=float), torch.float64)
-    inner = torch.optim.SGD(model.parameters(), lr=1.0)
-    return model, DistributedOptimizer(inner, model, plan, timeout=timeout, initial="keep", world=world, **options)
 
 
 @pytest.mark.parametrize("is_delayed", [False, True])
@@ -40,7 +34,7 @@ def test_the_sum_is_preserved_and_every_update_is_applied_once(ranks, n, active,
         plan = schedule(
             n, active, steps_per_round=steps_per_round, sync=DelayedAveraging() if is_delayed else Synchronous()
         )
-        model, optimizer = make(world, plan, [world.rank, 2.0 * world.rank, 1.0])
+        model, optimizer = wrap_quadratic(world, plan, [world.rank, 2.0 * world.rank, 1.0])
         for step in range(rounds * plan.steps_per_round_of(world.rank)):
             time.sleep(rng.random() * 0.004)
             model.set_gradient(0.0, np.array([1.0, step, world.rank]))
@@ -72,7 +66,7 @@ def test_workers_come_to_agree(ranks):
     together = threading.Barrier(4)
 
     def work(world):
-        model, optimizer = make(world, schedule(4, (0, 1)), [float(world.rank)] * 3)
+        model, optimizer = wrap_quadratic(world, schedule(4, (0, 1)), [float(world.rank)] * 3)
         for _ in range(60):
             together.wait(60)  # who ended long before another began would have met it only through others
             model.set_gradient(0.0, np.zeros(3))
@@ -88,7 +82,7 @@ def test_workers_come_to_agree(ranks):
 def test_edges_limit_who_meets_whom(ranks):
     def work(world):
         plan = schedule(4, (0, 1), edges=((0, 2), (1, 3), (1, 2)))
-        model, optimizer = make(world, plan, [0.0] * 3)
+        model, optimizer = wrap_quadratic(world, plan, [0.0] * 3)
         for _ in range(12):
             model.set_gradient(0.0, np.zeros(3))
             optimizer.step()
@@ -105,7 +99,7 @@ def test_edges_limit_who_meets_whom(ranks):
 @on_ranks(3, [[7.0] * 3] * 3)
 def test_workers_that_finish_at_different_times_end_cleanly(world, slow):
     """A passive worker that is done still answers; an active one that is done is waited for by finish()."""
-    model, optimizer = make(world, schedule(3, (0,), sync=DelayedAveraging()), [float(world.rank)] * 3)
+    model, optimizer = wrap_quadratic(world, schedule(3, (0,), sync=DelayedAveraging()), [float(world.rank)] * 3)
     for _ in range(6):
         if world.rank == slow:
             time.sleep(0.05)
@@ -119,7 +113,7 @@ def test_a_busy_passive_worker_makes_nobody_wait(ranks):
     gate = threading.Event()
 
     def work(world):
-        model, optimizer = make(world, schedule(2, (0,)), [0.0] * 3)
+        model, optimizer = wrap_quadratic(world, schedule(2, (0,)), [0.0] * 3)
         for step in range(5):
             if world.rank == 1 and step == 1:
                 assert gate.wait(60), "the active worker needs this one's main thread"
@@ -142,7 +136,7 @@ def test_letters_that_come_twice_are_applied_once(ranks, monkeypatch):
     monkeypatch.setattr(pairwise_module._Pair, "receive", twice)
 
     def work(world):
-        model, optimizer = make(world, schedule(3, (0, 2)), [float(world.rank)] * 3)
+        model, optimizer = wrap_quadratic(world, schedule(3, (0, 2)), [float(world.rank)] * 3)
         for _ in range(10):
             model.set_gradient(0.0, np.ones(3))
             optimizer.step()
@@ -154,7 +148,7 @@ def test_letters_that_come_twice_are_applied_once(ranks, monkeypatch):
 
 @on_ranks(3)
 def test_the_machine_that_runs_is_the_explored_one(world):
-    _, optimizer = make(world, schedule(3, (1,)), [0.0] * 3)
+    _, optimizer = wrap_quadratic(world, schedule(3, (1,)), [0.0] * 3)
     machine = optimizer.runner.pair.machine
     optimizer.runner.close()
     assert machine == two_sides(machine.graph, frozenset({1}))
@@ -164,7 +158,7 @@ def test_the_machine_that_runs_is_the_explored_one(world):
 @on_ranks(2, [0, 0])
 def test_gradients_see_parameters_that_no_exchange_touches(world):
     """Live parameters change only inside step(), however many exchanges the side thread does meanwhile."""
-    model, optimizer = make(world, schedule(2, (0,)), [float(world.rank)] * 3)
+    model, optimizer = wrap_quadratic(world, schedule(2, (0,)), [float(world.rank)] * 3)
     torn = 0
     for _ in range(30):
         before = model.values().clone()
@@ -180,7 +174,7 @@ def test_gradients_see_parameters_that_no_exchange_touches(world):
 def test_a_lost_partner_is_named(ranks):
 
     def work(world):
-        model, optimizer = make(world, schedule(2, (0,)), [0.0] * 3, timeout=60)
+        model, optimizer = wrap_quadratic(world, schedule(2, (0,)), [0.0] * 3, timeout=60)
         model.set_gradient(0.0, np.ones(3))
         optimizer.step()
         if world.rank == 1:

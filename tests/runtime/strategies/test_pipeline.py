@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from helpers.thread_ranks import on_ranks
-from partreduce import Cluster, DistributedOptimizer, Schedule, load_checkpoint, save_checkpoint
+from helpers.training import wrap
+from partreduce import load_checkpoint, save_checkpoint
 from partreduce.errors import InputError, PeerFailedError
-from partreduce.strategies import AllReduce, Pipeline, Synchronous
+from partreduce.strategies import AllReduce, Pipeline
 from partreduce.topo.strategies.axes import WIDER
 
 
@@ -33,25 +34,14 @@ class Numbers(torch.nn.Module):
         return [weight.item() for weight in self.weights]
 
 
-def wrapped(
-    world,
-    *,
-    model=None,
-    make=torch.optim.SGD,
-    buffers="average",
-    rate=1.0,
-    timeout=60,
-    options=None,
-    strategy=None,
-    **sync,
-):
+def make_optimizer(world, *, model=None, strategy=None, momentum=0.0, **sync):
+    """A model and its optimizer, under a pipeline unless another strategy is given."""
     model = model or Numbers()
-    inner = make(model.parameters(), lr=rate, **(options or {}))
-    schedule = Schedule("late", Cluster.regular(1, world.size), strategy or AllReduce(sync=Pipeline(**sync)))
-    return model, DistributedOptimizer(inner, model, schedule, timeout=timeout, buffers=buffers, world=world)
+    inner = torch.optim.SGD(model.parameters(), lr=1.0, momentum=momentum)
+    return model, wrap(world, model, strategy or AllReduce(sync=Pipeline(**sync)), inner)
 
 
-def stepped(model, optimizer, gradients, *, scaler=None, clip=None):
+def take_steps(model, optimizer, gradients, *, scaler=None, clip=None):
     """What the first weight has moved by after each step with one of these gradients, or with the clipped mean."""
     seen = []
     for gradient in gradients:
@@ -71,17 +61,17 @@ def stepped(model, optimizer, gradients, *, scaler=None, clip=None):
     return seen
 
 
-def trained(world, steps, **options):
+def train(world, steps, **options):
     """Steps with a gradient of 2 · step on worker 1 and none elsewhere: the mean over two workers is the step."""
-    model, optimizer = wrapped(world, **options)
-    return model, optimizer, stepped(model, optimizer, [2.0 * step * world.rank for step in range(1, steps + 1)])
+    model, optimizer = make_optimizer(world, **options)
+    return model, optimizer, take_steps(model, optimizer, [2.0 * step * world.rank for step in range(1, steps + 1)])
 
 
 @pytest.mark.parametrize("width", [2, 3, 4])
 @pytest.mark.filterwarnings("ignore:partreduce. schedule")
 def test_at_most_k_minus_1_operations_are_in_flight_in_k_arrays(ranks, width):
     def work(world):
-        model, optimizer = wrapped(world, width=width)
+        model, optimizer = make_optimizer(world, width=width)
         reducer, running, most, arrays = optimizer.run.reducer, set(), [0], set()
         begin, wait = reducer.begin, reducer.wait
 
@@ -97,7 +87,7 @@ def test_at_most_k_minus_1_operations_are_in_flight_in_k_arrays(ranks, width):
             running.discard(reduction)
 
         reducer.begin, reducer.wait = beginning, waiting
-        stepped(model, optimizer, [1.0] * 9)
+        take_steps(model, optimizer, [1.0] * 9)
         del reducer.begin, reducer.wait
         optimizer.finish()
         return most[0], len(arrays)
@@ -107,20 +97,20 @@ def test_at_most_k_minus_1_operations_are_in_flight_in_k_arrays(ranks, width):
 
 def test_a_pipeline_beyond_2_is_warned_of_once_with_the_papers_argument(ranks):
     with warnings.catch_warnings(record=True, action="always") as caught:
-        ranks.run(2, lambda world: wrapped(world, width=3)[1].finish())
-        ranks.run(2, lambda world: wrapped(world)[1].finish())
+        ranks.run(2, lambda world: make_optimizer(world, width=3)[1].finish())
+        ranks.run(2, lambda world: make_optimizer(world)[1].finish())
     said = [str(warning.message) for warning in caught if "partreduce" in str(warning.message)]
-    assert said == [f"partreduce: schedule 'late' has a pipeline of 3: {WIDER}"]
+    assert said == [f"partreduce: schedule 'trained' has a pipeline of 3: {WIDER}"]
 
 
 def test_a_scaler_skips_the_late_step_on_all_workers_also_when_it_is_drained(ranks):
-    """Worker 1 meets an infinite gradient in its second and in its last step; nobody applies those means."""
+    """Worker 1 meets an infinite gradient in its second and in its last step; no worker applies those means."""
 
     def work(world):
-        model, optimizer = wrapped(world)
+        model, optimizer = make_optimizer(world)
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
         gradients = [float("inf") if world.rank == 1 and step in (2, 5) else float(step) for step in range(1, 6)]
-        seen = stepped(model, optimizer, gradients, scaler=scaler)
+        seen = take_steps(model, optimizer, gradients, scaler=scaler)
         optimizer.finish()
         return [*seen, -model.values[0]], scaler.get_scale()
 
@@ -131,7 +121,7 @@ def test_a_scaler_skips_the_late_step_on_all_workers_also_when_it_is_drained(ran
 
 @on_ranks(2)
 def test_gradients_that_still_bear_a_scalers_scale_are_refused(world):
-    model, optimizer = wrapped(world)
+    model, optimizer = make_optimizer(world)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     model.backward(1.0, scaler=scaler)
     optimizer.average_gradients()
@@ -143,20 +133,20 @@ def test_gradients_that_still_bear_a_scalers_scale_are_refused(world):
 
 @on_ranks(2, [[0, 1, 2.5, 4]] * 2)
 def test_a_scaler_with_unscale_and_average_gradients_clips_the_late_mean(world):
-    model, optimizer = wrapped(world)
+    model, optimizer = make_optimizer(world)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     clip = lambda: torch.nn.utils.clip_grad_value_(model.parameters(), 1.5)  # noqa: E731
-    seen = stepped(model, optimizer, [1.0, 2.0, 3.0, 4.0], scaler=scaler, clip=clip)
+    seen = take_steps(model, optimizer, [1.0, 2.0, 3.0, 4.0], scaler=scaler, clip=clip)
     optimizer.finish()
     return seen
 
 
 @on_ranks(2, [1 + 1.5 + 1.5] * 2)
 def test_the_end_of_join_clips_late_means_as_the_script_said(world):
-    model, optimizer = wrapped(world)
+    model, optimizer = make_optimizer(world)
     clip = lambda: torch.nn.utils.clip_grad_value_(model.parameters(), 1.5)  # noqa: E731
     with optimizer.join(after_averaging=clip):
-        stepped(model, optimizer, [1.0, 2.0, 3.0], clip=clip)
+        take_steps(model, optimizer, [1.0, 2.0, 3.0], clip=clip)
     value = -model.values[0]
     optimizer.finish()
     return value
@@ -164,11 +154,11 @@ def test_the_end_of_join_clips_late_means_as_the_script_said(world):
 
 def test_the_end_of_join_drains_and_the_next_epoch_begins_with_a_zero(ranks):
     def work(world):
-        model, optimizer = wrapped(world)
+        model, optimizer = make_optimizer(world)
         seen = []
         for _ in range(2):
             with optimizer.join():
-                stepped(model, optimizer, [2.0] * (2 + world.rank))
+                take_steps(model, optimizer, [2.0] * (2 + world.rank))
             seen.append((-model.values[0], optimizer.steps))
         optimizer.finish()
         return [*seen, -model.values[0]]
@@ -178,20 +168,19 @@ def test_the_end_of_join_drains_and_the_next_epoch_begins_with_a_zero(ranks):
 
 
 @pytest.mark.parametrize("late", [False, True])
-@on_ranks(2, [2.0 + 1.0] * 2)
-def test_who_has_no_data_left_skips_what_a_scaler_makes_the_others_skip(world, late):
-    """Worker 1's second gradient is infinite; worker 0 has no second batch."""
-    if late:
-        model, optimizer = wrapped(world)
-    else:
-        model = Numbers()
-        schedule = Schedule("now", Cluster.regular(1, 2), AllReduce())
-        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model, schedule, world=world)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    with optimizer.join():
-        stepped(model, optimizer, [2.0, float("inf"), 2.0][: 1 + 2 * world.rank], scaler=scaler)
-    optimizer.finish()
-    return -model.values[0]
+@pytest.mark.parametrize("own", [0, 1])
+def test_who_has_no_data_left_skips_what_a_scaler_makes_the_others_skip(ranks, late, own):
+    """Worker 1's second gradient is infinite; worker 0 has no second batch, or none at all."""
+
+    def work(world):
+        model, optimizer = make_optimizer(world, strategy=None if late else AllReduce())
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        with optimizer.join():
+            take_steps(model, optimizer, [2.0, float("inf"), 2.0][: 3 if world.rank else own], scaler=scaler)
+        optimizer.finish()
+        return -model.values[0]
+
+    assert ranks.run(2, work) == [2.0 + own] * 2
 
 
 def test_buffers_that_ride_along_agree_when_nothing_changes_them_any_more(ranks):
@@ -199,7 +188,7 @@ def test_buffers_that_ride_along_agree_when_nothing_changes_them_any_more(ranks)
 
     def work(world, width):
         model = Numbers(norm=True)
-        _, optimizer = wrapped(world, model=model, width=width)
+        _, optimizer = make_optimizer(world, model=model, width=width)
         with torch.no_grad():
             model.norm.running_mean.fill_(float(world.rank))
         seen = []
@@ -221,7 +210,7 @@ def test_buffers_that_ride_along_agree_when_nothing_changes_them_any_more(ranks)
 def test_what_a_buffer_learns_while_its_mean_is_on_the_way_stays(ranks):
     def work(world):
         model = Numbers(norm=True)
-        _, optimizer = wrapped(world, model=model)
+        _, optimizer = make_optimizer(world, model=model)
         for step in range(1, 5):
             model.norm.running_mean += 2.0 * step * world.rank
             optimizer.zero_grad()
@@ -235,59 +224,9 @@ def test_what_a_buffer_learns_while_its_mean_is_on_the_way_stays(ranks):
     assert ranks.run(2, work) == [(1.0 + 2 + 3, 10.0), (1.0 + 2 + 3 + 8, 10.0)]
 
 
-def test_parameters_without_gradient_keep_none_and_frozen_ones_stay(ranks):
-    """Nobody uses the second weight; the third is frozen after wrapping, the fourth before."""
-
-    def work(world):
-        model = Numbers(4)
-        model.weights[3].requires_grad_(requires_grad=False)
-        with torch.no_grad():
-            for weight in model.weights:
-                weight.fill_(16.0)
-        trainable = [weight for weight in model.weights if weight.requires_grad]
-        schedule = Schedule("late", Cluster.regular(1, 2), AllReduce(sync=Pipeline()))
-        inner = torch.optim.SGD(trainable, lr=1.0, weight_decay=0.5)
-        optimizer = DistributedOptimizer(inner, model, schedule, world=world)
-        model.weights[2].requires_grad_(requires_grad=False)
-        for _ in range(3):
-            optimizer.zero_grad()
-            model.backward(0.0, None, None, None)
-            optimizer.step()
-        absent = [weight.grad is None for weight in model.weights]
-        optimizer.finish()
-        return model.values, absent
-
-    # The zero of the first step decays the unused weight once.
-    assert ranks.run(2, work) == [([1.0, 8.0, 16.0, 16.0], [False, True, True, True])] * 2
-
-
-building = threading.Lock()
-"""The seed belongs to the process, and the workers are threads of it."""
-
-
-def build(world, width):
-    with building:
-        torch.manual_seed(1)
-        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)).double()
-    return wrapped(world, model=model, make=torch.optim.Adam, rate=0.03, width=width)
-
-
-def steps_of(model, optimizer, draw, count):
-    """Random steps, and the model after each."""
-    seen = []
-    for _ in range(count):
-        optimizer.zero_grad()
-        inputs = torch.randn(5, 3, dtype=torch.float64, generator=draw)
-        torch.nn.functional.mse_loss(model(inputs), inputs.sum(1, keepdim=True)).backward()
-        optimizer.step()
-        everything = [*model.parameters(), *model.buffers()]
-        seen.append(torch.cat([value.detach().double().flatten() for value in everything]))
-    return seen
-
-
 def test_load_state_dict_drops_what_is_in_flight_and_says_so(ranks):
     def work(world):
-        model, optimizer, _ = trained(world, 3)
+        model, optimizer, _ = train(world, 3)
         start = [weight.detach().clone() for weight in model.parameters()]
         state = optimizer.state_dict()
         del state["partreduce"]["strategy"]  # as a state of another schedule
@@ -306,63 +245,35 @@ def test_load_state_dict_drops_what_is_in_flight_and_says_so(ranks):
     assert any("the gradients of step 2, which were in flight, are dropped" in text for text in said)
 
 
-@pytest.mark.parametrize("width", [2, 3])
-@pytest.mark.parametrize("whose", ["own", "worker 0's"])
-def test_two_state_dicts_saved_by_torch_resume_a_pipeline_bit_for_bit(ranks, tmp_path, width, whose):
-    """Worker 0's states bring parameters alone: BatchNorm's statistics are each worker's until their means arrive."""
-
-    def work(world):
-        path = tmp_path / f"{world.rank if whose == 'own' else 0}.pt"
-        draw = torch.Generator().manual_seed(world.rank)
-        model, optimizer = build(world, width)
-        steps_of(model, optimizer, draw, 5)
-        states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        if whose == "own" or world.rank == 0:
-            torch.save(states, path)
-        state = draw.get_state()
-        wanted = steps_of(model, optimizer, draw, 4)
-        optimizer.finish()
-        draw.set_state(state)
-        model, optimizer = build(world, width)
-        states = torch.load(path, weights_only=True)
-        model.load_state_dict(states["model"])
-        optimizer.load_state_dict(states["optimizer"])
-        got = steps_of(model, optimizer, draw, 4)
-        optimizer.finish()
-        count = None if whose == "own" else sum(parameter.numel() for parameter in model.parameters())
-        return all(torch.equal(mine[:count], should[:count]) for mine, should in zip(got, wanted, strict=True))
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*has a pipeline of 3")
-        assert ranks.run(2, work) == [True, True]
-
-
 def test_late_gradients_that_a_schedule_cannot_keep_are_dropped_with_a_word(ranks):
-    """A state of a wider pipeline, or of any pipeline where the schedule is synchronous."""
+    """A state of a wider pipeline, or of any pipeline where the schedule is synchronous or averages parameters."""
 
     def work(world):
-        model, optimizer = wrapped(world, width=3)
+        model, optimizer = make_optimizer(world, width=3)
         for _ in range(3):
             model.backward(1.0)
             optimizer.step()
         state = optimizer.state_dict()
         optimizer.finish()
-        for sync in (Pipeline(), Synchronous()):
-            _, optimizer = wrapped(world, strategy=AllReduce(sync=sync))
+        moved = []
+        for strategy in (AllReduce(sync=Pipeline()), AllReduce(), AllReduce(steps_per_round=2)):
+            model, optimizer = make_optimizer(world, strategy=strategy)
             optimizer.load_state_dict(state)
             assert optimizer.steps == 3
+            moved += take_steps(model, optimizer, [1.0])
             optimizer.finish()
+        return moved
 
     with warnings.catch_warnings(record=True, action="always") as caught:
-        ranks.run(2, work)
+        assert ranks.run(2, work) == [[0.0, 1.0, 1.0]] * 2
     said = [str(warning.message) for warning in caught if "besides the optimizer's is dropped" in str(warning.message)]
-    assert len(said) == 4
+    assert len(said) == 6
     assert sum("the late gradients of 2 steps, and a pipeline of 2 has 1" in text for text in said) == 2
 
 
 def test_what_a_load_drops_is_said_at_the_line_that_loads(ranks, tmp_path):
     def work(world):
-        _, optimizer, _ = trained(world, 3)
+        _, optimizer, _ = train(world, 3)
         save_checkpoint(optimizer, tmp_path)
         load_checkpoint(optimizer, tmp_path, allow_different_run=True)
         optimizer.finish()
@@ -377,7 +288,7 @@ def test_a_failure_in_flight_is_named_within_the_deadline_and_touches_nothing(ra
     """Worker 1 stays away after its third step: worker 0 can still apply that one's gradients, and nothing later."""
 
     def work(world):
-        model, optimizer = wrapped(world, options={"momentum": 0.5}, timeout=60)
+        model, optimizer = make_optimizer(world, momentum=0.5)
         for step in range(3 if world.rank else 5):
             optimizer.zero_grad()
             model.backward(2.0)
@@ -411,7 +322,7 @@ def test_a_failure_in_flight_is_named_within_the_deadline_and_touches_nothing(ra
 @pytest.mark.parametrize("width", [2, 3])
 def test_a_step_that_raises_once_on_all_workers_delays_what_is_late_and_stops_nothing(ranks, width):
     def work(world):
-        model, optimizer = wrapped(world, width=width)
+        model, optimizer = make_optimizer(world, width=width)
         plain, seen = optimizer.optimizer.step, []
         for step in range(1, 13):
             optimizer.zero_grad()
@@ -433,32 +344,14 @@ def test_a_step_that_raises_once_on_all_workers_delays_what_is_late_and_stops_no
 
 @on_ranks(2, [(9.0, 1)] * 2)
 def test_a_state_with_late_gradients_is_taken_up_behind_a_longer_warm_up(world):
-    model, optimizer = wrapped(world)
+    model, optimizer = make_optimizer(world)
     for _ in range(3):
         model.backward(1.0)
         optimizer.step()
         optimizer.zero_grad()
     state = optimizer.state_dict()
     optimizer.finish()
-    model, optimizer = wrapped(world, warm_up=6)
+    model, optimizer = make_optimizer(world, warm_up=6)
     optimizer.load_state_dict(state)
-    stepped(model, optimizer, [1.0] * 9)
+    take_steps(model, optimizer, [1.0] * 9)
     return -model.values[0], len(optimizer.run.membership.flights)
-
-
-def test_late_gradients_are_dropped_with_a_word_where_parameters_are_averaged(ranks):
-    def work(world):
-        model, optimizer = wrapped(world)
-        for _ in range(4):
-            model.backward(1.0)
-            optimizer.step()
-        state = optimizer.state_dict()
-        optimizer.finish()
-        model, optimizer = wrapped(world, strategy=AllReduce(steps_per_round=2))
-        optimizer.load_state_dict(state)
-        model.backward(1.0)
-        optimizer.step()
-        return -model.values[0], optimizer.steps
-
-    with pytest.warns(UserWarning, match="is dropped: load_checkpoint: the file holds flight/0/"):
-        assert ranks.run(2, work) == [(1.0, 5)] * 2

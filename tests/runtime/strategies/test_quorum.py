@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import partreduce
-from helpers.quorum_runs import WIDTH, TwoBuckets, make_quorum_case, quorum_problems, replayed, run_quorum_case
+from helpers.quorum_runs import WIDTH, TwoBuckets, make_quorum_case, quorum_problems, replay_steps, run_quorum_case
 from helpers.thread_ranks import on_ranks
 from partreduce import Cluster, DistributedOptimizer, Schedule, load_checkpoint, save_checkpoint
 from partreduce import strategies as st
@@ -40,7 +40,7 @@ def assert_conserved(case, results):
     allowed = ARRAYS["quorum"](case.schedule.strategy, case.num_workers) - 1  # which the mean model has
     assert all(result["made"] <= allowed for result in results), case
     exact = not case.sync.synchronize_every
-    for result, wanted in zip(results, replayed(case, results), strict=True):
+    for result, wanted in zip(results, replay_steps(case, results), strict=True):
         np.testing.assert_allclose(
             result["history"], np.reshape(wanted, (-1, 5)), rtol=0, atol=0 if exact else 1e-4, err_msg=f"{case}"
         )
@@ -72,7 +72,7 @@ def schedule_of(n, nodes=1, transport=None, **options):
     )
 
 
-def wrapped(world, schedule, make=None, values=(0.0,) * WIDTH, **options):
+def make_optimizer(world, schedule, make=None, values=(0.0,) * WIDTH, **options):
     model = TwoBuckets(list(values))
     inner = make(model.parameters()) if make else torch.optim.SGD(model.parameters(), lr=1.0)
     return model, inner, DistributedOptimizer(inner, model, schedule, world=world, timeout=60, **options)
@@ -94,7 +94,7 @@ def test_a_training_that_stops_lets_the_others_as_far_as_its_queue_and_no_furthe
 
     def work(world):
         rank = world.rank
-        model, _, optimizer = wrapped(world, schedule)
+        model, _, optimizer = make_optimizer(world, schedule)
         drivers[rank] = optimizer.runner.driver
         for number in range(before + 10):
             if rank == 0 and number == before:
@@ -136,7 +136,7 @@ def test_results_are_clipped_by_the_function_that_join_is_given(ranks):
     schedule = schedule_of(n)
 
     def work(world):
-        model, inner, optimizer = wrapped(world, schedule)
+        model, inner, optimizer = make_optimizer(world, schedule)
         history = [model.values()]
         inner.register_step_post_hook(lambda *_: history.append(model.values().copy()))
 
@@ -164,7 +164,7 @@ def test_partreduce_clips_results_that_others_see_in_another_call(ranks):
     """Given to join() it is called while a call or the end takes results, and must not call by itself there."""
 
     def work(world):
-        model, inner, optimizer = wrapped(world, schedule_of(3))
+        model, inner, optimizer = make_optimizer(world, schedule_of(3))
         history = [model.values()]
         inner.register_step_post_hook(lambda *_: history.append(model.values().copy()))
         clip = partial(partreduce.clip_grad_norm_, list(model.parameters()), 0.5)
@@ -183,7 +183,7 @@ def test_partreduce_clips_results_that_others_see_in_another_call(ranks):
 
 def test_what_one_worker_would_do_to_a_sum_alone_is_refused(ranks):
     def with_function(world):
-        model, _, optimizer = wrapped(world, schedule_of(2))
+        model, _, optimizer = make_optimizer(world, schedule_of(2))
         try:
             with optimizer.join(after_averaging=lambda: None):
                 call(model, optimizer, 1)
@@ -191,7 +191,7 @@ def test_what_one_worker_would_do_to_a_sum_alone_is_refused(ranks):
             optimizer.runner.close()
 
     def without_step(world):
-        model, _, optimizer = wrapped(world, schedule_of(2))
+        model, _, optimizer = make_optimizer(world, schedule_of(2))
         model.set_gradient(np.ones(WIDTH))
         optimizer.average_gradients()
         try:
@@ -206,7 +206,7 @@ def test_what_one_worker_would_do_to_a_sum_alone_is_refused(ranks):
 
 def test_who_meets_after_fewer_calls_is_told_the_rule(ranks):
     def work(world):
-        model, _, optimizer = wrapped(world, schedule_of(2))
+        model, _, optimizer = make_optimizer(world, schedule_of(2))
         for _ in range(1 + world.rank):
             call(model, optimizer, 2)
             with optimizer.mean_model():
@@ -220,7 +220,7 @@ def test_who_meets_after_fewer_calls_is_told_the_rule(ranks):
 
 def test_states_of_different_rounds_are_not_loaded(ranks):
     def work(world):
-        model, _, optimizer = wrapped(world, schedule_of(2))
+        model, _, optimizer = make_optimizer(world, schedule_of(2))
         call(model, optimizer, 2)
         with optimizer.mean_model():
             state = optimizer.state_dict()
@@ -237,7 +237,7 @@ def test_states_of_different_rounds_are_not_loaded(ranks):
 
 def test_a_function_is_for_its_own_join(ranks):
     def work(world):
-        model, _, optimizer = wrapped(world, schedule_of(2))
+        model, _, optimizer = make_optimizer(world, schedule_of(2))
         with optimizer.join(after_averaging=optimizer.zero_grad):
             pass
         for _ in range(3 + world.rank):
@@ -253,7 +253,7 @@ def test_rates_that_go_on_by_calls_are_warned_of(ranks, by_rounds):
     n, schedule = 3, schedule_of(3)
 
     def work(world):
-        model, inner, optimizer = wrapped(world, schedule)
+        model, inner, optimizer = make_optimizer(world, schedule)
         state = lambda: optimizer.runner.driver.state  # noqa: E731 - it changes
         rates = torch.optim.lr_scheduler.ExponentialLR(inner, 0.5)
         with optimizer.join(after_averaging=rates.step if by_rounds else None):
@@ -285,7 +285,7 @@ def test_a_checkpoint_loses_no_gradient(ranks, tmp_path):
     schedule = schedule_of(n, staleness=2)
 
     def work(world, *, resumes):
-        model, _, optimizer = wrapped(world, schedule, lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.5))
+        model, _, optimizer = make_optimizer(world, schedule, lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.5))
         if resumes:
             assert load_checkpoint(optimizer, tmp_path).round == optimizer.round
         for number in range(calls * resumes, calls * (1 + resumes)):
@@ -307,8 +307,8 @@ def test_a_checkpoint_loses_no_gradient(ranks, tmp_path):
 
 
 def test_what_does_not_go_with_a_quorum_is_refused_in_one_line(ranks):
-    def scaled(world):
-        model, _, optimizer = wrapped(world, schedule_of(2))
+    def step_by_scaler(world):
+        model, _, optimizer = make_optimizer(world, schedule_of(2))
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
         scaler.scale(model.wide.sum() + model.narrow.sum()).backward()
         scaler.unscale_(optimizer)
@@ -318,7 +318,7 @@ def test_what_does_not_go_with_a_quorum_is_refused_in_one_line(ranks):
         finally:
             optimizer.runner.close()
 
-    errors = ranks.run(2, scaled, catch=InputError)
+    errors = ranks.run(2, step_by_scaler, catch=InputError)
     assert all("before a GradScaler's verdict" in str(error) for error in errors)
 
 
@@ -327,7 +327,7 @@ def test_communicators_are_used_again_only_after_all_have_finished(world):
     """A sum that one worker left under way would meet that of the next optimizer, which ends a process inside gloo."""
     lines = []
     for finishes in (True, False, True):
-        _, _, optimizer = wrapped(world, schedule_of(2))
+        _, _, optimizer = make_optimizer(world, schedule_of(2))
         lines.append(optimizer.runner.communicator)
         (optimizer.finish if finishes else optimizer.runner.close)()
     return [lines.index(line) for line in lines]
@@ -335,11 +335,11 @@ def test_communicators_are_used_again_only_after_all_have_finished(world):
 
 @pytest.mark.parametrize("grace", [20_000_000, 20_000], ids=["long", "short"])
 def test_a_round_that_may_begin_waits_for_a_workers_own_gradient_as_long_as_its_grace(ranks, grace):
-    """Worker 0 begins a second round; the others come a little later, or not before it has gone on."""
+    """Worker 0 begins a second round; the others come a little later, or not before it has continued."""
     gone_on = threading.Event()
 
     def work(world):
-        model, _, optimizer = wrapped(world, schedule_of(4, grace=grace))
+        model, _, optimizer = make_optimizer(world, schedule_of(4, grace=grace))
         call(model, optimizer, 0)
         if world.rank:
             assert gone_on.wait(0.3 if grace > 1e6 else 60) == (grace < 1e6)
@@ -366,17 +366,17 @@ def test_workers_read_what_each_of_them_has_told_and_notice_who_is_elsewhere(see
     begun = [StartedRound(3, 40, share, one) for share, one in zip(shares, brought, strict=True)]
     here, there = tag_of("run", 3, 40), tag_of("run", 3, 41)
 
-    def told(tags):
+    def exchange(tags):
         for place, (one, tag) in enumerate(zip(begun, tags, strict=True)):
             write_counts(one, one.payload.arrays[0], tag, place=place, size=size)
         total = torch.stack([one.arrays[0] for one in brought]).sum(0)
         for one in brought:
             one.arrays[0].copy_(total)
 
-    told([here] * size)
+    exchange([here] * size)
     for one in begun:
         assert read_counts(one.payload.arrays[0], here, 40, size=size) == (shares, any(one.scaled for one in brought))
-    told([*[here] * (size - 1), there])
+    exchange([*[here] * (size - 1), there])
     with pytest.raises(PeerGoneError, match="different rounds"):
         read_counts(brought[0].arrays[0], here, 40, size=size)
 
@@ -404,7 +404,7 @@ def test_a_sum_in_two_levels_is_summed_so(ranks):
     schedule = schedule_of(4, nodes=2, transport=st.Transport(algorithm=st.AllReduceAlgorithm.HIERARCHICAL))
 
     def work(world):
-        model, _, optimizer = wrapped(world, schedule)
+        model, _, optimizer = make_optimizer(world, schedule)
         algorithm = type(optimizer.runner.communicator).__name__
         for number in range(3):
             call(model, optimizer, number)
@@ -449,7 +449,7 @@ def test_an_optimizer_that_one_worker_cannot_make_ends_the_world_of_all(ranks, m
         said = []
         for _ in range(2):
             with pytest.raises(UnavailableError) as caught:
-                wrapped(world, schedule_of(2))
+                make_optimizer(world, schedule_of(2))
             said.append(str(caught.value))
             monkeypatch.setattr(Mailbox, "__init__", make)
         return said, world.abandoned

@@ -41,14 +41,14 @@ def sums_of(model, num_workers=4):
     return GradientSums(buckets_of(model), ROOM, num_workers=num_workers)
 
 
-def brought(sums):
+def bring(sums):
     """What a round takes along, as it would be summed."""
     one = sums.depart()
     sums.arrays(one)
     return one
 
 
-def delivered(model, sums, one):
+def deliver(model, sums, one):
     """The gradients that a sum leaves in the model."""
     model.has(-1, -1)
     sums.apply(one)
@@ -73,9 +73,9 @@ def test_a_late_gradient_stays_in_the_send_buffer_whatever_later_calls_have(call
         for gradients in calls:
             model.has(*gradients)
             sums.add(scaled=False)
-        one = brought(sums)
-        assert delivered(model, sums, one) == expected, f"round {number}"
-        assert delivered(model, sums, brought(sums)) == (None, None), "nothing was added since"
+        one = bring(sums)
+        assert deliver(model, sums, one) == expected, f"round {number}"
+        assert deliver(model, sums, bring(sums)) == (None, None), "nothing was added since"
         sums.keep(number, one)
         sums.take([number])
         sums.retain(())
@@ -106,13 +106,13 @@ def test_a_round_sums_what_each_worker_has_and_nothing_that_its_arrays_had_befor
         for model, sums, own in zip(models, workers, gradients, strict=True):
             model.has(*own)
             sums.add(scaled=False)
-            brings.append(brought(sums))
+            brings.append(bring(sums))
         total = [
             sum(values for values in column if values is not None) or None for column in zip(*gradients, strict=True)
         ]
         for array, other in zip(brings[0].arrays, brings[1].arrays, strict=True):
             array.add_(other)
-        assert delivered(models[0], workers[0], brings[0]) == tuple(total)
+        assert deliver(models[0], workers[0], brings[0]) == tuple(total)
         for sums, one in zip(workers, brings, strict=True):
             sums.keep(number, one)
             sums.retain(())
@@ -125,7 +125,7 @@ def test_sums_wait_by_round_and_are_lent_again_once_nobody_needs_them():
     for round_ in range(3):
         model.has(round_ + 1, None)
         sums.add(scaled=False)
-        kept.append(brought(sums))
+        kept.append(bring(sums))
         sums.keep(round_, kept[-1])
     assert sums.take([2, 0]) == [kept[2], kept[0]]
     sums.retain([1])
@@ -149,7 +149,7 @@ def test_a_result_that_is_to_be_taken_again_is_not_lent_meanwhile():
     """With `missed: latest` a call that finds no newer one takes the last one once more."""
     model = Two()
     sums = sums_of(model)
-    one = brought(sums)
+    one = bring(sums)
     sums.keep(0, one)
     for _ in range(2):
         assert sums.take([0]) == [one]
@@ -165,8 +165,8 @@ def test_a_new_segment_has_nothing_of_the_last_one():
     model.has(1, 2)
     sums.add(scaled=True)
     sums.clear()
-    one = brought(sums)
-    assert delivered(model, sums, one) == (None, None)
+    one = bring(sums)
+    assert deliver(model, sums, one) == (None, None)
     assert not one.scaled
 
 
@@ -178,12 +178,12 @@ def test_a_sum_is_divided_by_the_workers_however_many_gradients_are_in_it(dtype)
     for number in (1, 3, 8):
         model.has(number, number)
         sums.add(scaled=False)
-    one = brought(sums)
+    one = bring(sums)
     assert float(one.arrays[0][0]) == (12 if dtype is torch.float32 else 12 / 8)
     sums.arrived(one, scaled=False)
-    assert delivered(model, sums, one) == (12 / 8, 12 / 8)
+    assert deliver(model, sums, one) == (12 / 8, 12 / 8)
     assert not one.scaled
-    empty = brought(sums)
+    empty = bring(sums)
     sums.arrived(empty, scaled=True)
     assert empty.scaled
     assert all(torch.isfinite(array).all() for array in empty.arrays)
@@ -195,9 +195,9 @@ def test_what_a_rounds_workers_tell_one_another_lies_beside_their_gradients(dtyp
     sums = sums_of(model, num_workers=1)
     model.has(1, 2)
     sums.add(scaled=False)
-    one = brought(sums)
+    one = bring(sums)
     room = sums.room(one)
     assert len(room) == ROOM
     assert room.dtype == torch.float32, "which carries numbers exactly"
     room.fill_(7)
-    assert delivered(model, sums, one) == (1, 2)
+    assert deliver(model, sums, one) == (1, 2)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from helpers.thread_ranks import on_ranks
-from helpers.training import Quadratic, wrapped
+from helpers.training import wrap_quadratic
 from partreduce import Cluster, Schedule
 from partreduce.errors import PeerFailedError
 from partreduce.runtime.strategies import asynchronous_server
@@ -22,11 +22,6 @@ from partreduce.strategies import DelayedAveraging, Server, Synchronous
 
 def schedule(n, **options):
     return Schedule("server", Cluster.regular(1, n), Server(**options))
-
-
-def push_model(world, plan, start, **options):
-    model = Quadratic(np.array(start, dtype=float), torch.float64)
-    return model, wrapped(world, model, plan, lr=1.0, initial="keep", **options)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +40,7 @@ def test_every_push_is_applied_exactly_once(ranks, hosts, is_delayed, steps_per_
             sync=DelayedAveraging() if is_delayed else Synchronous(),
             steps_per_round=steps_per_round,
         )
-        model, optimizer = push_model(world, plan, [1.0, 2.0, 3.0])
+        model, optimizer = wrap_quadratic(world, plan, [1.0, 2.0, 3.0])
         for step in range(rounds * plan.steps_per_round_of(world.rank)):
             model.set_gradient(0.0, np.array([1.0, 2.0**world.rank, step]) / 4)
             optimizer.step()
@@ -76,7 +71,7 @@ def test_nobody_runs_ahead_by_more_than_the_staleness(ranks, staleness):
 
     def work(world):
         plan = schedule(3, hosts=(1,), synchronous=False, staleness=staleness)
-        model, optimizer = push_model(world, plan, [0.0, 0.0, 0.0])
+        model, optimizer = wrap_quadratic(world, plan, [0.0, 0.0, 0.0])
         for round_ in range(8):
             deadline = time.monotonic() + 60
             while world.rank == 0 and max(rounds_of) < min(round_ + staleness, 8):
@@ -99,7 +94,7 @@ def test_without_a_bound_fast_workers_do_not_wait_for_a_slow_one(ranks):
     gate = threading.Event()
 
     def work(world):
-        model, optimizer = push_model(world, schedule(3, hosts=(0, 1), synchronous=False), [0.0] * 3)
+        model, optimizer = wrap_quadratic(world, schedule(3, hosts=(0, 1), synchronous=False), [0.0] * 3)
         for step in range(5):
             if world.rank == 0 and step == 1:
                 assert gate.wait(60), "the others need this worker's main thread"
@@ -125,7 +120,7 @@ def test_a_push_that_comes_twice_is_applied_once(ranks, monkeypatch):
     monkeypatch.setattr(asynchronous_server._Shard, "receive", twice)
 
     def work(world):
-        model, optimizer = push_model(world, schedule(2, synchronous=False), [0.0] * 3)
+        model, optimizer = wrap_quadratic(world, schedule(2, synchronous=False), [0.0] * 3)
         for _ in range(5):
             model.set_gradient(0.0, np.ones(3))
             optimizer.step()
@@ -138,7 +133,7 @@ def test_a_push_that_comes_twice_is_applied_once(ranks, monkeypatch):
 @on_ranks(2, [[6.0] * 3] * 2)
 def test_all_may_start_again_before_their_first_step(world):
     """As where a state is loaded after a worker with more steps per round has begun its round, and others have not."""
-    model, optimizer = push_model(world, schedule(2, hosts=(1,), synchronous=False), [0.0] * 3)
+    model, optimizer = wrap_quadratic(world, schedule(2, hosts=(1,), synchronous=False), [0.0] * 3)
     optimizer.runner.drain()
     for _ in range(3):
         model.set_gradient(0.0, np.ones(3))
@@ -171,7 +166,7 @@ def test_garbage_and_letters_of_other_runs_are_dropped(ranks):
     zmq = pytest.importorskip("zmq")
 
     def work(world):
-        model, optimizer = push_model(world, schedule(2, hosts=(0, 1), synchronous=False), [0.0] * 3)
+        model, optimizer = wrap_quadratic(world, schedule(2, hosts=(0, 1), synchronous=False), [0.0] * 3)
         model.set_gradient(0.0, np.ones(3))
         optimizer.step()
         mailbox = optimizer.runner.mailboxes[0]
@@ -208,7 +203,7 @@ def test_a_worker_that_fails_is_named_to_those_who_wait_for_it(ranks, synchronou
     def work(world):
         options = {} if synchronous else {"staleness": 0}
         plan = schedule(3, hosts=(0,), synchronous=synchronous, **options)
-        model, optimizer = push_model(world, plan, [0.0] * 3)
+        model, optimizer = wrap_quadratic(world, plan, [0.0] * 3)
         model.set_gradient(0.0, np.ones(3))
         optimizer.step()
         if world.rank == 1:

@@ -28,7 +28,7 @@ PLAIN = "threading.Thread(target=ask, daemon=True).start()\nasked.wait()\n"
 BACKGROUND = "Background(ask, name='asks', stop=stopped.set).start()\nasked.wait()\n"
 
 
-def ended(script):
+def run_script(script):
     return WARM.run("-c", script, timeout=250)
 
 
@@ -36,7 +36,7 @@ def test_a_plain_daemon_thread_inside_torch_ends_the_process_by_a_signal():
     """The fault that the class exists for: when this fails, Python or torch has mended it."""
     if sys.version_info >= (3, 14):
         pytest.skip("from Python 3.14 on such a thread waits for ever instead")
-    # By an interpreter of its own, which takes itself down: the warm one's commands end without.
+    # By another interpreter, which takes itself down: the warm one's commands end without.
     command = [sys.executable, "-c", STORE + PLAIN]
     result = subprocess.run(command, check=False, env=children.environment(), timeout=250)
     assert result.returncode == -6
@@ -44,13 +44,13 @@ def test_a_plain_daemon_thread_inside_torch_ends_the_process_by_a_signal():
 
 @pytest.mark.parametrize(("end", "code"), [("", 0), ("sys.exit(3)", 3), ("raise ValueError('on purpose')", 1)])
 def test_a_process_with_background_threads_ends_as_its_script_ends(end, code):
-    result = ended(STORE + BACKGROUND + end)
+    result = run_script(STORE + BACKGROUND + end)
     assert result.returncode == code, result.stderr
     assert "terminate" not in result.stderr
 
 
 def test_a_thread_that_never_returns_does_not_hold_up_the_end():
-    result = ended("import threading\n" + STORE + "Background(threading.Event().wait, name='waits').start()\n")
+    result = run_script("import threading\n" + STORE + "Background(threading.Event().wait, name='waits').start()\n")
     assert result.returncode == 0, result.stderr
 
 
@@ -60,7 +60,7 @@ def test_a_machine_that_is_so_busy_that_hardly_anything_runs_gives_threads_more_
     monkeypatch.setattr(work, "_threads", set())
     stopped, looks = threading.Event(), []
 
-    class Starved(work.Background):
+    class StarvedThread(work.Background):
         def join(self, timeout=None):
             time.sleep(100 * timeout)
             looks.append(timeout)
@@ -70,11 +70,11 @@ def test_a_machine_that_is_so_busy_that_hardly_anything_runs_gives_threads_more_
         while len(looks) < 5:
             time.sleep(0.001)
 
-    thread = Starved(returns_at_the_fifth_look, name="starved", stop=stopped.set)
+    thread = StarvedThread(returns_at_the_fifth_look, name="starved", stop=stopped.set)
     thread.start()
     work.end_all()
     assert not thread.is_alive()
-    never = Starved(threading.Event().wait, name="never")
+    never = StarvedThread(threading.Event().wait, name="never")
     never.start()
     looks.clear()
     work.end_all()

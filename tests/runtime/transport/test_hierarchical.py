@@ -7,7 +7,7 @@ import torch
 
 from helpers.generator_rig import serving
 from helpers.thread_ranks import on_ranks
-from helpers.training import wrapped
+from helpers.training import wrap
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
 from partreduce.errors import HandshakeError, InputError, MissingDependencyError, PeerFailedError, UnavailableError
@@ -220,7 +220,7 @@ def test_a_member_that_goes_away_ends_the_others_with_its_name(ranks):
     def work(world):
         model = network()
         schedule = Schedule("all", Cluster.regular(2, 2), st.AllReduce(steps_per_round=2))
-        optimizer = wrapped(world, model, schedule, lr=0.05, algorithm="hierarchical")
+        optimizer = wrap(world, model, schedule, lr=0.05, algorithm="hierarchical")
         for step in range(20):
             for parameter in model.parameters():
                 parameter.grad = torch.ones_like(parameter)
@@ -232,7 +232,7 @@ def test_a_member_that_goes_away_ends_the_others_with_its_name(ranks):
                 optimizer.step()
             except PeerFailedError as error:
                 return str(error)
-        return "nobody noticed"
+        return "not noticed"
 
     answers = ranks.run(4, work)
     ranks.fresh()
@@ -249,7 +249,7 @@ def test_groups_of_a_generator_are_hierarchical_where_they_can_be(ranks, monkeyp
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.fill_(2.0**world.rank)
-        optimizer = wrapped(world, model, schedule, lr=0.0, initial="keep", algorithm="hierarchical")
+        optimizer = wrap(world, model, schedule, lr=0.0, initial="keep", algorithm="hierarchical")
         for _ in range(3):
             model(torch.ones(1, 300, dtype=torch.float64)).sum().backward()
             optimizer.step()

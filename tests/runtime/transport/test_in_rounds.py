@@ -1,4 +1,4 @@
-"""Long messages in rounds of pairs: what arrives is what arrives at once, few are under way, nobody waits for ever."""
+"""Long messages in rounds of pairs: what arrives is what arrives at once, few are under way, none waits for ever."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def test_what_arrives_in_rounds_is_what_arrives_at_once(ranks, size):
         assert all(torch.equal(at_once, in_turn) for at_once, in_turn in turns)
 
 
-class Noted:
+class NotingGroup:
     """A group that notes what is sent, and when something is waited for."""
 
     def __init__(self, size):
@@ -52,7 +52,7 @@ class Noted:
 
 
 def test_receives_are_posted_first_and_a_round_begins_when_all_but_the_last_few_have_come():
-    group, size = Noted(6), 6
+    group, size = NotingGroup(6), 6
     array = torch.zeros(size, dtype=torch.uint8)
     for work in pairwise_exchange(group, array.clone(), array, [1] * size, [1] * size):
         group.events.append(work)

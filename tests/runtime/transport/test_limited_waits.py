@@ -86,14 +86,14 @@ def wait():
 """
 
 
-def ended(script, wait):
+def run_waiting(script, wait):
     return WARM.run("-c", WAITING.replace("WAIT", wait) + script, timeout=250)
 
 
 @pytest.mark.processes
 def test_the_main_thread_waits_inside_and_ends_when_the_operation_does():
     """One wait, whose limit is 100 s and which is over after 0.3."""
-    result = ended(
+    result = run_waiting(
         """
 begun = time.monotonic()
 Background(lambda: (time.sleep(0.3), groups[1].all_reduce(torch.ones(1)).wait()), name="comes").start()
@@ -110,7 +110,7 @@ print(looks, work.is_completed(), 0.2 < time.monotonic() - begun < 60)
 def test_a_thread_that_is_not_the_main_one_looks_so_that_the_interpreter_may_end():
     """Inside the library, as with `work.ended_within(0.002)`, it would end the process by a signal."""
     script = "looks = threading.Event()\nBackground(lambda: (looks.set(), wait()), name='waits').start()\n"
-    ends = ended(script + "looks.wait()\ntime.sleep(0.2)\n", "work.wait(lambda: 0.05)")
+    ends = run_waiting(script + "looks.wait()\ntime.sleep(0.2)\n", "work.wait(lambda: 0.05)")
     assert ends.returncode == 0, ends.stderr
 
 
@@ -134,7 +134,7 @@ sums.start(torch.ones(4))
 entered.wait()
 print(len(times) > 0, max(times) <= 0.05)
 """
-    ends = ended(script, "pass")
+    ends = run_waiting(script, "pass")
     assert (ends.returncode, ends.stdout) == (0, "True True\n"), ends.stderr
 
 
@@ -191,11 +191,11 @@ def test_a_look_ends_a_wait_early_and_nobody_looks_once_the_operation_has_ended(
 def test_a_bounded_call_gives_up_by_what_it_is_told_and_its_error_comes_when_it_returns(error):
     may_end, asked = threading.Event(), []
 
-    def called():
+    def fail_late():
         may_end.wait(60)
         raise error
 
-    call = BoundedCall(called)
+    call = BoundedCall(fail_late)
     with pytest.raises(OverdueError, match=r"did not return within 0\.01 s"):
         call.result(0.01)
     with pytest.raises(OverdueError, match="it is void"):
@@ -294,7 +294,7 @@ def test_any_thread_may_look_and_none_makes_the_clock_run_ahead():
     assert own() <= waiting.time.monotonic() - start + 1e-3
 
 
-def test_a_deadline_passes_after_its_seconds_of_own_time_and_may_begin_anew(clock):
+def test_a_deadline_passes_after_its_seconds_of_own_time_and_may_restart(clock):
     limit = Deadline(2.0, OwnTime())
     passes(clock, 1.8, lambda: limit.left)
     assert not limit.is_over
@@ -331,7 +331,7 @@ def test_a_wait_ends_early_where_one_of_those_that_are_still_missing_is_gone(clo
     assert set(asked) == {(2,)}
 
 
-def test_a_wait_that_somebody_else_limits_for_a_while_begins_anew(clock):
+def test_a_wait_that_another_deadline_limits_for_a_while_restarts(clock):
     wait = Wait(SignsOfLife(), (1,), 2.0)
     passes(clock, 1.9, wait.look)
     wait.renew()
@@ -365,7 +365,7 @@ def stores(folder):
 def test_notes_are_read_together_once_all_of_them_are_there(kind, tmp_path):
     place = Notes(stores(tmp_path)[kind](), "place")
     place.write("b", "second")
-    assert place.read_all(["a", "b"]) is None, "and nobody waits for the first"
+    assert place.read_all(["a", "b"]) is None, "without a wait for the first"
     place.write("a", "first")
     assert place.read_all(["a", "b"]) == ["first", "second"], "in the order of the question"
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.signs import Signs
-from helpers.training import Quadratic, wrapped
+from helpers.training import Quadratic, wrap
 from partreduce import Cluster, Schedule
 from partreduce.errors import UnavailableError
 from partreduce.runtime.transport.endpoint import USER, Seal, SealCheck
@@ -90,7 +90,7 @@ def test_a_deeply_nested_message_from_a_stranger_changes_no_run(ranks, strategy,
         import torch
 
         model = Quadratic(np.array([world.rank, 1.0, 2.0]), torch.float64)
-        optimizer = wrapped(world, model, plan, lr=1.0, initial=initial)
+        optimizer = wrap(world, model, plan, lr=1.0, initial=initial)
         for step in range(6):
             if step == 2:
                 mailbox = optimizer.runner.mailboxes[0]

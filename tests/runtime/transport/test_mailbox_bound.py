@@ -130,11 +130,11 @@ def test_a_receiver_that_stops_bounds_what_waits_for_it_and_the_memory():
     """Without grants libzmq would read on, and hold all 400 MB here: its side thread runs, the strategy does not."""
     gate, came = threading.Event(), []
 
-    def stopped(message):
+    def stop_at_gate(message):
         gate.wait()
         came.append(message.numbers[0])
 
-    with Boxes(ignore, stopped, max_bytes=4 * MB, bound=Bound(4, 16 * MB)) as (sender, _):
+    with Boxes(ignore, stop_at_gate, max_bytes=4 * MB, bound=Bound(4, 16 * MB)) as (sender, _):
         tensor = torch.zeros(4 * MB, dtype=torch.uint8)
         sender.send(1, "first", (0,), [frame_of(tensor)])
         time.sleep(0.2)
@@ -230,14 +230,14 @@ def test_waiting_for_room_ends_when_the_run_does():
 
 
 def test_answers_never_wait_but_more_of_them_than_the_bound_are_an_error_that_names_the_peer():
-    """What a worker sends to one that does not read: the bound is on its way, as much waits, and the next is told."""
+    """What a worker sends to one that does not read: the bound is under way, as much waits, the next is refused."""
     gate, asked = threading.Event(), []
 
-    def tell(message):
+    def note_question(message):
         asked.append(message)
         boxes[0].send(1, "news", message.numbers)
 
-    with Boxes(tell, lambda message: gate.wait(), ignore, bound=Bound(3, 100)) as boxes:
+    with Boxes(note_question, lambda message: gate.wait(), ignore, bound=Bound(3, 100)) as boxes:
         for number in range(6):
             boxes[2].send(0, "tell", (number,))
         soon(lambda: len(asked) == 6)
@@ -358,7 +358,7 @@ def test_an_array_that_is_used_again_never_changes_what_is_in_flight(seed):
 
 
 def test_that_property_can_fail(monkeypatch):
-    """Whoever takes memory for free that is in flight is found out."""
+    """Code that takes memory for free that is in flight is found."""
     monkeypatch.setattr(array_frames._Snapshot, "is_free", lambda snapshot: True)
     assert reuse(Snapshots(), 0) > 0
 

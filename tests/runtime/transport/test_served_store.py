@@ -23,7 +23,7 @@ def waits_for_its_end():
         time.sleep(0.05)
 
 
-def forked(action):
+def fork(action):
     pid = os.fork()
     if pid == 0:
         try:
@@ -46,7 +46,7 @@ def free_port():
 
 @pytest.mark.parametrize("num_children", [0, 2])
 def test_a_killed_host_of_the_store_is_missed_at_once_though_its_forked_children_live_on(monkeypatch, num_children):
-    """As data loaders' processes do, which kept the store's sockets open: nobody was answered, nor told."""
+    """As data loaders' processes do, which kept the store's sockets open: workers had no answer and no error."""
     port = free_port()
     for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
         monkeypatch.setenv(name, str(value))
@@ -59,12 +59,12 @@ def test_a_killed_host_of_the_store_is_missed_at_once_though_its_forked_children
         while not notes.has("the other is here"):
             time.sleep(0.01)
         for _ in range(num_children):
-            pid = forked(waits_for_its_end)
+            pid = fork(waits_for_its_end)
             os.write(writing, pid.to_bytes(4, "big"))
         notes.write("children", "1")
         waits_for_its_end()
 
-    host, children = forked(serve), []
+    host, children = fork(serve), []
     try:
         client = TCPStore("127.0.0.1", port, None, False, TIMEOUT, wait_for_workers=False)
         notes = Notes(client, "partreduce/attempt-0/test")

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.exact_matrices import exact_matrix
 from helpers.graphs import theirs
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce import Cluster, import_schedule
 from partreduce.errors import FileError, InputError, ScheduleError
 from partreduce.schedulers import registry
@@ -82,10 +82,10 @@ def test_networkx_graphs_of_any_names():
     schedule = from_networkx(nx.petersen_graph(), name="petersen")
     assert schedule.strategy.rounds[0].weights == (Fraction(1, 4),)
     assert from_networkx(nx.relabel_nodes(nx.path_graph(3), {0: "a", 1: "b", 2: "c"})).num_workers == 3
-    refused(ScheduleError, "multigraph", from_networkx, nx.MultiGraph([(0, 1), (0, 1)]))
+    check_error(ScheduleError, "multigraph", from_networkx, nx.MultiGraph([(0, 1), (0, 1)]))
     graph = nx.Graph([(0, 1), (1, 2)])
     graph[0][1]["weight"] = 0.5
-    refused(ScheduleError, "edge 1→2: has no weight", from_networkx, graph)
+    check_error(ScheduleError, "edge 1→2: has no weight", from_networkx, graph)
 
 
 def bluefog_exponential(n):
@@ -152,7 +152,7 @@ MATRICES = [
 @pytest.mark.parametrize(("rows", "problem"), MATRICES)
 def test_bad_matrices_are_refused_in_one_line(tmp_path, rows, problem):
     np.save(tmp_path / "a.npy", np.array(rows, dtype=float))
-    refused(InputError, problem, import_schedule, tmp_path / "a.npy")
+    check_error(InputError, problem, import_schedule, tmp_path / "a.npy")
 
 
 @pytest.mark.parametrize(("name", "text", "problem"), BAD, ids=[case[0] for case in BAD])
@@ -184,8 +184,8 @@ def test_missing_files_and_unknown_formats(tmp_path):
     with pytest.raises(ScheduleError, match=r"format 'graphmll': is not one of .*did you mean graphml"):
         import_schedule(path, format="graphmll")
     path.write_text("0 1 0.5\n1 0 0.5\n")  # weights of its own
-    refused(ScheduleError, "weights: 'nope' is not one of", import_schedule, path, weights="nope")
-    refused(ScheduleError, "it takes directed", import_schedule, path, k=3)
+    check_error(ScheduleError, "weights: 'nope' is not one of", import_schedule, path, weights="nope")
+    check_error(ScheduleError, "it takes directed", import_schedule, path, k=3)
 
 
 def test_edge_lists_as_networkx_writes_them(tmp_path):
@@ -264,16 +264,16 @@ def test_bad_stacks_are_refused_with_the_round(tmp_path):
     stack = base_2_of_6(np.float64)
     stack[3, 2] *= 2
     np.save(path, stack)
-    refused(ScheduleError, "round 3: row 2: sums to 2", import_schedule, path)
+    check_error(ScheduleError, "round 3: row 2: sums to 2", import_schedule, path)
     np.save(path, np.ones((2, 3, 4)))
-    refused(InputError, "is 3x4; a matrix over workers is square", import_schedule, path)
+    check_error(InputError, "is 3x4; a matrix over workers is square", import_schedule, path)
     np.save(path, np.ones((2, 3, 3)))
-    refused(ScheduleError, "a stack holds mixing weights", import_schedule, path)
+    check_error(ScheduleError, "a stack holds mixing weights", import_schedule, path)
     other = tmp_path / "w.json"
     other.write_text('{"w_list": [[[1, 0], [0]]]}')
-    refused(InputError, "w_list: is not a list of matrices of one size", import_schedule, other)
+    check_error(InputError, "w_list: is not a list of matrices of one size", import_schedule, other)
     other.write_text('{"w_list": [[1, 0], [0, 1]]}')
-    refused(InputError, "is 2x2; a stack is", import_schedule, other)
+    check_error(InputError, "is 2x2; a stack is", import_schedule, other)
 
 
 @pytest.mark.parametrize("denominator", [3, 5, 6, 7, 12, 48, 100, 997, 1000])

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from helpers.command_runs import ran
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce import Cluster, import_schedule
 from partreduce.errors import InputError, MissingDependencyError, RefutedError
 from partreduce.schedulers.imports.diloco import torchft_buckets
@@ -52,7 +52,7 @@ def findings(path):
 
 def test_maxtexts_19_fragments_of_36_steps_come_round_after_38(maxtext):
     path = maxtext(enable_streaming_diloco=True, diloco_sync_period=36, num_diloco_fragments=19)
-    refused(RefutedError, "every 19 · 2 = 38 steps, not 36: fragment 0 in steps 38 and 76", import_schedule, path)
+    check_error(RefutedError, "every 19 · 2 = 38 steps, not 36: fragment 0 in steps 38 and 76", import_schedule, path)
 
 
 def test_torchfts_tensor_that_straddles_two_buckets_is_never_averaged(torchft):
@@ -177,7 +177,9 @@ def test_a_fragment_may_be_sent_while_others_are_on_their_way_and_not_while_it_i
     late = {"enable_streaming_diloco": True, "num_diloco_fragments": 6, "num_communication_overlapping_steps": 35}
     assert import_schedule(maxtext(**late)).strategy.sync == DelayedMerge(steps=35)
     late["num_communication_overlapping_steps"] = 36
-    refused(RefutedError, "merged 36 steps after it is sent, and sent again after 36", import_schedule, maxtext(**late))
+    check_error(
+        RefutedError, "merged 36 steps after it is sent, and sent again after 36", import_schedule, maxtext(**late)
+    )
 
 
 @pytest.mark.parametrize(("settings", "words"), [

@@ -10,7 +10,7 @@ from benchmarks.explore.pairing import shortest_deadlock
 from benchmarks.explore.reductions import Pairing, all_both, automorphisms, two_sides
 from helpers.machine_laws import check_renaming
 from helpers.orbits import renamings
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce.errors import InputError
 from partreduce.schedulers.protocols.adpsgd import Answer, Ask, Choose, PairState, Role, pairing_of
 from partreduce.schedulers.protocols.base import Note, Received, Send
@@ -47,11 +47,11 @@ def test_an_undirected_edge_stands_in_both_directions():
 
 @pytest.mark.parametrize(("edge", "shown"), [((-1, 0), "-1→0"), ((0, -1), "0→-1"), ((3, 0), "3→0"), ((0, 3), "0→3")])
 def test_a_rank_out_of_range_is_refused(edge, shown):
-    refused(InputError, f"edge {shown}: ranks are 0..2", Digraph.of, 3, [(0, 1), edge])
+    check_error(InputError, f"edge {shown}: ranks are 0..2", Digraph.of, 3, [(0, 1), edge])
 
 
 def test_a_graph_of_nobody_is_refused():
-    refused(InputError, "graph: has 0 workers", Digraph.of, 0, [])
+    check_error(InputError, "graph: has 0 workers", Digraph.of, 0, [])
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -160,8 +160,8 @@ def test_questions_that_cross_are_each_others_answers():
 
 
 def test_bad_graphs_and_roles_are_refused():
-    refused(InputError, "undirected", all_both, Digraph.of(2, [(0, 1)]))
-    refused(InputError, "roles", Pairing, cycle(3), (Role.BOTH,))
+    check_error(InputError, "undirected", all_both, Digraph.of(2, [(0, 1)]))
+    check_error(InputError, "roles", Pairing, cycle(3), (Role.BOTH,))
 
 
 def test_who_may_ask_whom():
@@ -189,7 +189,7 @@ def test_each_event_does_what_the_protocol_says():
     answered = (idle, (Note(("averaged", 1)), Send(4, Answer()), Send(3, Answer())))
     assert pairing.step(0, two, Received(1, Answer())) == answered
     assert pairing.step(0, two, Received(1, Ask())) == answered  # questions that cross are each other's answers
-    refused(AssertionError, "not an event", pairing.step, 0, idle, Received(1, "hello"))
+    check_error(AssertionError, "not an event", pairing.step, 0, idle, Received(1, "hello"))
     assert PairState().waits_for < 0
 
 

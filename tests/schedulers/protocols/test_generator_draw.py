@@ -7,7 +7,7 @@ from math import factorial, log2
 
 import pytest
 
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce import Cluster
 from partreduce.errors import InputError
 from partreduce.schedulers.protocols.base import Note
@@ -322,7 +322,7 @@ def test_a_setting_has_groups_of_2_to_all_workers_and_a_bound_of_1_at_least(name
     for value in allowed:
         assert GeneratorSetting(nodes=(0, 0, 1), **{name: value}).num_workers == 3
     for value in others:
-        refused(InputError, name, GeneratorSetting, nodes=(0, 0, 1), **{name: value})
+        check_error(InputError, name, GeneratorSetting, nodes=(0, 0, 1), **{name: value})
 
 
 # What the explorer cannot see of a draw, because it chooses the random number itself: that the seed's numbers do

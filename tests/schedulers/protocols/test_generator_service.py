@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce.schedulers.protocols.base import Crashed, Note, Send
 from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
@@ -410,4 +410,4 @@ def test_endless_runs_wrap_request_numbers_and_count_from_the_slowest_that_takes
 
 
 def test_what_is_no_message_is_an_error():
-    refused(AssertionError, "not a message", Service(2).send, 0, "hello")
+    check_error(AssertionError, "not a message", Service(2).send, 0, "hello")

@@ -11,7 +11,7 @@ from benchmarks.explore.generator import SMALL, random, smart, split_globally
 from benchmarks.explore.reductions import GroupSystem
 from helpers.group_draw_laws import broken_law
 from helpers.machine_laws import Walk
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce import Cluster
 from partreduce.errors import InputError
 from partreduce.schedulers.protocols.base import Note, Received, Send
@@ -101,7 +101,7 @@ def test_the_generator_may_be_restarted_so_often_and_only_while_somebody_takes_p
     assert after == (replace(state[0], generation=1), 0)
     assert actions == (Note(("restarted", 1)),)
     assert list(system.ready(3, after)) == []
-    refused(AssertionError, "not an event of the generator", system.step, 3, state, Retry())
+    check_error(AssertionError, "not an event of the generator", system.step, 3, state, Retry())
 
 
 def test_each_process_does_what_its_part_does():
@@ -207,7 +207,7 @@ def test_an_endless_run_continues_after_shifting_as_it_would_have(setting, seed)
 
 def test_an_endless_run_has_no_breakers():
     """Counted from the oldest group, a group long past is taken for met, and one that broke was not."""
-    refused(InputError, "breakers", GroupSystem, PAIRS, rounds=None, breakers=(0,))
+    check_error(InputError, "breakers", GroupSystem, PAIRS, rounds=None, breakers=(0,))
 
 
 # Group buffers and lock vector against a second one that knows no buffers and no bits: only who came before whom

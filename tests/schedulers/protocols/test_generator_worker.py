@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce.schedulers.protocols.base import Crashed, Note, Send
 from partreduce.schedulers.protocols.group_generator.service import Alone, Ask, Bye, Evicted, Grant, Later, Void
 from partreduce.schedulers.protocols.group_generator.worker import (
@@ -290,8 +290,8 @@ def test_who_was_given_up_or_has_lost_the_generator_stops_and_a_members_end_is_n
 
 
 def test_what_is_no_message_and_what_is_no_event_is_an_error():
-    refused(AssertionError, "not a message", Worker().hear, "hello")
-    refused(AssertionError, "not an event", Worker().do, "hello")
+    check_error(AssertionError, "not a message", Worker().hear, "hello")
+    check_error(AssertionError, "not an event", Worker().do, "hello")
 
 
 def test_events_leave_the_random_number_to_the_seed_unless_said():

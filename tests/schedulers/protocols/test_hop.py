@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.explore.reductions import Hop
 from helpers.machine_laws import Walk, check_renaming
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from helpers.second_hop import SecondHop
 from partreduce.errors import InputError
 from partreduce.schedulers.protocols.base import Note, Received, Send
@@ -136,7 +136,7 @@ def test_the_channels_are_the_edges_and_with_tokens_or_acknowledgements_the_way_
 
 def test_a_setting_that_does_not_fit_its_graph_is_refused():
     """Every rule has its row in tests/topo/document/test_kinds.py."""
-    refused(InputError, "skip: tokens say where", Hop, RING, IterationGap(skip=SkipPolicy(limit=2), backup=1))
+    check_error(InputError, "skip: tokens say where", Hop, RING, IterationGap(skip=SkipPolicy(limit=2), backup=1))
     with pytest.raises(InputError, match=r"backup\[1\]: is 2, but worker 1 has only 1 in-neighbors"):
         Hop(RING, IterationGap(backup=(0, 2, 0)))
 
@@ -150,5 +150,5 @@ def test_backups_are_one_number_for_all_or_one_for_each():
 
 def test_what_is_no_event_is_an_error():
     machine = Hop(RING, IterationGap())
-    refused(AssertionError, "not an event", machine.step, 0, machine.start(0)[0], "hello")
+    check_error(AssertionError, "not an event", machine.step, 0, machine.start(0)[0], "hello")
     assert Advance().by == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.explore.membership import SMALL, SMALLEST
-from helpers.seeded import Bugs, hears, sends
+from helpers.seeded import Bugs, brings, sends
 from partreduce.schedulers.protocols.base import Crashed, Received, Send
 from partreduce.schedulers.protocols.membership.machine import Authority, Member, Membership
 from partreduce.schedulers.protocols.membership.messages import (
@@ -106,7 +106,7 @@ bug("_looked", "A vote for the next generation is opened before the view of this
     instead=lambda m, _, s: m._opened(s) if s.lost.intersection(s.view.members) else (s, ()))
 bug("_step_member", "Late news of a loss that is behind a worker makes it vote again.", THREE_RESTART,
     instead=lambda m, original, w, s, event:
-        m._suspected(s) if hears(event, Crashed) and event.source != m.authority else original(w, s, event))
+        m._suspected(s) if brings(event, Crashed) and event.source != m.authority else original(w, s, event))
 bug("_voted", "A worker that is between two operations does not answer a vote.", THREE,
     instead=lambda _, original, s: original(s) if s.group or s.phase is not Phase.RUN else (s, ()))
 bug("_voted", "A worker that connects the next generation's groups does not vote when one of them is lost.", PAIRS,
@@ -149,7 +149,7 @@ bug("_step_member", "A worker has left as soon as it says so.", CUT_TWO,
     left=lambda now, *_: replace(now, phase=Phase.LEFT) if now.phase is Phase.LEAVING else now)
 bug("_step_authority", "A worker that is given up may leave like any other.", TAKEN,
     instead=lambda _, original, s, event: (s, (Send(event.source, Released()),))
-        if hears(event, Left) and event.source in s.lost else original(s, event))
+        if brings(event, Left) and event.source in s.lost else original(s, event))
 bug("_step_authority", "The authority notes who leaves, and does not answer.", CUT_TWO,
     told=lambda actions: tuple(a for a in actions if not sends(a, Released)))
 bug("_decided", "A worker that leaves waits for the answer alone, and not for the view without it.", TAKEN,

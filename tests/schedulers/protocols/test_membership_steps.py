@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from benchmarks.explore.membership import SMALLEST, everybody, pairs_then_all
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce.schedulers.protocols.base import Crashed, Note, Received, Send
 from partreduce.schedulers.protocols.membership.machine import Authority, Member, Membership
 from partreduce.schedulers.protocols.membership.messages import (
@@ -232,8 +232,8 @@ def test_a_worker_that_has_left_has_committed_everything_and_is_not_lost():
 
 
 def test_unknown_events_are_errors_of_the_driver():
-    refused(AssertionError, "not an event of a member", after, Member(FIRST), "hello")
-    refused(AssertionError, "not an event of the authority", after, Authority((FIRST,)), "hello", process=3)
+    check_error(AssertionError, "not an event of a member", after, Member(FIRST), "hello")
+    check_error(AssertionError, "not an event of the authority", after, Authority((FIRST,)), "hello", process=3)
 
 
 def test_a_vote_of_another_epoch_or_of_who_is_lost_counts_for_nothing():

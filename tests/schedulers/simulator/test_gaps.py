@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from helpers.second_hop import SecondHop
 from partreduce import Cluster, Hardware, Link, Schedule, predict, simulate
 from partreduce.errors import ScheduleError
@@ -259,7 +259,7 @@ def test_a_setting_that_never_ends_is_refused():
     timing = GapTiming(hop, np.ones((3, 3)), InTurn(Cluster.regular(1, 3), Hardware()), num_bytes=1)
     machine = VirtualMachine(hop, timing)
     machine.run()
-    refused(ScheduleError, "worker 0 waits for ever in step 0", timing.check_ended, machine)
+    check_error(ScheduleError, "worker 0 waits for ever in step 0", timing.check_ended, machine)
 
 
 def test_predictions_of_a_gap_are_those_of_its_run_and_its_proved_queues():

@@ -127,7 +127,7 @@ def test_workers_that_take_no_time_are_no_error():
 
 
 def test_a_group_that_starts_a_stragglers_round_is_not_counted_twice():
-    """A worker that was told to ask later computes once, then asks; its round is one entry."""
+    """A worker that has to ask later computes once, then asks; its round is one entry."""
     ended = []
     seconds = np.tile([1.0, 5.0, 1.0, 1.0], (10, 1))
     setting = GeneratorSetting(nodes=(0, 0, 1, 1), group_size=2, slow_worker_policy=SlowWorkerPolicy.DEFER)
@@ -143,7 +143,7 @@ def test_a_group_that_starts_a_stragglers_round_is_not_counted_twice():
 SIXTEEN = GeneratorSetting(nodes=tuple(w // 4 for w in range(16)), seed=1, slow_worker_policy=SlowWorkerPolicy.DEFER)
 
 
-class Done(NamedTuple):
+class TaskEnd(NamedTuple):
     worker: int
     seq: int
     members: tuple[int, ...]
@@ -155,7 +155,7 @@ def steps_of_groups(setting, slow, *, rounds):
     listed, steps, chance = [], [0] * 16, random.Random(setting.seed)
 
     def record(worker, seq, members):
-        listed.append(Done(worker, seq, members))
+        listed.append(TaskEnd(worker, seq, members))
         steps[worker] += 1
 
     timing = GroupTiming(
@@ -271,7 +271,7 @@ def test_a_circle_of_waiting_workers_is_seen_as_idle():
     )
     machine.run(max_events=100)
     machine.run()
-    assert not machine.timing.noted, "everybody has asked and nobody answers"
+    assert not machine.timing.noted, "all have asked and none answers"
     assert machine.now == 1.0
 
 
@@ -336,7 +336,7 @@ def test_a_meeting_begins_with_the_last_member_and_ends_for_all_at_once():
 
 @pytest.mark.parametrize("called_off", [0.5, 2.0, 4.0])
 def test_a_meeting_ends_only_for_those_that_still_want_it(called_off):
-    """Called off before it comes or while it waits, nobody meets; in mid-meeting the other one still leaves in time."""
+    """Called off before it comes or while it waits, none takes place; in mid-meeting the other one leaves in time."""
     times = PairTimes(1.0, 3.0, called_off)
     VirtualMachine(Pair(), times).run()
     assert [(at, process) for at, process, _ in times.noted] == ([(5.0, 1)] if called_off == 4.0 else [])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from helpers.small import of_groups, of_phases
 from partreduce import Cluster, Hardware, Link, Schedule, predict, simulate
 from partreduce.errors import InputError, MissingDependencyError
@@ -97,7 +97,7 @@ def test_a_trace_repeats(tmp_path):
 @pytest.mark.parametrize("text", ["", "a,b", "1,2\n3", "1,-2", "1,inf", "1,nan"])
 def test_a_broken_trace_is_refused_in_one_line(tmp_path, text):
     (tmp_path / "t.csv").write_text(text)
-    refused(InputError, r"t\.csv: [^\n]*$", read_trace, tmp_path / "t.csv")
+    check_error(InputError, r"t\.csv: [^\n]*$", read_trace, tmp_path / "t.csv")
 
 
 def test_sampling_agrees_with_the_closed_form_of_a_two_point_maximum():
@@ -126,7 +126,7 @@ def test_sampling_without_randomness_equals_the_engine():
     ({"compute": ComputeTimes(trace=np.ones((1, 2)))}, "2 columns, there are 3 workers"),
 ])  # fmt: skip
 def test_what_cannot_be_simulated_is_said(arguments, message):
-    refused(InputError, message, simulate, PAIR, UNIT, **arguments)
+    check_error(InputError, message, simulate, PAIR, UNIT, **arguments)
 
 
 def test_a_thousand_workers_fit():

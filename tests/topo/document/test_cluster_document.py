@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from helpers.random_switches import switches_over
 from helpers.readings import with_change
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce import Cluster, Hardware, Link, load_cluster
 from partreduce.errors import DocumentError, FileError, InputError
 from partreduce.files import load_pilot, write_cluster
@@ -74,9 +74,9 @@ def test_shorthand_or_path(tmp_path, monkeypatch):
     assert load_cluster("3,3,2") == Cluster.parse("3,3,2")
     (tmp_path / "machines").write_text(EXAMPLE)
     assert equal(load_cluster("machines"), VALUE)
-    refused(InputError, "not understood", load_cluster, "no-such-thing")
+    check_error(InputError, "not understood", load_cluster, "no-such-thing")
     for absent in ("absent.yaml", "absent.json", "folder/absent"):
-        refused(FileError, "cannot be opened", load_cluster, absent)
+        check_error(FileError, "cannot be opened", load_cluster, absent)
 
 
 seconds = st.one_of(st.sampled_from([0.0, 5e-6, 0.05, 1.0, 90.0]), st.floats(0, 1e3))
@@ -131,7 +131,7 @@ def test_written_files_use_units(tmp_path):
     text = (tmp_path / "c.yaml").read_text()
     for words in ("bandwidth: 10GB/s", "latency: 5us", "model_bytes: 552MB", "compute: 50ms", "5x"):
         assert words in text
-    refused(FileError, r"ends in \.yaml", write_cluster, tmp_path / "c.txt", VALUE)
+    check_error(FileError, r"ends in \.yaml", write_cluster, tmp_path / "c.txt", VALUE)
 
 
 BASE = "num_nodes: 2\nworkers_per_node: 2\n"
@@ -268,11 +268,11 @@ def test_a_factor_and_what_names_its_unit_need_none():
 def test_limits_of_yaml_files(tmp_path):
     path = tmp_path / "cluster.yaml"
     path.write_bytes(b"#" * (2**20 + 1))
-    refused(DocumentError, "the limit is 1048576 bytes", load_cluster, path)
+    check_error(DocumentError, "the limit is 1048576 bytes", load_cluster, path)
     path.write_bytes(b"a: \xff")
-    refused(DocumentError, "1:4: is not UTF-8", load_cluster, path)
+    check_error(DocumentError, "1:4: is not UTF-8", load_cluster, path)
     os.mkfifo(tmp_path / "fifo.yaml")
-    refused(DocumentError, "is a FIFO", load_cluster, tmp_path / "fifo.yaml")
+    check_error(DocumentError, "is a FIFO", load_cluster, tmp_path / "fifo.yaml")
 
 
 def test_truncated_example_loads_or_is_refused_in_one_line(tmp_path):
@@ -370,11 +370,11 @@ def edit(*path, value):
     (edit("probes", 0, "consensus_distance", value=float("inf")), "must be a finite number"),
 ])  # fmt: skip
 def test_every_other_document_is_refused_in_one_line_with_its_place(document, message):
-    refused(DocumentError, message, pilot_of, document)
+    check_error(DocumentError, message, pilot_of, document)
 
 
 def test_a_file_that_is_no_document_is_refused_by_name(tmp_path):
     path = tmp_path / "pilot.json"
-    refused(FileError, r"pilot\.json", load_pilot, path)
+    check_error(FileError, r"pilot\.json", load_pilot, path)
     path.write_text('{"format": "partreduce.pilot", "format": "partreduce.pilot"}')
-    refused(DocumentError, r"pilot\.json", load_pilot, path)
+    check_error(DocumentError, r"pilot\.json", load_pilot, path)

@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 
 from helpers.readings import agree, document
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from helpers.small import of_edges
 from partreduce import Cluster, Schedule
 from partreduce.errors import DocumentError, InputError, ScheduleError
@@ -184,7 +184,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("raw", "message"), REFUSED, ids=range(len(REFUSED)))
 def test_a_gap_that_makes_no_sense_is_refused_by_loader_and_checker(raw, message):
-    refused(InputError, message, parse_schedule, json.dumps(raw))
+    check_error(InputError, message, parse_schedule, json.dumps(raw))
     assert not agree(raw)
 
 
@@ -194,9 +194,9 @@ def test_a_gap_goes_with_one_graph_of_neighbors():
     with pytest.raises(InputError, match=r"rounds: has 2; a gap is kept over the edges of 1 fixed graph"):
         parse_schedule(json.dumps(two).encode())
     everybody = {**gap_document({}), "strategy": {"kind": "allreduce", "sync": {"iteration_gap": {}}}}
-    refused(InputError, "has no gap between neighbors", parse_schedule, json.dumps(everybody).encode())
+    check_error(InputError, "has no gap between neighbors", parse_schedule, json.dumps(everybody).encode())
     for raw in (two, everybody):
-        refused(checker.Refusal, "goes with 1 weighted graph", checker.read_schedule, json.loads(json.dumps(raw)))
+        check_error(checker.Refusal, "goes with 1 weighted graph", checker.read_schedule, json.loads(json.dumps(raw)))
 
 
 # A quorum as a value of the when axis: what it says of itself, which settings are refused, what files hold
@@ -234,7 +234,7 @@ def test_files_hold_it_as_it_is(members):
     ({"quorum": 2, "missed": "latest", "staleness": 2}, "staleness: is 2; the newest result replaces older ones"),
 ], ids=str)  # fmt: skip
 def test_settings_that_mean_nothing_are_refused(members, words):
-    refused(ScheduleError, words, by_quorum, **members)
+    check_error(ScheduleError, words, by_quorum, **members)
 
 
 @pytest.mark.parametrize(("members", "line"), [
@@ -263,7 +263,7 @@ def test_files_that_do_not_hold_one_are_refused_with_the_place(members, line):
         "sync: strategy 'static' has no quorum; leave it out"),
 ], ids=["steps_per_round", "codec", "layers", "kind", "groups"])  # fmt: skip
 def test_what_does_not_go_with_a_quorum_is_refused(strategy, words):
-    refused(ScheduleError, words, Schedule, "s", CLUSTER, strategy(PartialAllReduce(quorum=QuorumStart.SOLO)))
+    check_error(ScheduleError, words, Schedule, "s", CLUSTER, strategy(PartialAllReduce(quorum=QuorumStart.SOLO)))
 
 
 def test_what_it_says_of_itself():

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.readings import ordered
-from helpers.refusals import refused
+from helpers.readings import in_order
+from helpers.refusals import check_error
 from helpers.small import of_groups, of_phases, of_rule
 from partreduce import Cluster, Schedule, load_schedule, write_schedule
 from partreduce.errors import DocumentError, FileError, ScheduleError
@@ -179,7 +179,7 @@ def test_load_is_the_inverse_of_dump(schedule):
     dumped = dump_schedule(schedule)
     for text in (json.dumps(dumped), json.dumps(dumped, ensure_ascii=False, indent=1), schedule_text(schedule)):
         loaded = parse_schedule(text.encode())
-        assert loaded == ordered(schedule)
+        assert loaded == in_order(schedule)
         assert loaded.certificate == schedule.certificate
         assert dump_schedule(loaded) == dumped
         assert canonical_bytes(loaded) == canonical_bytes(schedule)
@@ -193,7 +193,7 @@ def test_a_plan_that_is_read_can_be_built_after_every_failure_that_it_covers(sch
         survivors = after_failure(schedule, failed)
         assert survivors.num_workers == schedule.num_workers - len(failed)
         assert len(survivors.steps()) == survivors.period
-        assert parse_schedule(json.dumps(dump_schedule(survivors)).encode()) == ordered(survivors)
+        assert parse_schedule(json.dumps(dump_schedule(survivors)).encode()) == in_order(survivors)
 
 
 @laws
@@ -233,7 +233,7 @@ def shuffle(document, rng):
 def test_hash_does_not_depend_on_the_order_or_layout_of_the_file(schedule, seed):
     other = parse_schedule(json.dumps(shuffle(dump_schedule(schedule), np.random.default_rng(seed)), indent=3))
     assert schedule_sha256(other) == schedule_sha256(schedule)
-    assert ordered(other) == ordered(schedule)
+    assert in_order(other) == in_order(schedule)
 
 
 def test_hash_sees_every_change():
@@ -295,16 +295,18 @@ def test_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
     good = Schedule("good", Cluster.regular(2, 2), AllReduce())
     write_schedule(path, good)
     for bad in (Schedule("two\nlines", good.cluster, AllReduce()), Schedule("", good.cluster, AllReduce())):
-        refused(ScheduleError, "cannot be written", write_schedule, path, bad)
+        check_error(ScheduleError, "cannot be written", write_schedule, path, bad)
     with pytest.raises(ScheduleError, match=r"certificate\.x\[0\]: is 90071992547409920, an integer beyond"):
         write_schedule(path, good.with_certificate({"x": [90071992547409920]}))
-    refused(ScheduleError, r"certificate\.x: is NaN", write_schedule, path, good.with_certificate({"x": float("nan")}))
+    check_error(
+        ScheduleError, r"certificate\.x: is NaN", write_schedule, path, good.with_certificate({"x": float("nan")})
+    )
     too_fine = Fraction(1, 10**70)
     phase = Phase.from_groups(4, [Group((0, 1), too_fine)])
     with pytest.raises(ScheduleError, match="more than 64 digits"):
         write_schedule(path, of_phases("s", good.cluster, (phase,)))
-    refused(FileError, "cannot be written", write_schedule, tmp_path / "absent" / "schedule.json", good)
-    refused(FileError, "cannot be written", write_schedule, tmp_path, good)
+    check_error(FileError, "cannot be written", write_schedule, tmp_path / "absent" / "schedule.json", good)
+    check_error(FileError, "cannot be written", write_schedule, tmp_path, good)
     assert load_schedule(path) == good
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -375,7 +377,9 @@ def test_certificate_is_kept_and_bounded_like_the_rest():
     schedule = Schedule("s", Cluster.regular(2, 2), AllReduce(), {"claims": [], "numbers": ["1" * 500]})
     assert parse_schedule(schedule_text(schedule).encode()).certificate == schedule.certificate
     text = schedule_text(schedule).replace('"1', "1").replace('1"', "1")
-    refused(DocumentError, r"certificate\.numbers\[0\]: is 1+\.\.\., an integer beyond", parse_schedule, text.encode())
+    check_error(
+        DocumentError, r"certificate\.numbers\[0\]: is 1+\.\.\., an integer beyond", parse_schedule, text.encode()
+    )
 
 
 def test_write_that_breaks_off_halfway_leaves_the_old_file_and_no_litter(tmp_path):
@@ -386,7 +390,7 @@ def test_write_that_breaks_off_halfway_leaves_the_old_file_and_no_litter(tmp_pat
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        refused(FileError, "cannot be written", write_schedule, path, good.with_certificate({"long": "x" * 5000}))
+        check_error(FileError, "cannot be written", write_schedule, path, good.with_certificate({"long": "x" * 5000}))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert load_schedule(path) == good

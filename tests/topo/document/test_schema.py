@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.readings import agree, document, refusal
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce import load_cluster
 from partreduce.errors import DocumentError
 from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
@@ -187,7 +187,7 @@ def test_an_old_word_is_answered_with_the_new_one(key, old, new):
 
 def test_an_old_key_is_unknown_where_its_new_name_may_not_stand():
     raw = document({"kind": "allreduce", "order": "serial"})
-    refused(DocumentError, 'strategy: has the unknown key "order"', parse_schedule, json.dumps(raw).encode())
+    check_error(DocumentError, 'strategy: has the unknown key "order"', parse_schedule, json.dumps(raw).encode())
 
 
 # A phase that repeats is written once with its count; schedule and hash are those of the phases one by one

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.drawn_schedules import KINDS, drawn, random_groups, random_rule
+from helpers.drawn_schedules import KINDS, draw_schedules, random_groups, random_rule
 from helpers.figures_by_definition import metrics_of, outer_radius_of, rounds_of, spectrum_of
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from helpers.small import of_groups, of_phases, of_rule
 from partreduce import Cluster, Schedule, metrics
 from partreduce.errors import InputError, ScheduleError, UndecidedError
@@ -65,7 +65,7 @@ def test_classes_are_merged_by_the_digit_sets_they_meet():
 def test_too_many_classes_are_refused_in_one_line():
     phases = (tuple(Block((r,), (r,)) for r in range(16)),)
     schedule = of_rule("x", Cluster.regular(2**16, 16), (2,) * 16, phases)
-    refused(UndecidedError, "character classes", contraction, schedule)
+    check_error(UndecidedError, "character classes", contraction, schedule)
     found = metrics(schedule)
     assert found.contraction.value is None
     assert "character classes" in found.contraction.how
@@ -97,7 +97,7 @@ def test_steps_per_round_that_differs_between_nodes_falls_back_to_dense():
 def test_overlapping_blocks_are_refused():
     phases = ((Block((0, 1)), Block((1, 2))),)
     schedule = of_rule("is_delayed", Cluster.parse("2x3"), (2,), phases)
-    refused(ScheduleError, "share a local rank", contraction, schedule)
+    check_error(ScheduleError, "share a local rank", contraction, schedule)
     assert metrics(schedule).consensus_distance.value is None
     explicit = StaticGroups(phases=GroupPhases((Phase.from_groups(4, [(0, 1), (1, 2)]),)))
     assert "worker 1" in metrics(Schedule("o", Cluster.parse("4x1"), explicit)).contraction.how
@@ -105,7 +105,7 @@ def test_overlapping_blocks_are_refused():
 
 def test_exact_matrices_refuse_what_is_no_rule():
     schedule = of_groups("e", Cluster.parse("4x1"), [(0, 1)])
-    refused(InputError, "no rule", exact_consensus_distance, schedule)
+    check_error(InputError, "no rule", exact_consensus_distance, schedule)
 
 
 FEW = settings(max_examples=20)
@@ -116,14 +116,14 @@ def alter(schedule, **members):
 
 
 @FEW
-@given(drawn(random_groups), st.integers(0, 3))
+@given(draw_schedules(random_groups), st.integers(0, 3))
 def test_prologue_changes_no_figure(schedule, prologue):
     before, after = metrics(schedule), metrics(alter(schedule, prologue=prologue))
     assert before.to_json() == after.to_json()
 
 
 @FEW
-@given(drawn(random_groups))
+@given(draw_schedules(random_groups))
 def test_radius_is_at_most_the_least_contraction_of_any_start(schedule):
     sectors = dense_sectors(schedule)
     starts = contraction_per_start(sectors)

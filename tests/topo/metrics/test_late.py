@@ -8,7 +8,7 @@ from math import ceil, log2
 import numpy as np
 import pytest
 
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from helpers.small import of_groups, of_phases
 from partreduce import Cluster, Schedule, metrics
 from partreduce.errors import InputError
@@ -158,7 +158,7 @@ def test_what_is_not_found_at_steps_per_round_1_is_not_found_at_others():
 @pytest.mark.parametrize("change", [{"steps_per_round": 2}, {"sync": DelayedAveraging()}])
 def test_only_a_schedule_at_steps_per_round_1_in_synchronous_says_what_others_do(change):
     schedule = replace(RETIMED[0], strategy=replace(RETIMED[0].strategy, **change))
-    refused(InputError, "has steps_per_round 1 and is synchronous", retime, schedule, "worker")
+    check_error(InputError, "has steps_per_round 1 and is synchronous", retime, schedule, "worker")
 
 
 # What late gradients cost: limits against eigenvalues, noise factors against Lyapunov equations and a simulation
@@ -239,10 +239,10 @@ def test_the_noise_factor_is_what_a_long_run_shows():
 
 def test_beyond_the_limit_noise_is_infinite_and_what_no_width_can_do_is_refused():
     assert noise_factor(1.0, 2) == math.inf
-    refused(InputError, "0 <= h < 2, where synchronous steps are stable", noise_factor, 2.0, 2)
-    refused(InputError, "0 <= h < 2", noise_factor, -0.1, 2)
-    refused(InputError, "width 0", stability_limit, 0)
-    refused(InputError, "0 <= momentum < 1", stability_limit, 2, momentum=1.0)
+    check_error(InputError, "0 <= h < 2, where synchronous steps are stable", noise_factor, 2.0, 2)
+    check_error(InputError, "0 <= h < 2", noise_factor, -0.1, 2)
+    check_error(InputError, "width 0", stability_limit, 0)
+    check_error(InputError, "0 <= momentum < 1", stability_limit, 2, momentum=1.0)
 
 
 def test_the_metrics_of_a_pipeline_are_those_of_synchronous_all_reduce_and_two_more():
@@ -294,7 +294,7 @@ def test_only_a_schedule_of_one_graph_has_a_hop_gap():
     (Round.from_edges(5000, [(0, 1, Fraction(1, 2))]), "at most 4000"),
 ])  # fmt: skip
 def test_what_has_no_gap_is_refused_in_one_line(graph, message):
-    refused(InputError, message, hop_gap, graph)
+    check_error(InputError, message, hop_gap, graph)
 
 
 def spread_after(matrix, momentum, rate, *, parallel, steps=4000):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import pipe_sgd_model
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce import Cluster, Hardware, Link, Schedule, simulate
 from partreduce.errors import InputError, ScheduleError
 from partreduce.strategies import DrainPolicy, GradientBuckets, GroupPhases, Phase, Pipeline, StaticGroups, Transport
@@ -257,5 +257,5 @@ def test_group_seconds_of_a_codec():
 
 @pytest.mark.parametrize("fields", [{"backward": 1.5}, *({"layers": listed} for listed in (0, (), (0, 0), (3, -1)))])
 def test_impossible_jobs_are_refused(fields):
-    refused(InputError, r"hardware(: |\.)(backward|layers)", Hardware, **fields)
-    refused(InputError, r"codec\.encode", CodecSeconds, -1.0, 0.0)
+    check_error(InputError, r"hardware(: |\.)(backward|layers)", Hardware, **fields)
+    check_error(InputError, r"codec\.encode", CodecSeconds, -1.0, 0.0)

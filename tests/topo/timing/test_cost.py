@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.drawn_schedules import drawn, random_rule
+from helpers.drawn_schedules import draw_schedules, random_rule
 from helpers.random_switches import switches_over
-from helpers.refusals import refused
-from helpers.small import listed, of_groups, of_rule
+from helpers.refusals import check_error
+from helpers.small import list_groups, of_groups, of_rule
 from helpers.worked_example import CLUSTER, EVERYBODY, FIGURE_10, HARDWARE, METRICS, NODE
 from partreduce import Cluster, Hardware, Link, Schedule
 from partreduce.errors import InputError
@@ -110,7 +110,7 @@ def test_a_million_workers_cost_no_expansion():
 
 
 def test_model_size_is_asked_for():
-    refused(InputError, "model_bytes", communication, static(*FIGURE_10), Hardware())
+    check_error(InputError, "model_bytes", communication, static(*FIGURE_10), Hardware())
 
 
 def test_neighbor_rounds_share_the_nic_of_their_node():
@@ -124,7 +124,7 @@ def test_neighbor_rounds_share_the_nic_of_their_node():
 
 @st.composite
 def rules(draw):
-    schedule = draw(drawn(random_rule))
+    schedule = draw(draw_schedules(random_rule))
     cluster = schedule.cluster
     own = draw(st.lists(st.integers(0, cluster.num_nodes - 1), max_size=3, unique=True))
     links = st.builds(Link, st.floats(0, 2), st.floats(0.1, 3))
@@ -145,7 +145,7 @@ def rules(draw):
 @given(rules(), st.sampled_from(list(AllReduceAlgorithm)))
 def test_the_cost_of_a_rule_equals_the_cost_of_its_expansion(case, algorithm):
     schedule, hardware = case
-    explicit = listed(schedule)
+    explicit = list_groups(schedule)
     rule_cost = communication(schedule, hardware, algorithm=algorithm)
     explicit_cost = communication(explicit, hardware, algorithm=algorithm)
     assert rule_cost.phases == pytest.approx(explicit_cost.phases)

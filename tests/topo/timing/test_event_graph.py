@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.random_switches import switches_over
-from helpers.small import listed, of_groups, of_phases, of_rule
+from helpers.small import list_groups, of_groups, of_phases, of_rule
 from helpers.worked_example import FIGURE_10
 from partreduce import Cluster, Hardware, Link, Schedule, simulate
 from partreduce.strategies import Block, Phase
@@ -136,7 +136,7 @@ def test_one_node_stands_for_all_equal_ones(nodes, sync):
     )
     rule = of_rule("r", Cluster.regular(nodes, 4), radices, phases, sync=sync)
     hardware = Hardware(inside=Link.of_bandwidth(1e10, 1e-5), nic=Link.of_bandwidth(5e9, 5e-5), model_bytes=552_000_000)
-    one, all_ = (cycle_time(each, hardware, ComputeTimes(base=0.05)).per_round for each in (rule, listed(rule)))
+    one, all_ = (cycle_time(each, hardware, ComputeTimes(base=0.05)).per_round for each in (rule, list_groups(rule)))
     assert one == pytest.approx(all_, rel=1e-12)
 
 
@@ -153,7 +153,7 @@ def test_one_node_stands_for_all_below_regular_switches(radices, racks, sync):
     )
     hardware = Hardware(inside=Link(1.0, 0.5), nic=Link(1.0, 1.0), switches=switches, model_bytes=24)
     everyone = of_groups("everyone", cluster, [range(24)], sync=sync)
-    for schedule, whole in ((rule, listed(rule)), (Schedule("a", cluster, AllReduce(sync=sync)), everyone)):
+    for schedule, whole in ((rule, list_groups(rule)), (Schedule("a", cluster, AllReduce(sync=sync)), everyone)):
         exact = cycle_time(whole, hardware, ComputeTimes(base=1.0))
         found = cycle_time(schedule, hardware, ComputeTimes(base=1.0))
         assert found.workers.tolist() == pytest.approx(exact.workers[: len(found.workers)].tolist())

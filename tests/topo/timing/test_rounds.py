@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce import Cluster, Hardware, Link, Schedule, predict, simulate
 from partreduce.errors import InputError
 from partreduce.schedulers.registry import build
@@ -315,7 +315,7 @@ def test_tables_are_exchanged_one_after_the_other_and_must_be_known():
 
 
 def test_shares_that_cannot_be_are_refused_and_independent_ones_are_between():
-    refused(InputError, "a node touches what its workers do", RowAccess, 0.1, 0.05, 0.2)
-    refused(InputError, r"it must be (<= 1|>= 0)", RowAccess, 0.1, 0.2, 1.2)
+    check_error(InputError, "a node touches what its workers do", RowAccess, 0.1, 0.05, 0.2)
+    check_error(InputError, r"it must be (<= 1|>= 0)", RowAccess, 0.1, 0.2, 1.2)
     alone = RowAccess.independent(0.1, Cluster.regular(2, 2))
     assert (alone.worker, alone.node, alone.everyone) == pytest.approx((0.1, 0.19, 0.3439))

@@ -3,13 +3,13 @@
 import pytest
 
 from docs.make_guards import PAGE, page
-from helpers.edges import EDGES, said
+from helpers.edges import EDGES, check_entry
 
 
 @pytest.mark.parametrize("edge", EDGES, ids=lambda edge: f"{edge.file}: {edge.rule}")
 def test_just_true_holds_and_just_false_is_refused(edge):
-    assert said(*edge.true) is None
-    refusal = said(*edge.false) or "accepted"
+    assert check_entry(*edge.true) is None
+    refusal = check_entry(*edge.false) or "accepted"
     assert edge.says in refusal
     assert refusal.startswith(("claims[0] (", "schedule")), "it names the place"
     assert "None" not in refusal
@@ -33,15 +33,15 @@ def test_what_no_entry_holds_is_refused_by_its_place(edge):
     raw, entry = edge.true
     for member in entry.keys() - {"claim", "method"}:
         for value, at in other(entry[member]):
-            refusal = said(raw, {**entry, member: value})
+            refusal = check_entry(raw, {**entry, member: value})
             assert refusal is not None, (member, value)
             named = refusal.split(" (", 1)[-1]
             assert refusal.startswith(("claims[0] (", "schedule")), refusal
             if at:
                 assert f".{member}[" in named or f"{member}" in named, (refusal, member, value)
         without = {name: given for name, given in entry.items() if name != member}
-        assert f"lacks ['{member}']" in said(raw, without)
-        refusal = said(raw, {**entry, "more": 1})
+        assert f"lacks ['{member}']" in check_entry(raw, without)
+        refusal = check_entry(raw, {**entry, "more": 1})
         assert refusal.startswith("claims[0] (")
         assert "unknown keys ['more']" in refusal
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from benchmarks.forgery.schedules import SCHEDULES
-from helpers.edges import EDGES, HALF, graph, groups, own, rule, said
+from helpers.edges import EDGES, HALF, check_entry, graph, groups, own, rule
 from helpers.readings import read
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce.files import dump_schedule
 from partreduce.verify import checker, prove
 from partreduce.verify.checker import consensus_distance, linear_algebra, outer_steps, period
@@ -176,7 +176,7 @@ def test_a_covariance_that_shrinks_is_no_bound():
         raw = dump_schedule(schedule)
         entry = next(dict(e) for e in prove(schedule).certificate["claims"] if e["claim"] == "consensus-distance")
         smaller = [[number - number // 200 for number in listed] for listed in entry["covariance"]]
-        assert "more than a period makes of it" in said(raw, {**entry, "covariance": smaller, "at_most": "1000"})
+        assert "more than a period makes of it" in check_entry(raw, {**entry, "covariance": smaller, "at_most": "1000"})
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_work_is_counted_before_it_is_done_up_to_its_limit():
     work = Work("here", 10)
     work.spend(4)
     work.spend(6)
-    refused(TooLarge, "here: too large", work.spend, 1)
+    check_error(TooLarge, "here: too large", work.spend, 1)
     assert Work("here").limit == MAX_WORK == 10**10
 
 
@@ -268,7 +268,7 @@ def test_what_every_check_is_counted_to_cost(monkeypatch):
     monkeypatch.setattr(Work, "spend", spend)
     for edge in EDGES:
         name = edge.file
-        assert said(*edge.true) is None
+        assert check_entry(*edge.true) is None
     for schedule in ("rule", "explicit", "graph", "gap-robust", "gap-searched"):
         read = checker.read_schedule(dump_schedule(SCHEDULES[schedule]))
         name = f"facts of {schedule}"
@@ -287,13 +287,13 @@ COSTS = {
 
 def test_a_list_that_differs_is_named_by_its_first_difference():
     confirm_equal("place", [1, [2, 3]], [1, [2, 3]])
-    refused(Refusal, r"place\[1\]\[0\] is 9; expected 2", confirm_equal, "place", [1, [9, 3]], [1, [2, 3]])
-    refused(Refusal, r"place is \[1\]; expected a list of 2: \[1, 2\]", confirm_equal, "place", [1], [1, 2])
-    refused(Refusal, r'place is "ab"; expected a list of 2: \["a", "c"\]', confirm_equal, "place", "ab", ["a", "c"])
-    refused(Refusal, r'place is \["a", "c"\]; expected "ab"', confirm_equal, "place", ["a", "c"], "ab")
-    refused(Refusal, f'place is 1; expected "{"x" * 159}[^x]', confirm_equal, "place", 1, "x" * 200)
-    refused(Refusal, f"place is 1; expected {'x' * 200}[^x]", confirm, False, "place", 1, "x" * 300)
-    refused(Refusal, '2192"; expected 1', confirm_equal, "place", "→", 1)
+    check_error(Refusal, r"place\[1\]\[0\] is 9; expected 2", confirm_equal, "place", [1, [9, 3]], [1, [2, 3]])
+    check_error(Refusal, r"place is \[1\]; expected a list of 2: \[1, 2\]", confirm_equal, "place", [1], [1, 2])
+    check_error(Refusal, r'place is "ab"; expected a list of 2: \["a", "c"\]', confirm_equal, "place", "ab", ["a", "c"])
+    check_error(Refusal, r'place is \["a", "c"\]; expected "ab"', confirm_equal, "place", ["a", "c"], "ab")
+    check_error(Refusal, f'place is 1; expected "{"x" * 159}[^x]', confirm_equal, "place", 1, "x" * 200)
+    check_error(Refusal, f"place is 1; expected {'x' * 200}[^x]", confirm, False, "place", 1, "x" * 300)
+    check_error(Refusal, '2192"; expected 1', confirm_equal, "place", "→", 1)
     assert one_line("a\nb→~ \x7f") == "a\\u000ab\\u2192~ \\u007f"
     assert (Refusal("s", 65).status, Refusal("s\n", 1).sentence) == (65, "s\\u000a")
 
@@ -322,4 +322,4 @@ def test_a_rule_whose_steps_per_round_differ_between_nodes_is_seen_group_by_grou
     assert (
         with_places(checker.read_schedule(rule([2], 1, [([0], [0])], steps_per_round=[1, 2])), "here").form == "groups"
     )
-    refused(Refusal, "over 1024 rows", with_places, checker.read_schedule(groups(1025, [[0, 1]])), "here")
+    check_error(Refusal, "over 1024 rows", with_places, checker.read_schedule(groups(1025, [[0, 1]])), "here")

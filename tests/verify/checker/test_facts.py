@@ -15,7 +15,7 @@ from benchmarks.forgery.tables import JUDGES
 from helpers.edges import document, graph, groups, rule
 from helpers.read_edges import gap
 from helpers.readings import read
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce.errors import ScheduleError
 from partreduce.files import dump_schedule, parse_schedule
 from partreduce.verify import checker, prove
@@ -430,7 +430,7 @@ def test_what_is_not_so_is_not_stated():
 
 
 def test_groups_that_share_a_worker_have_no_facts():
-    refused(checker.Refusal, "groups that do not share worker 1", compute_facts, groups(4, [[0, 1], [1, 2]]))
+    check_error(checker.Refusal, "groups that do not share worker 1", compute_facts, groups(4, [[0, 1], [1, 2]]))
 
 
 def test_what_the_facts_are_counted_to_cost(monkeypatch):

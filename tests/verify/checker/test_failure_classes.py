@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from helpers.small import of_phases, of_rule
 from partreduce import Cluster, Schedule
 from partreduce.files import dump_schedule
@@ -150,7 +150,7 @@ def test_the_classes_of_a_plan_are_those_of_its_workers_and_of_every_node(name, 
     monkeypatch.setattr(survives, "MAX_CLASSES", enough)
     assert planned_classes(planned) == found
     monkeypatch.setattr(survives, "MAX_CLASSES", enough - 1)
-    refused(TooLarge, "the failures that the plan covers fall into over", planned_classes, planned)
+    check_error(TooLarge, "the failures that the plan covers fall into over", planned_classes, planned)
 
 
 def test_under_all_reduce_no_class_is_listed():

@@ -14,8 +14,8 @@ import pytest
 
 from benchmarks.explore.hop import diamond, ring
 from helpers.claims import confirm_claims, facts_of
-from helpers.gap_bounds import checker_bounds, events_of, named
-from helpers.refusals import refused
+from helpers.gap_bounds import checker_bounds, events_of, graph_of
+from helpers.refusals import check_error
 from helpers.small import of_edges
 from partreduce import Cluster, Schedule
 from partreduce.files import dump_schedule
@@ -52,11 +52,11 @@ SETTINGS = {
     ),
 }
 GRAPHS = {
-    "ring": named("ring", 6),
+    "ring": graph_of("ring", 6),
     "directed ring": ring(5),
-    "complete": named("complete", 4),
-    "star": named("star", 5),
-    "double ring": named("double-ring", 8),
+    "complete": graph_of("complete", 4),
+    "star": graph_of("star", 5),
+    "double ring": graph_of("double-ring", 8),
     "diamond": diamond(),
     "a way without return": Digraph.of(4, [(0, 1), (1, 2), (2, 0), (2, 3)]),
     "no cycle": Digraph.of(4, [(0, 1), (0, 2), (1, 3), (2, 3)]),
@@ -86,8 +86,8 @@ def test_the_checker_finds_the_bounds_of_the_prover(name):
 
 
 def test_a_search_that_costs_too_much_is_given_up():
-    events = events_of(named("ring", 6), IterationGap())
-    refused(TooLarge, "here: too large", events.leads, 0, range(6), Work("here", 100))
+    events = events_of(graph_of("ring", 6), IterationGap())
+    check_error(TooLarge, "here: too large", events.leads, 0, range(6), Work("here", 100))
 
 
 @pytest.mark.parametrize("name", ["checker", "a copy of version-1.0", "json"])
@@ -170,7 +170,7 @@ def test_settings_of_the_paper_are_proved_and_confirmed(name):
         assert proof["mean-preserved"].status is Status.REFUTED
         assert proof["mean-preserved"].is_property
         assert proof["consensus"].status is (Status.REFUTED if gap.has_backup else Status.PROVED)
-    graph = named("ring-based", 16)
+    graph = graph_of("ring-based", 16)
     exact = exact_bounds(graph, gap)
     assert facts["queues"]["update"] == [exact[u][v] + 1 for u, v in graph.edges]
     assert facts["gap-of-pairs"]["bound"] == max(bound for row in exact for bound in row)
@@ -187,7 +187,7 @@ def test_a_setting_without_matrices_gets_no_claim_about_them():
     own = dict(prove(lossy).certificate)
     for entry in synchronous["claims"]:
         expected = "do without none of" if entry["claim"] == "consensus" else "a claim about lossy gap"
-        refused(checker.Refusal, expected, confirm_claims, lossy, {**own, "claims": [entry]})
+        check_error(checker.Refusal, expected, confirm_claims, lossy, {**own, "claims": [entry]})
 
 
 @pytest.mark.parametrize("weight", [Fraction(1), Fraction(-1, 3)])

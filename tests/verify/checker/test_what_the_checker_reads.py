@@ -15,7 +15,7 @@ from benchmarks.forgery.schedules import SCHEDULES
 from helpers.edges import document, graph, groups, rule
 from helpers.read_edges import READ_EDGES, gap, plan
 from helpers.readings import agree, refusal, written
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce import PartreduceError
 from partreduce.files import dump_schedule, parse_schedule, schedule_sha256
 from partreduce.verify import checker
@@ -320,7 +320,7 @@ def test_a_certificate_is_nested_32_deep_at_most(depth, says, tmp_path):
     if not says:
         assert read_file(str(path), is_certificate=True) == json.loads(nest(depth))
         return
-    refused(checker.Refusal, says, read_file, str(path), is_certificate=True)
+    check_error(checker.Refusal, says, read_file, str(path), is_certificate=True)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from benchmarks.explore.explorer import Network, NoDeadlock, PerProcess, PerState, Progress, explore
-from helpers.refusals import refused
+from helpers.refusals import check_error
 from partreduce.errors import InputError, RefutedError, UndecidedError
 from partreduce.schedulers.protocols.base import Crashed, Note, Received, Send
 
@@ -113,7 +113,7 @@ def test_a_cut_search_never_says_holds():
     assert not found.holds
     assert {finding.verdict for finding in found.findings} == {"unknown"}
     assert found.states == 40
-    refused(UndecidedError, "40 states", found.require)
+    check_error(UndecidedError, "40 states", found.require)
 
 
 def test_a_violation_found_before_the_cut_counts():
@@ -308,13 +308,13 @@ def test_of_what_is_sent_over_a_link_that_is_cut_a_first_part_arrives_and_both_s
 
 
 def test_networks_and_properties_that_mean_nothing_are_refused():
-    refused(InputError, "share a name", explore, TwoSpinners(), properties=(SAFE, SAFE))
-    refused(InputError, "set delay", Network, delay=False, losses=1)
-    refused(InputError, "keep their order", Network, cuts=1, reorder=True)
-    refused(InputError, "suspicions and cuts are numbers", Network, cuts=-1)
-    refused(InputError, "suspicions and cuts are numbers", Network, suspicions=-1)
+    check_error(InputError, "share a name", explore, TwoSpinners(), properties=(SAFE, SAFE))
+    check_error(InputError, "set delay", Network, delay=False, losses=1)
+    check_error(InputError, "keep their order", Network, cuts=1, reorder=True)
+    check_error(InputError, "suspicions and cuts are numbers", Network, cuts=-1)
+    check_error(InputError, "suspicions and cuts are numbers", Network, suspicions=-1)
     for network in (Network(cuts=1), Network(suspicions=1)):
-        refused(InputError, "takes another process for dead", explore, TwoSpinners(), network=network)
+        check_error(InputError, "takes another process for dead", explore, TwoSpinners(), network=network)
 
 
 def test_a_trace_says_who_is_cut_off():

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.explore.explorer import Network, NoDeadlock, Progress, explore
 from benchmarks.explore.hop import LARGE, SMALL, both_ways, is_tight, ring
 from benchmarks.explore.reductions import Hop
-from helpers.seeded import Bugs, hears, sends
+from helpers.seeded import Bugs, brings, sends
 from partreduce.errors import InputError
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.digraph import Digraph
@@ -155,7 +155,7 @@ def acknowledged_early(machine, original, process, state, event):
     after, actions = original(process, state, event)
     if isinstance(event, Reduce):
         actions = ()
-    if machine.setting.notify_ack and hears(event, Update):
+    if machine.setting.notify_ack and brings(event, Update):
         actions = (Send(event.source, Ack()),)
     return after, actions
 

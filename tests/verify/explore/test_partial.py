@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 
 from benchmarks.explore.partial import FACTORS, LARGE, SMALL
-from helpers.seeded import Bugs, hears, put, sends
+from helpers.seeded import Bugs, brings, put, sends
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.partial import (
     COMPUTING,
@@ -85,7 +85,7 @@ def never_again(machine, original, process, state):
 
 
 def noted_only(_, original, process, state, event):
-    if not hears(event, Ended):
+    if not brings(event, Ended):
         return original(process, state, event)
     return replace(state, lasts=put(state.lasts, event.source, event.message.round)), ()
 
@@ -112,13 +112,13 @@ bug("_begun", "A round takes nothing of the send buffer, which waits for ever.",
 # Words that start a round.
 bug("step", "Word that the next round starts is lost on a thread that is in a round.", SOLO,
     instead=lambda _, original, p, s, event:
-        (s, ()) if hears(event, Activate) and s.is_running else original(p, s, event))
+        (s, ()) if brings(event, Activate) and s.is_running else original(p, s, event))
 bug("step", "Word of a round that is not the next one is lost.", SOLO,
     instead=lambda _, original, p, s, event:
-        (s, ()) if hears(event, Activate) and event.message.round != s.entered else original(p, s, event))
+        (s, ()) if brings(event, Activate) and event.message.round != s.entered else original(p, s, event))
 bug("step", "An activation starts the next round, whichever it was for.", SOLO,
     left=lambda now, was, event: replace(now, activated=max(now.activated, was.entered + 1))
-        if hears(event, Activate) else now)
+        if brings(event, Activate) else now)
 bug("_started", "Who starts a round keeps it to itself.", MAJORITY, told=lambda actions: ())
 bug("_started", "Word that a round starts goes to one worker only.", MAJORITY_3, told=lambda actions: actions[:1])
 bug("_begun", "What is known of the next round is not looked at when the thread gets there.", QUORUM,
@@ -171,7 +171,7 @@ bug("_started", "A worker that came for the round before counts for the open one
     left=lambda now, was: replace(now, arrived=was.arrived))
 bug("step", "An arrival that was heard of late counts, and one for a later round is forgotten with it.", WILD,
     left=lambda now, was, event: replace(now, arrived=put(now.arrived, event.source, event.message.round + 1))
-        if hears(event, Arrived) else now)
+        if brings(event, Arrived) else now)
 # Sums.
 bug("_is_summed", "A sum is over when one worker has not entered it.", SOLO, instead=without_one)
 bug("_finished", "A sum is over when one worker has not entered it.", instead=with_nothing_of_it)
@@ -198,7 +198,7 @@ bug("_ended", "A worker that ends needs the rounds that are done, not the one th
     instead=as_of_done)
 bug("step", "The last round is the one that was heard of last, not the largest.", SOLO,
     left=lambda now, was, event: replace(now, lasts=tuple(
-        known if known == GOES_ON else event.message.round for known in now.lasts)) if hears(event, Ended) else now)
+        known if known == GOES_ON else event.message.round for known in now.lasts)) if brings(event, Ended) else now)
 bug("_started", "Where all have ended one round starts after another, needed or not.", SOLO, instead=endlessly)
 bug("_started", "Where all have ended nothing starts any more.", MAJORITY, instead=never_again)
 bug("step", "That a worker has ended does not start a round that waited for it.", MAJORITY, instead=noted_only)
@@ -218,7 +218,7 @@ bug("_taken", "Workers pass the round at which models are to be synchronized.", 
     left=lambda now, was: replace(now, stage=COMPUTING, synchronized=now.version // 2 * 2))
 bug("step", "Word of a model that waits is forgotten by a worker that does not wait yet.", LATEST,
     instead=lambda _, original, p, s, event:
-        (s, ()) if hears(event, Here) and event.message.round > s.version else original(p, s, event))
+        (s, ()) if brings(event, Here) and event.message.round > s.version else original(p, s, event))
 # fmt: on
 
 

@@ -10,8 +10,8 @@ import pytest
 from benchmarks.explore.explorer import Network, explore
 from benchmarks.explore.hop import both_ways, diamond, longest_skips, ring
 from benchmarks.explore.reductions import Hop
-from helpers.gap_bounds import attained, checker_bounds, named, path_lengths, published
-from helpers.refusals import refused
+from helpers.gap_bounds import attained_bounds, checker_bounds, graph_of, path_lengths, published_bounds
+from helpers.refusals import check_error
 from partreduce.errors import InputError
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Advance
@@ -30,7 +30,7 @@ def lengths(graph):
 @pytest.mark.parametrize("name", ["ring", "ring-based", "double-ring"])
 def test_table_1_of_hop_at_16_workers(name):
     """The six rows of Hop's Table 1 on its three graphs, from path lengths that networkx finds."""
-    graph = named(name, 16)
+    graph = graph_of(name, 16)
     d = lengths(graph)
     rows = {
         IterationGap(): lambda i, j: d[j][i],
@@ -44,15 +44,15 @@ def test_table_1_of_hop_at_16_workers(name):
         IterationGap(max_ig=MAX_IG, backup=1, staleness=STALENESS): lambda i, j: MAX_IG * d[i][j],
     }
     for setting, formula in rows.items():
-        printed = published(graph, setting)
+        printed = published_bounds(graph, setting)
         for i in range(16):
             for j in range(16):
                 assert printed[i][j] == (0 if i == j else formula(i, j)), (setting, i, j)
-    assert max(max(row) for row in published(graph, IterationGap())) == DIAMETER[name]
+    assert max(max(row) for row in published_bounds(graph, IterationGap())) == DIAMETER[name]
     # On undirected graphs the bounds are exact without backup workers and acknowledgements.
     for setting in rows:
         if not setting.backup and not setting.notify_ack:
-            assert exact_bounds(graph, setting) == published(graph, setting)
+            assert exact_bounds(graph, setting) == published_bounds(graph, setting)
 
 
 LOOSE = [
@@ -66,8 +66,8 @@ LOOSE = [
 @pytest.mark.parametrize(("graph", "setting", "pair", "tight", "paper"), LOOSE)
 def test_published_bounds_are_not_always_tight(graph, setting, pair, tight, paper):
     (i, j), exact = pair, exact_bounds(graph, setting)
-    assert (exact[i][j], published(graph, setting)[i][j]) == (tight, paper)
-    assert attained(graph, setting, exact)[0] == exact
+    assert (exact[i][j], published_bounds(graph, setting)[i][j]) == (tight, paper)
+    assert attained_bounds(graph, setting, exact)[0] == exact
 
 
 def test_theorem_2_is_tight_on_all_other_digraphs_of_up_to_4_workers_but_one():
@@ -76,7 +76,9 @@ def test_theorem_2_is_tight_on_all_other_digraphs_of_up_to_4_workers_but_one():
         loose = set()
         for n in (2, 3, 4):
             for graph in strongly_connected(n):
-                if exact_bounds(graph, IterationGap(max_ig=max_ig)) != published(graph, IterationGap(max_ig=max_ig)):
+                if exact_bounds(graph, IterationGap(max_ig=max_ig)) != published_bounds(
+                    graph, IterationGap(max_ig=max_ig)
+                ):
                     loose.add((n, len(graph.edges)))
         assert loose == expected
 
@@ -93,7 +95,10 @@ def strongly_connected(n):
 def test_notify_ack_over_l_backward_hops_is_l_plus_1():
     """On a long directed ring the published 2·length is loose from length 2 on."""
     graph, n = ring(12), 12
-    exact, paper = exact_bounds(graph, IterationGap(notify_ack=True)), published(graph, IterationGap(notify_ack=True))
+    exact, paper = (
+        exact_bounds(graph, IterationGap(notify_ack=True)),
+        published_bounds(graph, IterationGap(notify_ack=True)),
+    )
     for hops in range(1, 6):
         i, j = 0, hops  # i sends along `hops` edges to j
         assert exact[i][j] == hops + 1
@@ -103,7 +108,7 @@ def test_notify_ack_over_l_backward_hops_is_l_plus_1():
 def test_graphs_without_a_path_have_no_bound():
     graph = Digraph.of(2, [(0, 1)])
     exact = exact_bounds(graph, IterationGap())
-    assert exact == ((0, None), (1, 0)) == attained(graph, IterationGap(), exact)[0]
+    assert exact == ((0, None), (1, 0)) == attained_bounds(graph, IterationGap(), exact)[0]
     assert exact_bounds(graph, IterationGap(max_ig=2)) == ((0, 2), (1, 0))
 
 
@@ -162,8 +167,8 @@ def test_exact_bound_is_what_exploration_attains(name, graphs, record_property):
     for _ in range(graphs):
         graph = random_digraph(rng, rng.randrange(2, LARGEST.get(name, 5) + 1))
         setting = random_setting(rng, name, graph)
-        exact, paper = exact_bounds(graph, setting), published(graph, setting)
-        reached, search = attained(graph, setting, exact)
+        exact, paper = exact_bounds(graph, setting), published_bounds(graph, setting)
+        reached, search = attained_bounds(graph, setting, exact)
         assert reached == exact == checker_bounds(graph, setting), (graph.edges, setting)
         assert at_most(exact, paper), (graph.edges, setting)
         below_paper += exact != paper
@@ -212,7 +217,7 @@ def test_one_workers_capacities_are_those_of_all_pairs():
             updates = {u: plus(exact[u][w], 1) for u in graph.sources[w]}
             sent = {v: plus(exact[w][v], 1) for v in graph.targets[w]}
             if None in {*updates.values(), *sent.values()}:
-                refused(InputError, "without limit", capacities_of, graph, setting, w)
+                check_error(InputError, "without limit", capacities_of, graph, setting, w)
                 continue
             capacities = capacities_of(graph, setting, w)
             assert (capacities.updates, capacities.sent) == (updates, sent)

@@ -1,4 +1,4 @@
-"""A script as Accelerate's examples of Local SGD are, on numbers of its own."""
+"""A script as Accelerate's examples of Local SGD are, on its own numbers."""
 
 import torch
 from accelerate import Accelerator

@@ -1,4 +1,4 @@
-"""A script as PyTorch's tutorial on DistributedDataParallel has it, on numbers of its own."""
+"""A script as PyTorch's tutorial on DistributedDataParallel has it, on its own numbers."""
 
 import torch
 import torch.distributed as dist

@@ -6,5 +6,5 @@ from partreduce.planner import job
 
 
 @pytest.fixture(autouse=True)
-def unhurried(monkeypatch):
+def no_hurry(monkeypatch):
     monkeypatch.setattr(job, "LEAST_CAP", 3600.0)
