@@ -174,7 +174,7 @@ class RemoteWorker(Worker):
         self.code = self.reported
         if self.reported is None and self.node.is_gone:
             self.code = UnavailableError.exit_code
-            self.lost = f"was lost with node {self.node.rank} (its connection ended: {self.node.connection.problem})"
+            self.lost = f"was lost with node {self.node.rank} (its connection ended: {self.node.problem})"
         return self.code is not None
 
     def signal(self, number: signal.Signals) -> None:
@@ -182,9 +182,10 @@ class RemoteWorker(Worker):
 
     def give_up(self) -> None:
         if not self.node.is_gone:
+            self.node.was_given_up = True
+            self.node.connection.send("given up")
             end = "what runs there ends by itself when it does again"
             write_line(f"node {self.node.rank} does not answer; {end}")
-            self.node.connection.problem = "it did not answer"
 
 
 @dataclass(slots=True, eq=False)
@@ -197,10 +198,16 @@ class _Node:
     workers: dict[int, RemoteWorker] = field(default_factory=dict)  # of the attempt that runs
     ready: int = 0  # for which attempt its processes wait
     refusal: str = ""
+    was_given_up: bool = False  # its connection stands, so that its launcher hears that when it runs again
+
+    @property
+    def problem(self) -> str:
+        """Why it takes no part any more; empty if it does."""
+        return "it did not answer" if self.was_given_up else self.connection.problem
 
     @property
     def is_gone(self) -> bool:
-        return bool(self.connection.problem)
+        return bool(self.problem)
 
     def read_records(self, attempt: int) -> None:
         """Note what its launcher said; of an attempt that has ended, nothing."""
@@ -267,6 +274,10 @@ class Nodes:
         """Wait for all nodes, and have each prepare its workers and `spares` spare processes for the next attempt."""
         self._attempt += 1
         self._mismatch = ""  # who was refused while an attempt ran harms no other
+        for node in self._nodes.values():
+            if node.was_given_up:
+                with contextlib.suppress(OSError):  # it has been closed
+                    node.connection.socket.shutdown(socket.SHUT_RDWR)  # so that it comes back
         self._nodes = {rank: node for rank, node in self._nodes.items() if not node.is_gone}
         self._wait("to connect", lambda rank: rank in self._nodes)
         sizes = [num_workers, *(self._nodes[rank].num_workers for rank in range(1, self._num_nodes))]
@@ -328,9 +339,7 @@ class Nodes:
                 if node.refusal:
                     raise InputError(f"node {node.rank}: {node.refusal}")
                 if node.is_gone and what != "to connect":
-                    raise UnavailableError(
-                        f"node {node.rank}: was lost before its workers started ({node.connection.problem})"
-                    )
+                    raise UnavailableError(f"node {node.rank}: was lost before its workers started ({node.problem})")
             names = " and ".join(f"node {rank}" for rank in missing)
             if time.monotonic() > start + START_SECONDS:
                 raise UnavailableError(f"{names}: node 0 waited {START_SECONDS:g} s at {self._endpoint} for it {what}")
