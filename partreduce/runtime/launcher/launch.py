@@ -107,18 +107,21 @@ def launch(
                 restarted=restarted,
             )  # fmt: skip
             sources: list[Source] = [*prepared.mine, *([] if nodes is None else [nodes])]
-            return supervise(prepared.workers, sources, prepared.store, grace, outlet, rule=rule)
+            return supervise(
+                prepared.workers, sources, prepared.store, grace, outlet, rule=rule, release=prepared.release
+            )
     except Terminated as ended:
         return ended.exit_code
 
 
 class _WorkersOfRun(NamedTuple):
-    """A run whose workers have been released: `mine` are those of this machine."""
+    """A run whose workers wait for their release: `mine` are those of this machine."""
 
     workers: list[Worker]
     mine: list[Child]
     store: Store
     generator: Generator | None
+    release: Callable[[], None]
     start: Callable[[int, int], Worker | None]
     """Starts a worker of a rank as number so many of the run, in the place of a failed one; None where it cannot."""
 
@@ -136,7 +139,7 @@ def _prepare(
     nodes: Nodes | None,
     generator: Callable[[str, str | None], AbstractContextManager[Generator]] | None,
 ) -> _WorkersOfRun:
-    """Fork the workers, start what they need, and release them; `stack` ends everything."""
+    """Fork the workers and start what they need; `stack` ends everything."""
     address, secret = (LOOPBACK, secrets.token_hex(32)) if nodes is None else (nodes.address, nodes.secret)
     shared = {env.MASTER_ADDR: address, env.RUN_SECRET: secret, **environment}
     variables = worker_variables(cluster, ranks, threads, shared)
@@ -150,14 +153,19 @@ def _prepare(
         process = stack.enter_context(generator(address, None if nodes is None else nodes.generator_key))
         further |= process.environment
     mine, spares = processes[: len(ranks)], Spares(processes[len(ranks) :], variables, further)
-    others = [] if nodes is None else nodes.released(shared | further)
-    for worker in mine:
-        worker.release(further)
+    others = [] if nodes is None else nodes.prepared()
+
+    def release() -> None:
+        if nodes is not None:
+            nodes.release(shared | further)
+        for worker in mine:
+            worker.release(further)
 
     def start(rank: int, number: int) -> Worker | None:
         return spares.started(rank, number) if nodes is None or rank in ranks else nodes.started(rank, number)
 
-    return _WorkersOfRun(sorted([*mine, *others], key=lambda worker: worker.rank), mine, store, process, start)
+    workers = sorted([*mine, *others], key=lambda worker: worker.rank)
+    return _WorkersOfRun(workers, mine, store, process, release, start)
 
 
 def check_script(target: Target) -> None:

@@ -296,13 +296,16 @@ class Nodes:
             node.connection.send("prepare", self._attempt, ranks, spares, nonce)
         return cluster
 
-    def released(self, variables: Mapping[str, str]) -> list[RemoteWorker]:
-        """Start the workers of all other nodes with these further environment variables; returns them."""
+    def prepared(self) -> list[RemoteWorker]:
+        """Wait until all other nodes can start their workers; returns these."""
         self._wait("to start its workers", lambda rank: self._nodes[rank].ready == self._attempt)
+        return [worker for node in self._nodes.values() for worker in node.workers.values()]
+
+    def release(self, variables: Mapping[str, str]) -> None:
+        """Start the workers of all other nodes with these further environment variables."""
         kept = {name: value for name, value in variables.items() if name not in UNSENT}
         for node in self._nodes.values():
             node.connection.send("go", kept)
-        return [worker for node in self._nodes.values() for worker in node.workers.values()]
 
     def started(self, rank: int, number: int) -> RemoteWorker | None:
         """Start a replacement for worker `rank` on its node; None if that node is gone."""

@@ -119,14 +119,15 @@ def supervise(
     outlet: LogMultiplexer,
     *,
     rule: FailureRule[Worker],
+    release: Callable[[], None] = lambda: None,
 ) -> int:
-    """Forward the workers' output until all have ended; after the first failure the others have `grace` seconds.
+    """Release the workers and forward their output until all have ended; after a failure others have `grace` seconds.
 
     The run continues without failed or evicted workers as long as `rule` allows; replacements are added to `workers`.
     """
     shutdown = Shutdown()
     collect = partial(_collect, workers, store, shutdown, grace, outlet, rule=rule)
-    watch(workers, sources, shutdown, outlet, collect, grace=grace, pause=lambda: rule.pause)
+    watch(workers, sources, shutdown, outlet, collect, release=release, grace=grace, pause=lambda: rule.pause)
     # A run that continued without a worker that was evicted says so, even where all others ended well.
     evicted = rule.evicted or any(worker.code == EvictedError.exit_code for worker in workers)
     return shutdown.code or (EvictedError.exit_code if evicted else 0)
@@ -139,6 +140,7 @@ def watch(
     outlet: LogMultiplexer,
     collect: Callable[[], bool],
     *,
+    release: Callable[[], None] = lambda: None,
     grace: float = GRACE_SECONDS,
     pause: Callable[[], float] = lambda: LOOK_SECONDS,
     num_workers: int | None = None,
@@ -146,12 +148,14 @@ def watch(
 ) -> None:
     """Forward output and signals, and call `collect` between looks until it returns that no worker runs.
 
+    `release` lets the workers begin: from then on a signal that ends the run leaves them time to save.
     `num_workers` is the number of workers of the run, `num_here` of those whose lines come here.
     """
     drained = float("inf")
     width = len(str((num_workers or len(workers)) - 1))
     deduplicator = ErrorDeduplicator(outlet, num_here or sum(isinstance(source, Child) for source in sources))
     with defer_signals() as mask, selectors.DefaultSelector() as selector:
+        release()
         for source in sources:
             for descriptor in source.streams:
                 selector.register(descriptor, selectors.EVENT_READ, source)

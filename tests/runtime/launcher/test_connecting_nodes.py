@@ -225,7 +225,9 @@ def test_a_node_that_is_given_up_hears_that_and_how_the_attempt_ends_and_may_com
         nodes.gathered(2, 0)
         thread.join(30)
         come[-1].send("ready", len(come))
-        return come[-1], nodes.released({})
+        workers = nodes.prepared()
+        nodes.release({})
+        return come[-1], workers
 
     with Nodes(place, same_on_all("", **FACTS), "run", num_nodes=2, placement=None, num_workers=None) as nodes:
         suspended, workers = begun(nodes)
