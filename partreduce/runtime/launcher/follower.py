@@ -37,7 +37,7 @@ from partreduce.runtime.launcher.processes import Child, Line, Worker, fork_work
 from partreduce.runtime.launcher.signals import raise_on_sigterm, reraise_pending
 from partreduce.runtime.launcher.supervision import LOOK_SECONDS, Shutdown, ask_children_to_end, end_children, watch
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, UnavailableError
+from partreduce.topo.errors import EvictedError, InputError, UnavailableError
 
 
 class _LostError(Exception):
@@ -89,7 +89,7 @@ class _Orders:
 
     def _obey(self) -> None:
         match self._connection.records[0]:
-            case ["end", *_]:
+            case ["end" | "given up", *_]:
                 self._is_over = True
                 return  # left in the queue for `_follow_orders`
             case ["over"]:
@@ -128,7 +128,13 @@ class Follower:
     may_restart: bool
 
     def run(self) -> int:
-        """Follow node 0's commands until the run ends; return its exit code."""
+        """Follow node 0's commands until the run ends; return its exit code.
+
+        Raises:
+            EvictedError: this launcher was suspended for so long that node 0 gave its node up, and the run continues.
+            UnavailableError: node 0 is gone, or cannot be reached.
+            InputError: node 0 has other settings, or the script is not valid.
+        """
         with raise_on_sigterm():
             import_once()
             before, problem = threads_of_process(), ""
@@ -197,7 +203,8 @@ class Follower:
         except InputError as error:
             connection.send("refused", str(error))
             raise
-        while (record := connection.next()) is not None:
+        until, given_up = float("inf"), ""
+        while (record := connection.next(until)) is not None:
             match record:
                 case ["prepare", int(attempt), list(nodes), int(spares), str(nonce)]:
                     check_threads_ended(before)
@@ -209,6 +216,15 @@ class Follower:
                     if reason:
                         write_line(f"node {self.rank}: node 0 ended the run: {reason}")
                     return code
+                case ["given up"]:
+                    given_up = f"node {self.rank}: did not answer node 0 at {self.endpoint} and was given up"
+                    given_up += "; its workers were ended"
+                    if self.may_restart:
+                        write_line(given_up)  # and wait for the next attempt
+                    else:
+                        until = 0.0  # the run may have ended already
+        if until == 0.0:
+            raise EvictedError(given_up)
         raise _LostError(connection.problem)
 
     def _attempt(self, connection: Connection, attempt: int, cluster: Cluster, spares: int, nonce: str) -> int:

@@ -106,18 +106,21 @@ def launch(
                 restarted=restarted,
             )  # fmt: skip
             sources: list[Source] = [*prepared.mine, *([] if nodes is None else [nodes])]
-            return supervise(prepared.workers, sources, prepared.store, grace, outlet, rule=rule)
+            return supervise(
+                prepared.workers, sources, prepared.store, grace, outlet, rule=rule, release=prepared.release
+            )
     except Terminated as ended:
         return ended.exit_code
 
 
 class _WorkersOfRun(NamedTuple):
-    """A started run: its workers on all nodes (`mine` are on this machine), its store and its group service."""
+    """A prepared run: workers on all nodes (`mine` are on this machine) that wait for `release`, and their services."""
 
     workers: list[Worker]
     mine: list[Child]
     store: Store
     generator: Generator | None
+    release: Callable[[], None]
     start: Callable[[int, int], Worker | None]
     """Starts the replacement of a failed rank, given the number of the restart; returns None if impossible."""
 
@@ -135,7 +138,7 @@ def _prepare(
     nodes: Nodes | None,
     generator: Callable[[str, str | None], AbstractContextManager[Generator]] | None,
 ) -> _WorkersOfRun:
-    """Fork the workers, start store and group service, and release the workers; closing `stack` ends all of them."""
+    """Fork the workers and start store and group service; closing `stack` ends all of them."""
     address, secret = (LOOPBACK, secrets.token_hex(32)) if nodes is None else (nodes.address, nodes.secret)
     shared = {env.MASTER_ADDR: address, env.RUN_SECRET: secret, **environment}
     variables = worker_variables(cluster, ranks, threads, shared)
@@ -149,14 +152,19 @@ def _prepare(
         process = stack.enter_context(generator(address, None if nodes is None else nodes.generator_key))
         further |= process.environment
     mine, spares = processes[: len(ranks)], Spares(processes[len(ranks) :], variables, further)
-    others = [] if nodes is None else nodes.released(shared | further)
-    for worker in mine:
-        worker.release(further)
+    others = [] if nodes is None else nodes.prepared()
+
+    def release() -> None:
+        if nodes is not None:
+            nodes.release(shared | further)
+        for worker in mine:
+            worker.release(further)
 
     def start(rank: int, number: int) -> Worker | None:
         return spares.started(rank, number) if nodes is None or rank in ranks else nodes.started(rank, number)
 
-    return _WorkersOfRun(sorted([*mine, *others], key=lambda worker: worker.rank), mine, store, process, start)
+    workers = sorted([*mine, *others], key=lambda worker: worker.rank)
+    return _WorkersOfRun(workers, mine, store, process, release, start)
 
 
 def check_script(target: Target) -> None:

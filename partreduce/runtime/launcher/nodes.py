@@ -173,7 +173,7 @@ class RemoteWorker(Worker):
         self.code = self.reported
         if self.reported is None and self.node.is_gone:
             self.code = UnavailableError.exit_code
-            self.lost = f"was lost with node {self.node.rank} (its connection ended: {self.node.connection.problem})"
+            self.lost = f"was lost with node {self.node.rank} (its connection ended: {self.node.problem})"
         return self.code is not None
 
     def signal(self, number: signal.Signals) -> None:
@@ -181,9 +181,10 @@ class RemoteWorker(Worker):
 
     def give_up(self) -> None:
         if not self.node.is_gone:
+            self.node.was_given_up = True
+            self.node.connection.send("given up")
             end = "what runs there ends by itself when it does again"
             write_line(f"node {self.node.rank} does not answer; {end}")
-            self.node.connection.problem = "it did not answer"
 
 
 @dataclass(slots=True, eq=False)
@@ -196,10 +197,16 @@ class _Node:
     workers: dict[int, RemoteWorker] = field(default_factory=dict)  # workers of the current attempt
     ready: int = 0  # the attempt for which its processes are prepared
     refusal: str = ""
+    was_given_up: bool = False  # its connection stands, so that its launcher hears that when it runs again
+
+    @property
+    def problem(self) -> str:
+        """Why it takes no part any more; empty if it does."""
+        return "it did not answer" if self.was_given_up else self.connection.problem
 
     @property
     def is_gone(self) -> bool:
-        return bool(self.connection.problem)
+        return bool(self.problem)
 
     def read_records(self, attempt: int) -> None:
         """Process the records of the node's launcher; reports on earlier attempts are ignored."""
@@ -269,6 +276,10 @@ class Nodes:
         """
         self._attempt += 1
         self._mismatch = ""  # a node rejected during the last attempt does not affect this one
+        for node in self._nodes.values():
+            if node.was_given_up:
+                with contextlib.suppress(OSError):  # it has been closed
+                    node.connection.socket.shutdown(socket.SHUT_RDWR)  # so that the node connects again
         self._nodes = {rank: node for rank, node in self._nodes.items() if not node.is_gone}
         self._wait("to connect", lambda rank: rank in self._nodes)
         sizes = [num_workers, *(self._nodes[rank].num_workers for rank in range(1, self._num_nodes))]
@@ -287,13 +298,16 @@ class Nodes:
             node.connection.send("prepare", self._attempt, ranks, spares, nonce)
         return cluster
 
-    def released(self, variables: Mapping[str, str]) -> list[RemoteWorker]:
-        """Start the workers of all other nodes with these further environment variables, and return them."""
+    def prepared(self) -> list[RemoteWorker]:
+        """Wait until all other nodes can start their workers, and return these workers."""
         self._wait("to start its workers", lambda rank: self._nodes[rank].ready == self._attempt)
+        return [worker for node in self._nodes.values() for worker in node.workers.values()]
+
+    def release(self, variables: Mapping[str, str]) -> None:
+        """Start the workers of all other nodes with these further environment variables."""
         kept = {name: value for name, value in variables.items() if name not in UNSENT}
         for node in self._nodes.values():
             node.connection.send("go", kept)
-        return [worker for node in self._nodes.values() for worker in node.workers.values()]
 
     def started(self, rank: int, number: int) -> RemoteWorker | None:
         """Start and return a replacement for worker `rank` on its node; None if that node is gone."""
@@ -330,9 +344,7 @@ class Nodes:
                 if node.refusal:
                     raise InputError(f"node {node.rank}: {node.refusal}")
                 if node.is_gone and what != "to connect":
-                    raise UnavailableError(
-                        f"node {node.rank}: was lost before its workers started ({node.connection.problem})"
-                    )
+                    raise UnavailableError(f"node {node.rank}: was lost before its workers started ({node.problem})")
             names = " and ".join(f"node {rank}" for rank in missing)
             if time.monotonic() > start + START_SECONDS:
                 raise UnavailableError(f"{names}: node 0 waited {START_SECONDS:g} s at {self._endpoint} for it {what}")

@@ -119,15 +119,16 @@ def supervise(
     outlet: LogMultiplexer,
     *,
     rule: FailureRule[Worker],
+    release: Callable[[], None] = lambda: None,
 ) -> int:
-    """Forward the workers' output until all have ended, and return the run's exit code.
+    """Release the workers, forward their output until all have ended, and return the run's exit code.
 
     After the first failure the other workers have `grace` seconds, unless the policy `rule` lets the run continue
     without failed or evicted workers. Replacements are added to `workers`.
     """
     shutdown = Shutdown()
     collect = partial(_collect, workers, store, shutdown, grace, outlet, rule=rule)
-    watch(workers, sources, shutdown, outlet, collect, grace=grace, pause=lambda: rule.pause)
+    watch(workers, sources, shutdown, outlet, collect, release=release, grace=grace, pause=lambda: rule.pause)
     # The exit code tells that a worker was evicted, even if all others ended well.
     evicted = rule.evicted or any(worker.code == EvictedError.exit_code for worker in workers)
     return shutdown.code or (EvictedError.exit_code if evicted else 0)
@@ -140,6 +141,7 @@ def watch(
     outlet: LogMultiplexer,
     collect: Callable[[], bool],
     *,
+    release: Callable[[], None] = lambda: None,
     grace: float = GRACE_SECONDS,
     pause: Callable[[], float] = lambda: LOOK_SECONDS,
     num_workers: int | None = None,
@@ -147,12 +149,14 @@ def watch(
 ) -> None:
     """Forward output and signals, and call `collect` repeatedly until it returns that no worker runs.
 
-    `num_workers` is the number of workers of the run, `num_here` of those whose output this launcher prints.
+    `release` lets the workers begin: from then on a signal that ends the run leaves them time to save. `num_workers`
+    is the number of workers of the run, `num_here` of those whose output this launcher prints.
     """
     drained = float("inf")
     width = len(str((num_workers or len(workers)) - 1))
     deduplicator = ErrorDeduplicator(outlet, num_here or sum(isinstance(source, Child) for source in sources))
     with defer_signals() as mask, selectors.DefaultSelector() as selector:
+        release()
         for source in sources:
             for descriptor in source.streams:
                 selector.register(descriptor, selectors.EVENT_READ, source)

@@ -1,7 +1,9 @@
 """How the launchers of several nodes find one another: who is taken in, who is turned away, and in which words."""
 
+import dataclasses
 import json
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from helpers.two_nodes import free_port, wait_until
 from partreduce import Cluster, Schedule, write_schedule
 from partreduce.__main__ import main
-from partreduce.errors import InputError, UnavailableError
+from partreduce.errors import EvictedError, InputError, UnavailableError
 from partreduce.runtime.launcher import follower as follower_module
 from partreduce.runtime.launcher import nodes as nodes_module
 from partreduce.runtime.launcher.follower import Follower
@@ -157,6 +159,92 @@ def test_who_comes_while_an_attempt_runs_harms_neither_it_nor_the_next_one():
         assert nodes.gathered(2, 0).num_workers == 4
         right.join(30)
         raised[1].close()
+
+
+@pytest.fixture
+def pair():
+    """Node 0's end of a connection, and a follower's."""
+    with nodes_module.socket.create_server(("127.0.0.1", 0)) as server:
+        ends = [nodes_module.socket.create_connection(server.getsockname()), server.accept()[0]]
+    pair = [Connection(end) for end in ends]
+    yield pair
+    for connection in pair:
+        connection.close()
+
+
+HEARD = [["signal", 3, 0, 9], ["given up"], ["over"], ["end", EvictedError.exit_code, ""]]
+"""What a launcher that was suspended hears of a run that evicted its worker and its node, and went on to its end."""
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["stands", "ends"])
+@pytest.mark.parametrize(("num_early", "num_heard"), [(2, 2), (2, 3), (3, 3), (2, 4), (3, 4), (4, 4)])
+def test_a_launcher_that_was_given_up_ends_as_evicted_in_every_order_of_events(
+    pair, tmp_path, num_early, num_heard, ends
+):
+    """However much it hears, and has read already when it looks, and whether the connection ends after that."""
+    node_0, here = pair
+    for record in HEARD[:num_early]:
+        node_0.send(*record)
+    wait_until(lambda: here.read() or len(here.records) == num_early)
+    for record in HEARD[num_early:num_heard]:
+        node_0.send(*record)
+    if ends:
+        node_0.close()
+    (tmp_path / "train.py").touch()
+    suspended = dataclasses.replace(follower(1), script=tmp_path / "train.py")
+    if num_early == len(HEARD):
+        assert suspended._follow_orders(here, set()) == EvictedError.exit_code
+    else:
+        with pytest.raises(EvictedError, match=r"node 1: did not answer node 0 at .* and was given up; its workers"):
+            suspended._follow_orders(here, set())
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["attempt ends", "run ends"])
+def test_a_launcher_that_was_given_up_and_may_come_back_waits_for_the_next_attempt(pair, tmp_path, ends):
+    node_0, here = pair
+    (tmp_path / "train.py").touch()
+    for record in HEARD[: None if ends else -1]:
+        node_0.send(*record)
+    suspended = dataclasses.replace(follower(1), script=tmp_path / "train.py", may_restart=True)
+    if ends:
+        assert suspended._follow_orders(here, set()) == EvictedError.exit_code
+    else:
+        node_0.close()
+        with pytest.raises(follower_module._LostError):
+            suspended._follow_orders(here, set())
+
+
+def test_a_node_that_is_given_up_hears_that_and_how_the_attempt_ends_and_may_come_back(monkeypatch):
+    """Node 0 does not end the connection when that node's launcher speaks again, but where the next attempt begins."""
+    monkeypatch.setattr(nodes_module, "END_SECONDS", 0.3)
+    place, come = Endpoint("127.0.0.1", free_port()), []
+
+    def begun(nodes):
+        thread = threading.Thread(target=lambda: come.append(follower(place.port)._connect("")))
+        thread.start()
+        nodes.gathered(2, 0)
+        thread.join(30)
+        come[-1].send("ready", len(come))
+        workers = nodes.prepared()
+        nodes.release({})
+        return come[-1], workers
+
+    with Nodes(place, same_on_all("", **FACTS), "run", num_nodes=2, placement=None, num_workers=None) as nodes:
+        suspended, workers = begun(nodes)
+        for worker in workers:
+            worker.give_up()
+        assert [worker.reap() and worker.code for worker in workers] == [UnavailableError.exit_code] * 2
+        suspended.send("ended", 1, 2, 0, -9, False)
+        nodes._look(30)
+        nodes.end_attempt()
+        assert [suspended.next()[0] for _ in range(4)] == ["prepare", "go", "given up", "over"]
+        again, _ = begun(nodes)
+        assert suspended.next(time.monotonic() + 30) is None
+        assert suspended.problem
+        nodes.end(0)
+        assert [again.next()[0] for _ in range(3)] == ["prepare", "go", "end"]
+    for connection in come:
+        connection.close()
 
 
 def test_garbage_harms_no_run(node_0):

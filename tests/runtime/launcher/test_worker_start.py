@@ -1,5 +1,6 @@
 """A worker finds what a process of its own would find: random numbers, streams, and all that it prints arrives."""
 
+import io
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from torch.distributed import HashStore
 from helpers import children
 from helpers.warm import WARM
 from partreduce.runtime.elastic.coordinator import FailureRule
+from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.launcher.log_multiplexer import LogMultiplexer
 from partreduce.runtime.launcher.processes import fill_standard_descriptors
 from partreduce.runtime.launcher.signals import raise_on_sigterm
@@ -41,6 +43,32 @@ def test_a_worker_draws_and_reads_for_itself_and_its_last_line_needs_no_end(tmp_
     assert len(found) == 2
     assert all(one != other for one, other in zip(found[0]["drawn"], found[1]["drawn"], strict=True))
     assert [(one["read"], one["others"]) for one in found] == [("", [])] * 2
+
+
+@pytest.mark.processes
+def test_a_request_to_end_a_run_that_comes_as_soon_as_a_worker_runs_leaves_it_time_to_save(tmp_path, monkeypatch):
+    release = Child.release
+
+    def released_and_ended_at_once(worker, variables):
+        release(worker, variables)
+        while not (tmp_path / "runs").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def work():
+        def save(*_):
+            time.sleep(0.3)
+            (tmp_path / "saved").touch()
+            os._exit(9)
+
+        signal.signal(signal.SIGTERM, save)
+        (tmp_path / "runs").touch()
+        while True:
+            time.sleep(0.05)
+
+    monkeypatch.setattr(Child, "release", released_and_ended_at_once)
+    assert launch(work, num_workers=1, output=io.StringIO()) == 128 + signal.SIGTERM
+    assert (tmp_path / "saved").exists()
 
 
 class Slow(LogMultiplexer):
