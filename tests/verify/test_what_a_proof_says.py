@@ -29,7 +29,7 @@ from partreduce.verify.consensus import every_relaxation_tame, is_tame
 from partreduce.verify.contraction import rule_view
 from partreduce.verify.facts import If, ScheduleFacts, Statement, format_sentence
 from partreduce.verify.payload import TABLES
-from partreduce.verify.prove import OF_FAILURE_PLAN, OF_PROTOCOL, OWN_OUTER_PARAMS, STATEMENTS
+from partreduce.verify.prove import OF_PROTOCOL, OWN_OUTER_PARAMS, STATEMENTS
 
 MEANS = {"doubly-stochastic", "consensus", "deadlock-free"}
 OF_RUNS = ["staleness", "end", "memory", "sent-bytes"]
@@ -91,7 +91,7 @@ def test_every_kind_has_its_claims_in_their_order():
     assert names(SCHEDULES["explicit"]) == [*OF_GROUPS, *OF_RUNS]
     assert names(SCHEDULES["rule-exact"]) == [OF_GROUPS[0], "membership", *OF_GROUPS[1:], "exact-consensus",
                                               *OF_RUNS]  # fmt: skip
-    assert set(names(SCHEDULES["graph"])) >= {*MEANS, "contraction", "queues", *OF_RUNS}
+    assert set(names(SCHEDULES["graph"])) >= {*MEANS, "contraction", *OF_RUNS}
 
 
 def test_no_claim_about_means_is_made_where_groups_clash():
@@ -138,7 +138,7 @@ def test_caveats_end_what_holds_and_nothing_else():
 
 
 def test_no_statement_stands_twice_in_a_table():
-    for rows in (*STATEMENTS.values(), *OF_PROTOCOL.values(), OWN_OUTER_PARAMS, TABLES, OF_FAILURE_PLAN):
+    for rows in (*STATEMENTS.values(), *OF_PROTOCOL.values(), OWN_OUTER_PARAMS, TABLES):
         listed = [row.name for row in rows]
         assert len(listed) == len({*listed}) > 1
 

@@ -82,18 +82,16 @@ def check_membership(schedule: Schedule, entry: dict[str, Any], place: str) -> N
 
 def doubly_stochastic(schedule: Schedule, _: Work) -> Numbers | None:
     """Fact `doubly-stochastic`: return `smallest_weight` if no mixing matrix has a negative entry, else None."""
-    smallest = _smallest_weight(schedule)
-    return None if smallest is None or smallest < 0 else {"smallest_weight": str(smallest)}
+    return _sums(schedule, has_negative=False)
 
 
 def unit_sums(schedule: Schedule, _: Work) -> Numbers | None:
     """Fact `unit-sums`: return `smallest_weight` if it is negative, else None."""
-    smallest = _smallest_weight(schedule)
-    return None if smallest is None or smallest >= 0 else {"smallest_weight": str(smallest)}
+    return _sums(schedule, has_negative=True)
 
 
-def _smallest_weight(schedule: Schedule) -> Fraction | None:
-    """The smallest entry, None where columns do not sum to 1."""
+def _sums(schedule: Schedule, *, has_negative: bool) -> Numbers | None:
+    """The smallest entry, None where columns do not sum to 1, or where it has the other sign."""
     weights: list[Fraction] = []
     for sizes in schedule.group_sizes():
         for size, relaxation in sizes:
@@ -103,7 +101,8 @@ def _smallest_weight(schedule: Schedule) -> Fraction | None:
         if listed is None:
             return None
         weights += listed
-    return min(weights, default=Fraction(0))
+    smallest = min(weights, default=Fraction(0))
+    return {"smallest_weight": str(smallest)} if (smallest < 0) is has_negative else None
 
 
 def weights_of_round(edges: Sequence[Edge]) -> list[Fraction] | None:

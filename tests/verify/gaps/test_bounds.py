@@ -7,14 +7,11 @@ import random
 import networkx as nx
 import pytest
 
-from benchmarks.explore.explorer import Network, explore
-from benchmarks.explore.hop import both_ways, diamond, longest_skips, ring
-from benchmarks.explore.reductions import Hop
+from benchmarks.explore.hop import both_ways, diamond, ring
 from helpers.gap_bounds import attained, checker_bounds, named, path_lengths, published
 from helpers.refusals import refused
 from partreduce.errors import InputError
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.schedulers.protocols.hop import Advance
 from partreduce.strategies import IterationGap, SkipPolicy
 from partreduce.verify.gap_bounds import capacities_of, exact_bounds
 
@@ -173,27 +170,6 @@ def test_exact_bound_is_what_exploration_attains(name, graphs, record_property):
     # Standard and bounded staleness: the published bounds are exact, so it would be news if they were not.
     if name in {"standard", "staleness"} or graphs == PER_SETTING:
         assert (below_paper == 0) == (name in {"standard", "staleness"})
-
-
-class SkipRecorder(Hop):
-    """Keeps how far its workers skip."""
-
-    def step(self, process, state, event):
-        if isinstance(event, Advance) and event.by > 1:
-            self.skipped[process] = max(self.skipped[process], event.by)
-        return super().step(process, state, event)
-
-
-def test_every_worker_skips_as_far_as_it_is_proved_to_at_most():
-    rng = random.Random("longest skips")
-    for _ in range(60):
-        graph = random_digraph(rng, rng.randrange(2, 5))
-        setting = random_setting(rng, "skips", graph)
-        machine = SkipRecorder(graph, setting)
-        object.__setattr__(machine, "skipped", [0] * graph.num_workers)
-        found = explore(machine, properties=(), network=Network(delay=False), symmetry=False)
-        assert found.complete
-        assert machine.skipped == longest_skips(machine), (graph, setting)
 
 
 def plus(bound, amount):
