@@ -61,7 +61,7 @@ CONFLICT_FREE = Statement("conflict-free", prove_conflict_free, essential=always
 MEMBERSHIP = Statement(
     "membership",
     lambda facts: prove_membership(facts.schedule.meetings),
-    essential=lambda s, _: (rule := s.rule()) is not None and asks_everyone(rule),
+    essential=lambda s, _: s.rule() is not None and asks_everyone(s),
 )
 SUMS = Statement("doubly-stochastic", prove_sums, OF_EXACT_AVERAGES, always)
 CONSENSUS = Statement("consensus", lambda facts: prove_consensus(facts.schedule), OF_EXACT_AVERAGES, always)

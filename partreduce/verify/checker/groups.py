@@ -69,15 +69,20 @@ def check_membership(schedule: Schedule, entry: dict[str, Any], place: str) -> N
     workers with equal results.
     """
     confirm(schedule.form == "rule", place, "membership", "a rule; explicit groups are read from one list")
-    num_nodes, members = prod(schedule.radices), 0  # a worker that skips is one member of its answer
-    for phase in schedule.phases:
-        skipping = schedule.workers_per_node - sum(len(block.members) for block in phase)
-        sizes = ((len(block.members), prod(schedule.radices[d] for d in block.across)) for block in phase)
-        members += num_nodes * (skipping + sum(ranks * ranks * nodes for ranks, nodes in sizes))
+    members = members_of_answers(schedule)
     confirm(members <= EVALUATED, place, "membership", f"answers of at most {EVALUATED} members in all; not {members}")
     text = hashlib.sha256()
     hash_answers(text, schedule, (), Work(place))
     confirm_equal(f"{place}.answers", entry["answers"], text.hexdigest())
+
+
+def members_of_answers(schedule: Schedule) -> int:
+    """Return the members of the answers of all workers of a rule in all phases; who skips is one."""
+    members = schedule.period * schedule.width
+    for local_ranks, across, _ in chain.from_iterable(schedule.phases):
+        size = len(local_ranks) * prod(schedule.radices[digit] for digit in across)
+        members += len(local_ranks) * (size - 1)
+    return prod(schedule.radices) * members
 
 
 def doubly_stochastic(schedule: Schedule, _: Work) -> Numbers | None:

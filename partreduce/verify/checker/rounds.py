@@ -205,7 +205,7 @@ def staleness(schedule: Schedule, work: Work) -> Numbers | None:
         return None
     steps_per_round = max(schedule.worker_steps)
     begins_before = schedule.late_steps > steps_per_round // schedule.num_fragments
-    late = schedule.lag + int(schedule.takes_turns) + int(begins_before)
+    late = schedule.lag + int(fragments(schedule, work) is not None) + int(begins_before)
     age = reach - 1 + late
     return {
         "late": late,
@@ -252,7 +252,7 @@ def fragments(schedule: Schedule, _: Work) -> Numbers | None:
     Returns `fragments` (P), `every` (H), `apart`, `late` (τ) and `flying`; for sums over all workers also `age` and
     `equal`, for groups `period`. All but `fragments`, `flying` and `equal` are in steps.
     """
-    if not schedule.takes_turns:
+    if schedule.num_fragments == 1 and schedule.late_steps == 0:
         return None
     count, every, late = schedule.num_fragments, max(schedule.worker_steps), schedule.late_steps
     found = {"fragments": count, "every": every, "apart": min(schedule.worker_steps) // count, "late": late}

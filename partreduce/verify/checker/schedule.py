@@ -171,11 +171,6 @@ class Schedule:
     rounds: list[list[Edge]] = field(default_factory=list)
 
     @property
-    def takes_turns(self) -> bool:
-        """Return whether averages begin or end inside a round: the model goes in fragments, or `late_steps` > 0."""
-        return self.num_fragments > 1 or self.late_steps > 0
-
-    @property
     def mode(self) -> Mode:
         """Return how workers wait for one another, which determines the claims and facts that apply."""
         if self.quorum:

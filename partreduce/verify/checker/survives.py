@@ -355,9 +355,8 @@ def hash_of_survivors(schedule: Schedule, plan: FailurePlan, work: Work) -> str:
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     """Check claim `survives`: `failures`, `classes` (a failure and a bound for each, in order) and `answers`."""
     work, plan = Work(place), schedule.failure_plan
-    if plan is None:
-        confirm(False, place, "survives", "a schedule with a failure plan")
-        return
+    confirm(plan is not None, place, "survives", "a schedule with a failure plan")
+    assert plan is not None, "as was just asked"
     confirm_equal(f"{place}.failures", entry["failures"], plan.failures)
     listed, needed = entry["classes"], classes_of_plan(schedule, plan, work)
     confirm(len(listed) == len(needed), f"{place}.classes", len(listed), f"{len(needed)} classes of failures")
