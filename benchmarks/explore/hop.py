@@ -34,7 +34,7 @@ from partreduce.schedulers.protocols.hop import (
 )
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy
-from partreduce.verify.gap_bounds import Matrix, exact_bounds
+from partreduce.verify.gap_bounds import Length, distances_near, events_of
 
 
 def hop_properties(machine: Hop, *, reordered: bool = False) -> tuple[Property, ...]:
@@ -60,6 +60,16 @@ def hop_properties(machine: Hop, *, reordered: bool = False) -> tuple[Property, 
     if setting.notify_ack:
         listed.append(PerPair("acknowledged once reduced", edges, truth.acknowledgements))
     return tuple(listed)
+
+
+Matrix = tuple[tuple[Length, ...], ...]
+
+
+def exact_bounds(graph: Digraph, setting: IterationGap) -> Matrix:
+    """Entry [i][j]: the largest possible Step(i) − Step(j) in steps, None if unbounded. O(n·edges·log)."""
+    events, everybody = events_of(graph, setting), range(graph.num_workers)
+    columns = [distances_near(events, j, {*everybody}) for j in everybody]
+    return tuple(tuple(columns[j][i] for j in everybody) for i in everybody)
 
 
 class _Truth:

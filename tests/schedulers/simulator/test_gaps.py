@@ -7,6 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from benchmarks.explore.hop import exact_bounds
 from helpers.refusals import refused
 from helpers.second_hop import SecondHop
 from partreduce import Cluster, Hardware, Link, Schedule, predict, simulate
@@ -27,7 +28,6 @@ from partreduce.topo.strategies import AllReduceAlgorithm, DelayedAveraging
 from partreduce.topo.timing.cost import round_seconds
 from partreduce.types import ComputeTimes, RandomSlowdown
 from partreduce.verify.facts import ScheduleFacts
-from partreduce.verify.gap_bounds import exact_bounds
 
 FOUR_NODES = Cluster.regular(4, 4)
 SIXFOLD = ComputeTimes(base=1.0, disturbance=RandomSlowdown(6.0))

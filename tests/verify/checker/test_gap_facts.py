@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.explore.hop import diamond, ring
+from benchmarks.explore.hop import diamond, exact_bounds, ring
 from helpers.claims import confirm_claims, facts_of
 from helpers.gap_bounds import checker_bounds, events_of, named
 from helpers.refusals import refused
@@ -27,7 +27,7 @@ from partreduce.verify import checker, prove
 from partreduce.verify.base import Status
 from partreduce.verify.checker.gaps import two_closed_sets
 from partreduce.verify.checker.refusal import TooLarge, Work
-from partreduce.verify.gap_bounds import capacities_of, exact_bounds
+from partreduce.verify.gap_bounds import capacities_of
 from partreduce.verify.iteration_gap import halves
 
 CHECKER = Path(checker.__file__).parent
