@@ -155,10 +155,9 @@ class Breadth:
         max_states: int,
         symmetry: bool,
         within: Callable[[View], bool] | None,
-        max_gap: int | None,
     ) -> None:
         self.system = System(machine, network)
-        self.properties, self.max_states, self.within, self.max_gap = properties, max_states, within, max_gap
+        self.properties, self.max_states, self.within = properties, max_states, within
         self.shift = self.system.is_shiftable
         folding = Symmetry(self.system) if symmetry else None
         self.folding = folding if folding is not None and folding.permutations else None
@@ -196,7 +195,7 @@ class Breadth:
         self.states.append(start)
         self.parents.append(-1)
         successors, fold = self.system.successors, self.folding
-        limited = self.within is not None or self.max_gap is not None
+        limited = self.within is not None
         watch_deadlock = any(isinstance(p, NoDeadlock) for p in self.properties)
         index, checked, level_end, transitions = 0, 0, 1, 0
         states, parents = self.states, self.parents
@@ -237,12 +236,9 @@ class Breadth:
         self.transitions, self.seconds = transitions, time.perf_counter() - began
 
     def _keeps(self, state: State) -> bool:
-        """Whether a state is inside the stated limits of the exploration; asked once per tuple of local states."""
+        """Whether a state is inside of what is explored; asked once per tuple of local states."""
+        assert self.within is not None, "asked only where there is one"
         key = state[: self.system.size]
-        if self.max_gap is not None and max(clock or 0 for clock in map(self.system.clock, key)) > self.max_gap:
-            return False
-        if self.within is None:
-            return True
         known = self._inside.get(key)
         if known is None:
             known = self._inside[key] = self.within(View(self.system, state))
