@@ -75,14 +75,14 @@ NAMES = ("words", "tags", "names", "places")
 TRIES = 100
 
 
-def drawn(draw: random.Random, node: Any, asked: str = "") -> Any:
+def random_value(draw: random.Random, node: Any, asked: str = "") -> Any:
     """Anything small that a part of the format's schema allows; of what is left out elsewhere only what is `asked`."""
     if "$ref" in node:
-        return drawn(draw, SCHEMA["$defs"][node["$ref"].rpartition("/")[2]], asked)
+        return random_value(draw, SCHEMA["$defs"][node["$ref"].rpartition("/")[2]], asked)
     if "anyOf" in node:
         left_out = UNDRAWN - {asked}
         possible = [one for one in node["anyOf"] if left_out.isdisjoint(one.get("required", ()))]
-        return drawn(draw, draw.choice(possible), asked)
+        return random_value(draw, draw.choice(possible), asked)
     if "const" in node or "enum" in node:
         return node["const"] if "const" in node else draw.choice(node["enum"])
     match node["type"]:
@@ -90,9 +90,11 @@ def drawn(draw: random.Random, node: Any, asked: str = "") -> Any:
             needed = {*node.get("required", ()), asked}
             share = draw.uniform(0.3, 1)
             names = [name for name in node["properties"] if name in needed or draw.random() < share]
-            return {n: drawn(draw, node["properties"][n], asked) for n in names if n in needed or n not in UNDRAWN}
+            return {
+                n: random_value(draw, node["properties"][n], asked) for n in names if n in needed or n not in UNDRAWN
+            }
         case "array":
-            return [drawn(draw, node["items"], asked) for _ in range(draw.randrange(4))]
+            return [random_value(draw, node["items"], asked) for _ in range(draw.randrange(4))]
         case "integer":
             return max(node["minimum"], 0) + draw.choice(SMALL)
         case "boolean":
@@ -107,7 +109,7 @@ def with_member(draw: random.Random, schedule: Schedule, name: str, asked: str =
     raw = dump_schedule(schedule)
     shape = next(one for one in SCHEMA["properties"]["strategy"]["anyOf"] if name in one["properties"])
     for _ in range(TRIES):
-        member = drawn(draw, shape["properties"][name], asked)
+        member = random_value(draw, shape["properties"][name], asked)
         with suppress(InputError):
             made = schedule_of(raw | {"strategy": raw["strategy"] | {name: member}})
             if made.strategy != schedule.strategy:

@@ -215,7 +215,7 @@ def texts_of(package: str, least: int, *, by_paragraph: bool = False) -> list[st
     return list(dict.fromkeys(" ".join(words) for words in said if len(words) >= least))
 
 
-def hashed(words: Iterable[str], table: int, most: int, *, once: bool = False) -> np.ndarray:
+def hash_words(words: Iterable[str], table: int, most: int, *, once: bool = False) -> np.ndarray:
     """The places of words in a hash table, shape (most,), filled up with zeros; those beyond are left out."""
     places = [zlib.crc32(word.encode()) % (table - 1) + 1 for word in words]
     kept = (list(dict.fromkeys(places)) if once else places)[:most]
@@ -246,7 +246,7 @@ AT_ONCE = 64
 def docstring_samples() -> tuple[np.ndarray, np.ndarray]:
     """Words, shape (count, 256), filled up with zeros, and labels, shape (count,); as many of each package."""
     texts, labels = balance([texts_of(package, LEAST) for package in DOCSTRINGS_OF])
-    return np.stack([hashed(text.split(), PLACES, MOST) for text in texts]), labels
+    return np.stack([hash_words(text.split(), PLACES, MOST) for text in texts]), labels
 
 
 def longest(words: torch.Tensor) -> int:
@@ -302,7 +302,7 @@ def paragraph_samples(packages: tuple[str, str] = PARAGRAPHS_OF) -> tuple[np.nda
 def _features(words: list[str]) -> np.ndarray:
     """The places of a paragraph's words and pairs of words, shape (128,)."""
     pairs = (f"{a} {b}" for a, b in pairwise(words))
-    return hashed([*words, *pairs], FEATURES, MOST_FEATURES, once=True)
+    return hash_words([*words, *pairs], FEATURES, MOST_FEATURES, once=True)
 
 
 def make_model(task: str, samples: Samples, clock: Clock, seed: int) -> nn.Module:

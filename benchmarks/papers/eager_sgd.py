@@ -16,7 +16,7 @@ from benchmarks.lab.plan import step_ms
 from benchmarks.lab.results import CellResult
 from benchmarks.lab.results import Row as Contestant
 from benchmarks.papers.cells import LabPaper
-from benchmarks.papers.rows import FIGURES, Curve, Row, called, each, ms, ratio_rows, value, words
+from benchmarks.papers.rows import FIGURES, Curve, Row, each, ms, ratio_rows, row_words, value, words
 
 ALL_REDUCE = "flat ring"
 SOLO, MAJORITY, HALF, MOST = (eager_name(who) for who in ("solo", "majority", "half", "all but one"))
@@ -43,12 +43,12 @@ Block = dict[str, "Contestant"]
 def rows(cells: Cells) -> Iterator[Row]:
     for where, block in cells.by_contestant().items():
         yield from _speeds(where, block)
-        yield from ratio_rows(TO_LOSS, block, ALL_REDUCE, setting=called(where))
+        yield from ratio_rows(TO_LOSS, block, ALL_REDUCE, setting=row_words(where))
         if where not in HYPERPLANE.values():
             yield from _accuracy_rows(where, block)
         else:
-            yield from each(LEFT, block, _last_losses, "loss", setting=called(where))
-        yield from each(ROUNDS, block, _in_a_sum, "workers", setting=called(where))
+            yield from each(LEFT, block, _last_losses, "loss", setting=row_words(where))
+        yield from each(ROUNDS, block, _in_a_sum, "workers", setting=row_words(where))
 
 
 def _last_losses(row: Contestant) -> list[float]:
@@ -78,7 +78,7 @@ def _speeds(where: str, block: Block) -> Iterator[Row]:
         return paper_ratio(where, name)
 
     yield from ratio_rows(
-        SPEED, block, ALL_REDUCE, ms, setting=called(where), paper=paper, aim=paper, predicted=predict
+        SPEED, block, ALL_REDUCE, ms, setting=row_words(where), paper=paper, aim=paper, predicted=predict
     )
 
 

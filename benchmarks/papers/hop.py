@@ -17,7 +17,7 @@ from benchmarks.lab.plan import step_ms
 from benchmarks.lab.results import Row as Contestant
 from benchmarks.lab.setting import Setting
 from benchmarks.papers.cells import LabPaper
-from benchmarks.papers.rows import FIGURES, Curve, Row, called, each, ms, ratio, ratio_rows, steps, words
+from benchmarks.papers.rows import FIGURES, Curve, Row, each, ms, ratio, ratio_rows, row_words, steps, words
 
 ALL_REDUCE = "flat ring"
 GRAPHS = ("ring", "ring-based", "double-ring")
@@ -64,7 +64,7 @@ def rows(cells: Cells) -> Iterator[Row]:
     blocks = cells.by_contestant()
     for task in TASKS:
         yield from _of_task(task, blocks)
-    yield from ratio_rows(F20, blocks.get(FEW, {}), hop_name(SPARSE, STANDARD), setting=called(FEW))
+    yield from ratio_rows(F20, blocks.get(FEW, {}), hop_name(SPARSE, STANDARD), setting=row_words(FEW))
     yield from _gap_rows()
     for where, block in blocks.items():
         yield from _step_rows(where, block)
@@ -75,23 +75,23 @@ def _of_task(task: str, blocks: dict[str, Block]) -> Iterator[Row]:
     yield from _slow_rows(F12, task, RANDOM, random, alike)
     for kind, block in ((EQUAL, alike), (RANDOM, random)):
         ours = [name for name in block if gap_of(name)]
-        yield from ratio_rows(F13, block, SERVER, setting=called(f"{task}, {kind}"), only=ours)
+        yield from ratio_rows(F13, block, SERVER, setting=row_words(f"{task}, {kind}"), only=ours)
     for graph in GRAPHS:
         yield from _random_rows(task, graph, random)
     yield from _slow_rows(F18, task, SLOW, slow, alike)
     standard = hop_name(SPARSE, STANDARD)
     yield from ratio_rows(
-        F19, slow, standard, setting=called(task), paper=lambda name: TOLD["printed_19"].get(gap_of(name))
+        F19, slow, standard, setting=row_words(task), paper=lambda name: TOLD["printed_19"].get(gap_of(name))
     )
     for kind, figure in ((RANDOM, F17), (SLOW, F19)):
         block = blocks.get(f"{task}, {kind}{BEST}", {})
-        yield from ratio_rows(figure, block, standard, setting=called(f"{task}{BEST}"))
-    yield from ratio_rows(F20, thin, standard, setting=called(setting_of(task, THIN).name))
+        yield from ratio_rows(figure, block, standard, setting=row_words(f"{task}{BEST}"))
+    yield from ratio_rows(F20, thin, standard, setting=row_words(setting_of(task, THIN).name))
 
 
 def _random_rows(task: str, graph: str, block: Block) -> Iterator[Row]:
     """One graph's settings over its standard one, where workers are slow at random."""
-    standard, setting = hop_name(graph, STANDARD), called(task)
+    standard, setting = hop_name(graph, STANDARD), row_words(task)
     ours = [name for name in block if name.startswith(f"Hop {graph}, ") and name != standard]
 
     def predict(name: str) -> float | None:
@@ -124,7 +124,7 @@ def _step_rows(where: str, block: Block) -> Iterator[Row]:
             return None
         return physics(task, THIN if kind.endswith("Mbit/s") else kind, name, len(block[name].cells))
 
-    yield from each(STEP, block, ms, "milliseconds", setting=called(where), predicted=predict)
+    yield from each(STEP, block, ms, "milliseconds", setting=row_words(where), predicted=predict)
 
 
 def gap_of(name: str) -> str:

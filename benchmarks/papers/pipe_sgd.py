@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from benchmarks.lab.campaign import Cells
@@ -14,12 +15,25 @@ from benchmarks.lab.contestants import RECOMMENDED
 from benchmarks.lab.results import Row as Contestant
 from benchmarks.lab.setting import TARGETS
 from benchmarks.papers.cells import LabPaper
-from benchmarks.papers.rows import FIGURES, Curve, Results, Row, called, each, ms, ratio_rows, seconds, share_of, steps
+from benchmarks.papers.rows import (
+    FIGURES,
+    Curve,
+    Results,
+    Row,
+    each,
+    ms,
+    ratio_rows,
+    row_words,
+    seconds,
+    share_of,
+    steps,
+)
 
 TOLD = FIGURES["pipe-sgd"]
 D_SYNC, PS_SYNC, RARE = "flat ring", "server on one host, synchronous", "node-then-all 23, hierarchical"
 RECOMMENDED_NAMES = (RECOMMENDED, f"{RECOMMENDED}, codec", f"{RECOMMENDED}, codec left out", RARE, f"{RARE}, int8")
 WORDS: dict[str, str] = TOLD["words"]
+_words = partial(row_words, told=WORDS)
 LATE = tuple(name for name in WORDS if name.startswith("pipeline"))
 
 STEP, STEPS, SECONDS = "Milliseconds per step", "Steps to the loss", "Seconds to the loss"
@@ -39,11 +53,11 @@ def rows(cells: Cells) -> Iterator[Row]:
         if where.endswith("free"):
             yield from _steps_rows(where, named)
         elif where.endswith(("to the loss", TO_TARGET)):
-            yield from each(SECONDS, named, seconds, "seconds", setting=called(where, WORDS))
+            yield from each(SECONDS, named, seconds, "seconds", setting=_words(where))
         if where.endswith(("bit/s", TO_TARGET)):
             yield from _step_rows(where, named, cells)
         if where.endswith(TO_TARGET):
-            yield from each(STEP, named, _later_ms, "milliseconds", setting=called(f"{where}, after 4 steps", WORDS))
+            yield from each(STEP, named, _later_ms, "milliseconds", setting=_words(f"{where}, after 4 steps"))
     yield from _close(cells)
 
 
@@ -55,18 +69,18 @@ def _later_ms(row: Contestant) -> list[float]:
 
 def _step_rows(where: str, named: dict[str, Contestant], cells: Cells) -> Iterator[Row]:
     """Milliseconds per step with their prediction, and how many of them fit into one of D-Sync's and of PS-Sync's."""
-    known, setting = cells.predictions(), called(where, WORDS)
+    known, setting = cells.predictions(), _words(where)
     yield from each(STEP, named, ms, "milliseconds", setting=setting, predicted=lambda name: known.get((where, name)))
     for figure, theirs, paper in ((STEP_D, D_SYNC, (2.0, 3.2)), (STEP_PS, PS_SYNC, (4.0, 5.4))):
         yield from ratio_rows(figure, named, theirs, ms, setting=setting, only=LATE, paper=paper)
 
 
 def _steps_rows(where: str, named: dict[str, Contestant]) -> Iterator[Row]:
-    yield from each(STEPS, named, steps, "steps", setting=called(where.removesuffix(", free"), WORDS))
+    yield from each(STEPS, named, steps, "steps", setting=_words(where.removesuffix(", free")))
     least = TARGETS["digits"]
     if where.startswith("digits, 4x4") and D_SYNC in named:
         base = {D_SYNC: replace(named[D_SYNC], target=least)}
-        yield from each(STEPS, base, steps, "steps", setting=called(f"digits, 4x4, loss {least:g}", WORDS))
+        yield from each(STEPS, base, steps, "steps", setting=_words(f"digits, 4x4, loss {least:g}"))
 
 
 def derive(found: Results) -> tuple[Row, ...]:

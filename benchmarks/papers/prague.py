@@ -12,7 +12,7 @@ from benchmarks.lab.campaign import Cells
 from benchmarks.lab.results import Row as Contestant
 from benchmarks.lab.results import baseline
 from benchmarks.papers.cells import LabPaper
-from benchmarks.papers.rows import FIGURES, Row, called, each, ms, ratio_rows, steps
+from benchmarks.papers.rows import FIGURES, Row, each, ms, ratio_rows, row_words, steps
 
 Block = dict[str, Contestant]
 Rows = Iterator[Row]
@@ -63,7 +63,7 @@ def rows(cells: Cells) -> Iterator[Row]:
 def _own_rows(kind: str, where: str, block: Block) -> Rows:
     """Speed to the loss, and apart what makes it: steps to the loss, and milliseconds of a step."""
 
-    setting = called(where, OWN_WORDS)
+    setting = row_words(where, OWN_WORDS)
     yield from ratio_rows(OVER_FLAT, block, FLAT, setting=setting, paper=PRINTED[kind].get)
     yield from ratio_rows(OVER_HIDDEN, block, OVERLAPPED, setting=setting)
     yield from ratio_rows(PER_STEP, block, FLAT, ms, setting=setting)

@@ -197,7 +197,7 @@ def steps(row: Contestant) -> list[float]:
 
 
 PLAIN = {"flat ring": "All-Reduce"}
-"""Words for contestants whose names say nothing of their family, where a paper has no words of its own."""
+"""Words for contestants whose names say nothing of their family, where a paper has none."""
 
 
 def words(name: str, told: Mapping[str, str] = PLAIN) -> str:
@@ -205,7 +205,7 @@ def words(name: str, told: Mapping[str, str] = PLAIN) -> str:
     return told.get(name) or name.removeprefix("Hop ").removeprefix("eager ")
 
 
-def called(where: str, told: Mapping[str, str] = PLAIN) -> Callable[[str], str]:
+def row_words(where: str, told: Mapping[str, str] = PLAIN) -> Callable[[str], str]:
     """What the row of a contestant is called, by its name, where it ran."""
     return lambda name: f"{where}: {words(name, told)}"
 
