@@ -17,10 +17,6 @@ from benchmarks.explore.search import (
     NO_ERROR,
     Breadth,
     NoDeadlock,
-    Pair,
-    PerPair,
-    PerProcess,
-    PerState,
     Progress,
     Property,
     Trace,
@@ -34,22 +30,6 @@ from benchmarks.explore.search import (
 from benchmarks.explore.system import Label, Network
 from partreduce.schedulers.protocols.base import Crashed, Note, Outcome, Received, Send
 from partreduce.topo.errors import InputError, RefutedError, UndecidedError
-
-__all__ = [
-    "Exploration",
-    "Finding",
-    "Network",
-    "NoDeadlock",
-    "Pair",
-    "PerPair",
-    "PerProcess",
-    "PerState",
-    "Progress",
-    "Property",
-    "Trace",
-    "View",
-    "explore",
-]
 
 
 @dataclass(frozen=True, slots=True)

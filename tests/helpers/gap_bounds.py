@@ -2,8 +2,10 @@
 
 import networkx as nx
 
-from benchmarks.explore.explorer import Network, NoDeadlock, explore
+from benchmarks.explore.explorer import explore
 from benchmarks.explore.reductions import Hop
+from benchmarks.explore.search import NoDeadlock
+from benchmarks.explore.system import Network
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import check_setting
 from partreduce.topo.graphs import named

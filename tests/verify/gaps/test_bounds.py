@@ -7,9 +7,10 @@ import random
 import networkx as nx
 import pytest
 
-from benchmarks.explore.explorer import Network, explore
+from benchmarks.explore.explorer import explore
 from benchmarks.explore.hop import both_ways, diamond, longest_skips, ring
 from benchmarks.explore.reductions import Hop
+from benchmarks.explore.system import Network
 from helpers.gap_bounds import attained, checker_bounds, named, path_lengths, published
 from helpers.refusals import refused
 from partreduce.errors import InputError
