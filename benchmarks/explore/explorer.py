@@ -17,10 +17,6 @@ from benchmarks.explore.search import (
     NO_ERROR,
     Breadth,
     NoDeadlock,
-    Pair,
-    PerPair,
-    PerProcess,
-    PerState,
     Progress,
     Property,
     Trace,
@@ -34,22 +30,6 @@ from benchmarks.explore.search import (
 from benchmarks.explore.system import Label, Network
 from partreduce.schedulers.protocols.base import Crashed, Note, Outcome, Received, Send
 from partreduce.topo.errors import InputError, RefutedError, UndecidedError
-
-__all__ = [
-    "Exploration",
-    "Finding",
-    "Network",
-    "NoDeadlock",
-    "Pair",
-    "PerPair",
-    "PerProcess",
-    "PerState",
-    "Progress",
-    "Property",
-    "Trace",
-    "View",
-    "explore",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +99,6 @@ def explore(
     max_states: int = 1_000_000,
     symmetry: bool = True,
     within: Callable[[View], bool] | None = None,
-    max_gap: int | None = None,
 ) -> Exploration:
     """Visit every reachable state of a machine and check the properties in each.
 
@@ -131,7 +110,6 @@ def explore(
         symmetry: fold states that differ by one of the machine's `symmetries`; off where `Progress` is asked.
         within: keep only states whose processes satisfy this (it sees no messages); states outside are not visited,
             and "holds" then speaks about the states inside.
-        max_gap: likewise, keep only states in which no clock is more than this ahead of the slowest.
 
     Complexity: time and memory linear in states and transitions; of all traces to a violation a shortest is returned.
     """
@@ -146,10 +124,7 @@ def explore(
         max_states=max_states,
         symmetry=symmetry and not liveness,
         within=within,
-        max_gap=max_gap,
     )
-    if max_gap is not None and not search.shift:
-        raise InputError("max_gap: limits step numbers counted from the slowest process; the machine has none to shift")
     search.run()
     findings = tuple(_finding(search, prop) for prop in properties)
     if NO_ERROR in search.violations:

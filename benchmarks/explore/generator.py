@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 from benchmarks.explore.covering import Factors, convert, levels_of
-from benchmarks.explore.explorer import USUAL, Configuration, Network, Target, configurations
+from benchmarks.explore.explorer import USUAL, Configuration, Target, configurations
 from benchmarks.explore.reductions import GroupSystem
 from benchmarks.explore.search import NoDeadlock, Pair, PerPair, PerProcess, PerState, Progress, Property, View
+from benchmarks.explore.system import Network
 from partreduce.schedulers.protocols.base import Crashed, Received, Send
 from partreduce.schedulers.protocols.group_generator.draw import PATIENCE, GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.service import (

@@ -6,17 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.explore.covering import Factors, convert, levels_of
-from benchmarks.explore.explorer import (
-    Around,
-    Configuration,
-    Exploration,
-    Network,
-    Target,
-    configurations,
-    fail_stop,
-)
+from benchmarks.explore.explorer import Around, Configuration, Exploration, Target, configurations, fail_stop
 from benchmarks.explore.reductions import Hop
 from benchmarks.explore.search import NoDeadlock, Pair, PerPair, PerProcess, Property, through
+from benchmarks.explore.system import Network
 from partreduce.schedulers.protocols.base import Note, Outcome, Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import (

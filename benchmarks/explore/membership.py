@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.explore.covering import convert
-from benchmarks.explore.explorer import Network, Target, configurations
+from benchmarks.explore.explorer import Target, configurations
 from benchmarks.explore.search import NoDeadlock, PerProcess, PerState, Property
 from benchmarks.explore.search import View as Whole
+from benchmarks.explore.system import Network
 from partreduce.schedulers.protocols.membership.machine import Authority, Member, Membership
 from partreduce.schedulers.protocols.membership.messages import Groups, Members, Phase
 

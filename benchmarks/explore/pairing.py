@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.explore.covering import Factors, levels_of
-from benchmarks.explore.explorer import Configuration, Network, Target, Trace, explore, fail_stop
+from benchmarks.explore.explorer import Configuration, Target, explore, fail_stop
 from benchmarks.explore.reductions import Pairing, all_both, two_sides
-from benchmarks.explore.search import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property, View
+from benchmarks.explore.search import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property, Trace, View
+from benchmarks.explore.system import Network
 from partreduce.schedulers.protocols.adpsgd import Answer, Ask, PairState, Role
 from partreduce.schedulers.protocols.digraph import Digraph
 

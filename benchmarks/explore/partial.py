@@ -11,17 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.explore.covering import Factors, convert, levels_of
-from benchmarks.explore.explorer import (
-    AT_ONCE,
-    REORDERED,
-    USUAL,
-    WILD,
-    Configuration,
-    Network,
-    Target,
-    configurations,
-)
+from benchmarks.explore.explorer import AT_ONCE, REORDERED, USUAL, WILD, Configuration, Target, configurations
 from benchmarks.explore.search import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property, View
+from benchmarks.explore.system import Network
 from partreduce.schedulers.protocols.partial import (
     CALLED,
     COMPUTING,

@@ -14,7 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
+
+import networkx as nx
+from networkx.algorithms.isomorphism import DiGraphMatcher, categorical_node_match
 
 from partreduce.schedulers.protocols import adpsgd, hop
 from partreduce.schedulers.protocols.adpsgd import Answer, PairState
@@ -150,38 +154,21 @@ def _lower(buffers: GroupBuffers, by: int) -> GroupBuffers:
 def automorphisms(graph: Digraph, labels: Sequence[object], *, limit: int = 64) -> tuple[tuple[int, ...], ...]:
     """The permutations of the workers that keep edges and labels: the symmetries that a search may fold together.
 
-    Plain backtracking over degree- and label-compatible images. When there are more than `limit`, only the identity
-    and the cyclic shifts that are automorphisms come back (a group as well), because every permutation costs the
-    search time at every state.
+    When there are more than `limit`, only the identity and the cyclic shifts that are automorphisms come back (a group
+    as well), because every permutation costs the search time at every state.
     """
     n = graph.num_workers
-    edges = set(graph.edges)
-    kind = [(labels[v], len(graph.sources[v]), len(graph.targets[v])) for v in range(n)]
-    found: list[tuple[int, ...]] = []
-    image: list[int] = []
-
-    def fits(v: int, w: int) -> bool:
-        return kind[v] == kind[w] and all(
-            ((u, v) in edges) == ((image[u], w) in edges) and ((v, u) in edges) == ((w, image[u]) in edges)
-            for u in range(v)
-        )
-
-    def extend(v: int) -> None:
-        if len(found) > limit:
-            return
-        if v == n:
-            found.append(tuple(image))
-            return
-        for w in range(n):
-            if w not in image and fits(v, w):
-                image.append(w)
-                extend(v + 1)
-                image.pop()
-
-    extend(0)
+    labelled: nx.DiGraph[int] = nx.DiGraph(graph.edges)
+    labelled.add_nodes_from((v, {"label": labels[v]}) for v in range(n))
+    same_label = categorical_node_match("label", None)
+    images = DiGraphMatcher(labelled, labelled, node_match=same_label).isomorphisms_iter()
+    found = [tuple(image[v] for v in range(n)) for image in islice(images, limit + 1)]
     if len(found) <= limit:
         return tuple(found)
     shifts = (tuple((v + k) % n for v in range(n)) for k in range(n))
     return tuple(
-        p for p in shifts if all(kind[v] == kind[p[v]] for v in range(n)) and {(p[u], p[v]) for u, v in edges} == edges
+        p
+        for p in shifts
+        if all(labels[v] == labels[p[v]] for v in range(n))
+        and {(p[u], p[v]) for u, v in graph.edges} == set(graph.edges)
     )

@@ -10,8 +10,10 @@ import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
+import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
@@ -155,10 +157,9 @@ class Breadth:
         max_states: int,
         symmetry: bool,
         within: Callable[[View], bool] | None,
-        max_gap: int | None,
     ) -> None:
         self.system = System(machine, network)
-        self.properties, self.max_states, self.within, self.max_gap = properties, max_states, within, max_gap
+        self.properties, self.max_states, self.within = properties, max_states, within
         self.shift = self.system.is_shiftable
         folding = Symmetry(self.system) if symmetry else None
         self.folding = folding if folding is not None and folding.permutations else None
@@ -196,7 +197,7 @@ class Breadth:
         self.states.append(start)
         self.parents.append(-1)
         successors, fold = self.system.successors, self.folding
-        limited = self.within is not None or self.max_gap is not None
+        limited = self.within is not None
         watch_deadlock = any(isinstance(p, NoDeadlock) for p in self.properties)
         index, checked, level_end, transitions = 0, 0, 1, 0
         states, parents = self.states, self.parents
@@ -237,12 +238,9 @@ class Breadth:
         self.transitions, self.seconds = transitions, time.perf_counter() - began
 
     def _keeps(self, state: State) -> bool:
-        """Whether a state is inside the stated limits of the exploration; asked once per tuple of local states."""
+        """Whether a state is inside of what is explored; asked once per tuple of local states."""
+        assert self.within is not None, "asked only where there is one"
         key = state[: self.system.size]
-        if self.max_gap is not None and max(clock or 0 for clock in map(self.system.clock, key)) > self.max_gap:
-            return False
-        if self.within is None:
-            return True
         known = self._inside.get(key)
         if known is None:
             known = self._inside[key] = self.within(View(self.system, state))
@@ -355,7 +353,6 @@ def _first_pieces(rows: npt.NDArray[np.int64], columns: tuple[int, ...]) -> list
 
 
 MISHAPS = ("lose", "repeat", "crash", "cut")
-Edge = tuple[int, "Label"]
 
 
 def starving_loop(search: Breadth, goal: Progress) -> tuple[int, list[Label]] | None:
@@ -365,31 +362,25 @@ def starving_loop(search: Breadth, goal: Progress) -> tuple[int, list[Label]] | 
     that are fair: every process event and every channel that can move in *all* states of the component also moves on
     an edge inside it. O(states + transitions). Needs a search without symmetry, in which names do not change.
     """
-    from scipy.sparse import coo_matrix
-    from scipy.sparse.csgraph import connected_components
-
     assert search.folding is None, "fairness is per process: explore without symmetry"
     index_of = {state: number for number, state in enumerate(search.states)}
-    edges: list[list[Edge]] = []
+    graph: nx.MultiDiGraph[int] = nx.MultiDiGraph()
     owed: list[frozenset[object]] = []
-    for state in search.states:
+    for number, state in enumerate(search.states):
         moves = search.system.successors(state)
         owed.append(frozenset(_action(label) for label, _ in moves if label.verb not in MISHAPS))
-        targets = ((index_of.get(search.normal(after)), label) for label, after in moves if not goal.goal(label))
-        edges.append([(t, label) for t, label in targets if t is not None])
-    rows = np.repeat(np.arange(len(edges)), [len(e) for e in edges])
-    columns = np.array([t for e in edges for t, _ in e], dtype=np.int64)
-    graph = coo_matrix((np.ones(len(rows), dtype=np.int8), (rows, columns)), shape=(len(edges), len(edges)))
-    _, component = connected_components(graph, directed=True, connection="strong")
-    members: dict[int, list[int]] = {}
-    for number, name in enumerate(component.tolist()):
-        members.setdefault(name, []).append(number)
-    for name, inside in members.items():
-        kept = {s: [(t, label) for t, label in edges[s] if component[t] == name] for s in inside}
-        taken = {_action(label) for out in kept.values() for _, label in out}
-        if taken and frozenset.intersection(*(owed[s] for s in inside)) <= taken:
-            return _fair_cycle(kept, frozenset.intersection(*(owed[s] for s in inside)), owed)
+        targets = ((label, index_of.get(search.normal(after))) for label, after in moves if not goal.goal(label))
+        graph.add_edges_from((number, target, {"label": label}) for label, target in targets if target is not None)
+    for inside in nx.strongly_connected_components(graph):
+        component, everywhere = graph.subgraph(inside), frozenset.intersection(*(owed[state] for state in inside))
+        taken = {_action(label) for *_, label in _edges_of(component)}
+        if taken and everywhere <= taken:
+            return _fair_cycle(component, everywhere, owed)
     return None
+
+
+def _edges_of(graph: nx.MultiDiGraph[int]) -> list[tuple[int, int, Label]]:
+    return list(graph.edges(data="label"))
 
 
 def _action(label: Label) -> object:
@@ -398,41 +389,28 @@ def _action(label: Label) -> object:
 
 
 def _fair_cycle(
-    kept: dict[int, list[Edge]], everywhere: frozenset[object], owed: list[frozenset[object]]
+    component: nx.MultiDiGraph[int], everywhere: frozenset[object], owed: list[frozenset[object]]
 ) -> tuple[int, list[Label]]:
     """Walk through the component: take every action owed everywhere, pass a state for each other one, and return."""
-    start = min(kept)
+    start = here = min(component)
     labels: list[Label] = []
-    here = start
 
-    def walk(accept: object, *, to: int | None = None) -> None:
+    def walk(target: int) -> None:
         nonlocal here
-        queue: list[int] = [here]
-        came: dict[int, tuple[int, Label]] = {}
-        for state in queue:
-            for target, label in kept[state]:
-                hit = (to is None and _action(label) == accept) or (to is not None and target == to)
-                if hit or (target not in came and target != here):
-                    if hit:
-                        path, at = [label], state
-                        while at != here:
-                            at, step = came[at]
-                            path.append(step)
-                        labels.extend(reversed(path))
-                        here = target
-                        return
-                    came[target] = (state, label)
-                    queue.append(target)
+        path = nx.shortest_path(component, here, target)
+        labels.extend(next(iter(component[u][v].values()))["label"] for u, v in pairwise(path))
+        here = target
 
-    for action in sorted(everywhere, key=str):
-        walk(action)
-    others = frozenset.union(*(owed[s] for s in kept)) - everywhere
-    for action in sorted(others, key=str):
-        resting = next(s for s in kept if action not in owed[s])
-        if resting != here:
-            walk(None, to=resting)
-    if here != start or not labels:
-        walk(None, to=start)
+    edges = _edges_of(component)
+    first_of = {_action(label): (source, target, label) for source, target, label in reversed(edges)}
+    wanted = [first_of[action] for action in sorted(everywhere, key=str)] or edges[:1]
+    for source, target, label in wanted:
+        walk(source)
+        labels.append(label)
+        here = target
+    for action in sorted(frozenset.union(*(owed[state] for state in component)) - everywhere, key=str):
+        walk(next(state for state in component if action not in owed[state]))
+    walk(start)
     return start, labels
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.explore.covering import convert
-from benchmarks.explore.explorer import Network, Target, configurations
+from benchmarks.explore.explorer import Target, configurations
 from benchmarks.explore.search import NoDeadlock, Pair, PerPair, PerProcess, Property, View
+from benchmarks.explore.system import Network
 from partreduce.schedulers.protocols.shards import (
     CLOSED,
     COMPUTING,

@@ -254,24 +254,6 @@ def _roundings(raw: dict[str, Any], transport: dict[str, Any], group: tuple[int,
     return len(group)
 
 
-def is_due(name: str, raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
-    """Whether there is anything that a claim of this name could say of a schedule."""
-    if name == "sent-bytes":
-        return True
-    if name == "codec-error":
-        return raw["strategy"].get("transport", {}).get("codec", "none") != "none"
-    is_own = bool(outer_of(raw).get("own"))
-    if is_own or name == "outer-consensus":  # no claim is made of the matrices of own outer parameters
-        return is_own and name == "outer-consensus"
-    mean = np.full_like(matrices[0], 1 / len(matrices[0]))
-    return (
-        listed is not None
-        and turns_of(raw)[0] == 1
-        and not mixes_late(raw)
-        and any(np.allclose(w, mean) for w in matrices)
-    )
-
-
 JUDGES = {
     "equal-replicas": _equal_replicas,
     "outer-consensus": _outer_consensus,

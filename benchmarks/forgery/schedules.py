@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -11,41 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.schedule import schedule_of
-from partreduce.topo.errors import ScheduleError
+from partreduce.topo.document.schedule import dump_schedule, schedule_of
+from partreduce.topo.document.schema import schedule_schema
+from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import (
-    AllReduce,
-    DelayedMerge,
-    GroupPhases,
-    NeighborAveraging,
-    Round,
-    RulePhases,
-    StaticGroups,
-)
-from partreduce.topo.strategies.axes import (
-    SYNCHRONOUS,
-    AllReduceAlgorithm,
-    Codec,
-    CodecScope,
-    DelayedAveraging,
-    DrainPolicy,
-    GradientBuckets,
-    GradientReduction,
-    Pipeline,
-    Transport,
-)
+from partreduce.topo.strategies import AllReduce, GroupPhases, NeighborAveraging, Round, RulePhases, StaticGroups
 from partreduce.topo.strategies.partial import PartialAllReduce
-from partreduce.topo.strategies.payload import (
-    ROW_CODECS,
-    OuterParams,
-    OuterStep,
-    Payload,
-    Placement,
-    TablePlacement,
-)
+from partreduce.topo.strategies.payload import Payload
 
 if TYPE_CHECKING:
     import random
@@ -92,43 +67,66 @@ def spread(n: int = 48 + 2) -> Schedule:
     return explicit(n, [range(i, i + 5) for i in range(0, n, 5)], [[i, (i + 7) % n] for i in range(0, n - 7, 14)])
 
 
+SCHEMA = schedule_schema()
+UNDRAWN = {"iteration_gap", "partial", "tables", "average", "average_dense"}
+"""What random schedules have not: protocols, which other oracles judge, and tables where no one asks for them."""
+SMALL = (0, 0, 1, 1, 2, 3, 5, 9, 30)
+NAMES = ("words", "tags", "names", "places")
+TRIES = 100
+
+
+def random_value(draw: random.Random, node: Any, asked: str = "") -> Any:
+    """Anything small that a part of the format's schema allows; of what is left out elsewhere only what is `asked`."""
+    if "$ref" in node:
+        return random_value(draw, SCHEMA["$defs"][node["$ref"].rpartition("/")[2]], asked)
+    if "anyOf" in node:
+        left_out = UNDRAWN - {asked}
+        possible = [one for one in node["anyOf"] if left_out.isdisjoint(one.get("required", ()))]
+        return random_value(draw, draw.choice(possible), asked)
+    if "const" in node or "enum" in node:
+        return node["const"] if "const" in node else draw.choice(node["enum"])
+    match node["type"]:
+        case "object":
+            needed = {*node.get("required", ()), asked}
+            share = draw.uniform(0.3, 1)
+            names = [name for name in node["properties"] if name in needed or draw.random() < share]
+            return {
+                n: random_value(draw, node["properties"][n], asked) for n in names if n in needed or n not in UNDRAWN
+            }
+        case "array":
+            return [random_value(draw, node["items"], asked) for _ in range(draw.randrange(4))]
+        case "integer":
+            return max(node["minimum"], 0) + draw.choice(SMALL)
+        case "boolean":
+            return draw.random() < 0.5
+        case "null":
+            return None
+    return f"{draw.randrange(10)}/{draw.randrange(1, 11)}" if "pattern" in node else draw.choice(NAMES)
+
+
+def with_member(draw: random.Random, schedule: Schedule, name: str, asked: str = "") -> Schedule:
+    """The same schedule with another value of this member of its strategy, the first that goes with it, if any."""
+    raw = dump_schedule(schedule)
+    shape = next(one for one in SCHEMA["properties"]["strategy"]["anyOf"] if name in one["properties"])
+    for _ in range(TRIES):
+        member = random_value(draw, shape["properties"][name], asked)
+        with suppress(InputError):
+            made = schedule_of(raw | {"strategy": raw["strategy"] | {name: member}})
+            if made.strategy != schedule.strategy:
+                return made
+    return schedule
+
+
 def with_tables(draw: random.Random, schedule: Schedule) -> Schedule:
-    """The same schedule with up to three tables of any way and owners, if its workers have common steps."""
-    n, tables = schedule.num_workers, []
-    for name in draw.sample(["words", "tags", "names", "places"], draw.randrange(1, 4)):
-        way, rows = draw.choice(list(Placement)), draw.randrange(1, 40)
-        members: dict[str, Any] = {"parameter": name, "rows": rows, "way": way}
-        if way is Placement.SHARDED:
-            members["hosts"] = tuple(draw.sample(range(n), draw.randrange(n + 1)))
-            least = len(members["hosts"]) or n
-            if least <= rows and draw.random() < 0.5:
-                members["partitions"] = draw.randrange(least, rows + 1)
-        members["columns"] = draw.randrange(1, 5)
-        members["codec"] = Codec.NONE if way is Placement.DENSE else draw.choice(ROW_CODECS)
-        tables.append(TablePlacement(**members))
-    return _with_members(schedule, payload=Payload(tables=tuple(tables), local_aggregation=draw.random() < 0.7))
+    """The same schedule with some tables of any way and owners, if its workers have common steps."""
+    return with_member(draw, schedule, "payload", "tables")
 
 
-def _with_members(schedule: Schedule, **members: Any) -> Schedule:
-    """The same schedule with other members of its strategy, if they go with it."""
-    try:
-        return replace(schedule, strategy=replace(schedule.strategy, **members))
-    except ScheduleError:
-        return schedule
-
-
-TIMES = (SYNCHRONOUS, DelayedAveraging())
-
-
-def random_transport(draw: random.Random) -> Transport:
-    """An algorithm and a codec, with what goes with them."""
-    algorithm, codec = draw.choice((AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)), draw.choice(list(Codec))
-    has_scopes = algorithm is AllReduceAlgorithm.HIERARCHICAL and codec is not Codec.NONE
-    where = draw.choice(list(CodecScope)) if has_scopes else CodecScope.ALL
-    of_blocks: dict[str, Any] = {}
-    if codec.has_blocks:
-        of_blocks = {"block": draw.choice((1, 4, 256)), "error_feedback": draw.random() < 0.5}
-    return Transport(algorithm=algorithm, codec=codec, where=where, **of_blocks)
+def random_members(draw: random.Random, schedule: Schedule) -> Schedule:
+    """The same schedule with another time to average, outer steps, fragments or a codec."""
+    for name in draw.sample(("sync", "payload", "transport", "transport"), draw.randrange(1, 4)):
+        schedule = with_member(draw, schedule, name)
+    return schedule
 
 
 def random_allreduce(draw: random.Random) -> Schedule:
@@ -136,69 +134,8 @@ def random_allreduce(draw: random.Random) -> Schedule:
     cluster = draw.choice(
         [Cluster.regular(draw.randrange(1, 4), draw.randrange(2, 4)), Cluster.irregular([[0, 2], [1], [3, 4]])]
     )
-    if draw.random() < 0.3:
-        return with_codec(draw, in_turns(draw, cluster))
-    width = draw.choice((2, 2, 3, 5))
-    drain, total = draw.choice(list(DrainPolicy)), draw.choice(list(GradientReduction))
-    pipeline = Pipeline(width=width, warm_up=draw.choice((0, 1, 100)), drain=drain, total=total)
-    sync = draw.choice((SYNCHRONOUS, DelayedAveraging(), pipeline, pipeline))
-    steps_per_round = 1 if sync is pipeline else draw.choice((1, 3, (1,) * cluster.num_workers))
-    transport = random_transport(draw)
-    if draw.random() < 0.3:
-        transport = replace(transport, gradient_buckets=GradientBuckets.PER_LAYER)
-    strategy = AllReduce(sync=sync, steps_per_round=steps_per_round)
-    if not strategy.averages_gradients:
-        transport = replace(transport, gradient_buckets=GradientBuckets.SINGLE, error_feedback=False)
-    return with_outer_steps(draw, Schedule("a", cluster, replace(strategy, transport=transport)))
-
-
-def in_turns(draw: random.Random, cluster: Cluster) -> Schedule:
-    """Fragments by number or by name that take turns, each merged late by fewer steps than a round has."""
-    members = _turns(draw)
-    steps = draw.randrange(members["steps_per_round"])
-    merge = DelayedMerge(steps=steps, alpha=draw.choice((Fraction(0), Fraction(0), Fraction(1, 3), 0.9)))
-    if merge.steps or merge.alpha:
-        return Schedule("t", cluster, AllReduce(sync=merge, **members))
-    return Schedule("t", cluster, AllReduce(**_with_paces(draw, members, cluster.num_workers)))
-
-
-def with_turns(draw: random.Random, schedule: Schedule) -> Schedule:
-    """The same schedule of groups; now and then with fragments that take turns over the groups of each round."""
-    if draw.random() >= 0.2:
-        return schedule
-    return _with_members(schedule, sync=SYNCHRONOUS, **_with_paces(draw, _turns(draw), schedule.num_workers))
-
-
-def _with_paces(draw: random.Random, members: dict[str, Any], n: int) -> dict[str, Any]:
-    """The same members; now and then with steps per round of each worker's own, of no fewer steps."""
-    if draw.random() < 0.6:
-        return members
-    return members | {"steps_per_round": tuple(members["steps_per_round"] + draw.randrange(4) for _ in range(n))}
-
-
-def _turns(draw: random.Random) -> dict[str, Any]:
-    parts, apart = draw.randrange(1, 5), draw.randrange(1, 5)
-    steps = draw.randrange(parts * apart, parts * (apart + 1))
-    names = tuple((f"{part}.*",) for part in range(parts))
-    return {
-        "steps_per_round": steps,
-        "payload": Payload(fragments=names if parts > 1 and draw.random() < 0.3 else parts),
-    }
-
-
-def with_codec(draw: random.Random, schedule: Schedule) -> Schedule:
-    """Mostly the same schedule; often with a codec or outer steps where a round of all lets it have them."""
-    return with_outer_steps(draw, _with_members(schedule, transport=random_transport(draw)))
-
-
-def with_outer_steps(draw: random.Random, schedule: Schedule) -> Schedule:
-    """The same schedule; now and then with outer steps, if they go with it."""
-    if draw.random() < 0.7:
-        return schedule
-    momentum = draw.choice((Fraction(0), Fraction(9, 10)))
-    members = {"nesterov": momentum > 0 and draw.random() < 0.5, "outer_params": draw.choice(list(OuterParams))}
-    outer = OuterStep(lr=Fraction(draw.randrange(1, 9), 5), momentum=momentum, **members)
-    return _with_members(schedule, payload=replace(schedule.strategy.payload, outer=outer))
+    steps = draw.choice((1, 1, 3, 8, (draw.randrange(1, 4),) * cluster.num_workers))
+    return random_members(draw, Schedule("a", cluster, AllReduce(steps_per_round=steps)))
 
 
 def random_blocks(draw: random.Random, radices: tuple[int, ...], size: int) -> list[Block]:
@@ -215,16 +152,14 @@ def random_blocks(draw: random.Random, radices: tuple[int, ...], size: int) -> l
 def random_schedule(draw: random.Random) -> Schedule:
     """All-reduce, explicit groups, a rule or a graph, with steps per round, delay and codecs; most reach consensus."""
     kind, period = draw.randrange(4), draw.randrange(1, 5)
-    sync = draw.choice(TIMES)
     if kind == 3:
         return random_allreduce(draw)
     if kind == 2:
-        return _random_graph(draw, sync)
-    made = _random_groups(draw, period, sync) if kind == 0 else _random_rule(draw, period, sync)
-    return with_codec(draw, with_turns(draw, made))
+        return random_members(draw, _random_graph(draw))
+    return random_members(draw, _random_groups(draw, period) if kind == 0 else _random_rule(draw, period))
 
 
-def _random_groups(draw: random.Random, period: int, sync: Any) -> Schedule:
+def _random_groups(draw: random.Random, period: int) -> Schedule:
     n, phases = draw.randrange(2, 8), []
     for _ in range(period):
         ranks = draw.sample(range(n), n)
@@ -234,10 +169,10 @@ def _random_groups(draw: random.Random, period: int, sync: Any) -> Schedule:
     steps_per_round = tuple(draw.randrange(1, 4) for _ in range(n))
     if draw.random() < 0.5:
         phases[draw.randrange(period)] = [ranks]
-    return explicit(n, *phases, steps_per_round=steps_per_round, sync=sync, prologue=draw.randrange(2))
+    return explicit(n, *phases, steps_per_round=steps_per_round, prologue=draw.randrange(2))
 
 
-def _random_rule(draw: random.Random, period: int, sync: Any) -> Schedule:
+def _random_rule(draw: random.Random, period: int) -> Schedule:
     radices, size = draw.choice([((2,), 2), ((3,), 3), ((2, 2), 2), ((2, 3), 3), ((2,), 4), ((), 5)])
     phases = []
     for _ in range(period):
@@ -246,10 +181,10 @@ def _random_rule(draw: random.Random, period: int, sync: Any) -> Schedule:
             blocks = [Block(tuple(range(size)), tuple(range(len(radices))))]
         phases.append(tuple(blocks))
     made = rule(radices, size, *phases)
-    return replace(made, strategy=replace(made.strategy, sync=sync, steps_per_round=draw.randrange(1, 3)))
+    return replace(made, strategy=replace(made.strategy, steps_per_round=draw.randrange(1, 3)))
 
 
-def _random_graph(draw: random.Random, sync: Any) -> Schedule:
+def _random_graph(draw: random.Random) -> Schedule:
     n, rounds = draw.randrange(2, 7), []
     for _ in range(draw.randrange(1, 4)):
         pairs = draw.sample([(i, j) for i in range(n) for j in range(n) if i != j], draw.randrange(n * (n - 1) + 1))
@@ -257,4 +192,4 @@ def _random_graph(draw: random.Random, sync: Any) -> Schedule:
             pairs = list({*pairs, *((i, (i + 1) % n) for i in range(n))})
         rounds.append([(i, j, Fraction(1, draw.randrange(n, 2 * n))) for i, j in pairs])
     made = graph(n, *rounds)
-    return replace(made, strategy=replace(made.strategy, sync=sync, steps_per_round=draw.randrange(1, 4)))
+    return replace(made, strategy=replace(made.strategy, steps_per_round=draw.randrange(1, 4)))

@@ -13,16 +13,16 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks import kit
 from benchmarks.lab.contestants import RECOMMENDED, Contestant, contestants
-from benchmarks.lab.crew import FAST, Lab, LabError, standing
+from benchmarks.lab.crew import FAST, Lab, LabError, provenance, standing
 from benchmarks.lab.plan import Planner, Point, predict_all
-from benchmarks.lab.results import CellResult, read_cell
+from benchmarks.lab.results import CellResult, Row, read_cell, rows_by_setting
 from benchmarks.lab.setting import GRID, MODEL_BYTES, REHEARSED, TARGETS, Job, Lengths, Setting
 from benchmarks.lab.tasks import Samples, read_data, write_data
 from partreduce.schedulers.registry import build
@@ -369,15 +369,90 @@ class Campaign:
         return {self.setting.name: self._planner.hardware(self.setting)} if self.setting.rate in self.profiles else {}
 
 
-Keep = Callable[[list[Campaign], list[str], bool], object]
-"""Campaigns, notes, and whether it is over."""
+Blocks = dict[str, dict[str, Row]]
+RAW = kit.RESULTS / "raw"
 
 
-def run(experiments: Sequence[Experiment], minutes: float, keep: Keep, *, profile: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """What a run of experiments left: the lab's content of each setting, and predictions over all of them."""
+
+    contents: list[dict[str, Any]]
+    prediction: dict[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+    def blocks(self) -> dict[str, list[Row]]:
+        """The rows of the lab's own table, by setting; several experiments may have run in one."""
+        found: dict[str, list[Row]] = {}
+        for content in self.contents:
+            for setting, rows in rows_by_setting(content):
+                found.setdefault(setting.name, []).extend(rows)
+        return found
+
+    def by_contestant(self) -> Blocks:
+        """The same rows by setting and contestant: of several rates the run that reached the loss in fewest seconds."""
+
+        def took(row: Row) -> float:
+            return inf if row.seconds is None else row.seconds
+
+        found: Blocks = {}
+        for where, block in self.blocks().items():
+            best = found.setdefault(where, {})
+            for row in block:
+                if row.contestant not in best or took(row) <= took(best[row.contestant]):
+                    best[row.contestant] = row
+        return found
+
+    def predictions(self) -> dict[tuple[str, str], float]:
+        """Milliseconds per step by (setting, contestant), from the profile alone."""
+        found = (self.prediction or {}).get("points", [])
+        return {(p["setting"], p["contestant"]): p["predicted"] for p in found}
+
+    @property
+    def commit(self) -> str:
+        """Where it was measured; several, where runs were joined."""
+        said = [commit for content in self.contents for commit in content["head"]["commit"].split("; ")]
+        return " ".join(dict.fromkeys(said))
+
+    def joined(self) -> dict[str, Any]:
+        """One content of several experiments' on equal clusters, a setting each."""
+        contents, whole = self.contents, dict[str, Any](head={}, measure={})
+        for key in dict.fromkeys(key for content in contents for key in content["head"]):
+            whole["head"][key] = "; ".join(dict.fromkeys(str(content["head"][key]) for content in contents))
+        for key, value in contents[0]["measure"].items():
+            parts = [content["measure"][key] for content in contents]
+            is_listed = isinstance(value, dict)
+            whole["measure"][key] = {k: v for part in parts for k, v in part.items()} if is_listed else value
+        for key in ("settings", "cells"):
+            whole[key] = [one for content in contents for one in content[key]]
+        for key in ("profiles", "recommendations"):
+            whole[key] = {k: v for content in contents for k, v in content[key].items()}
+        return {**whole, "notes": list(self.notes), "prediction": self.prediction}
+
+    @classmethod
+    def read(cls, name: str) -> Cells:
+        """What this machine keeps of a run, also of one that was ended early."""
+        content = json.loads((RAW / f"{name}.json").read_text())
+        return cls(content["contents"], content["prediction"], tuple(content["notes"]))
+
+    def keep(self, name: str) -> None:
+        RAW.mkdir(parents=True, exist_ok=True)
+        (RAW / f"{name}.json").write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+
+def run(
+    name: str,
+    experiments: Sequence[Experiment],
+    minutes: float,
+    *,
+    by: str,
+    profile: bool,
+    write: Callable[[Cells], object] = lambda _: None,
+) -> Cells:
     """Everybody's first repetition in the order of the list, then everybody's second, until the time is spent.
 
-    Links are measured first where they are to be. `keep` is given all campaigns, and notes on how it went, after each
-    turn, and at last, whatever ends the run.
+    Where links are to be measured first, step times are predicted from that. What was measured is kept under the name
+    after each turn, and at last, when it is also given to `write`, whatever ends the run; `by` is the module that runs.
     """
     (num_nodes,) = {experiment.shape[0] for experiment in experiments}
     end, notes = time.monotonic() + 60 * minutes, list[str]()
@@ -386,9 +461,19 @@ def run(experiments: Sequence[Experiment], minutes: float, keep: Keep, *, profil
         try:
             for left_out in _turns(campaigns, profile=profile):
                 notes[:] = [f"{left_out} cells were left out because the time was spent"] if left_out else []
-                keep(campaigns, notes, False)
+                _cells_of(campaigns, notes, by).keep(name)
         finally:  # what was measured is kept, also when the lab's machinery fails
-            keep(campaigns, notes, True)
+            prediction = prediction_of(campaigns, notes) if profile else None
+            cells = replace(_cells_of(campaigns, notes, by), prediction=prediction)
+            cells.keep(name)
+            write(cells)
+    return cells
+
+
+def _cells_of(campaigns: Sequence[Campaign], notes: list[str], by: str) -> Cells:
+    said = [note for campaign in campaigns for note in campaign.notes]
+    measured = [campaign.content(provenance(by)) for campaign in campaigns if campaign.cells]
+    return Cells(measured, notes=(*said, *notes))
 
 
 def _turns(campaigns: Sequence[Campaign], *, profile: bool) -> Iterator[int]:
@@ -426,23 +511,6 @@ def prediction_of(campaigns: Sequence[Campaign], notes: list[str]) -> dict[str, 
     except Exception as error:  # noqa: BLE001 - what was measured is worth more than a prediction of it
         notes.append(f"the prediction failed: {type(error).__name__}: {error}")
         return None
-
-
-def join_contents(
-    contents: Sequence[dict[str, Any]], notes: list[str], prediction: dict[str, Any] | None
-) -> dict[str, Any]:
-    """One content of several experiments' on equal clusters, a setting each."""
-    whole: dict[str, Any] = {"head": {}, "measure": {}}
-    for key in dict.fromkeys(key for content in contents for key in content["head"]):
-        whole["head"][key] = "; ".join(dict.fromkeys(str(content["head"][key]) for content in contents))
-    for key, value in contents[0]["measure"].items():
-        parts = [content["measure"][key] for content in contents]
-        whole["measure"][key] = {k: v for part in parts for k, v in part.items()} if isinstance(value, dict) else value
-    for key in ("settings", "cells", "notes"):
-        whole[key] = [one for content in contents for one in content[key]]
-    for key in ("profiles", "recommendations"):
-        whole[key] = {k: v for content in contents for k, v in content[key].items()}
-    return {**whole, "notes": [*whole["notes"], *notes], "prediction": prediction}
 
 
 def is_simulated(schedule: Schedule) -> bool:

@@ -271,7 +271,7 @@ MEASURED = ("step_ms", "nic_mb", "curve")
 def write(folder: Path, name: str, content: dict[str, Any]) -> None:
     """`lab-NAME.json`, `.md`, one picture per setting.
 
-    The JSON file holds what tables and pictures are drawn from; `write_everything` keeps the rest.
+    The JSON file holds what tables and pictures are drawn from; the campaign keeps the rest in `raw/`.
     """
     content = keep_published(content)
     folder.mkdir(parents=True, exist_ok=True)
@@ -283,12 +283,6 @@ def write(folder: Path, name: str, content: dict[str, Any]) -> None:
         title = f"{setting.name}, {count} workers, computing {1e3 * setting.compute:g} ms per step"
         path = folder / f"{stem}-{setting.name.replace(' ', '-')}.png"
         draw_setting(path, title, rows, rows[0].target, 1e3 * setting.free_step(count))
-
-
-def write_everything(folder: Path, name: str, content: dict[str, Any]) -> None:
-    """All that was measured, in `raw/`, which is not committed."""
-    (folder / "raw").mkdir(parents=True, exist_ok=True)
-    (folder / "raw" / f"lab-{name}.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
 def keep_published(content: dict[str, Any]) -> dict[str, Any]:

@@ -61,9 +61,9 @@ def main() -> int:
         if unknown := [name for name in given if name not in there]:
             print(f"lab: no {what} {unknown[0]!r}; see --list", file=sys.stderr)
             return 2
-    from benchmarks.lab.campaign import Campaign, Experiment, join_contents, prediction_of, run
-    from benchmarks.lab.crew import NoLabError, provenance
-    from benchmarks.lab.results import write, write_everything
+    from benchmarks.lab.campaign import Cells, Experiment, run
+    from benchmarks.lab.crew import NoLabError
+    from benchmarks.lab.results import write
 
     experiments = [
         Experiment(
@@ -81,16 +81,16 @@ def main() -> int:
         for name in names
     ]
 
-    def keep(campaigns: list[Campaign], notes: list[str], is_over: bool) -> None:
-        if is_over:
-            contents = [campaign.content(provenance("lab.run")) for campaign in campaigns]
-            content = join_contents(contents, notes, prediction_of(campaigns, notes))
-            write_everything(kit.RESULTS, chosen.name, content)
-            write(kit.RESULTS, chosen.name, content)
-            print(f"written: {kit.RESULTS}/lab-{chosen.name}.json, .md, -*.png", flush=True)
+    def write_tables(cells: Cells) -> None:
+        if not cells.contents:
+            print("lab: nothing was measured", *cells.notes, sep="\n  ")
+            return
+        write(kit.RESULTS, chosen.name, cells.joined())
+        print(f"written: {kit.RESULTS}/lab-{chosen.name}.json, .md, -*.png", flush=True)
 
+    minutes, profile = chosen.minutes or (60 if chosen.full else 9), not chosen.no_profile
     try:
-        run(experiments, chosen.minutes or (60 if chosen.full else 9), keep, profile=not chosen.no_profile)
+        run(f"lab-{chosen.name}", experiments, minutes, by="lab.run", profile=profile, write=write_tables)
     except NoLabError as reason:
         print(f"lab: skipped: {reason}")
     return 0

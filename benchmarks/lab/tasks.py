@@ -208,6 +208,20 @@ def words_of(text: str) -> list[str]:
     return re.findall(r"[a-z]+", text.lower())
 
 
+def texts_of(package: str, least: int, *, by_paragraph: bool = False) -> list[str]:
+    """Its docstrings, or their paragraphs, of so many words or more, each once, as words with one space."""
+    parts = (re.split(r"\n\s*\n", whole) if by_paragraph else [whole] for whole in docstrings(package))
+    said = (words_of(text) for texts in parts for text in texts)
+    return list(dict.fromkeys(" ".join(words) for words in said if len(words) >= least))
+
+
+def hash_words(words: Iterable[str], table: int, most: int, *, once: bool = False) -> np.ndarray:
+    """The places of words in a hash table, shape (most,), filled up with zeros; those beyond are left out."""
+    places = [zlib.crc32(word.encode()) % (table - 1) + 1 for word in words]
+    kept = (list(dict.fromkeys(places)) if once else places)[:most]
+    return np.array(kept + [0] * (most - len(kept)), dtype=np.int32)
+
+
 def balance(said: Sequence[Sequence[str]]) -> tuple[list[str], npt.NDArray[np.int64]]:
     """As many texts of each package, in a fixed random order, and the number of each one's package."""
     rng = np.random.default_rng(0)
@@ -231,18 +245,8 @@ AT_ONCE = 64
 
 def docstring_samples() -> tuple[np.ndarray, np.ndarray]:
     """Words, shape (count, 256), filled up with zeros, and labels, shape (count,); as many of each package."""
-    texts, labels = balance([_texts(package) for package in DOCSTRINGS_OF])
-    rows = np.zeros((len(texts), MOST), dtype=np.int32)
-    for row, text in zip(rows, texts, strict=True):
-        words = [zlib.crc32(word.encode()) % (PLACES - 1) + 1 for word in text.split()[:MOST]]
-        row[: len(words)] = words
-    return rows, labels
-
-
-def _texts(package: str) -> list[str]:
-    """Its docstrings of several words, each once, as words with one space."""
-    said = (words_of(text) for text in docstrings(package))
-    return list(dict.fromkeys(" ".join(words) for words in said if len(words) >= LEAST))
+    texts, labels = balance([texts_of(package, LEAST) for package in DOCSTRINGS_OF])
+    return np.stack([hash_words(text.split(), PLACES, MOST) for text in texts]), labels
 
 
 def longest(words: torch.Tensor) -> int:
@@ -289,26 +293,16 @@ MOST_FEATURES = 128
 
 def paragraph_samples(packages: tuple[str, str] = PARAGRAPHS_OF) -> tuple[np.ndarray, np.ndarray]:
     """Features, shape (count, 128), filled up with zeros, and labels, shape (count,); as many of either package."""
-    said = [_paragraphs(package) for package in packages]
+    said = [texts_of(package, LEAST_WORDS, by_paragraph=True) for package in packages]
     both = set(said[0]) & set(said[1])
     texts, labels = balance([[text for text in one if text not in both] for one in said])
-    return np.stack([_features(text) for text in texts]), labels
+    return np.stack([_features(text.split()) for text in texts]), labels
 
 
-def _paragraphs(package: str) -> list[str]:
-    """Every paragraph of its docstrings, each once, as words with one space."""
-    said = (words_of(text) for whole in docstrings(package) for text in re.split(r"\n\s*\n", whole))
-    return list(dict.fromkeys(" ".join(words) for words in said if len(words) >= LEAST_WORDS))
-
-
-def _features(text: str) -> np.ndarray:
-    """The places of a paragraph's words and pairs of words, shape (128,); those beyond are left out."""
-    words = text.split()
-    grams = [*words, *(f"{a} {b}" for a, b in pairwise(words))]
-    places = dict.fromkeys(zlib.crc32(gram.encode()) % (FEATURES - 1) + 1 for gram in grams)
-    row = np.zeros(MOST_FEATURES, dtype=np.int32)
-    row[: len(places)] = list(places)[:MOST_FEATURES]
-    return row
+def _features(words: list[str]) -> np.ndarray:
+    """The places of a paragraph's words and pairs of words, shape (128,)."""
+    pairs = (f"{a} {b}" for a, b in pairwise(words))
+    return hash_words([*words, *pairs], FEATURES, MOST_FEATURES, once=True)
 
 
 def make_model(task: str, samples: Samples, clock: Clock, seed: int) -> nn.Module:

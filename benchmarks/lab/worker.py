@@ -138,19 +138,15 @@ class Hierarchical(Alone):
             dist.broadcast(parameter.data, 0)
 
     def step(self) -> None:
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        start = 0
-        for parameter in parameters:
-            self._flat[start : start + parameter.numel()] = parameter.grad.flatten()  # type: ignore[union-attr]
-            start += parameter.numel()
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        there = self._flat[: sum(gradient.numel() for gradient in gradients)]
+        torch.cat([gradient.flatten() for gradient in gradients], out=there)
         self._flat.div_(dist.get_world_size())
         dist.reduce_scatter(self._mine, self._shards, group=self._node)
         dist.all_reduce(self._mine, group=self._row)
         dist.all_gather(self._shards, self._mine, group=self._node)
-        start = 0
-        for parameter in parameters:
-            parameter.grad.copy_(self._flat[start : start + parameter.numel()].view_as(parameter))  # type: ignore[union-attr]
-            start += parameter.numel()
+        for gradient, mean in zip(gradients, there.split([one.numel() for one in gradients]), strict=True):
+            gradient.copy_(mean.view_as(gradient))
         self._optimizer.step()
 
 

@@ -1,4 +1,4 @@
-"""Runs a paper's experiments within the minutes given: the first in the list first, then repetitions.
+"""A paper as a table of experiments in the lab, which its runner runs within the minutes given.
 
 A paper is a table (`LabPaper`): parts with experiments in the lab (`experiments.toml`), and figures that are made of
 them. To add a row, name a contestant in an experiment, or a figure in `rows`.
@@ -7,71 +7,17 @@ them. To add a row, name a contestant in an experiment, or a figure in `rows`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Any
 
 from benchmarks import kit
-from benchmarks.lab.campaign import Campaign, Experiment, prediction_of
-from benchmarks.lab.campaign import run as run_all
-from benchmarks.lab.crew import provenance
-from benchmarks.lab.results import Row as Contestant
-from benchmarks.lab.results import rows_by_setting
+from benchmarks.lab.campaign import Cells, Experiment, run
 from benchmarks.lab.setting import Setting, settings
 from benchmarks.papers.rows import RESULTS, Curve, Results, Row
 
-Blocks = dict[str, dict[str, Contestant]]
-RAW = RESULTS.parent / "raw"
 LISTED = kit.read_toml(Path(__file__).with_name("experiments.toml"))
-
-
-@dataclass(frozen=True, slots=True)
-class Cells:
-    """What a run of experiments left: the lab's content of each setting, and predictions over all of them."""
-
-    contents: list[dict[str, Any]]
-    prediction: dict[str, Any] | None = None
-    notes: tuple[str, ...] = ()
-
-    def blocks(self) -> dict[str, list[Contestant]]:
-        """The rows of the lab's own table, by setting; several experiments may have run in one."""
-        found: dict[str, list[Contestant]] = {}
-        for content in self.contents:
-            for setting, rows in rows_by_setting(content):
-                found.setdefault(setting.name, []).extend(rows)
-        return found
-
-    def by_contestant(self) -> Blocks:
-        """The same rows by setting and contestant: of several rates the run that reached the loss in fewest seconds."""
-
-        def took(row: Contestant) -> float:
-            return inf if row.seconds is None else row.seconds
-
-        found: Blocks = {}
-        for where, block in self.blocks().items():
-            best = found.setdefault(where, {})
-            for row in block:
-                if row.contestant not in best or took(row) <= took(best[row.contestant]):
-                    best[row.contestant] = row
-        return found
-
-    def predictions(self) -> dict[tuple[str, str], float]:
-        """Milliseconds per step by (setting, contestant), from the profile alone."""
-        found = (self.prediction or {}).get("points", [])
-        return {(p["setting"], p["contestant"]): p["predicted"] for p in found}
-
-    @property
-    def commit(self) -> str:
-        """Where it was measured; several, where runs were joined."""
-        said = [commit for content in self.contents for commit in content["head"]["commit"].split("; ")]
-        return " ".join(dict.fromkeys(said))
-
-    @classmethod
-    def read(cls, name: str) -> Cells:
-        content = json.loads((RAW / f"papers-{name}.json").read_text())
-        return cls(content["contents"], content["prediction"], tuple(content["notes"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +56,8 @@ class LabPaper:
 
     def run(self, minutes: float, only: str | None = None) -> Results:
         """What the time is enough for, of everything or of one part."""
-        return self.results(run(self._named(only), self.experiments(only), minutes, predict=self.predicts))
+        experiments = self.experiments(only)
+        return self.results(run(self._named(only), experiments, minutes, by="papers", profile=self.predicts))
 
     def stored(self, only: str | None = None) -> Results:
         """The same rows from what this machine keeps, also of a run that was ended early."""
@@ -121,7 +68,7 @@ class LabPaper:
         return self.results(Cells(contents, notes=(note,)))
 
     def _named(self, only: str | None) -> str:
-        return self.name if only is None else f"{self.name}-{only}"
+        return f"papers-{self.name}" if only is None else f"papers-{self.name}-{only}"
 
     def results(self, cells: Cells) -> Results:
         """All that the file keeps of a run."""
@@ -149,22 +96,3 @@ def _experiments(paper: dict[str, Any], row: dict[str, Any]) -> Iterator[Experim
         setting = settings(fields["shape"][0] * fields["shape"][1])[name] if own is None else None
         for rate in rates:
             yield Experiment(setting=setting or Setting.of_json({"name": name, **own}), rate=rate, **fields)
-
-
-def run(name: str, experiments: Sequence[Experiment], minutes: float, *, predict: bool) -> Cells:
-    """What the time is enough for; written after each turn, so that `Cells.read` finds it whatever ends the run."""
-    cells = Cells([])
-
-    def keep(campaigns: list[Campaign], notes: list[str], is_over: bool) -> None:
-        nonlocal cells
-        measured = [campaign for campaign in campaigns if campaign.cells]
-        contents = [campaign.content(provenance("papers")) for campaign in measured]
-        said = [note for content in contents for note in content["notes"]] + notes
-        prediction = prediction_of(measured, said) if predict and is_over else None
-        cells = Cells(contents, prediction, tuple(said))
-        RAW.mkdir(parents=True, exist_ok=True)
-        kept = {"contents": contents, "prediction": prediction, "notes": said}
-        (RAW / f"papers-{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
-
-    run_all(experiments, minutes, keep, profile=predict)
-    return cells

@@ -2,21 +2,21 @@
 
 In the lab 8 workers on 4 nodes fit a hyperplane, tell digits apart, and tell whose documentation a docstring is, with
 delays that are slept. Everybody computes the same number of gradients; how fast, and what was learned by when, are read
-from it. A free network and infinitely many cores in virtual time give what is predicted. Figure 9 was measured at
-e9c359e2.
+from it. A free network and infinitely many cores in virtual time give what is predicted. Figure 9, and what more
+workers change in virtual time, were measured once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
+from benchmarks.lab.campaign import Cells
 from benchmarks.lab.contestants import eager_name
-from benchmarks.lab.plan import of_run, step_ms
+from benchmarks.lab.plan import step_ms
 from benchmarks.lab.results import CellResult
 from benchmarks.lab.results import Row as Contestant
-from benchmarks.lab.setting import Setting
-from benchmarks.papers.cells import Cells, LabPaper
-from benchmarks.papers.rows import FIGURES, Curve, Results, Row, each, ms, ratio, ratio_rows, value
+from benchmarks.papers.cells import LabPaper
+from benchmarks.papers.rows import FIGURES, Curve, Row, each, ms, ratio_rows, row_words, value, words
 
 ALL_REDUCE = "flat ring"
 SOLO, MAJORITY, HALF, MOST = (eager_name(who) for who in ("solo", "majority", "half", "all but one"))
@@ -34,9 +34,6 @@ IN_TIME = "Share of held-out samples told right at the instant at which the fast
 LEFT = "Hyperplane regression: squared distance after as many gradients"
 TO_LOSS = "Speed to the loss, All-Reduce = 1"
 ROUNDS = "Gradients in a sum"
-WEAK = "Virtual time, one worker of 16 delayed by 300 ms: gradients per second, All-Reduce = 1"
-STRONG = f"{WEAK}; the samples of a step stay 8 workers'"
-WORKERS, STEPS, REPETITIONS = (8, 16, 32, 64), 24, 3
 
 PRINTED: dict[str, dict[str, float]] = FIGURES["eager-sgd"]["printed"]
 
@@ -46,12 +43,12 @@ Block = dict[str, "Contestant"]
 def rows(cells: Cells) -> Iterator[Row]:
     for where, block in cells.by_contestant().items():
         yield from _speeds(where, block)
-        yield from ratio_rows(TO_LOSS, block, ALL_REDUCE, setting=_words(where))
+        yield from ratio_rows(TO_LOSS, block, ALL_REDUCE, setting=row_words(where))
         if where not in HYPERPLANE.values():
             yield from _accuracy_rows(where, block)
         else:
-            yield from each(LEFT, block, _last_losses, "loss", setting=_words(where))
-        yield from each(ROUNDS, block, _in_a_sum, "workers", setting=_words(where))
+            yield from each(LEFT, block, _last_losses, "loss", setting=row_words(where))
+        yield from each(ROUNDS, block, _in_a_sum, "workers", setting=row_words(where))
 
 
 def _last_losses(row: Contestant) -> list[float]:
@@ -60,14 +57,6 @@ def _last_losses(row: Contestant) -> list[float]:
 
 def _in_a_sum(row: Contestant) -> list[float]:
     return [sum(cell.steps) / cell.rounds for cell in row.cells if cell.rounds]
-
-
-def _words(where: str) -> Callable[[str], str]:
-    return lambda name: f"{where}: {words(name)}"
-
-
-def words(name: str) -> str:
-    return "All-Reduce" if name == ALL_REDUCE else name.removeprefix("eager ")
 
 
 def paper_ratio(where: str, name: str) -> float | None:
@@ -89,7 +78,7 @@ def _speeds(where: str, block: Block) -> Iterator[Row]:
         return paper_ratio(where, name)
 
     yield from ratio_rows(
-        SPEED, block, ALL_REDUCE, ms, setting=_words(where), paper=paper, aim=paper, predicted=predict
+        SPEED, block, ALL_REDUCE, ms, setting=row_words(where), paper=paper, aim=paper, predicted=predict
     )
 
 
@@ -119,38 +108,11 @@ def _curves(cells: Cells) -> Iterator[Curve]:
     """Loss, and accuracy where there is one, over seconds: the first run of each."""
     for where, block in cells.blocks().items():
         for row in block:
-            cell = row.cells[0]
-            steps, seconds, losses = zip(*cell.curve, strict=True)
-            name, title = words(row.contestant), where.replace("×", "x").replace(",", "")
-            yield Curve(
-                plot=f"{title}: loss over seconds, and over gradients",
-                name=name,
-                at=seconds,
-                losses=losses,
-                steps=steps,
-            )
+            cell, name, title = row.cells[0], words(row.contestant), where.replace("×", "x").replace(",", "")
+            yield Curve.of_run(f"{title}: loss over seconds, and over gradients", name, cell)
             if cell.accuracies:
                 at, shares = zip(*cell.accuracies, strict=True)
                 yield Curve(plot=f"{title} accuracy: over seconds", name=name, at=at, losses=shares)
 
 
-def _scaling(_: Results) -> Iterator[Row]:
-    """What more workers change, where only computing takes time: each with its own batch, or a part of one.
-
-    Section 6.2.2 of the paper delays 4 of 64.
-    """
-    for figure, part in ((WEAK, lambda _: 1.0), (STRONG, lambda count: 8 / count)):
-        for count in WORKERS:
-            delayed = (max(1, count // 16), 0.1)
-            setting = Setting(name=f"{count} workers", compute=0.095 * part(count), delayed=delayed)
-            base, *others = (_virtual(name, setting, count) for name in (ALL_REDUCE, SOLO, MAJORITY))
-            for name, found in zip((SOLO, MAJORITY), others, strict=True):
-                yield ratio(base, found, figure=figure, setting=f"{count} workers: {words(name)}")
-
-
-def _virtual(name: str, setting: Setting, count: int) -> list[float]:
-    found = [of_run(name, setting, (count // 2, 2), STEPS, repetition, 0) for repetition in range(REPETITIONS)]
-    return [ms for ms in found if ms is not None]
-
-
-PAPER = LabPaper(name="eager-sgd", rows=rows, derived=_scaling, curves=_curves, bars=(SPEED,))
+PAPER = LabPaper(name="eager-sgd", rows=rows, curves=_curves, bars=(SPEED,))

@@ -8,15 +8,16 @@ schedule and the same lengths of steps in virtual time, where links and cores co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+from benchmarks.lab.campaign import Cells
 from benchmarks.lab.contestants import SERVER, STANDARD, hop_name
 from benchmarks.lab.plan import step_ms
 from benchmarks.lab.results import Row as Contestant
 from benchmarks.lab.setting import Setting
-from benchmarks.papers.cells import Cells, LabPaper
-from benchmarks.papers.rows import FIGURES, Curve, Row, each, ms, ratio, ratio_rows, steps
+from benchmarks.papers.cells import LabPaper
+from benchmarks.papers.rows import FIGURES, Curve, Row, each, ms, ratio, ratio_rows, row_words, steps, words
 
 ALL_REDUCE = "flat ring"
 GRAPHS = ("ring", "ring-based", "double-ring")
@@ -63,7 +64,7 @@ def rows(cells: Cells) -> Iterator[Row]:
     blocks = cells.by_contestant()
     for task in TASKS:
         yield from _of_task(task, blocks)
-    yield from ratio_rows(F20, blocks.get(FEW, {}), hop_name(SPARSE, STANDARD), setting=_words(FEW))
+    yield from ratio_rows(F20, blocks.get(FEW, {}), hop_name(SPARSE, STANDARD), setting=row_words(FEW))
     yield from _gap_rows()
     for where, block in blocks.items():
         yield from _step_rows(where, block)
@@ -74,23 +75,23 @@ def _of_task(task: str, blocks: dict[str, Block]) -> Iterator[Row]:
     yield from _slow_rows(F12, task, RANDOM, random, alike)
     for kind, block in ((EQUAL, alike), (RANDOM, random)):
         ours = [name for name in block if gap_of(name)]
-        yield from ratio_rows(F13, block, SERVER, setting=_words(f"{task}, {kind}"), only=ours)
+        yield from ratio_rows(F13, block, SERVER, setting=row_words(f"{task}, {kind}"), only=ours)
     for graph in GRAPHS:
         yield from _random_rows(task, graph, random)
     yield from _slow_rows(F18, task, SLOW, slow, alike)
     standard = hop_name(SPARSE, STANDARD)
     yield from ratio_rows(
-        F19, slow, standard, setting=_words(task), paper=lambda name: TOLD["printed_19"].get(gap_of(name))
+        F19, slow, standard, setting=row_words(task), paper=lambda name: TOLD["printed_19"].get(gap_of(name))
     )
     for kind, figure in ((RANDOM, F17), (SLOW, F19)):
         block = blocks.get(f"{task}, {kind}{BEST}", {})
-        yield from ratio_rows(figure, block, standard, setting=_words(f"{task}{BEST}"))
-    yield from ratio_rows(F20, thin, standard, setting=_words(setting_of(task, THIN).name))
+        yield from ratio_rows(figure, block, standard, setting=row_words(f"{task}{BEST}"))
+    yield from ratio_rows(F20, thin, standard, setting=row_words(setting_of(task, THIN).name))
 
 
 def _random_rows(task: str, graph: str, block: Block) -> Iterator[Row]:
     """One graph's settings over its standard one, where workers are slow at random."""
-    standard, called = hop_name(graph, STANDARD), _words(task)
+    standard, setting = hop_name(graph, STANDARD), row_words(task)
     ours = [name for name in block if name.startswith(f"Hop {graph}, ") and name != standard]
 
     def predict(name: str) -> float | None:
@@ -102,7 +103,7 @@ def _random_rows(task: str, graph: str, block: Block) -> Iterator[Row]:
         block,
         standard,
         ms,
-        setting=called,
+        setting=setting,
         only=ours,
         predicted=predict,
         paper=lambda name: TOLD["printed_16"].get(gap_of(name)),
@@ -111,8 +112,8 @@ def _random_rows(task: str, graph: str, block: Block) -> Iterator[Row]:
     usual = steps(block[standard]) if standard in block else []
     for name in ours:
         if usual and steps(block[name]):
-            yield ratio(steps(block[name]), usual, figure=F15, setting=called(name))
-    yield from ratio_rows(F17, block, standard, setting=called, only=ours)
+            yield ratio(steps(block[name]), usual, figure=F15, setting=setting(name))
+    yield from ratio_rows(F17, block, standard, setting=setting, only=ours)
 
 
 def _step_rows(where: str, block: Block) -> Iterator[Row]:
@@ -123,15 +124,7 @@ def _step_rows(where: str, block: Block) -> Iterator[Row]:
             return None
         return physics(task, THIN if kind.endswith("Mbit/s") else kind, name, len(block[name].cells))
 
-    yield from each(STEP, block, ms, "milliseconds", setting=_words(where), predicted=predict)
-
-
-def _words(where: str) -> Callable[[str], str]:
-    return lambda name: f"{where}: {words(name)}"
-
-
-def words(name: str) -> str:
-    return "All-Reduce" if name == ALL_REDUCE else name.removeprefix("Hop ")
+    yield from each(STEP, block, ms, "milliseconds", setting=row_words(where), predicted=predict)
 
 
 def gap_of(name: str) -> str:
@@ -197,9 +190,8 @@ def _curves(cells: Cells) -> Iterator[Curve]:
         for row in block:
             if row.contestant not in shown.get(where, ()):
                 continue
-            steps, seconds, losses = zip(*row.cells[0].curve, strict=True)
             plot = f"{where.replace(', ', ' ').replace('×', 'x')}: loss over seconds, and over steps"
-            yield Curve(plot=plot, name=words(row.contestant), at=seconds, losses=losses, steps=steps)
+            yield Curve.of_run(plot, words(row.contestant), row.cells[0])
 
 
 PAPER = LabPaper(name="hop", rows=rows, curves=_curves, bars=(STEP,))

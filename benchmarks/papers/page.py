@@ -101,7 +101,7 @@ def tables(paper: Paper, found: Results) -> str:
     parts = [f"{paper.claim} Here: {NOT_YET}."]
     if found.rows:
         parts = [f"{paper.claim} Measured at commit {found.commit}, where a row names no other.", table(found)]
-        parts += [f"![{plot}]({name})" for plot, name in {**bar_names(found), **names(found)}.items()]
+        parts += [f"![{title}]({name})" for title, name in pictures(found).items()]
     if found.rows and found.notes:
         parts += ["How the runs went:", "\n".join(f"* {note}" for note in found.notes)]
     written = "Written by `python -m benchmarks.papers --write`; do not edit."
@@ -161,24 +161,20 @@ DPI = 120
 
 def draw(found: Results, folder: Path = RESULTS) -> list[Path]:
     made = []
-    for plot, name in names(found).items():
-        _draw(folder / name, plot, [curve for curve in found.curves if curve.plot == plot])
-        made.append(folder / name)
-    for figure, name in bar_names(found).items():
-        _draw_bars(folder / name, figure, [row for row in found.rows if row.figure == figure])
+    for title, name in pictures(found).items():
+        if title in found.bars:
+            _draw_bars(folder / name, title, [row for row in found.rows if row.figure == title])
+        else:
+            _draw(folder / name, title, [curve for curve in found.curves if curve.plot == title])
         made.append(folder / name)
     return made
 
 
-def names(found: Results) -> dict[str, str]:
-    """The file of each plot: `PAPER-PLOT.png`, from the words of its title before the first colon."""
-    plots = dict.fromkeys(curve.plot for curve in found.curves)
-    return {plot: f"{found.paper}-{plot.split(':')[0].lower().replace(' ', '-')}.png" for plot in plots}
-
-
-def bar_names(found: Results) -> dict[str, str]:
+def pictures(found: Results) -> dict[str, str]:
+    """The file of each figure in bars and of each plot: `PAPER-TITLE.png`, from the words before the first colon."""
     figures = [figure for figure in found.bars if any(row.figure == figure for row in found.rows)]
-    return {figure: f"{found.paper}-{figure.split(':')[0].lower().replace(' ', '-')}.png" for figure in figures}
+    titles = dict.fromkeys([*figures, *(curve.plot for curve in found.curves)])
+    return {title: f"{found.paper}-{title.split(':')[0].lower().replace(' ', '-')}.png" for title in titles}
 
 
 def _draw_bars(path: Path, figure: str, rows: list[Row]) -> None:

@@ -1,32 +1,44 @@
 """Pipe-SGD's rows: how much faster steps and losses come when gradients are late and travel small.
 
-Bare sums over shaped links were measured at e9c359e2; what a step goes into is made of them.
+Bare sums over shaped links, and what a step goes into next to them (Figure 4), were measured once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from benchmarks.lab.campaign import Cells
 from benchmarks.lab.contestants import RECOMMENDED
 from benchmarks.lab.results import Row as Contestant
 from benchmarks.lab.setting import TARGETS
-from benchmarks.papers.cells import Cells, LabPaper
-from benchmarks.papers.rows import FIGURES, Curve, Results, Row, each, ms, ratio_rows, seconds, share_of, steps
+from benchmarks.papers.cells import LabPaper
+from benchmarks.papers.rows import (
+    FIGURES,
+    Curve,
+    Results,
+    Row,
+    each,
+    ms,
+    ratio_rows,
+    row_words,
+    seconds,
+    share_of,
+    steps,
+)
 
 TOLD = FIGURES["pipe-sgd"]
 D_SYNC, PS_SYNC, RARE = "flat ring", "server on one host, synchronous", "node-then-all 23, hierarchical"
 RECOMMENDED_NAMES = (RECOMMENDED, f"{RECOMMENDED}, codec", f"{RECOMMENDED}, codec left out", RARE, f"{RARE}, int8")
 WORDS: dict[str, str] = TOLD["words"]
+_words = partial(row_words, told=WORDS)
 LATE = tuple(name for name in WORDS if name.startswith("pipeline"))
 
 STEP, STEPS, SECONDS = "Milliseconds per step", "Steps to the loss", "Seconds to the loss"
 STEP_D, STEP_PS = "Speed per step, D-Sync = 1", "Speed per step, PS-Sync = 1"
 LOSS_D, LOSS_PS = "Speed to the loss, D-Sync = 1", "Speed to the loss, PS-Sync = 1"
-PIECES = "Figure 4: milliseconds of a step, by what they go into"
-PIECES_SETTING = "digits, 4x1, 200 Mbit/s"
-BARE = "Milliseconds of a bare sum, 2.19 MB, 4 workers on 4 nodes"
 LIMIT, CLOSE = "Of the compute-only limit", "Cells predicted within 15 %"
 RECOMMENDATIONS = "Recommendations: loss of the planner's recommendations over seconds, 40 Mbit/s"
 
@@ -49,10 +61,6 @@ def rows(cells: Cells) -> Iterator[Row]:
     yield from _close(cells)
 
 
-def _words(where: str) -> Callable[[str], str]:
-    return lambda name: f"{where}: {WORDS[name]}"
-
-
 def _later_ms(row: Contestant) -> list[float]:
     """Steps behind the first snapshot: without what a strategy does once, at its start."""
     ends = [(cell.curve[1], cell.curve[-1]) for cell in row.cells]
@@ -61,10 +69,10 @@ def _later_ms(row: Contestant) -> list[float]:
 
 def _step_rows(where: str, named: dict[str, Contestant], cells: Cells) -> Iterator[Row]:
     """Milliseconds per step with their prediction, and how many of them fit into one of D-Sync's and of PS-Sync's."""
-    known, called = cells.predictions(), _words(where)
-    yield from each(STEP, named, ms, "milliseconds", setting=called, predicted=lambda name: known.get((where, name)))
+    known, setting = cells.predictions(), _words(where)
+    yield from each(STEP, named, ms, "milliseconds", setting=setting, predicted=lambda name: known.get((where, name)))
     for figure, theirs, paper in ((STEP_D, D_SYNC, (2.0, 3.2)), (STEP_PS, PS_SYNC, (4.0, 5.4))):
-        yield from ratio_rows(figure, named, theirs, ms, setting=called, only=LATE, paper=paper)
+        yield from ratio_rows(figure, named, theirs, ms, setting=setting, only=LATE, paper=paper)
 
 
 def _steps_rows(where: str, named: dict[str, Contestant]) -> Iterator[Row]:
@@ -100,32 +108,7 @@ def derive(found: Results) -> tuple[Row, ...]:
         for (where, name), ours in made.items()
         if name.startswith("Pipe") and not name.endswith("layer by layer") and (where, theirs) in made
     ]
-    return (*made.values(), *ratios, *_limits(kept), *_pieces(kept))
-
-
-def _pieces(kept: dict[tuple[str, str], Row]) -> Iterator[Row]:
-    """Computing, the sum as long as it takes alone, and what is left of a step: under Pipe less than nothing.
-
-    There the sum runs next to computing, so that much of it is hidden.
-    """
-    computing = 1e3 * PAPER.settings[PIECES_SETTING].compute
-    for protocol in ("D-Sync", "Pipe"):
-        for codec, bare in TOLD["alone"].items():
-            name = f"{PIECES_SETTING}: {protocol}{codec}"
-            step, alone = kept.get((STEP, name)), kept.get((BARE, f"200 Mbit/s: {bare}"))
-            if step is None or alone is None:
-                continue
-            yield replace(step, figure=PIECES, setting=name, predicted=None, commit="", derived=True)
-            fields: dict[str, Any] = {"figure": PIECES, "unit": "milliseconds", "derived": True}
-            pieces = {"computing": (computing,) * 3, "the sum, alone": (alone.measured, alone.low, alone.high)}
-            pieces["the rest"] = (
-                step.measured - computing - alone.measured,
-                step.low - computing - alone.high,
-                step.high - computing - alone.low,
-            )
-            for piece, (measured, low, high) in pieces.items():
-                runs = min(step.runs, alone.runs)
-                yield Row(setting=f"{name}: {piece}", measured=measured, low=low, high=high, runs=runs, **fields)
+    return (*made.values(), *ratios, *_limits(kept))
 
 
 def _limits(kept: dict[tuple[str, str], Row]) -> Iterator[Row]:

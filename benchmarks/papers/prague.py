@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from benchmarks.lab.campaign import Cells
 from benchmarks.lab.results import Row as Contestant
 from benchmarks.lab.results import baseline
-from benchmarks.papers.cells import Cells, LabPaper
-from benchmarks.papers.rows import FIGURES, Row, each, ms, ratio_rows, steps
+from benchmarks.papers.cells import LabPaper
+from benchmarks.papers.rows import FIGURES, Row, each, ms, ratio_rows, row_words, steps
 
 Block = dict[str, Contestant]
 Rows = Iterator[Row]
@@ -62,13 +63,8 @@ def rows(cells: Cells) -> Iterator[Row]:
 def _own_rows(kind: str, where: str, block: Block) -> Rows:
     """Speed to the loss, and apart what makes it: steps to the loss, and milliseconds of a step."""
 
-    def setting(name: str) -> str:
-        return f"{where}: {OWN_WORDS.get(name, name)}"
-
-    def paper(name: str) -> float | None:
-        return PRINTED[kind].get(name)
-
-    yield from ratio_rows(OVER_FLAT, block, FLAT, setting=setting, paper=paper)
+    setting = row_words(where, OWN_WORDS)
+    yield from ratio_rows(OVER_FLAT, block, FLAT, setting=setting, paper=PRINTED[kind].get)
     yield from ratio_rows(OVER_HIDDEN, block, OVERLAPPED, setting=setting)
     yield from ratio_rows(PER_STEP, block, FLAT, ms, setting=setting)
     yield from each(STEPS, block, steps, "steps", setting=setting)

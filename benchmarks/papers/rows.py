@@ -15,6 +15,7 @@ from benchmarks import kit
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from benchmarks.lab.results import CellResult
     from benchmarks.lab.results import Row as Contestant
 
 RESULTS = kit.RESULTS / "papers"
@@ -75,6 +76,12 @@ class Curve:
     at: tuple[float, ...]
     losses: tuple[float, ...]
     steps: tuple[float, ...] = ()
+
+    @classmethod
+    def of_run(cls, plot: str, name: str, cell: CellResult) -> Curve:
+        """The loss of one run, over its seconds and steps."""
+        steps, seconds, losses = zip(*cell.curve, strict=True)
+        return cls(plot=plot, name=name, at=seconds, losses=losses, steps=steps)
 
     def to_json(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if key != "steps" or value}
@@ -187,6 +194,20 @@ def seconds(row: Contestant) -> list[float]:
 
 def steps(row: Contestant) -> list[float]:
     return row.reached(0)
+
+
+PLAIN = {"flat ring": "All-Reduce"}
+"""Words for contestants whose names say nothing of their family, where a paper has none."""
+
+
+def words(name: str, told: Mapping[str, str] = PLAIN) -> str:
+    """What a contestant is called in rows: by the paper's words, else by its name without the family."""
+    return told.get(name) or name.removeprefix("Hop ").removeprefix("eager ")
+
+
+def row_words(where: str, told: Mapping[str, str] = PLAIN) -> Callable[[str], str]:
+    """What the row of a contestant is called, by its name, where it ran."""
+    return lambda name: f"{where}: {words(name, told)}"
 
 
 def ratio_rows(

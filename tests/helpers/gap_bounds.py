@@ -2,8 +2,10 @@
 
 import networkx as nx
 
-from benchmarks.explore.explorer import Network, NoDeadlock, explore
+from benchmarks.explore.explorer import explore
 from benchmarks.explore.reductions import Hop
+from benchmarks.explore.search import NoDeadlock
+from benchmarks.explore.system import Network
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import check_setting
 from partreduce.topo.graphs import named
@@ -75,13 +77,18 @@ def attained_bounds(graph, setting, bounds, max_states=60_000):
     finite = [value for row in bounds for value in row if value is not None]
     unbounded = any(value is None for row in bounds for value in row)
     fence = max(finite, default=0) + 1
+
+    def inside(view):
+        steps = [worker.step for worker in view.processes]
+        return max(steps) - min(steps) <= fence
+
     found = explore(
         Hop(graph, setting),
         properties=(NoDeadlock(),),
         network=Network(delay=False),
         max_states=max_states,
         symmetry=False,
-        max_gap=fence if unbounded else None,
+        within=inside if unbounded else None,
     )
     assert found.complete
     assert found.holds

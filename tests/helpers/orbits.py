@@ -10,7 +10,7 @@ from partreduce.schedulers.protocols.hop import HopState
 
 def search(machine, network, *, symmetry):
     """A finished search without properties."""
-    search = Breadth(machine, network, properties=(), max_states=200_000, symmetry=symmetry, within=None, max_gap=None)
+    search = Breadth(machine, network, properties=(), max_states=200_000, symmetry=symmetry, within=None)
     search.run()
     assert search.complete
     return search

@@ -6,6 +6,7 @@ import json
 import random
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from benchmarks.forgery import payloads, runs
@@ -39,6 +40,24 @@ def gives_nothing_back(raw, matrices):
     return all(1 - rate + rate * matrix.diagonal().min() > 1e-9 for matrix in matrices)
 
 
+def is_due(name, raw, listed, matrices):
+    """Whether there is anything that a claim of this name could say of a schedule."""
+    if name == "sent-bytes":
+        return True
+    if name == "codec-error":
+        return raw["strategy"].get("transport", {}).get("codec", "none") != "none"
+    is_own = bool(runs.outer_of(raw).get("own"))
+    if is_own or name == "outer-consensus":  # no claim is made of the matrices of own outer parameters
+        return is_own and name == "outer-consensus"
+    mean = np.full_like(matrices[0], 1 / len(matrices[0]))
+    return (
+        listed is not None
+        and runs.turns_of(raw)[0] == 1
+        and not runs.mixes_late(raw)
+        and any(np.allclose(w, mean) for w in matrices)
+    )
+
+
 @pytest.mark.parametrize("schedules", [120, pytest.param(360, marks=pytest.mark.slow)])
 def test_every_claim_of_random_schedules_is_what_a_run_shows_and_no_looser(schedules):
     draw = random.Random(3)
@@ -63,7 +82,7 @@ def test_every_claim_of_random_schedules_is_what_a_run_shows_and_no_looser(sched
             assert entry["age"] == runs.oldest_age(matrices, late=late, delay=delay)
             assert entry["reach"] == gap
         for name in payloads.JUDGES:
-            assert (name in proof) == payloads.is_due(name, raw, listed, matrices), (name, raw)
+            assert (name in proof) == is_due(name, raw, listed, matrices), (name, raw)
             if name in proof and proof[name].holds:
                 entry = {"claim": name, **(proof[name].numbers or proof[name].entry)}
                 assert payloads.JUDGES[name](entry, raw, listed, matrices), (entry, raw)

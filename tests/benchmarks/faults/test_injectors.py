@@ -226,6 +226,15 @@ def test_an_exception_fires_when_the_worker_says_so(running, tmp_path):
     assert (running.victims, running.fault_time) == ({1}, 7.0)
 
 
+def test_a_line_that_is_still_being_written_is_read_when_it_is_whole(running, tmp_path):
+    path, before = tmp_path / "worker-2.jsonl", len(running.records(2))
+    line = f'["leaves", 1.0, 0, {[[0.0, 0.0]] * (WORKERS + 1)}, null]\n'
+    for part, known in ((line[:9], before), (line[9:], before + 1), (line, before + 2)):
+        with path.open("a") as file:
+            file.write(part)
+        assert len(running.records(2)) == known
+
+
 def test_nothing_fires_where_the_run_is_over_before(running, sleepers):
     for process in sleepers:
         os.kill(process.pid, signal.SIGKILL)

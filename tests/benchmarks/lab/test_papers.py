@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.lab.campaign import Experiment
+from benchmarks.lab import campaign
+from benchmarks.lab.campaign import Cells, Experiment
 from benchmarks.lab.contestants import contestants, hop_name
 from benchmarks.lab.network import why_not
 from benchmarks.lab.setting import Job, Setting
 from benchmarks.lab.tasks import MOST, Batches, Samples
-from benchmarks.papers import cells, eager_sgd, hop, page, pipe_sgd, prague, rows
+from benchmarks.papers import eager_sgd, hop, page, pipe_sgd, prague, rows
 from benchmarks.papers.page import PAPERS
 from benchmarks.papers.rows import Curve, Results, Row, ratio, value
 
@@ -152,7 +153,7 @@ def hops_cells(**runs):
         found = runs.get({hop.EQUAL: "equal", hop.RANDOM: "random", hop.SLOW: "slow"}[kind], {})
         in_two = (list(found)[:1], list(found)[1:])  # experiments in one setting
         contents += [experiment_of(setting, {name: found[name] for name in names}) for names in in_two]
-    return cells.Cells(contents, None)
+    return Cells(contents)
 
 
 def experiment_of(setting, found):
@@ -269,7 +270,7 @@ def test_the_list_names_all_papers_without_root():
 def test_a_paper_runs_in_the_lab_and_leaves_rows(tmp_path, monkeypatch):
     if (reason := why_not()) is not None:
         pytest.skip(reason)
-    monkeypatch.setattr(cells, "RAW", tmp_path)
+    monkeypatch.setattr(campaign, "RAW", tmp_path)
     tiny = Setting(name="digits, 2x1, 200 Mbit/s", rate="200mbit", compute=0.02)
     slow = Setting(name="digits, one 4× slow", rate="1gbit", compute=0.02, slow=((2, 4.0),), momentum=0.9)
     skipping = hop_name("ring-based", hop.SKIPS[1])
@@ -277,7 +278,7 @@ def test_a_paper_runs_in_the_lab_and_leaves_rows(tmp_path, monkeypatch):
         Experiment(setting=tiny, shape=(2, 1), contestants=("flat ring",), steps=4, repetitions=1),
         Experiment(setting=slow, shape=(2, 2), contestants=(skipping,), steps=12, rate=0.02, repetitions=1),
     ]
-    found = cells.run("tiny", listed, 2.0, predict=False)
+    found = campaign.run("tiny", listed, 2.0, by="papers", profile=False)
     assert [block.contestant for block in found.blocks()[tiny.name]] == ["flat ring"]
     (skipped,) = found.blocks()[slow.name]
     assert (skipped.contestant, skipped.learning_rate) == (skipping, 0.02)
@@ -289,4 +290,4 @@ def test_a_paper_runs_in_the_lab_and_leaves_rows(tmp_path, monkeypatch):
     assert (hop.STEP, "digits, one 4× slow: ring-based, backup 1, skip 10") in {kept.key for kept in hop.rows(found)}
     # Two workers exchange one model each way: 2.19 MB over 25 MB/s, and 20 ms of computing.
     assert made[0].measured > 1e3 * (0.02 + 2.19e6 / 25e6)
-    assert list(pipe_sgd.rows(cells.Cells.read("tiny"))) == made
+    assert list(pipe_sgd.rows(Cells.read("tiny"))) == made

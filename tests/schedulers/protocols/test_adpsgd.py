@@ -5,9 +5,10 @@ from random import Random
 import networkx as nx
 import pytest
 
-from benchmarks.explore.explorer import NoDeadlock, PerPair, Progress, explore
+from benchmarks.explore.explorer import explore
 from benchmarks.explore.pairing import shortest_deadlock
 from benchmarks.explore.reductions import Pairing, all_both, automorphisms, two_sides
+from benchmarks.explore.search import NoDeadlock, PerPair, Progress
 from helpers.machine_laws import check_renaming
 from helpers.orbits import renamings
 from helpers.refusals import check_error

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.explore.explorer import Network
 from benchmarks.explore.generator import SMALL, generator, meeting, random, smart, split_globally
 from benchmarks.explore.reductions import GroupSystem
+from benchmarks.explore.system import Network
 from helpers.group_draw_laws import broken_law
 from helpers.seeded import PartBugs, put, sends
 from partreduce.schedulers.protocols.base import Note, Send

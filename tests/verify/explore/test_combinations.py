@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.explore import generator, hop, pairing
-from benchmarks.explore.explorer import FailStop, Network
+from benchmarks.explore.explorer import FailStop
 from benchmarks.explore.generator import OVERTAKING
 from benchmarks.explore.hop import both_ways
 from benchmarks.explore.reductions import Hop, Pairing, automorphisms
+from benchmarks.explore.system import Network
 from helpers.orbits import fold_problem
 from helpers.seeded import PartBugs, put, sends
 from partreduce.schedulers.protocols.adpsgd import Choose

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from benchmarks.explore.explorer import Network, NoDeadlock, PerProcess, PerState, Progress, explore
+from benchmarks.explore.explorer import explore
+from benchmarks.explore.search import NoDeadlock, PerProcess, PerState, Progress
+from benchmarks.explore.system import Network
 from helpers.refusals import check_error
 from partreduce.errors import InputError, RefutedError, UndecidedError
 from partreduce.schedulers.protocols.base import Crashed, Note, Received, Send

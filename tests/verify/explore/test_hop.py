@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.explore.explorer import Network, NoDeadlock, Progress, explore
+from benchmarks.explore.explorer import explore
 from benchmarks.explore.hop import LARGE, SMALL, both_ways, exact_bounds, is_tight, ring
 from benchmarks.explore.reductions import Hop
+from benchmarks.explore.search import NoDeadlock, Progress
+from benchmarks.explore.system import Network
 from helpers.seeded import Bugs, brings, sends
 from partreduce.errors import InputError
 from partreduce.schedulers.protocols.base import Send
