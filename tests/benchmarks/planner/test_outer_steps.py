@@ -30,7 +30,7 @@ class Moving:
         self.models += torch.arange(4.0)[:, None]
 
 
-def moved(schedule, steps):
+def moves_of(schedule, steps):
     models = Moving()
     advance = by_turns(models, schedule)
     for step in range(steps):
@@ -43,27 +43,27 @@ def test_plain_outer_steps_are_local_sgd():
     advance = by_schedule(models, build("local-sgd", CLUSTER, every=3))
     for step in range(7):
         advance(step)
-    assert torch.allclose(moved(build("diloco", CLUSTER, every=3, lr=1, momentum=0), 7), models.models)
+    assert torch.allclose(moves_of(build("diloco", CLUSTER, every=3, lr=1, momentum=0), 7), models.models)
 
 
 def test_two_outer_steps_add_momentum():
     """Workers move by 1.5 a step on average, so by 3 a round; Nesterov's: 1·(3 + ½·3), then 3 + ½·(3 + ½·3)."""
-    found = moved(build("diloco", CLUSTER, every=2, lr=1, momentum=0.5), 4)
+    found = moves_of(build("diloco", CLUSTER, every=2, lr=1, momentum=0.5), 4)
     assert torch.allclose(found, torch.full((4, 4), 4.5 + 5.25))
 
 
 def test_a_late_fragment_lacks_what_was_learned_meanwhile():
     """Sent after steps 1 (fragment 0) and 3 of four, merged a step later: 1.5 and 4.5 of the mean's movement."""
     schedule = build("diloco", CLUSTER, every=4, fragments=2, late=1, lr=1, momentum=0)
-    found = moved(schedule, 4)
+    found = moves_of(schedule, 4)
     assert torch.allclose(found.mean(0)[[0, 3]], torch.tensor([1.5 + 2 * 1.5, 4.5]))
 
 
 def test_a_fragment_sent_in_the_round_before_is_merged_in_the_next():
     """Late by three of four steps: fragment 0 is sent after step 3 with 3·1.5 and merged after 6, 1 after 1 and 4."""
     schedule = build("diloco", CLUSTER, every=4, fragments=2, late=3, lr=1, momentum=0)
-    assert torch.allclose(moved(schedule, 5).mean(0)[[0, 3]], torch.tensor([5 * 1.5, 1.5 + 1.5]))
-    assert torch.allclose(moved(schedule, 6).mean(0)[0], torch.tensor(3 * 1.5))
+    assert torch.allclose(moves_of(schedule, 5).mean(0)[[0, 3]], torch.tensor([5 * 1.5, 1.5 + 1.5]))
+    assert torch.allclose(moves_of(schedule, 6).mean(0)[0], torch.tensor(3 * 1.5))
 
 
 def test_every_contestant_by_outer_steps_can_be_trained():
