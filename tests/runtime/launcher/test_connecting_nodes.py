@@ -173,7 +173,7 @@ def pair():
 
 
 HEARD = [["signal", 3, 0, 9], ["given up"], ["over"], ["end", EvictedError.exit_code, ""]]
-"""What a launcher that was suspended hears of a run that evicted its worker and its node, and went on to its end."""
+"""What a launcher that was suspended hears of a run that evicted its worker and its node, and continued to its end."""
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["stands", "ends"])
@@ -219,7 +219,7 @@ def test_a_node_that_is_given_up_hears_that_and_how_the_attempt_ends_and_may_com
     monkeypatch.setattr(nodes_module, "END_SECONDS", 0.3)
     place, come = Endpoint("127.0.0.1", free_port()), []
 
-    def begun(nodes):
+    def start_suspended(nodes):
         thread = threading.Thread(target=lambda: come.append(follower(place.port)._connect("")))
         thread.start()
         nodes.gathered(2, 0)
@@ -230,7 +230,7 @@ def test_a_node_that_is_given_up_hears_that_and_how_the_attempt_ends_and_may_com
         return come[-1], workers
 
     with Nodes(place, same_on_all("", **FACTS), "run", num_nodes=2, placement=None, num_workers=None) as nodes:
-        suspended, workers = begun(nodes)
+        suspended, workers = start_suspended(nodes)
         for worker in workers:
             worker.give_up()
         assert [worker.reap() and worker.code for worker in workers] == [UnavailableError.exit_code] * 2
@@ -238,7 +238,7 @@ def test_a_node_that_is_given_up_hears_that_and_how_the_attempt_ends_and_may_com
         nodes._look(30)
         nodes.end_attempt()
         assert [suspended.next()[0] for _ in range(4)] == ["prepare", "go", "given up", "over"]
-        again, _ = begun(nodes)
+        again, _ = start_suspended(nodes)
         assert suspended.next(time.monotonic() + 30) is None
         assert suspended.problem
         nodes.end(0)
