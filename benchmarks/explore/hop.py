@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,8 @@ from partreduce.schedulers.protocols.hop import (
 )
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy
-from partreduce.verify.gap_bounds import Length, distances_near, events_of
+from partreduce.verify.checker.refusal import Work
+from partreduce.verify.gap_bounds import events_of
 
 
 def hop_properties(machine: Hop, *, reordered: bool = False) -> tuple[Property, ...]:
@@ -55,14 +57,14 @@ def hop_properties(machine: Hop, *, reordered: bool = False) -> tuple[Property, 
     return tuple(listed)
 
 
-Matrix = tuple[tuple[Length, ...], ...]
+Matrix = tuple[tuple[int | None, ...], ...]
 
 
 def exact_bounds(graph: Digraph, setting: IterationGap) -> Matrix:
     """Entry [i][j]: the largest possible Step(i) − Step(j) in steps, None if unbounded. O(n·edges·log)."""
     events, everybody = events_of(graph, setting), range(graph.num_workers)
-    columns = [distances_near(events, j, {*everybody}) for j in everybody]
-    return tuple(tuple(columns[j][i] for j in everybody) for i in everybody)
+    columns = [events.leads(j, everybody, Work("gap", sys.maxsize)) for j in everybody]
+    return tuple(tuple(columns[j].get(i) for j in everybody) for i in everybody)
 
 
 class _Truth:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from partreduce.schedulers.protocols.digraph import Digraph
@@ -22,24 +21,11 @@ from partreduce.topo.strategies.iteration_gap import IterationGap
 from partreduce.verify.checker.events import EventGraph
 from partreduce.verify.checker.refusal import Work
 
-Length = int | None
-"""A number of steps; None means unbounded."""
-
 
 def events_of(graph: Digraph, gap: IterationGap) -> EventGraph:
     """Return the event graph of an iteration gap, from which the bounds follow. O(edges)."""
     spare = gap.backups(graph.num_workers)
     return EventGraph(graph.edges, spare, staleness=gap.staleness, max_ig=gap.max_ig, notify_ack=gap.notify_ack)
-
-
-def distances_near(events: EventGraph, start: int, ends: AbstractSet[int]) -> dict[int, Length]:
-    """Return for each end the most steps that it can be ahead of `start`, None without a limit.
-
-    A distance to a neighbor depends only on nearby events, so the search settles nearest events first and stops with
-    the last of the ends.
-    """
-    near = events.leads(start, ends, Work("gap", sys.maxsize))
-    return {end: near.get(end) for end in ends}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +52,17 @@ def capacities_of(graph: Digraph, gap: IterationGap, worker: int, events: EventG
     """
     sources, targets = graph.sources[worker], graph.targets[worker]
     events = events or events_of(graph, gap)
-    ahead = distances_near(events, worker, {*sources})
-    updates = {u: _require_bound(ahead[u], u, worker) + 1 for u in sources}
-    sent = {v: _require_bound(distances_near(events, v, {worker})[worker], worker, v) + 1 for v in targets}
+    updates = {u: _room(events, u, worker) for u in sources}
+    sent = {v: _room(events, worker, v) for v in targets}
     return Capacities(updates, {u: 1 if gap.staleness else updates[u] for u in sources}, sent)
 
 
-def _require_bound(length: Length, source: int, target: int) -> int:
-    if length is None:
+def _room(events: EventGraph, source: int, target: int) -> int:
+    """Return the most updates of `source` that can wait for `target`: one more than the steps that it can be ahead."""
+    lead = events.leads(target, (source,), Work("gap", sys.maxsize)).get(source)
+    if lead is None:
         raise ScheduleError(
             f"edge {source}→{target}: worker {source} can run ahead of worker {target} without limit, and no queue is "
             "long enough; give sync.iteration_gap.max_ig"
         )
-    return length
+    return lead + 1
