@@ -10,14 +10,14 @@ from partreduce.errors import EvictedError, InputError
 pytestmark = pytest.mark.processes
 
 
-def test_more_losses_than_may_be_end_the_run_with_the_signal_and_names():
+def test_more_failures_than_tolerated_end_the_run_with_the_signal_and_names():
     ended = run({2: ("before the sum", 3), 0: ("before the sum", 5)}, max_failures=1)
     assert (ended.code, ended.said) == (128 + 9, {}), ended.text
     assert "without worker 2 the other 3 continue" in ended.text
     assert "worker 0 was killed by signal 9" in ended.text
 
 
-def test_a_silent_worker_is_given_up_and_ended_and_the_run_says_so():
+def test_a_silent_worker_is_evicted_and_killed_and_the_run_says_so():
     ended = run({2: ("stopped", 4)}, timeout=10.0)
     assert ended.code == EvictedError.exit_code, ended.text
     assert ended.own == replay_means(lambda round_: [ALL if round_ < 4 else THREE], THREE), ended.text
@@ -25,7 +25,7 @@ def test_a_silent_worker_is_given_up_and_ended_and_the_run_says_so():
     assert "SIGKILL" not in ended.text, "the launcher sent it"
 
 
-def test_an_error_of_a_worker_itself_ends_the_run():
+def test_an_exception_in_a_script_ends_the_run():
     ended = run({2: ("an error", 0)})
     assert (ended.code, ended.said) == (1, {}), ended.text
     assert "ZeroDivisionError" in ended.text
@@ -51,7 +51,7 @@ def test_an_error_of_a_worker_itself_ends_the_run():
         ),
     ],
 )
-def test_what_cannot_go_on_yet_is_refused_in_a_line(strategy, words):
+def test_schedules_that_cannot_continue_are_refused_in_one_line(strategy, words):
     ended = run({}, strategy=strategy, max_failures=1)
     assert (ended.code, ended.said) == (InputError.exit_code, {}), ended.text
     assert words in ended.text
@@ -59,7 +59,7 @@ def test_what_cannot_go_on_yet_is_refused_in_a_line(strategy, words):
     assert ended.text.count("InputError: ") == ended.text.count("[0-3] InputError: schedule ") == 1, ended.text
 
 
-def test_a_schedule_that_plans_for_losses_says_where_nobody_goes_on():
+def test_a_failure_plan_that_the_run_does_not_use_is_mentioned():
     ended = run({}, failure_plan=st.FailurePlan(st.SurvivorRule.ALL_REDUCE, 1), max_failures=0)
     assert (ended.code, sorted(ended.said)) == (0, list(ALL)), ended.text
     assert (
@@ -68,6 +68,6 @@ def test_a_schedule_that_plans_for_losses_says_where_nobody_goes_on():
     )
 
 
-def test_as_many_workers_may_be_lost_as_leave_one():
+def test_all_but_one_worker_may_be_lost():
     with pytest.raises(InputError, match="--tolerate-failures: expected 0 to 3 for 4 workers, got 4"):
         run({}, max_failures=4)

@@ -68,9 +68,7 @@ def run(folder, *, dies, until, strategy, max_failures=1, saves=False):
 @pytest.mark.parametrize(
     ("steps_per_round", "until"), [(1, 2), (3, 6), (4, 10)], ids=["steps", "rounds", "inside a round"]
 )
-def test_those_who_are_left_save_and_the_next_run_gives_the_lost_one_the_first_one_s_state(
-    tmp_path, steps_per_round, until
-):
+def test_survivors_save_and_the_next_run_gives_the_lost_worker_the_state_of_the_first(tmp_path, steps_per_round, until):
     strategy, steps = AllReduce(steps_per_round=steps_per_round), 4 * steps_per_round
     saved, _, text = run(tmp_path, dies=True, until=until, strategy=strategy)
     assert sorted(saved) == list(THREE), text
@@ -86,7 +84,7 @@ def test_those_who_are_left_save_and_the_next_run_gives_the_lost_one_the_first_o
 
 @pytest.mark.parametrize("max_failures", [0, 1])
 @pytest.mark.parametrize("width", [2, 3])
-def test_means_that_are_still_late_are_saved_and_applied_by_all_of_the_next_run(tmp_path, width, max_failures):
+def test_late_gradients_are_saved_and_applied_by_all_workers_of_the_next_run(tmp_path, width, max_failures):
     strategy = AllReduce(sync=Pipeline(width=width))
     late = {"lag": width - 1, "joined": [(2, 5)]}
     members = lambda turn: THREE if 2 <= turn < 5 else ALL  # noqa: E731
@@ -113,7 +111,7 @@ LATE = {
 
 @pytest.mark.parametrize("max_failures", [0, 1])
 @pytest.mark.parametrize("kind", LATE)
-def test_a_mean_that_is_late_is_saved_where_it_has_begun_and_taken_by_the_next_run(tmp_path, kind, max_failures):
+def test_a_delayed_mean_is_saved_in_flight_and_applied_by_the_next_run(tmp_path, kind, max_failures):
     strategy, until, steps, replay = LATE[kind]
     run(tmp_path, dies=False, until=until, strategy=strategy, saves=True)
     loaded, begun, text = run(tmp_path, dies=False, until=steps, strategy=strategy, max_failures=max_failures)
@@ -123,7 +121,7 @@ def test_a_mean_that_is_late_is_saved_where_it_has_begun_and_taken_by_the_next_r
     assert loaded == {rank: pytest.approx(own, rel=1e-12) for rank, own in expected.items()}, text
 
 
-def test_who_is_left_may_not_go_back_to_a_round_before_the_loss(tmp_path):
+def test_survivors_cannot_load_a_checkpoint_from_before_the_failure(tmp_path):
     """They would pass the rounds up to the loss without averaging."""
 
     def work():
@@ -203,7 +201,7 @@ def replayed_restarts(sizes):
     return models[0]
 
 
-def test_the_workers_of_two_nodes_go_on_where_three_stood_and_the_third_comes_back(tmp_path):
+def test_two_nodes_resume_the_checkpoint_of_three_and_the_third_comes_back(tmp_path):
     for runs, size in enumerate(sizes := (3, 2, 3)):
         code, said, text = run_nodes(tmp_path, size)
         assert code == 0, text
@@ -217,7 +215,7 @@ def test_the_workers_of_two_nodes_go_on_where_three_stood_and_the_third_comes_ba
             assert one["own"] == pytest.approx(replayed_restarts(sizes[: runs + 1]).tolist(), rel=1e-9, abs=1e-9)
 
 
-def test_where_nobody_starts_workers_again_a_node_that_is_missing_is_a_mistake(tmp_path):
+def test_a_missing_node_is_an_error_where_workers_are_not_restarted(tmp_path):
     code, said, text = run_nodes(tmp_path, 2, restarts="0")
     assert code != 0
     assert said == []

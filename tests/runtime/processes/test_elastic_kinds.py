@@ -254,7 +254,7 @@ DEATHS = [
 @pytest.mark.parametrize(
     ("kind", "instant", "dies", "resumes"), DEATHS, ids=["-".join(map(str, row[:3])) for row in DEATHS]
 )
-def test_who_dies_is_in_no_mean_that_not_all_have_and_the_others_hold_what_a_replay_says(kind, instant, dies, resumes):
+def test_survivors_of_a_killed_worker_hold_what_a_replay_says(kind, instant, dies, resumes):
     plan = st.FailurePlan(st.SurvivorRule.ALL_REDUCE, 1) if kind == "merged 3 late" else None
     ended = KINDS[kind].holds({2: (instant, dies)}, THREE, failure_plan=plan)
     (_, first), (resumed, second) = ended.views
@@ -294,7 +294,7 @@ JOINS = {
 
 
 @pytest.mark.parametrize(("kind", "deaths", "steps", "turn"), JOINS.values(), ids=JOINS)
-def test_who_joins_has_all_that_its_donor_has(kind, deaths, steps, turn):
+def test_a_worker_that_rejoins_has_the_state_of_its_donor(kind, deaths, steps, turn):
     """Models and their beginnings, outer parameters and momenta, what was sent; and nothing that was left over."""
     ((who, _),) = deaths.items()
     ended = KINDS[kind].holds(deaths, ALL, steps=steps[1], restarts=1, back=(who,), waits_at=steps[0])
@@ -316,7 +316,7 @@ ALONE = [
 
 
 @pytest.mark.parametrize(("kind", "death", "options", "turn"), ALONE, ids=[row[0] for row in ALONE])
-def test_who_is_left_alone_does_what_rounds_of_one_do_and_who_joins_it_goes_on_from_there(kind, death, options, turn):
+def test_a_single_survivor_averages_alone_until_a_worker_rejoins(kind, death, options, turn):
     back = {"restarts": 1, "back": (1,)} if options else {}
     survivors = (0, 1) if back else (0,)
     ended = KINDS[kind].holds({1: death}, survivors, workers=2, max_failures=1, **options, **back)
@@ -324,7 +324,7 @@ def test_who_is_left_alone_does_what_rounds_of_one_do_and_who_joins_it_goes_on_f
     assert [members for _, members in ended.views] == [(0, 1), (0,), *[(0, 1)] * bool(back)], ended.text
 
 
-def test_layers_of_two_failures_and_of_who_joins():
+def test_layers_after_two_failures_and_two_rejoins():
     deaths = {2: ("layers left", 3), 1: ("layers left", 5)}
     options = {"steps": 20, "size": 2 * LAYER, "parameters": 2, "restarts": 2, "back": (1, 2)}
     assert KINDS["layers"].holds(deaths, ALL, **options).members(19) == ALL
@@ -336,11 +336,11 @@ def test_layers_of_two_failures_and_of_who_joins():
     [("gradients", ("before the sum", 4)), ("late", ("in flight", 3)), ("pipeline of 3", ("in flight", 5))],
     ids=["gradients", "late", "pipeline"],
 )
-def test_a_second_death_during_the_recovery_from_the_first(kind, first, second):
+def test_a_second_failure_during_the_recovery_from_the_first(kind, first, second):
     KINDS[kind].holds({2: first, 0: (second, 0)}, (1, 3))
 
 
-def test_two_die_in_one_round_and_later_a_third_and_one_continues_alone():
+def test_two_failures_in_one_round_and_a_third_leave_one_worker_that_continues():
     ended = KINDS["gradients"].holds({2: ("before the sum", 3), 0: ("prepared", 3), 1: ("in the sum", 6)}, (3,))
     assert [ended.members(round_) for round_ in (2, 3, 6)] == [ALL, (1, 3), (3,)], ended.text
     assert "worker 3 continues alone from round 6" in ended.text
@@ -349,7 +349,7 @@ def test_two_die_in_one_round_and_later_a_third_and_one_continues_alone():
 @pytest.mark.parametrize(
     ("kind", "others"), [("parameters", {}), ("pipeline of 3", {}), ("late", {0: ("before the sum", 0)})]
 )
-def test_a_death_in_mean_model_takes_the_mean_of_those_who_are_left(kind, others):
+def test_a_failure_in_mean_model_gives_the_mean_of_the_survivors(kind, others):
     deaths = {2: ("in mean_model()", 0), **others}
     ended = KINDS[kind].holds(deaths, sorted({*ALL} - {*deaths}), evaluate=(4,))
     ((mean,),) = {tuple(tuple(mean) for mean in one["means"]) for one in ended.said.values()}
@@ -366,7 +366,7 @@ def test_a_death_in_mean_model_takes_the_mean_of_those_who_are_left(kind, others
         ("pipeline of 2", 5, 5, {5, 6}), ("pipeline of 4", 5, 5, {5, 6}),
     ],
 )  # fmt: skip
-def test_a_mean_that_others_have_taken_a_worker_takes_too_whose_confirm_broke(kind, dies, breaks, resumes):
+def test_a_worker_whose_confirmation_failed_takes_the_mean_that_others_took(kind, dies, breaks, resumes):
     """Worker 2 dies when all have confirmed a round, and worker 1 takes its confirm for broken."""
     ended = KINDS[kind].holds({2: ("before the sum", dies), 1: ("confirm breaks", breaks)}, THREE)
     ((resumed, members),) = ended.views[1:]
@@ -375,7 +375,7 @@ def test_a_mean_that_others_have_taken_a_worker_takes_too_whose_confirm_broke(ki
 
 
 @pytest.mark.parametrize("kind", ["gradients", "late", "pipeline of 3"])
-def test_without_a_loss_such_a_run_does_what_any_does(kind):
+def test_an_elastic_run_without_failures_equals_an_ordinary_one(kind):
     assert KINDS[kind].holds({}, ALL, evaluate=(4,)).views == [(-1, ALL)]
 
 
@@ -384,7 +384,7 @@ DRAWN = {"gradients": (8, UP_TO_COMMIT, 2, 0.5), "pipeline": (6, [*ON_THE_WAY, "
 
 
 @pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind, row in DRAWN.items() for seed in range(row[0])])
-def test_after_deaths_at_drawn_instants_also_in_recoveries_all_hold_what_a_replay_of_their_views_does(kind, seed):
+def test_random_failures_also_during_recovery_leave_the_models_of_a_replay(kind, seed):
     draws, (_, instants, lowest, share) = random.Random(seed), DRAWN[kind]
     first, second = draws.sample(ALL, 2)
     deaths = {first: (draws.choice(instants), draws.randrange(lowest, 6))}
@@ -403,13 +403,13 @@ STAGES = Kind(st.AllReduce(transport=HIERARCHICAL), {"size": WIDE}, replay_avera
 
 
 @pytest.mark.parametrize("instant", ["before the sum", "in the sum", "prepared"])
-def test_where_a_node_is_lost_the_others_still_sum_in_stages(instant):
+def test_hierarchical_sums_continue_after_a_node_is_lost(instant):
     ended = STAGES.holds({4: (instant, 4), 5: (instant, 4)}, FOUR, workers=6, nodes=3)
     assert (ended.members(3), ended.members(4)) == (SIX, FOUR)
     assert all(one["in_stages"] for one in ended.said.values())
 
 
-def test_where_nodes_are_left_unequal_sums_go_around_a_ring_and_in_stages_again_when_all_are_back():
+def test_sums_use_a_ring_while_nodes_are_unequal_and_stages_again_when_all_are_back():
     dies = {3: ("prepared", 4)}
     ended = STAGES.holds(dies, ALL, nodes=2, steps=20, restarts=1, back=(3,))
     assert [ended.members(round_) for round_ in (3, 4, 19)] == [ALL, (0, 1, 2), ALL]
@@ -432,7 +432,7 @@ GROUPS = {
     # A round of pairs, and one of all.
     + [("outer", instant, lost, KEEP) for instant in ("before the sum", "prepared") for lost in (4, 5)],
 )
-def test_of_groups_all_resume_where_the_furthest_is_and_with_what_is_planned(kind, instant, lost, plan):
+def test_groups_resume_at_the_furthest_round_with_the_failure_plan(kind, instant, lost, plan):
     """Where outer steps are made survivors make them in rounds in which all of them meet."""
     strategy, options, steps = GROUPS[kind]
     ended = run_to_the_end({2: (instant, lost)}, strategy=strategy, failure_plan=plan, steps=steps)
@@ -449,7 +449,7 @@ def test_of_groups_all_resume_where_the_furthest_is_and_with_what_is_planned(kin
     assert ended.all_ended_equal(steps)
 
 
-def test_of_groups_whose_fragments_take_turns_all_who_are_left_meet_in_each_of_them():
+def test_survivors_of_groups_average_each_fragment_together():
     strategy = st.StaticGroups(phases=PAIRS_THEN_ALL, steps_per_round=4, payload=IN_TURN)
     ended = run_to_the_end({2: ("before the sum", (1, 1))}, strategy=strategy, steps=24, parameters=2)
     assert [members for _, members in ended.views] == [ALL, THREE], ended.text
@@ -459,7 +459,7 @@ def test_of_groups_whose_fragments_take_turns_all_who_are_left_meet_in_each_of_t
 
 
 @pytest.mark.parametrize("instant", UP_TO_COMMIT)
-def test_outer_parameters_of_each_worker_s_own_stay_with_the_survivors(instant):
+def test_survivors_keep_their_own_outer_parameters(instant):
     ended = run_to_the_end({2: (instant, 4)}, strategy=OWN_PAIRS, steps=12)
     resume = next(after for after, members in ended.views if len(members) == 3)
 
@@ -472,12 +472,12 @@ def test_outer_parameters_of_each_worker_s_own_stay_with_the_survivors(instant):
     assert ended.own in [replay(done) for done in itertools.product(*some)], ended.text
 
 
-def test_outer_parameters_of_each_worker_s_own_are_in_no_failure_plan():
+def test_a_failure_plan_for_per_worker_outer_parameters_is_refused():
     with pytest.raises(ScheduleError, match="is per_worker; none is proved"):
         Schedule("planned", Cluster.regular(1, 4), OWN_PAIRS, failure_plan=KEEP)
 
 
-def test_a_round_sampler_deals_who_joins_between_two_turns_the_steps_that_are_left_of_the_round():
+def test_a_round_sampler_gives_a_worker_that_joins_inside_a_round_its_remaining_steps():
     options = {"steps": 0, "samples": 321, "restarts": 1, "back": (2,), "waits_at": 12, "parameters": 2}
     ended = run_to_the_end({2: ("before the sum", (1, 0))}, strategy=KINDS["in turns"].strategy, **options)
     assert [members for _, members in ended.views] == [ALL, THREE, ALL]
@@ -496,7 +496,7 @@ def test_a_round_sampler_deals_who_joins_between_two_turns_the_steps_that_are_le
 
 @pytest.mark.parametrize("drain", list(of.DrainPolicy))
 @pytest.mark.parametrize("number", [7, 8])
-def test_a_death_while_what_is_still_late_is_applied_at_the_end(number, drain):
+def test_a_failure_while_late_gradients_are_applied_at_the_end(number, drain):
     ended = run_to_the_end({2: ("at the end", number)}, strategy=st.AllReduce(sync=of.Pipeline(width=3, drain=drain)))
     expected, _ = replayed_gradients(lambda _: ALL, lag=2, steps=9)
     assert ended.own == dict.fromkeys(THREE, expected), ended.text
@@ -542,7 +542,7 @@ def with_a_buffer(dies_in):
 
 
 @pytest.mark.parametrize("dies_in", [1, 5])
-def test_buffers_that_travel_with_gradients_are_averaged_as_they_are_where_a_sum_is_restarted(dies_in):
+def test_a_restarted_sum_averages_buffers_as_they_are_then(dies_in):
     found = with_a_buffer(dies_in)
     weight, seen, left = 0.0, dict.fromkeys(ALL, 0.0), {}
     for turn in range(8):

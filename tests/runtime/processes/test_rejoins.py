@@ -25,13 +25,13 @@ def back(deaths, *, lost=4, **options):
 
 
 @pytest.mark.parametrize("instant", ["asking", "rebuilding", "taking a state"])
-def test_a_joiner_that_dies_on_its_way_takes_nothing_along_and_the_next_one_joins(instant):
+def test_a_worker_killed_while_it_rejoins_leaves_no_trace_and_the_next_one_rejoins(instant):
     ended, groups = back({2: ("before the sum", 4)}, restarts=2, again={1: [(instant, 0)]})
     assert ended.own == replay_means(groups, ALL, steps=STEPS), ended.text
     assert ended.text.count("was killed by signal 9") == 2
 
 
-def test_a_donor_that_dies_as_it_gives_its_state_is_lost_and_the_joiner_gets_another_s():
+def test_a_donor_killed_while_it_sends_its_state_is_replaced_by_another():
     deaths = {2: ("before the sum", 4), 0: ("giving its state", 0), 1: ("giving its state", 0)}
     ended = run_to_the_end(deaths, steps=STEPS, restarts=1, back=(2,))
     assert {2, 3} <= set(ended.said), ended.text
@@ -39,14 +39,14 @@ def test_a_donor_that_dies_as_it_gives_its_state_is_lost_and_the_joiner_gets_ano
     assert ended.all_ended_equal(STEPS)
 
 
-def test_who_has_joined_comes_to_mean_model_with_the_others_and_not_to_those_that_lie_behind():
+def test_a_worker_that_rejoins_takes_part_in_later_mean_models_only():
     ended, _ = back({2: ("before the sum", 4)}, steps_per_round=3, steps=45, waits_at=15, evaluate=(2, 7, 44))
     assert ended.joins[2][0] < 14, ended.text
     assert [len(one["means"]) for _, one in sorted(ended.said.items())] == [3, 3, 1, 3], ended.text
     assert len({tuple(one["means"][-1]) for one in ended.said.values()}) == 1
 
 
-def test_fixed_groups_are_those_of_the_schedule_again_when_all_are_back():
+def test_static_groups_are_those_of_the_schedule_again_when_all_are_back():
     phases = group_phases(4, *EVEN_ODD)
     ended, _ = back({2: ("prepared", 4)}, strategy=StaticGroups(phases=phases))
     assert ended.joins[2][0] >= 8, ended.text
@@ -61,14 +61,14 @@ def test_a_registered_learning_rate_scheduler_continues_equally_on_all_workers()
     assert ended.own == replay_means(groups, ALL, steps=30, decays=True), ended.text
 
 
-def test_a_learning_rate_that_nobody_hands_over_is_refused_in_the_first_step():
+def test_an_unregistered_learning_rate_scheduler_is_refused_in_the_first_step():
     ended = run({}, restarts=1, decays="forgotten")
     assert (ended.code, ended.said) == (InputError.exit_code, {}), ended.text
     assert "scheduler: workers may be started again here (--max-restarts)" in ended.text
     assert "optimizer.register_stateful(scheduler)" in ended.text
 
 
-def test_over_a_loss_and_a_join_the_round_sampler_deals_every_sample_once():
+def test_the_round_sampler_gives_every_sample_once_over_a_failure_and_a_rejoin():
     ended, _ = back({2: ("before the sum", 4)}, steps=0, samples=81)
     assert [members for _, members in ended.views] == [ALL, THREE, ALL]
     rounds = dict(assign_samples(range(81), ended.views, (1, 1, 1, 1), 1, 0))
@@ -80,12 +80,12 @@ def test_over_a_loss_and_a_join_the_round_sampler_deals_every_sample_once():
         assert one["steps"] == len(rounds)
 
 
-def test_a_joiner_that_comes_when_the_others_have_finished_is_ended_and_the_run_ends_well():
+def test_a_worker_that_rejoins_after_the_others_finished_ends_and_the_run_succeeds():
     ended = run_to_the_end({2: ("before the sum", 7)}, restarts=1, again={1: [("asking late", 0)]})
     assert ended.own == replay_means(lambda round_: [ALL if round_ < 7 else THREE], THREE), ended.text
 
 
-def test_the_example_may_lose_workers_and_get_them_back(tmp_path):
+def test_the_example_survives_failures_and_rejoins(tmp_path):
     """Its scheduler is handed over; else its first step would refuse that."""
     root, schedule = Path(__file__).parents[3], tmp_path / "schedule.json"
     write_schedule(schedule, Schedule("all", Cluster.regular(1, 2), AllReduce(steps_per_round=4)))
@@ -95,7 +95,7 @@ def test_the_example_may_lose_workers_and_get_them_back(tmp_path):
     assert "test accuracy of the mean model" in done.stdout
 
 
-def test_restarts_need_a_run_that_goes_on():
+def test_max_restarts_needs_a_run_that_tolerates_failures():
     with pytest.raises(
         InputError, match="--max-restarts 1: a worker that failed joins others that continue without it"
     ):
