@@ -24,6 +24,7 @@ from partreduce.topo.strategies.payload import Payload
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Collection
 
 
 def explicit(n: int, *phases: Any, **options: Any) -> Schedule:
@@ -75,26 +76,24 @@ NAMES = ("words", "tags", "names", "places")
 TRIES = 100
 
 
-def random_value(draw: random.Random, node: Any, asked: str = "") -> Any:
-    """Anything small that a part of the format's schema allows; of what is left out elsewhere only what is `asked`."""
+def random_value(draw: random.Random, node: Any, asked: Collection[str] = ()) -> Any:
+    """Anything small that a part of the format's schema allows; what is `asked` is there wherever it may be."""
     if "$ref" in node:
         return random_value(draw, SCHEMA["$defs"][node["$ref"].rpartition("/")[2]], asked)
     if "anyOf" in node:
-        left_out = UNDRAWN - {asked}
+        left_out = UNDRAWN.difference(asked)
         possible = [one for one in node["anyOf"] if left_out.isdisjoint(one.get("required", ()))]
         return random_value(draw, draw.choice(possible), asked)
     if "const" in node or "enum" in node:
         return node["const"] if "const" in node else draw.choice(node["enum"])
     match node["type"]:
         case "object":
-            needed = {*node.get("required", ()), asked}
-            share = draw.uniform(0.3, 1)
-            names = [name for name in node["properties"] if name in needed or draw.random() < share]
-            return {
-                n: random_value(draw, node["properties"][n], asked) for n in names if n in needed or n not in UNDRAWN
-            }
+            needed, share = {*node.get("required", ()), *asked}, draw.uniform(0.3, 1)
+            parts = node["properties"].items()
+            drawn = [n for n, _ in parts if n in needed or (n not in UNDRAWN and draw.random() < share)]
+            return {n: random_value(draw, part, asked) for n, part in parts if n in drawn}
         case "array":
-            return [random_value(draw, node["items"], asked) for _ in range(draw.randrange(4))]
+            return [random_value(draw, node["items"], asked) for _ in range(draw.randrange(1, 4))]
         case "integer":
             return max(node["minimum"], 0) + draw.choice(SMALL)
         case "boolean":
@@ -104,7 +103,7 @@ def random_value(draw: random.Random, node: Any, asked: str = "") -> Any:
     return f"{draw.randrange(10)}/{draw.randrange(1, 11)}" if "pattern" in node else draw.choice(NAMES)
 
 
-def with_member(draw: random.Random, schedule: Schedule, name: str, asked: str = "") -> Schedule:
+def with_member(draw: random.Random, schedule: Schedule, name: str, asked: Collection[str] = ()) -> Schedule:
     """The same schedule with another value of this member of its strategy, the first that goes with it, if any."""
     raw = dump_schedule(schedule)
     shape = next(one for one in SCHEMA["properties"]["strategy"]["anyOf"] if name in one["properties"])
@@ -119,7 +118,7 @@ def with_member(draw: random.Random, schedule: Schedule, name: str, asked: str =
 
 def with_tables(draw: random.Random, schedule: Schedule) -> Schedule:
     """The same schedule with some tables of any way and owners, if its workers have common steps."""
-    return with_member(draw, schedule, "payload", "tables")
+    return with_member(draw, schedule, "payload", ("tables", "codec"))
 
 
 def random_members(draw: random.Random, schedule: Schedule) -> Schedule:
