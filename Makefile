@@ -6,7 +6,7 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 STAMP := $(VENV)/.stamp
 
-.PHONY: demo test test-slow both-parts check docs bench lab papers gpu faults explore mutants format clean
+.PHONY: demo test test-slow all-parts check docs bench lab papers gpu faults explore mutants format clean
 .DEFAULT_GOAL := test
 
 $(STAMP): pyproject.toml constraints.txt
@@ -19,29 +19,33 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## design, prove, export, train with 8 local workers, report
 	$(BIN)/partreduce demo
 
-# Two parts side by side, each with its summary at the end: pretended devices reach so far below torch that a mistake may end their process, so they have
-# one of their own; all other tests are dealt out, file by file, to one process more than there are processors (tests wait for one another's deadlines).
+# Parts side by side, each with its summary at the end. Pretended devices reach so far below torch that a mistake may end their process, so they have one
+# of their own. `computing` gives way to the tests with deadlines and takes the time in which these wait. `running` is all others, dealt out, file by file,
+# to one process more than there are processors.
 # Bytecode is kept even where it is switched off: the processes that tests start would compile all sources again.
 PROCESSES ?= $(shell expr $$(nproc) + 1)
-PARTS := all-but-devices devices
-FILES_all-but-devices := tests --ignore=tests/runtime/devices --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder
+PARTS := running computing devices
 FILES_devices := tests/runtime/devices
+FILES_computing := tests/topo tests/verify tests/schedulers tests/partreduce/planner --numprocesses=$(shell nproc) --dist=loadfile
+FILES_running := tests $(patsubst tests/%,--ignore=tests/%,$(filter tests/%,$(FILES_devices) $(FILES_computing))) \
+  --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder
+NICE_computing := nice -n 5
 
 test test-slow: export OPENBLAS_NUM_THREADS = 1
 test test-slow: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP)  ## the tests that a change has to pass, in minutes
-	@$(MAKE) --no-print-directory both-parts CHOICE="not slow"
+	@$(MAKE) --no-print-directory all-parts CHOICE="not slow"
 
 test-slow: $(STAMP)  ## all other tests: more seeds, larger sizes, longer runs (tests/slow.toml)
-	@$(MAKE) --no-print-directory both-parts CHOICE=slow
+	@$(MAKE) --no-print-directory all-parts CHOICE=slow
 
-both-parts:
+all-parts:
 	@rm -f build/test-*.txt; status=0; \
-	$(MAKE) --no-print-directory --jobs=2 --keep-going $(PARTS:%=part-%) || status=$$?; \
+	$(MAKE) --no-print-directory --jobs=$(words $(PARTS)) --keep-going $(PARTS:%=part-%) || status=$$?; \
 	echo; for part in $(PARTS); do echo "$$part: $$(tail -n 1 build/test-$$part.txt)"; done; exit $$status
 
 part-%:
-	@mkdir -p build && PYTHONUNBUFFERED=1 $(BIN)/python -m pytest $(FILES_$*) -m "$(CHOICE)" 2>&1 | tee build/test-$*.txt | sed -u 's/^/$* | /'
+	@mkdir -p build && PYTHONUNBUFFERED=1 $(NICE_$*) $(BIN)/python -m pytest $(FILES_$*) -m "$(CHOICE)" 2>&1 | tee build/test-$*.txt | sed -u 's/^/$* | /'
 
 check: $(STAMP)  ## style, types, layers, schema, links between documents, names and words
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,11 +26,11 @@ settings.load_profile("steady")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what `make test` leaves to `make test-slow`; begin with files that start processes, which wait longest."""
+    """Mark what `make test` leaves to `make test-slow`; begin with files that start the most runs of processes."""
     mark_slow(items, whole=not any("::" in argument for argument in config.args))
     if "PYTEST_XDIST_WORKER" in os.environ:
-        waiting = {item.path for item in items if item.get_closest_marker("processes")}
-        items.sort(key=lambda item: item.path not in waiting)
+        runs = Counter(item.path for item in items if item.get_closest_marker("processes"))
+        items.sort(key=lambda item: -runs[item.path])
 
 
 def pytest_collection_finish() -> None:
