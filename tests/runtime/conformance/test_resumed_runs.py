@@ -49,7 +49,7 @@ class SavedRun:
     before: int = 0
     """Steps that it has taken, of which nothing may be left."""
     by_states: tuple[int, ...] = ()
-    """After how many steps the model's and the optimizer's state dicts are saved by torch."""
+    """After how many steps state dicts of the model and the optimizer are saved by torch."""
 
 
 ON_HOST = {"outer_state": "host"}
@@ -130,12 +130,11 @@ def save(training, folder, way):
 def load(training, folder, way):
     if way == "checkpoint":
         load_checkpoint(training.optimizer, folder)
-    else:
-        states = torch.load(folder / f"{0 if way.startswith('worker 0') else training.rank}.pt", weights_only=True)
-        loads = [lambda: training.model.load_state_dict(states["model"])]
-        loads.insert(way != "own states, model last", lambda: training.optimizer.load_state_dict(states["optimizer"]))
-        for one in loads:
-            one()
+        return
+    states = torch.load(folder / f"{0 if way.startswith('worker 0') else training.rank}.pt", weights_only=True)
+    loads = {"model": training.model, "optimizer": training.optimizer}
+    for name in reversed(loads) if way.endswith("model last") else loads:
+        loads[name].load_state_dict(states[name])
 
 
 CASES = [
