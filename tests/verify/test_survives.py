@@ -243,7 +243,7 @@ def test_checker_prover_and_program_have_the_same_survivors_groups_on_any_nodes(
         ]
         found, missing = survives.runs_after(read, read.failure_plan, failed)
         of_checker = [
-            {(tuple(members), str(relaxation)) for members, relaxation in phase}
+            {(tuple(members), str(relaxation)) for members, _, relaxation in phase}
             for phase in survives.cells_of(found, missing, list(map(range, found.radices)), Work("it")).phases
         ]
         assert of_checker == of_program
