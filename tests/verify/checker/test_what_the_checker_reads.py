@@ -233,6 +233,8 @@ NOT_CANONICAL = {
     "a fraction that can be shortened": (groups(2, [([0, 1], "2/4")]), "strategy.phases[0]: 2/4 is not in lowest"),
     "a rate that can be shortened": (document(2, 1, kind="allreduce", payload={"outer": {"lr": "2/4"}}),
         "strategy.payload.outer.lr: 2/4 is not in lowest"),
+    "a share that can be shortened": (document(2, 1, kind="allreduce", sync={"merge": {"alpha": "2/4"}}),
+        "strategy.sync.merge.alpha: 2/4 is not in lowest"),
     "steps that all have": (groups(2, [[0, 1]], steps_per_round=[2, 2]), "strategy.steps_per_round: equal numbers"),
     "regular nodes": ({**groups(2, [[0, 1]]), "cluster": {"nodes": [[0], [1]]}}, "cluster.nodes: num_nodes and"),
 }  # fmt: skip
