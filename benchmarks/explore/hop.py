@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 from benchmarks.explore.covering import Factors, convert, levels_of
@@ -33,13 +33,10 @@ from partreduce.schedulers.protocols.hop import (
     Update,
     check_setting,
 )
-from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import NeighborAveraging, Round
 from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy
-from partreduce.verify.facts import ScheduleFacts
-from partreduce.verify.gap_bounds import Matrix, exact_bounds
+from partreduce.verify.checker.refusal import Work
+from partreduce.verify.gap_bounds import events_of
 
 
 def hop_properties(machine: Hop, *, reordered: bool = False) -> tuple[Property, ...]:
@@ -61,18 +58,20 @@ def hop_properties(machine: Hop, *, reordered: bool = False) -> tuple[Property, 
         listed.append(PerPair("token queue within capacity", edges, truth.token_capacity))
     if setting.skip is not None:
         listed.append(PerPair("skips pass no one", edges, truth.passes_nobody, messages=False))
-        listed.append(PerProcess("skip within bound", truth.skip))
+        listed.append(PerProcess("skip within its limit", truth.skip))
     if setting.notify_ack:
         listed.append(PerPair("acknowledged once reduced", edges, truth.acknowledgements))
     return tuple(listed)
 
 
-def longest_skips(machine: Hop) -> list[int]:
-    """For every worker the most steps that it can ever skip at once, as the checker states it."""
-    n = machine.graph.num_workers
-    rounds = Round.from_edges(n, [(u, v, Fraction(1, n)) for u, v in machine.graph.edges])
-    kept = Schedule("skips", Cluster.regular(n, 1), NeighborAveraging(rounds=(rounds,), sync=machine.setting))
-    return list(ScheduleFacts(kept).numbers("skip")["longest"])
+Matrix = tuple[tuple[int | None, ...], ...]
+
+
+def exact_bounds(graph: Digraph, setting: IterationGap) -> Matrix:
+    """Entry [i][j]: the largest possible Step(i) − Step(j) in steps, None if unbounded. O(n·edges·log)."""
+    events, everybody = events_of(graph, setting), range(graph.num_workers)
+    columns = [events.leads(j, everybody, Work("gap", sys.maxsize)) for j in everybody]
+    return tuple(tuple(columns[j].get(i) for j in everybody) for i in everybody)
 
 
 class _Truth:
@@ -83,7 +82,6 @@ class _Truth:
         self.bounds: Matrix = exact_bounds(self.graph, self.setting)
         self.spare = self.setting.backups(machine.num_processes)
         self.split = machine.fine or self.setting.notify_ack
-        self.longest = [] if self.setting.skip is None else longest_skips(machine)
 
     def gap(self, pair: Pair) -> str | None:
         i, a, j, b, _, _ = pair
@@ -150,10 +148,9 @@ class _Truth:
         return None
 
     def skip(self, v: int, state: HopState) -> str | None:
-        for event in self.machine.ready(v, state):
-            if isinstance(event, Advance) and event.by > max(1, self.longest[v]):
-                return f"worker {v} may skip {event.by} steps; the bound is {self.longest[v]}"
-        return None
+        assert self.setting.skip is not None, "a property of settings that skip"
+        by = max((event.by for event in self.machine.ready(v, state) if isinstance(event, Advance)), default=1)
+        return None if by <= self.setting.skip.limit else f"worker {v} may skip {by} steps of {self.setting.skip.limit}"
 
     def _last_sent(self, state: HopState) -> int:
         return state.step - 1 if self.split and state.stage == SENDING else state.step

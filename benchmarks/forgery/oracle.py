@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from benchmarks.forgery.dense import Document, Groups, Matrix
 
 Loss = frozenset[int]
-OF_EVENTS = ("deadlock-free", "queues", "gap", "gap-of-pairs", "skip", "memory")
+OF_EVENTS = ("deadlock-free", "queues", "gap", "memory")
 """Claims on who waits for whom where workers keep a gap."""
 
 OF_MATRICES = ("doubly-stochastic", "unit-sums", "consensus", "contraction", "exact-consensus", "consensus-distance")
@@ -177,10 +177,6 @@ def is_true_of_gap(entry: Document, raw: Document, rules: Rules) -> bool:
             )
         case "gap":
             return _says(entry["bound"], [bound for pair in true for bound in pair])
-        case "gap-of-pairs":
-            return _says(entry["bound"], [columns[entry["from"]][entry["to"]]])
-        case "skip":
-            return all(map(int.__ge__, entry["longest"], _skips(gap, rules, columns)))
         case "staleness":
             newest = max(ahead, default=0) if gap["staleness"] else 0
             return entry["steps"] >= gap["staleness"] + late and entry["ahead"] >= newest
@@ -204,22 +200,6 @@ def _says(claimed: int, true: list[int | None]) -> bool:
 
 def _tokens(gap: dict[str, Any], true: list[tuple[int | None, int | None]]) -> list[int | None]:
     return [None if back is None else back + (gap["max_ig"] or 0) for _, back in true]
-
-
-def _skips(gap: dict[str, Any], rules: Rules, columns: list[list[int | None]]) -> list[int]:
-    """The longest skip of everybody: held back, who could go how far when all others have come to rest."""
-    longest = []
-    for v in range(rules.n):
-        most = gap["skip"]["limit"] if rules.out[v] else 0
-        for by in range(most, 0, -1):
-            behind = all(_bound(columns[v][w]) >= max(by, gap["skip"].get("behind", 2)) for w in rules.out[v])
-            there = sum(_bound(columns[v][u]) >= by - 1 - gap["staleness"] for u in rules.into[v])
-            if behind and there >= len(rules.into[v]) - rules.backup[v]:
-                break
-        else:
-            by = 0
-        longest.append(by if by >= gap["skip"].get("trigger", 2) else 0)
-    return longest
 
 
 def agrees(raw: Document, gap: dict[str, Any], rules: Rules) -> bool:
@@ -361,28 +341,4 @@ def _survives(entry: Document, raw: Document, listed: Groups, matrices: list[Mat
     return not entry["answers"] or entry["answers"] == text.hexdigest()
 
 
-def _mean_moved(entry: Document, raw: Document, listed: Groups, matrices: list[Matrix]) -> bool:  # noqa: ARG001
-    """By moving random models, and those that move the mean most."""
-    n = len(matrices[0])
-    if "failure_plan" not in raw or entry["failed"] != sorted({len(failed) for failed in covered_failures(raw)}):
-        return False
-
-    def ways(models: Any, k: int) -> Any:
-        spread = ((models - models.mean()) ** 2).mean()
-        return [
-            (np.delete(models, failed).mean() - models.mean()) ** 2 / spread for failed in combinations(range(n), k)
-        ]
-
-    models = np.random.default_rng(1).standard_normal(n)
-    for k, usual, at_most in zip(entry["failed"], entry["usual"], entry["at_most"], strict=True):
-        apart = (np.arange(n) < k).astype(float)
-        said = np.mean(ways(models, k)), max(ways(apart, k))
-        if not np.allclose([float(Fraction(usual)), float(Fraction(at_most))], said):
-            return False
-    joins = [(np.append(models, x).mean() - models.mean()) ** 2 / models.var() for x in models]
-    most = np.append(np.eye(n)[0], 1.0).mean() - 1 / n
-    said = np.mean(joins), most**2 / np.eye(n)[0].var()
-    return bool(np.allclose([float(Fraction(entry["joined"])), float(Fraction(entry["joined_at_most"]))], said))
-
-
-JUDGES = runs.JUDGES | payloads.JUDGES | tables.JUDGES | {"survives": _survives, "mean-moved": _mean_moved}
+JUDGES = runs.JUDGES | payloads.JUDGES | tables.JUDGES | {"survives": _survives}

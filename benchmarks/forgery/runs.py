@@ -1,7 +1,7 @@
 """Whether claims about runs are true: by carrying rounds out, holding workers back, and leaving workers out.
 
 Shares nothing with prover or checker, and none of their ideas: ages are read off a run in which every worker notes the
-newest round of everybody that its parameters hold; gaps and queues off runs in which one worker stands still; survivors
+newest round of everybody that its parameters hold; gaps off runs in which one worker stands still; survivors
 off the matrices of the survivors.
 """
 
@@ -174,22 +174,6 @@ def outer_of(raw: dict[str, Any]) -> dict[str, float]:
     return numbers | {"nesterov": outer.get("nesterov", False), "own": outer.get("outer_params") == "per_worker"}
 
 
-def waiting_messages(raw: dict[str, Any], waits: Waits) -> list[int]:
-    """The most messages that wait on every edge, in the order of (target, source), while its target stands still."""
-    n, period = len(waits[0]), len(waits)
-    sends = [{(t, s) for s, t in map(tuple, graph["edges"])} for graph in raw["strategy"]["rounds"]]
-    most = dict.fromkeys(sorted(set().union(*sends)), 0)
-    cap = (n + 1) * period
-    for held in range(n):
-        for at in range(period):
-            rounds = held_back(waits, held, at, cap)
-            for target, source in most:
-                if target == held and most[target, source] >= 0:
-                    sent = sum((target, source) in sends[t % period] for t in range(at, rounds[source] + 1))
-                    most[target, source] = -1 if rounds[source] > at + cap else max(most[target, source], sent)
-    return list(most.values())
-
-
 def oldest_age(matrices: list[Matrix], *, late: int, delay: int = 0) -> int | None:
     """The most rounds by which anybody's parameters lag behind anybody's newest round, in the long run.
 
@@ -300,13 +284,6 @@ def _staleness(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matri
     )
 
 
-def _queues(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
-    waits = partners(raw, listed, len(matrices[0]))
-    gap = largest_gap(waits)
-    said = entry["gap"] == -1 or (gap is not None and entry["gap"] >= gap)
-    return listed is None and said and entry["capacities"] == waiting_messages(raw, waits)
-
-
 def _end(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
     n = len(matrices[0])
     gap = largest_gap(partners(raw, listed, n), delay_of(raw))
@@ -318,4 +295,4 @@ def _memory(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices
     return {name: value for name, value in entry.items() if name != "claim"} == busiest(raw, listed, len(matrices[0]))
 
 
-JUDGES = {"staleness": _staleness, "fragments": _fragments, "queues": _queues, "end": _end, "memory": _memory}
+JUDGES = {"staleness": _staleness, "fragments": _fragments, "end": _end, "memory": _memory}

@@ -204,12 +204,11 @@ def _print_tables(tables: dict[str, Any]) -> None:
 
 
 def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:
-    """The gaps of a run against the proved ones, and what was skipped; shares are of all workers' time or steps.
+    """The gaps of a run, that over an edge against the proved one (None: no bound), and what was skipped.
 
-    None is proved where there is no bound, and over pairs of more workers than a proof speaks of.
+    Shares are of all workers' time or steps.
     """
-    stated, shares = ScheduleFacts(schedule), record.distribution()
-    over_edges, over_pairs = (stated.numbers(name).get("bound", -1) for name in ("gap", "gap-of-pairs"))
+    over_edges, shares = ScheduleFacts(schedule).numbers("gap").get("bound", -1), record.distribution()
     passed = float(record.finish[-1].sum()) or 1.0
     return {
         "gaps": {
@@ -217,7 +216,6 @@ def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:
             "largest_over_edges": record.largest_over_edges(),
             "proved_over_edges": None if over_edges < 0 else over_edges,
             "largest_over_pairs": record.largest_over_pairs(),
-            "proved_over_pairs": None if over_pairs < 0 else over_pairs,
             "share_skipped": float(record.skipped.sum()) / record.finish.size,
             "longest_queue": int(record.fill.max()),
             "share_waiting_for_updates": float(record.for_updates.sum()) / passed,
@@ -348,14 +346,12 @@ def _print_quorum(found: dict[str, Any]) -> None:
 
 
 def _print_gaps(gaps: dict[str, Any]) -> None:
-    def most(where: str) -> str:
-        proved = gaps[f"proved_{where}"]
-        return f"{gaps[f'largest_{where}']}" + ("" if proved is None else f" of at most {proved}")
-
+    bound = gaps["proved_over_edges"]
+    most = f"{gaps['largest_over_edges']}" + ("" if bound is None else f" of at most {bound}")
     out = console()
     out.print(
-        f"gap over an edge: {gaps['mean_over_edges']:.2f} steps on average, [bold]{most('over_edges')}[/]; between any "
-        f"two workers {most('over_pairs')}; longest queue {gaps['longest_queue']}"
+        f"gap over an edge: {gaps['mean_over_edges']:.2f} steps on average, [bold]{most}[/]; between any two workers "
+        f"{gaps['largest_over_pairs']}; longest queue {gaps['longest_queue']}"
     )
     out.print(
         f"of all steps {gaps['share_skipped']:.1%} skipped; of all time waiting for updates "

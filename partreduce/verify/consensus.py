@@ -1,20 +1,12 @@
 """Prove whether averaging alone brings the workers to their common mean: row and column sums, and `consensus`.
 
-A group with factor 0 ≤ t < 2 lengthens no vector, and keeps a vector's length only if it leaves the vector unchanged.
-So a period keeps the length of a vector off the mean only if the vector is constant on every group with 0 < t < 2, and
-a spanning tree of such groups leaves only constant vectors. Finitely many dimensions turn "shorter" into a factor < 1.
-With t ≥ 2 or t < 0 anywhere the argument fails (t = 2 on a pair swaps it), and a norm below 1 is proved instead.
-
-Weighted graphs have non-negative rows that sum to 1: with positive weights on oneself, support only grows in a product,
-so a worker from which all others are reached gives, after enough periods, a matrix with a positive column, and every
-such matrix shrinks the spread max − min. Without positive self-weights connection is not enough: a cyclic shift is
-doubly stochastic and strongly connected and never converges, so a power with a norm below 1 is required.
+The theorems are the checker's (`verify/checker/consensus.py`). This module finds what they need, a spanning tree of
+groups, an out-tree of edges or a power with a norm below 1, or else the sets of workers that stay apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
@@ -81,14 +73,9 @@ def prove_consensus(schedule: Schedule) -> Claim:
     return prove_power(schedule, NAME, max_periods=1) or not_proved(NAME, text)
 
 
-def is_tame(relaxation: Fraction) -> bool:
-    """Return whether 0 ≤ relaxation < 2, so that the group lengthens no vector, and shortens all that it changes."""
-    return 0 <= relaxation < 2
-
-
 def every_relaxation_tame(schedule: Schedule) -> bool:
     """Return whether 0 ≤ relaxation < 2 in every group."""
-    return all(map(is_tame, relaxations(schedule)))
+    return all(0 <= relaxation < 2 for relaxation in relaxations(schedule))
 
 
 def _tree(phases: tuple[Phase, ...]) -> Claim:

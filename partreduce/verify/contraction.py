@@ -1,16 +1,10 @@
 """Bound the differences after one period: `contraction`, ‖W_T … W_1 − J‖₂ ≤ c, and `exact-consensus`, where c is 0.
 
-Certified by the pivots of a rational L·D·Lᵀ of c²·I − (P − J)ᵀ(P − J): none negative means positive semidefinite.
-Explicit schedules up to MAX_EXACT workers, rules per character class at any number of nodes. Up to MAX_FACTOR workers
-the checker factors that matrix in integers, which bounds c² to n·2⁻³⁰ of itself; an exact 0 is proved as
-‖M‖₂² ≤ ‖M‖₁·‖M‖∞.
-
-Exact consensus, W_T … W_1 = J. Rules: every character class is exactly zero, for every number of nodes. Explicit
-phases, any size: mixed-radix labels for a window of phases, one digit a phase; the other phases preserve the mean and
-change nothing. Up to MAX_PRODUCT workers: the product itself.
-
-A rule's space is the orthogonal sum of classes of characters, one for each set of digits
-(docs/theory/character-classes.md); hence ‖P − J‖ is the largest ‖P_c‖, with J subtracted on the class of the empty set.
+The theorems are the checker's (`verify/checker/consensus.py` and, for a rule's classes of characters, `period.py`).
+Rules at any number of nodes, and explicit schedules up to MAX_EXACT workers, are certified by exact pivots. Up to
+MAX_FACTOR workers the checker factors the matrix in integers, which bounds c² to n·2⁻³⁰ of itself; an exact 0 is proved
+as ‖M‖₂² ≤ ‖M‖₁·‖M‖∞. Exact consensus of explicit phases is certified by labels at any size, else by the product up to
+MAX_PRODUCT workers.
 """
 
 from __future__ import annotations

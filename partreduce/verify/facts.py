@@ -96,15 +96,14 @@ def fact(
     *,
     essential: Condition = never,
     without: Callable[[ScheduleFacts], str] | None = None,
-    witness: Callable[[Numbers], Mapping[str, Any]] | None = None,
 ) -> Statement:
     """Return the statement of a fact: the checker computes its numbers, and `sentence` explains them.
 
-    If the checker computes none, `without` gives the reason; `witness` makes a claim's witness of the numbers.
+    If the checker computes none, `without` gives the reason.
     """
 
     def prove(facts: ScheduleFacts) -> Claim | None:
-        found = facts.claim(name, sentence, values, witness)
+        found = facts.claim(name, sentence, values)
         return not_proved(name, without(facts)) if found is None and without else found
 
     return Statement(name, prove, essential=essential)
@@ -165,13 +164,7 @@ class ScheduleFacts:
         found = self._fact(name)
         return {} if found is None else found.numbers or {}
 
-    def claim(
-        self,
-        name: str,
-        sentence: Sentence,
-        values: Values | None = None,
-        witness: Callable[[Numbers], Mapping[str, Any]] | None = None,
-    ) -> Claim | None:
+    def claim(self, name: str, sentence: Sentence, values: Values | None = None) -> Claim | None:
         """Return a fact as a claim explained by the sentence; None if the fact does not apply."""
         found = self._fact(name)
         if found is None:
@@ -179,5 +172,4 @@ class ScheduleFacts:
         if found.numbers is None:
             return not_proved(name, TOO_LONG)
         words = format_sentence(sentence, self.schedule, found.numbers, values)
-        seen = None if witness is None else witness(found.numbers)
-        return Claim(name, Status.FOLLOWS if found.follows else Status.FACT, words, seen, numbers=found.numbers)
+        return Claim(name, Status.FOLLOWS if found.follows else Status.FACT, words, numbers=found.numbers)

@@ -1,4 +1,4 @@
-"""Prove claims about planned failures: `survives`, that survivors agree; `mean-moved`, how far the mean moves.
+"""Prove the claim about planned failures: `survives`, that survivors agree.
 
 One failure of each class is examined, on the cells that the checker makes of the survivors' schedule
 (verify/checker/survives.py has the proof); this module finds bounds that the checker's pivots confirm.
@@ -34,7 +34,7 @@ from partreduce.verify.checker.survives import (
     values_on,
 )
 from partreduce.verify.contraction import candidates, least_square
-from partreduce.verify.facts import ScheduleFacts, fact
+from partreduce.verify.facts import ScheduleFacts
 
 NAME = "survives"
 MAX_CELLS = 2 * 10**7
@@ -98,11 +98,11 @@ def _least_square(runs: Any, cells: Cells, rates: dict[tuple[int, ...], Fraction
     """Return the least simple bound c² ≤ 1 on a period's differences; `rates` are those along free digits."""
     free, sizes = tuple(cells.free), np.array(cells.sizes)
     if free not in rates:
-        listed = [tuple(digits) for digits in classes(runs, NAME, free)] if free else []
+        listed = list(classes(runs, NAME, free)) if free else []
         phases = tuple(tuple(Block(tuple(b.members), tuple(b.across), b.relaxation) for b in p) for p in runs.phases)
         on_classes = Operators.of_rule(RuleView(tuple(runs.radices), phases, runs.width), listed)
         rates[free] = least_square([on_classes.exact_period(which) for which in range(len(listed))])
-    rounds = (Phase.from_groups(len(sizes), [Group(tuple(c), r) for c, r in phase]) for phase in cells.phases)
+    rounds = (Phase.from_groups(len(sizes), [Group(tuple(c), r) for c, _, r in phase]) for phase in cells.phases)
     mean = ExactMatrix(np.tile(sizes.astype(object), (len(sizes), 1)), sum(cells.sizes))
     matrix = (Operators(tuple(rounds), counts=sizes).exact_period() - mean).reduced()
     weights = ExactMatrix.diagonal(list(map(Fraction, cells.sizes)))
@@ -147,13 +147,3 @@ def _survives(schedule: Schedule, bounds: dict[tuple[int, ...], Fraction]) -> Cl
             lines.update("".join(home.get(worker, "-\n") for worker in range(found.num_workers)).encode())
     text += " The installed code was evaluated for every failure, and the checker compares the results."
     return proved(NAME, text, **entry, answers=lines.hexdigest())
-
-
-MEAN_MOVED = fact(
-    "mean-moved",
-    "The failure of worker i moves the mean by (mean - x_i)/{fewer}, a join from donor d by (x_d - mean)/{more}. Let "
-    "d² be the workers' mean squared distance to their mean at that instant; consensus-distance bounds its steady "
-    "value. Then a failure of k workers moves the mean by at most the root of k/(n - k)·d², and by the root of k/((n "
-    "- 1)(n - k))·d² as a root mean square over all such failures.",
-    lambda s, _: {"fewer": s.num_workers - 1, "more": s.num_workers + 1},
-)

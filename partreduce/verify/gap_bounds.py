@@ -5,16 +5,14 @@ step e. `verify/checker/events.py` computes the bounds; it describes which worke
 distances between events bound the lead of one worker over another and that each bound is attained. A worker always has
 its own update, so a self-loop changes no bound; graphs here have none.
 
-Worker i holds both queues of an edge j → i. Its update queue holds j's updates of steps Step(i) … Step(j), at most
-bound[j][i] + 1 (older ones are discarded, and under staleness a newer one replaces them). Its token queue for j holds
-max_ig + Step(i) − Step(j) tokens, at most bound[i][j] + max_ig.
+The update queue of an edge j → i holds j's updates of steps Step(i) … Step(j), at most one more than j can be ahead of
+i (older ones are discarded, and under staleness a newer one replaces them).
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from partreduce.schedulers.protocols.digraph import Digraph
@@ -23,11 +21,6 @@ from partreduce.topo.strategies.iteration_gap import IterationGap
 from partreduce.verify.checker.events import EventGraph
 from partreduce.verify.checker.refusal import Work
 
-Length = int | None
-"""A number of steps; None means unbounded."""
-
-Matrix = tuple[tuple[Length, ...], ...]
-
 
 def events_of(graph: Digraph, gap: IterationGap) -> EventGraph:
     """Return the event graph of an iteration gap, from which the bounds follow. O(edges)."""
@@ -35,36 +28,17 @@ def events_of(graph: Digraph, gap: IterationGap) -> EventGraph:
     return EventGraph(graph.edges, spare, staleness=gap.staleness, max_ig=gap.max_ig, notify_ack=gap.notify_ack)
 
 
-def distances_near(events: EventGraph, start: int, ends: AbstractSet[int]) -> dict[int, Length]:
-    """Return for each end the most steps that it can be ahead of `start`, None without a limit.
-
-    A distance to a neighbor depends only on nearby events, so the search settles nearest events first and stops with
-    the last of the ends.
-    """
-    near = events.leads(start, ends, Work("gap", sys.maxsize))
-    return {end: near.get(end) for end in ends}
-
-
-def exact_bounds(graph: Digraph, setting: IterationGap) -> Matrix:
-    """Return entry [i][j]: the largest possible Step(i) − Step(j) in steps, None if unbounded. O(n·edges·log)."""
-    events, everybody = events_of(graph, setting), range(graph.num_workers)
-    columns = [distances_near(events, j, {*everybody}) for j in everybody]
-    return tuple(tuple(columns[j][i] for j in everybody) for i in everybody)
-
-
 @dataclass(frozen=True, slots=True)
 class Capacities:
-    """The largest numbers of updates and tokens that can wait at one worker, or that it can have in flight.
+    """The largest numbers of updates that can wait at one worker, or that it can have in flight.
 
     `updates[u]`: updates of in-neighbor u from this worker's step on, queued or in flight. `slots[u]`: buffers that
-    their payloads need; under staleness 1, because a newer update replaces an older one. `tokens[v]`: tokens of
-    out-neighbor v, held or in flight; None if unbounded (no path leads back from v to this worker). `sent[v]`: this
-    worker's updates that out-neighbor v may still have to reduce.
+    their payloads need; under staleness 1, because a newer update replaces an older one. `sent[v]`: this worker's
+    updates that out-neighbor v may still have to reduce.
     """
 
     updates: Mapping[int, int]
     slots: Mapping[int, int]
-    tokens: Mapping[int, Length]
     sent: Mapping[int, int]
 
 
@@ -78,21 +52,17 @@ def capacities_of(graph: Digraph, gap: IterationGap, worker: int, events: EventG
     """
     sources, targets = graph.sources[worker], graph.targets[worker]
     events = events or events_of(graph, gap)
-    ahead = distances_near(events, worker, {*sources, *targets})
-    updates = {u: _require_bound(ahead[u], u, worker) + 1 for u in sources}
-    sent = {v: _require_bound(distances_near(events, v, {worker})[worker], worker, v) + 1 for v in targets}
-    tokens: dict[int, Length] = {}
-    if gap.max_ig is not None:
-        for v in targets:
-            leads = ahead[v]
-            tokens[v] = None if leads is None else leads + gap.max_ig
-    return Capacities(updates, {u: 1 if gap.staleness else updates[u] for u in sources}, tokens, sent)
+    updates = {u: _room(events, u, worker) for u in sources}
+    sent = {v: _room(events, worker, v) for v in targets}
+    return Capacities(updates, {u: 1 if gap.staleness else updates[u] for u in sources}, sent)
 
 
-def _require_bound(length: Length, source: int, target: int) -> int:
-    if length is None:
+def _room(events: EventGraph, source: int, target: int) -> int:
+    """Return the most updates of `source` that can wait for `target`: one more than the steps that it can be ahead."""
+    lead = events.leads(target, (source,), Work("gap", sys.maxsize)).get(source)
+    if lead is None:
         raise ScheduleError(
             f"edge {source}→{target}: worker {source} can run ahead of worker {target} without limit, and no queue is "
             "long enough; give sync.iteration_gap.max_ig"
         )
-    return length
+    return lead + 1

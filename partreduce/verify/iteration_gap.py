@@ -73,24 +73,6 @@ BETWEEN_WORKERS = (
             "The two ends of an edge are never more than {bound} rounds apart, and can be; each edge's bound is exact.",
         ),
     ),
-    fact(
-        "gap-of-pairs",
-        (
-            "Worker {to} ",
-            If(
-                lambda _, n: n["bound"] == NONE,
-                "gets ahead without limit of",
-                "is at most {bound} rounds ahead of",
-            ),
-            " worker {from}; no two are further apart. Such a run exists.",
-        ),
-        witness=lambda n: {"from": n["from"], "to": n["to"]},
-    ),
-    fact(
-        "skip",
-        "No worker skips more than {most} steps at once, and none passes an out-neighbor.",
-        lambda _, n: {"most": max(n["longest"])},
-    ),
 )
 """The distance between workers, and its requirements, for any kind of reduce."""
 

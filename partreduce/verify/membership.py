@@ -25,16 +25,13 @@ from partreduce.topo.phase import ONE, Group, Phase
 from partreduce.topo.rule import Block, RulePhase, RuleView, nodes_of_group
 from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, Status, not_proved, proved, refuted, some
-from partreduce.verify.checker.groups import conflict
+from partreduce.verify.checker.groups import EVALUATED, conflict, members_of_answers
 from partreduce.verify.contraction import rule_view
 from partreduce.verify.facts import ScheduleFacts
 
 Expected = tuple[tuple[int, ...], Fraction] | None
 
 NAME = "membership"
-EVALUATED = 2**20
-"""Most members in all groups of one period for which every worker is evaluated; the checker counts them equally."""
-
 SAMPLED = 2**19
 """Members in the groups of random workers."""
 
@@ -84,7 +81,7 @@ def prove_membership(schedule: Schedule) -> Claim | None:
         return None
     if rule.shared_rank() is not None:
         return not_proved(NAME, "two blocks of one phase share a local rank.")
-    n, everyone = schedule.num_workers, asks_everyone(rule)
+    n, everyone = schedule.num_workers, asks_everyone(schedule)
     wrong, digest = _ask_everyone(schedule, rule) if everyone else (None, "")
     asked = 0
     for worker, round_, right in _draw(schedule, rule):
@@ -110,22 +107,9 @@ def prove_membership(schedule: Schedule) -> Claim | None:
     return proved(NAME, text, {"asked": n, "drawn": asked}, answers=digest)
 
 
-def asks_everyone(rule: RuleView) -> bool:
-    """Return whether all groups of a period together are small enough to evaluate `group_of` for every worker."""
-    return answers_of(rule) <= EVALUATED
-
-
-def answers_of(rule: RuleView) -> int:
-    """Return the total number of members in the groups of all workers in all phases; a skip counts as 1."""
-    total = 0
-    for phase in rule.phases:
-        inside = 0
-        for block in phase:
-            size = rule.span(block) * len(block.local)
-            inside += len(block.local)
-            total += rule.num_nodes * len(block.local) * size
-        total += rule.num_nodes * (rule.workers_per_node - inside)
-    return total
+def asks_everyone(schedule: Schedule) -> bool:
+    """Return whether all groups of a period of a rule are small enough to evaluate `group_of` for every worker."""
+    return members_of_answers(ScheduleFacts(schedule).read) <= EVALUATED
 
 
 def expected_group(rule: RuleView, phase: RulePhase, worker: int) -> Expected:

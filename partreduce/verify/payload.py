@@ -15,7 +15,6 @@ from typing import Any
 
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import Codec
 from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.payload import PLAIN, Placement, TablePlacement
 from partreduce.verify.base import Claim, Status, refuted, upper
@@ -167,10 +166,6 @@ def _sharded_tables(schedule: Schedule) -> list[TablePlacement]:
     return [route for route in schedule.routes.tables if route.way is Placement.SHARDED]
 
 
-def _codecs(schedule: Schedule) -> dict[str, Codec]:
-    return {route.parameter: route.codec for route in schedule.routes.tables if route.codec.rounds}
-
-
 def _prove_one_owner(facts: ScheduleFacts) -> Claim | None:
     rows = {route.parameter: route.rows for route in _sharded_tables(facts.schedule)}
 
@@ -212,10 +207,9 @@ TABLES = (
     fact(
         "table-order",
         "All workers do the same lookups, backward passes and steps in one order, each of them in the same operations "
-        "of {nodes}all workers, on separate communicators. So these operations have one order, and the first "
-        "unfinished one has all its members ready. Assumed: all workers run one program. Before rows move, workers "
-        "compare their next operation, and end together if they differ.",
-        lambda _, n: {"nodes": "nodes and of " if "node" in n["step"] else ""},
+        "of all workers or of those of each node, on separate communicators. So these operations have one order, and "
+        "the first unfinished one has all its members ready. Assumed: all workers run one program. Before rows move, "
+        "workers compare their next operation, and end together if they differ.",
         essential=lambda s, _: s.routes.apart,
     ),
     fact(
@@ -226,20 +220,6 @@ TABLES = (
         "are merged first. Parallax's tables, without shared NICs, have for a share a of b bytes: 2ab for a GPU by "
         "servers and 2(N-1)ab by all-gather (2018, Table 3); 4ab(N-1)/N and 2ab(N-1) for a machine, in and out (2019).",
         lambda _, n: {"listed": "; ".join(f"{name} {lookup} + {sums}" for name, lookup, sums in n["tables"])},
-    ),
-    fact(
-        "row-error",
-        "A row is rounded once, by its owner when it answers a lookup; the owner's copy and the optimizer's state stay "
-        "exact. The sum of the workers' gradients for a row is off the exact sum by at most this part of the sum of "
-        "their magnitudes (int8: of each one's largest in the row), and by this much near zero, after one rounding of "
-        "each, or it is not finite: {errors}.",
-        lambda s, n: {
-            "errors": "; ".join(
-                f"{name} in {_codecs(s)[name]} {upper(Fraction(relative), 3)} and {upper(Fraction(absolute), 2)}"
-                for name, relative, absolute in n["gradients"]
-            )
-        },
-        essential=lambda s, _: _codecs(s),
     ),
 )
 """Statements on separately placed tables, as in `as_tables_only`."""

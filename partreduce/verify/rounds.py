@@ -1,4 +1,4 @@
-"""Prove the guarantees of rounds, fixed or by quorum: order, ages, queues, termination and equal workers.
+"""Prove the guarantees of rounds, fixed or by quorum: order, ages, termination and equal workers.
 
 The theorems and the numbers are the checker's (`verify/checker/`). The content of a round that a quorum starts is
 decided at run time: its claims are theorems about the protocol, whose object is explored in small systems.
@@ -37,12 +37,10 @@ DEADLOCK_FREE = fact(
     (
         If(
             lambda s, _: s.strategy.graphs,
-            "In each of the {height} rounds of a period every exchange between neighbors carries the tick of the "
-            "round. While an exchange with the smallest tick is unfinished, its neighbors are in the same round, and "
+            "While an exchange of the earliest unfinished round is not over, its neighbors are in the same round, and "
             "what they send arrives. So no cycle of waiting workers exists, whatever the graph.",
-            "Every {unit} operation of a period carries one tick from 1 to {height}. Each worker starts its operations "
-            "in strictly increasing ticks, and period q adds q times the largest tick. So the unfinished operation "
-            "with the smallest tick always has all its members ready, and no cycle of waiting workers exists.",
+            "Each worker starts its operations in the order of rounds, one a round. So an unfinished operation of the "
+            "earliest round always has all its members ready, and no cycle of waiting workers exists.",
         ),
         END_OF_ROUNDS,
         If(
@@ -67,7 +65,6 @@ DEADLOCK_FREE = fact(
             " One thread carries out its stages in this order, on communicators that nothing else uses.",
         ),
     ),
-    lambda s, _: {"unit": "group" if s.rule() is None else "block"},
     essential=always,
 )
 
@@ -128,26 +125,6 @@ END = fact(
         ),
     ),
 )
-
-QUEUES = fact(
-    "queues",
-    (
-        If(lambda _, n: n["gap"] != NONE, "No worker is ever more than {gap} rounds ahead of another. "),
-        "At most {most} messages wait on an edge",
-        If(lambda _, n: NONE in n["capacities"], " that has a bound"),
-        ".",
-        If(
-            lambda _, n: NONE in n["capacities"],
-            " {free} of {edges} edges have no bound: no path leads from their target to their source.",
-        ),
-    ),
-    lambda _, n: {
-        "most": max(n["capacities"], default=0),
-        "free": n["capacities"].count(NONE),
-        "edges": len(n["capacities"]),
-    },
-)
-
 
 FRAGMENTS = fact(
     "fragments",

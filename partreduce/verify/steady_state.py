@@ -1,15 +1,9 @@
 """Certify claims by an integer matrix: `consensus-distance` by a covariance, `outer-consensus` by a norm.
 
-`consensus-distance`: a bound in the steady state, for the noise of the steps that the schedule states, because the
-entry lists a covariance X that one period makes smaller: X ≻ F(X), where F is the period with its noise. The prover
-solves X = F(X) + ε·I in floats, with an ε that exceeds the rounding of X to integers and hardly increases the bound.
-
-`outer-consensus`: workers with separate outer parameters agree at zero gradients, with a factor c per period, because
-of a P for each class of characters with c²·P − MᵀPM positive semidefinite, where M is a period of models and outer
-momentum together (`topo.metrics.stability`).
-
-The results of this module are not trusted: they are rounded to integers, to which the checker itself applies one period
-(`verify/checker/`).
+The theorems are the checker's (`verify/checker/consensus_distance.py` and `outer_steps.py`). For the first the prover
+solves X = F(X) + ε·I in floats, where F is the period with its noise, with an ε that exceeds the rounding of X to
+integers and hardly increases the bound. The results of this module are not trusted: they are rounded to integers, to
+which the checker itself applies one period.
 """
 
 from __future__ import annotations
@@ -29,6 +23,7 @@ from partreduce.topo.mixing import has_negative_entries, is_doubly_stochastic, m
 from partreduce.topo.rule import RuleView, distinct_classes
 from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, fraction_above, not_proved, proved, refuted, upper
+from partreduce.verify.checker.consensus_distance import GUARD
 from partreduce.verify.checker.period import MAX_DIGITS, MAX_SIZE
 from partreduce.verify.consensus import prove_consensus
 from partreduce.verify.contraction import common_factor, rule_view
@@ -47,8 +42,6 @@ MAX_INSTANTS = 2**14
 """Most phases times instants of a round times classes, each of which prover and checker process."""
 MAX_FACTOR_BITS = 1024
 """Most bits of the factor that makes a phase's entries integers: such matrices fit the checker's limits."""
-GUARD = 16
-"""Extra bits that the checker keeps below those of the entry's numbers."""
 MAX_BITS = 48
 """Most bits of the integers of covariances and norms: slower agreement has no certificate."""
 NEGLIGIBLE = 1e-18

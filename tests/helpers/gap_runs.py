@@ -9,13 +9,13 @@ from fractions import Fraction
 import numpy as np
 import torch
 
+from benchmarks.explore.hop import exact_bounds
 from helpers.training import Quadratic
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce.errors import ScheduleError
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.hop import ENTERING, Ack, Advance, Reduce, SendUpdate, Token, Update, hop_of
 from partreduce.strategies import EdgeWeighting, IterationGap, NeighborAveraging, Round, SkipPolicy, UpdateOrder
-from partreduce.verify.gap_bounds import exact_bounds
 
 WIDTH = 3
 

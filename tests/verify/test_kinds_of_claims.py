@@ -21,7 +21,6 @@ from benchmarks.forgery.schedules import (
 )
 from benchmarks.forgery.tables import JUDGES
 from helpers.claims import claims_of_tables, facts_of
-from helpers.coded_sums import UNDERFLOW, rounding_error
 from helpers.command_runs import ran
 from helpers.readings import agree
 from helpers.refusals import refused
@@ -214,7 +213,7 @@ def test_what_is_stated_of_all_is_true_and_the_same_by_prover_and_checker():
 
 def test_a_smaller_bound_is_false_and_a_certificate_of_other_rounds_is_refused():
     assert not quorums.is_true({"claim": "staleness", "rounds": 3}, quorums.USUAL | {"quorum": "solo"}, 4)
-    assert not quorums.is_true({"claim": "deadlock-free", "needed": 2}, quorums.USUAL | {"quorum": "majority"}, 4)
+    assert not quorums.is_true({"claim": "deadlock-free"}, quorums.USUAL | {"quorum": 4}, 4)
     raw, certificate = certify(SCHEDULES["quorum"])
     of_synchronous = certify(Schedule("a", SCHEDULES["quorum"].cluster, AllReduce()))[1]
     read = checker.read_schedule(json.loads(json.dumps(raw)))
@@ -228,13 +227,12 @@ def test_a_smaller_bound_is_false_and_a_certificate_of_other_rounds_is_refused()
 
 def test_claims_of_tables_are_essential_where_they_are_due():
     proof = prove(SCHEDULES["tables"])
-    assert proof.essential >= {"one-owner", "table-order", "row-error"}
+    assert proof.essential >= {"one-owner", "table-order"}
     assert proof.verdict is Status.PROVED
-    assert [claim.claim for claim in proof.claims if claim.holds][-4:] == list(JUDGES)
+    assert [claim.claim for claim in proof.claims if claim.holds][-3:] == list(JUDGES)
     dense_only = Payload(tables=(TablePlacement(parameter="words", rows=5, columns=2, way=Placement.DENSE),))
     plain = prove(Schedule("s", Cluster.regular(2, 2), AllReduce(payload=dense_only)))
-    assert not {"one-owner", "table-order", "row-error"} & {*plain.essential, *(claim.claim for claim in plain.claims)}
-    assert "row-error" not in prove(Schedule("s", Cluster.regular(2, 2), AllReduce(payload=TABLES_OF_4)))
+    assert not {"one-owner", "table-order"} & {*plain.essential, *(claim.claim for claim in plain.claims)}
     assert "nic-bytes" not in prove(Schedule("s", Cluster.regular(2, 2), AllReduce()))
 
 
@@ -275,9 +273,8 @@ def test_code_that_gives_a_row_to_another_worker_refutes_it(monkeypatch):
 
 
 @pytest.mark.parametrize("cluster", [Cluster.regular(1, 4), Cluster.regular(4, 1)], ids=str)
-def test_one_node_sends_nothing_and_nodes_of_one_worker_agree_on_nothing(cluster):
+def test_only_several_nodes_send_rows_to_one_another(cluster):
     proof = prove(Schedule("s", cluster, AllReduce(payload=TABLES_OF_4)))
-    assert proof["table-order"].numbers["lookup"] == ["all"] * 3
     assert (proof["nic-bytes"].numbers["tables"][0][1:] == [0, 0]) == (cluster.num_nodes == 1)
 
 
@@ -294,17 +291,11 @@ def test_numbers_by_hand_on_4x4():
 
 @pytest.mark.parametrize(("codec", "row"), [("float16", 32), ("bfloat16", 32), ("int8", 20)])
 def test_numbers_by_hand_with_a_codec(codec, row):
-    """A row of 16 numbers in its codec; gradients are added by fours, rounded once, and the nodes' four added."""
+    """A row of 16 numbers in its codec."""
     words = TablePlacement(parameter="words", rows=100_000, columns=16, codec=codec)
     proof = prove(Schedule("s", Cluster.regular(4, 4), AllReduce(payload=Payload(tables=(words,)))))
     lookup, gradients = 75_000 * 4 + 75_000 * row, 75_000 * (row + 4)
     assert proof["nic-bytes"].numbers["tables"] == [["words", lookup, gradients]]
-    ((_, relative, absolute),) = proof["row-error"].numbers["rows"]
-    assert float(Fraction(relative)) == pytest.approx(float(rounding_error(codec)), rel=1e-6)
-    assert Fraction(absolute) == UNDERFLOW[codec]
-    ((_, relative, absolute),) = proof["row-error"].numbers["gradients"]
-    assert float(Fraction(relative)) == pytest.approx(float(rounding_error(codec)) + 6 * 2.0**-24, rel=1e-4)
-    assert UNDERFLOW[codec] * 4 <= Fraction(absolute) <= UNDERFLOW[codec] * 8
 
 
 def test_a_million_workers_take_no_longer_than_their_list():

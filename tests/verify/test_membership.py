@@ -17,7 +17,9 @@ from partreduce.topo import rule
 from partreduce.topo.rule import RuleView
 from partreduce.verify import Status, membership, prove
 from partreduce.verify.certificate import confirm
-from partreduce.verify.membership import answers_of, expected_group, prove_membership
+from partreduce.verify.checker.groups import members_of_answers
+from partreduce.verify.facts import ScheduleFacts
+from partreduce.verify.membership import expected_group, prove_membership
 
 
 def groups_by_digits(rule, phase):
@@ -45,7 +47,9 @@ def test_every_worker_is_asked_and_expected_where_the_digits_say():
         groups = [groups_by_digits(rule, phase) for phase in rule.phases]
         n = schedule.num_workers
         assert [[expected_group(rule, phase, w) for w in range(n)] for phase in rule.phases] == groups
-        assert answers_of(rule) == sum(len(group[0]) if group else 1 for listed in groups for group in listed)
+        assert members_of_answers(ScheduleFacts(schedule).read) == sum(
+            len(group[0]) if group else 1 for listed in groups for group in listed
+        )
         claim = prove_membership(schedule)
         assert claim.status is Status.PROVED
         lines = [f"{group[0][0]} {group[1]}\n" if group else "-\n" for listed in groups for group in listed]
@@ -57,9 +61,10 @@ def test_every_worker_is_asked_and_expected_where_the_digits_say():
 def test_a_sample_is_asked_where_all_answers_are_too_long_and_proves_nothing(monkeypatch):
     schedule = random_rule(3, prologue=1)
     rule, monkey = schedule.rule(), monkeypatch.setattr
-    monkey(membership, "EVALUATED", answers_of(rule))
+    members = members_of_answers(ScheduleFacts(schedule).read)
+    monkey(membership, "EVALUATED", members)
     assert prove_membership(schedule).status is Status.PROVED
-    monkey(membership, "EVALUATED", answers_of(rule) - 1)
+    monkey(membership, "EVALUATED", members - 1)
     claim = prove_membership(schedule)
     assert (claim.status, claim.entry) == (Status.NOT_PROVED, None)
     places = sum(len(block.local) for phase in rule.phases for block in phase)

@@ -15,8 +15,7 @@ an entry may come from anywhere.
    `period.py`: a period as a matrix, and as a few small ones for a rule of any size. `linear_algebra.py`: a matrix is
    positive semidefinite. `consensus.py`: consensus, its rate, and exact consensus. `consensus_distance.py`: its
    bound in the steady state. `outer_steps.py`: separate outer parameters of workers.
-3. Failures. `survives.py`: equivalent failures, the survivors' schedule and its rate of consensus, and how far a
-   failure moves the mean.
+3. Failures. `survives.py`: equivalent failures, the survivors' schedule and its rate of consensus.
 4. Waiting. `rounds.py`: the rounds until all workers have met, deadlocks, the age of averages, and equal replicas.
    `events.py`: the event graph of iteration gaps. `gaps.py`: their bounds. `quorum.py`: rounds that a quorum starts.
 5. Traffic. `traffic.py`: arrays and bytes. `codec_error.py`: rounding errors. `tables.py`: separately exchanged tables

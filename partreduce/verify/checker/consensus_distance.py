@@ -44,9 +44,9 @@ from typing import Any, NamedTuple
 
 from .groups import weights_of_round
 from .linear_algebra import IntegerMatrix, symmetric
-from .period import after_phase, classes_with_counts, growth_bits
+from .period import after_phase, classes, growth_bits
 from .refusal import Work, confirm, require
-from .schedule import Average, Schedule
+from .schedule import Schedule
 from .strict_json import as_fraction
 from .survives import cells_of
 
@@ -84,8 +84,7 @@ def with_places(schedule: Schedule, place: str) -> Schedule:
     if all(worker_steps[at : at + width] == worker_steps[:width] for at in range(0, len(worker_steps), width)):
         return schedule
     require(schedule.num_workers <= MAX_ROWS, place, f"over {MAX_ROWS} workers of different steps_per_round")
-    listed = cells_of(schedule, (), list(map(range, schedule.radices)), Work(place)).phases
-    phases = [[Average(members, (), relaxation) for members, relaxation in phase] for phase in listed]
+    phases = cells_of(schedule, (), list(map(range, schedule.radices)), Work(place)).phases
     return replace(schedule, form="groups", radices=[], phases=phases)
 
 
@@ -142,11 +141,11 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     work = Work(place)
     schedule = with_places(schedule, place)
     steps = read_steps(schedule, 1 << (entry["bits"] + GUARD), work)
-    listed = classes_with_counts(schedule, place)
+    listed = classes(schedule, place)
     triangles = entry["covariance"]
     confirm(len(triangles) == len(listed), f"{place}.covariance", len(triangles), f"{len(listed)} classes")
     total = Fraction(0)
-    for number, ((digits, count), triangle) in enumerate(zip(listed, triangles, strict=True)):
+    for number, ((digits, count), triangle) in enumerate(zip(listed.items(), triangles, strict=True)):
         at = work.place = f"{place}.covariance[{number}]"
         covariance = symmetric([entry << GUARD for entry in triangle], schedule.width, at)
         total += count * _sum_of_traces(schedule, steps, digits, covariance, work)

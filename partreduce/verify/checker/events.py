@@ -44,6 +44,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from heapq import heappop, heappush
+from math import inf
 from typing import NamedTuple
 
 from .refusal import Work, require
@@ -68,7 +69,7 @@ class EventGraph:
 
     def __init__(
         self,
-        edges: Iterable[Sequence[int]],
+        edges: Sequence[tuple[int, int]],
         backups: Sequence[int],
         *,
         staleness: int,
@@ -76,10 +77,10 @@ class EventGraph:
         notify_ack: bool,
     ) -> None:
         """`edges` are (source, target); `backups` has a number for each worker."""
-        self.num_workers = n = len(backups)
+        self.edges, self.num_workers = edges, (n := len(backups))
         self.needs: list[Need] = []
         self.uses: list[list[int]] = [[] for _ in range(3 * n)]
-        self.bounds: dict[tuple[int, int], tuple[float, float]] = {}  # of every edge, once a fact has asked for them
+        self._bounds: dict[tuple[int, int], tuple[float, float]] = {}  # once a fact has asked for them
         senders: list[list[int]] = [[] for _ in range(n)]
         for v in range(n):
             self._add(n + v, [v], tokens=1)
@@ -118,6 +119,20 @@ class EventGraph:
                 if left[number] == 0:
                     heappush(heap, (distance + need.tokens, need.event))
         return {end: settled[end] for end in ends if end in settled}
+
+    def bounds(self, work: Work) -> dict[tuple[int, int], tuple[float, float]]:
+        """Return for every edge (u, v), in order, the most Round(u) − Round(v) and Round(v) − Round(u), or infinity.
+
+        The first is finite: that an update queue has a bound is a premise of the file.
+        """
+        if not self._bounds:
+            neighbors: list[set[int]] = [set() for _ in range(self.num_workers)]
+            for u, v in self.edges:
+                neighbors[u].add(v)
+                neighbors[v].add(u)
+            leads = [self.leads(v, near, work) for v, near in enumerate(neighbors)]
+            self._bounds.update({(u, v): (leads[v][u], leads[u].get(v, inf)) for u, v in self.edges})
+        return self._bounds
 
 
 class KeptGap(NamedTuple):

@@ -5,14 +5,9 @@ round from the instant it enters it.
 
 * `deadlock-free`: no worker waits for ever.
 * `gap`: the two ends of an edge are never more than `bound` rounds apart; −1 where one can get ahead without limit.
-  `gap-of-pairs`: worker `to` is at most `bound` rounds ahead of worker `from`, and no two are further apart. Both are
-  attained.
+  It is attained.
 * `queues`: at v, for every edge (u, v) in order, an update waits for each of the rounds Round(v) … Round(u), at most
   (Round(u) − Round(v)) + 1 = `update`; of tokens max_ig + Round(v) − Round(u) wait, at most `token`, −1 without limit.
-* `skip`: a worker skips at most `longest` rounds at once, 0 if never. It passes no out-neighbor, so it skips no
-  further than an out-neighbor can be ahead; and the reduce before it enters needs an update of its last round, at most
-  `staleness` older, from all in-neighbors but the backup workers, and these can have sent updates only up to the round
-  that they have reached.
 * `staleness`: a reduce of round k averages updates of round k − `steps` at the earliest, and k + `ahead` at the latest:
   without staleness of round k only; with it, of a round that the setting admits, and of which a worker so far ahead can
   have sent the update. In the parallel order an update holds its worker's steps before it entered the round, so one
@@ -25,6 +20,7 @@ round from the instant it enters it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from math import inf
 
 from .events import KeptGap
@@ -33,72 +29,30 @@ from .rounds import NONE
 from .schedule import Numbers, Schedule, keeps_something
 from .traffic import most_neighbors
 
-MAX_PAIRS = 256
-"""Workers up to which the gap of every two of them is stated."""
-
-Bounds = dict[tuple[int, int], tuple[float, float]]
-"""For every edge (u, v) the most that Round(u) − Round(v) and Round(v) − Round(u) can be, or infinity."""
-
-
-def live(_: Schedule, __: Work) -> Numbers:
-    """Fact `deadlock-free` of iteration gaps: return no numbers; it holds for every setting that the reader accepts."""
-    return {}
-
 
 def gap(schedule: Schedule, work: Work) -> Numbers:
     """Fact `gap`: return `bound`, the most rounds between the two ends of an edge; −1 without limit."""
-    return {"bound": _number(max((bound for pair in _bounds(schedule, work).values() for bound in pair), default=0))}
-
-
-def gap_of_pairs(schedule: Schedule, work: Work) -> Numbers | None:
-    """Fact `gap-of-pairs`: return `bound`, the largest lead, of worker `to` over worker `from`; None for large n."""
-    n = schedule.num_workers
-    if n > MAX_PAIRS:
-        return None
-    leads = (schedule.events.leads(start, range(n), work) for start in range(n))
-    bounds = ((of_one.get(end, inf), -start, -end) for start, of_one in enumerate(leads) for end in range(n))
-    bound, start, end = max(bounds)
-    return {"from": -start, "to": -end, "bound": _number(bound)}
+    return {"bound": _number(max(chain.from_iterable(schedule.events.bounds(work).values()), default=0))}
 
 
 def queues(schedule: Schedule, work: Work) -> Numbers:
     """Fact `queues`: return `update`, the most updates that wait on each edge; with token queues `token`, likewise."""
-    bounds, max_ig = _bounds(schedule, work), _setting(schedule).max_ig
+    bounds, max_ig = schedule.events.bounds(work), _setting(schedule).max_ig
     update = {"update": [_number(ahead + 1) for ahead, _ in bounds.values()]}
     return update if max_ig is None else update | {"token": [_number(back + max_ig) for _, back in bounds.values()]}
-
-
-def skip(schedule: Schedule, work: Work) -> Numbers | None:
-    """Fact `skip`: return `longest`, for each worker the most rounds that it skips at once."""
-    setting, n = _setting(schedule), schedule.num_workers
-    if setting.skip is None:
-        return None
-    limit, trigger, behind = (setting.skip[name] for name in ("limit", "trigger", "behind"))
-    leads: list[list[float]] = [[] for _ in range(n)]
-    sent: list[list[float]] = [[] for _ in range(n)]
-    for (u, v), (ahead, back) in _bounds(schedule, work).items():
-        sent[v].append(ahead)
-        leads[u].append(back)
-    longest = []
-    for worker, spare in enumerate(setting.backups(n)):
-        needed = len(sent[worker]) - spare
-        served = [sorted(sent[worker])[-needed] + 1 + setting.staleness] if needed else []
-        most = min([limit, *leads[worker], *served])
-        longest.append(int(most) if leads[worker] and most >= trigger and min(leads[worker]) >= behind else 0)
-    return {"longest": longest}
 
 
 def staleness(schedule: Schedule, work: Work) -> Numbers:
     """Fact `staleness`: return `steps` and `ahead`, the most rounds that an averaged update is older or newer."""
     late = _setting(schedule).staleness
-    ahead = max((pair[0] for pair in _bounds(schedule, work).values()), default=0) if late else 0
+    ahead = max((pair[0] for pair in schedule.events.bounds(work).values()), default=0) if late else 0
     return {"steps": late + schedule.lag, "ahead": int(ahead)}
 
 
 def memory(schedule: Schedule, work: Work) -> Numbers:
     """Fact `memory`: return the most `places` for payloads and the most `connections` of one worker."""
     places = [0] * schedule.num_workers
-    for (_, v), (ahead, _) in _bounds(schedule, work).items():
+    for (_, v), (ahead, _) in schedule.events.bounds(work).items():
         places[v] += 1 if _setting(schedule).staleness else int(ahead) + 1
     return {"places": max(places), "connections": most_neighbors(schedule.rounds)}
 
@@ -106,20 +60,6 @@ def memory(schedule: Schedule, work: Work) -> Numbers:
 def _setting(schedule: Schedule) -> KeptGap:
     assert schedule.gap is not None, "these facts are of nothing else"
     return schedule.gap
-
-
-def _bounds(schedule: Schedule, work: Work) -> Bounds:
-    """Of every edge, in order; that an update queue has a bound was seen when the file was read."""
-    found: Bounds = schedule.events.bounds
-    if not found:
-        edges = sorted((source, target) for target, source, _ in schedule.rounds[0])
-        neighbors: list[set[int]] = [set() for _ in range(schedule.num_workers)]
-        for u, v in edges:
-            neighbors[u].add(v)
-            neighbors[v].add(u)
-        leads = [schedule.events.leads(v, near, work) for v, near in enumerate(neighbors)]
-        found.update({(u, v): (leads[v][u], leads[u].get(v, inf)) for u, v in edges})
-    return found
 
 
 def _number(bound: float) -> int:

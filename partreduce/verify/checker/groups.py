@@ -69,31 +69,34 @@ def check_membership(schedule: Schedule, entry: dict[str, Any], place: str) -> N
     workers with equal results.
     """
     confirm(schedule.form == "rule", place, "membership", "a rule; explicit groups are read from one list")
-    num_nodes, members = prod(schedule.radices), 0  # a worker that skips is one member of its answer
-    for phase in schedule.phases:
-        skipping = schedule.workers_per_node - sum(len(block.members) for block in phase)
-        sizes = ((len(block.members), prod(schedule.radices[d] for d in block.across)) for block in phase)
-        members += num_nodes * (skipping + sum(ranks * ranks * nodes for ranks, nodes in sizes))
+    members = members_of_answers(schedule)
     confirm(members <= EVALUATED, place, "membership", f"answers of at most {EVALUATED} members in all; not {members}")
     text = hashlib.sha256()
     hash_answers(text, schedule, (), Work(place))
     confirm_equal(f"{place}.answers", entry["answers"], text.hexdigest())
 
 
+def members_of_answers(schedule: Schedule) -> int:
+    """Return the members of the answers of all workers of a rule in all phases; who skips is one."""
+    members = schedule.period * schedule.width
+    for local_ranks, across, _ in chain.from_iterable(schedule.phases):
+        size = len(local_ranks) * prod(schedule.radices[digit] for digit in across)
+        members += len(local_ranks) * (size - 1)
+    return prod(schedule.radices) * members
+
+
 def doubly_stochastic(schedule: Schedule, _: Work) -> Numbers | None:
     """Fact `doubly-stochastic`: return `smallest_weight` if no mixing matrix has a negative entry, else None."""
-    smallest = _smallest_weight(schedule)
-    return None if smallest is None or smallest < 0 else {"smallest_weight": str(smallest)}
+    return _sums(schedule, has_negative=False)
 
 
 def unit_sums(schedule: Schedule, _: Work) -> Numbers | None:
     """Fact `unit-sums`: return `smallest_weight` if it is negative, else None."""
-    smallest = _smallest_weight(schedule)
-    return None if smallest is None or smallest >= 0 else {"smallest_weight": str(smallest)}
+    return _sums(schedule, has_negative=True)
 
 
-def _smallest_weight(schedule: Schedule) -> Fraction | None:
-    """The smallest entry, None where columns do not sum to 1."""
+def _sums(schedule: Schedule, *, has_negative: bool) -> Numbers | None:
+    """The smallest entry, None where columns do not sum to 1, or where it has the other sign."""
     weights: list[Fraction] = []
     for sizes in schedule.group_sizes():
         for size, relaxation in sizes:
@@ -103,7 +106,8 @@ def _smallest_weight(schedule: Schedule) -> Fraction | None:
         if listed is None:
             return None
         weights += listed
-    return min(weights, default=Fraction(0))
+    smallest = min(weights, default=Fraction(0))
+    return {"smallest_weight": str(smallest)} if (smallest < 0) is has_negative else None
 
 
 def weights_of_round(edges: Sequence[Edge]) -> list[Fraction] | None:

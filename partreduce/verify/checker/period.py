@@ -52,33 +52,26 @@ def averages_on_class(phase: Sequence[Average], digits: Sequence[int]) -> list[C
     return [(members, not varying.isdisjoint(across), relaxation) for members, across, relaxation in groups]
 
 
-def classes(schedule: Schedule, place: str, among: Sequence[int] | None = None) -> list[list[int]]:
-    """Return the classes of `classes_with_counts` without the counts."""
-    return [digits for digits, _ in classes_with_counts(schedule, place, among)]
-
-
-def classes_with_counts(
-    schedule: Schedule, place: str, among: Sequence[int] | None = None
-) -> list[tuple[list[int], int]]:
+def classes(schedule: Schedule, place: str, among: Sequence[int] | None = None) -> dict[tuple[int, ...], int]:
     """Return one class of characters for each distinct matrix, with the number of characters that it stands for.
 
-    A class is a list of digits. Classes on which the same blocks vanish have one matrix: the first of them, by size and
-    then in order, is listed, with the sum over all of them of the product of radix − 1 over its digits. The class of
-    the empty set is listed separately, because it alone holds the mean; without digits it is the only one. `among`:
+    A class is a tuple of digits. Classes on which the same blocks vanish have one matrix: the first of them, by size
+    and then in order, is listed, with the sum over all of them of the product of radix − 1 over its digits. The class
+    of the empty set is listed separately, because it alone holds the mean; without digits it is the only one. `among`:
     only classes that contain one of these digits.
     """
     num_digits = len(schedule.radices)
     require(num_digits <= MAX_DIGITS, place, f"over {MAX_DIGITS} digits")
     order = list({frozenset(block.across) for phase in schedule.phases for block in phase})
-    found: dict[tuple[bool, ...], tuple[list[int], int]] = {}
+    found: dict[tuple[bool, ...], tuple[tuple[int, ...], int]] = {}
     for size in range(num_digits + 1):
         for digits in combinations(range(num_digits), size):
             varying = frozenset(digits)
             if among is None or not varying.isdisjoint(among):
                 pattern = (bool(digits), *(not varying.isdisjoint(across) for across in order))
-                first, count = found.get(pattern, (list(digits), 0))
+                first, count = found.get(pattern, (digits, 0))
                 found[pattern] = first, count + prod(schedule.radices[digit] - 1 for digit in digits)
-    return list(found.values())
+    return dict(found.values())
 
 
 def multiply(size: int, steps: Iterable[Step], work: Work) -> Rational:

@@ -59,22 +59,11 @@ from .refusal import Work
 from .schedule import Numbers, Schedule
 
 
-def conservation(_: Schedule, __: Work) -> Numbers:
-    """Fact `conservation`: return no numbers; every gradient is in the sum of exactly one round."""
-    return {}
-
-
 def staleness(schedule: Schedule, _: Work) -> Numbers | None:
     """Fact `staleness`: return `rounds`, the largest age of a gradient in rounds; None without a limit."""
     setting = schedule.quorum
     bound = setting["staleness"] if setting["missed"] == "each" else setting["synchronize_every"]
     return {"rounds": bound} if bound else None
-
-
-def deadlock_free(schedule: Schedule, _: Work) -> Numbers:
-    """Fact `deadlock-free`: return `needed`, the number of workers that start a round."""
-    asked = schedule.quorum["quorum"]
-    return {"needed": asked if isinstance(asked, int) else 1}
 
 
 def equal_replicas(schedule: Schedule, _: Work) -> Numbers | None:

@@ -12,6 +12,24 @@ blocked, in round r + R at most. For a graph of one round R is its diameter, Hop
 round, and a round is not left before they are complete, so they change nothing. A pipeline of gradients with the lag d
 leaves round s when the average of round s − d is complete: no worker is more than R + d rounds ahead.
 
+**No worker waits for ever** (`deadlock-free`): every operation completes at any speeds of the workers. *Theorem.* Let
+the tick of a group's operation be the number of its round. It is the same at all members, and ascends along each
+worker's list of operations, as groups of a round are disjoint. Of all unfinished operations take one with the smallest
+tick: those that its members issue before it have smaller ticks, so they are finished, and all members are ready for it.
+In weighted graphs an operation is one worker's exchange with its neighbors, whatever the edges: all workers have
+finished the rounds before, so its neighbors enter the same round, and their messages to one another arrive.
+
+A worker may issue operations before earlier ones are finished (a pipeline has up to `lag` in flight), cut one into
+several (layers of a gradient, buckets of a model, stages of a sum), and hand some to a thread that carries them out in
+order on separate communicators. *The theorem still holds* if no worker waits for an operation before it was issued, and
+all members issue in the same order: let the ticks be the places in the order of issue. Of the operation with the
+smallest unfinished tick, all operations for which a member waits before it, in either thread, are finished, and later
+ones are on other communicators or wait behind it.
+
+*Assumed of the program:* each worker issues the operations of its rounds in order (late averages too), members meet by
+round number (so steps per round do not matter), all cut and number those of a round in the same way, and all carry out
+the same number of rounds, so that every operation has all its members.
+
 **Everything arrives after R rounds** if no worker gives up all of its own value: a reached worker stays reached.
 
 **Rules.** Start at local rank l of a node x. The nodes that are reached at a local rank are a union of sets "all nodes
@@ -23,9 +41,6 @@ radices matter: R is the same for every number of nodes with so many digits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import count, repeat
-
 from .refusal import Work
 from .schedule import PLAIN, Numbers, Schedule, keeps_something
 
@@ -35,24 +50,17 @@ NONE = -1
 
 def rounds_to_meet(schedule: Schedule, work: Work) -> int | None:
     """Return R, the largest over all first rounds in the period; None if some workers never meet."""
-    found, n = 0, schedule.num_workers
+    found, after = 0, _of_rule if schedule.form == "rule" else _of_workers
     for start in range(schedule.period):
-        if schedule.form == "rule":
-            rounds = _of_rule(schedule, start, work)
-        else:
-            after = enumerate(reached_sets(schedule, start, work), 1)
-            rounds = next((number for number, sets in after if all(bits.bit_count() == n for bits in sets)), None)
+        rounds = after(schedule, start, work)
         if rounds is None:
             return None
         found = max(found, rounds)
     return found
 
 
-def reached_sets(schedule: Schedule, start: int, work: Work) -> Iterator[list[int]]:
-    """Yield, after 1, 2, … rounds from round `start`, for each worker the set of workers whose values reached it.
-
-    A set is an integer with bit i for worker i. Ends when no set can change any more. Not for rules.
-    """
+def _of_workers(schedule: Schedule, start: int, work: Work) -> int | None:
+    """The rounds from round `start` on until every worker's value has reached all; a set has bit i for worker i."""
     n, period = schedule.num_workers, schedule.period
     work.spend(n * (n // 8 + 40))  # before the first list is made
     arrived = [1 << worker for worker in range(n)]
@@ -65,22 +73,23 @@ def reached_sets(schedule: Schedule, start: int, work: Work) -> Iterator[list[in
             if weight:
                 sources.setdefault(target, [target]).append(source)
         meetings.append([([target], heard) for target, heard in sources.items()])
-    quiet = 0
-    for t in count(start):
+    number = quiet = 0
+    while any(bits.bit_count() < n for bits in arrived):
         before = arrived
         arrived = list(before)
-        for targets, heard in meetings[t % period]:
+        for targets, heard in meetings[(start + number) % period]:
             work.spend((len(heard) + len(targets)) * (40 + n // 64))
             together = 0
             for source in heard:
                 together |= before[source]
             for target in targets:
                 arrived[target] = together
-        work.spend(n * 10)
+        number += 1
         quiet = quiet + 1 if arrived == before else 0
+        work.spend(n * 10)
         if quiet >= period:
-            return
-        yield arrived
+            return None
+    return number
 
 
 def _of_rule(schedule: Schedule, start: int, work: Work) -> int | None:
@@ -119,49 +128,6 @@ def _of_rule(schedule: Schedule, start: int, work: Work) -> int | None:
                 return None
         slowest = max(slowest, number)
     return slowest
-
-
-def deadlock_free(schedule: Schedule, _: Work) -> Numbers:
-    """Fact `deadlock-free`, by the rules of rounds: every group operation completes at any speeds of the workers.
-
-    *Theorem.* Give every group operation one tick, the same at all its members and strictly increasing along each
-    worker's list of operations. Then all operations complete: of all unfinished operations take one with the smallest
-    tick. The operations that its members issue before it have smaller ticks, so they are finished, and all members are
-    ready for it.
-
-    A worker may issue operations before earlier ones are finished (a pipeline has up to `lag` in flight), cut one into
-    several (layers of a gradient, buckets of a model, stages of a sum), and hand some to a thread that carries them out
-    in order on separate communicators. *The theorem still holds* if no worker waits for an operation before it was
-    issued, and all members issue in the same order: let the ticks be the places in the order of issue. Of the operation
-    with the smallest unfinished tick, all operations for which a member waits before it, in either thread, are
-    finished, and later ones are on other communicators or wait behind it.
-
-    The ticks here are canonical: 1 + the largest tick that a member had before. All groups of a block of a rule get the
-    tick of the block, since a worker is in at most one of them. Period q adds q times `height`, the largest tick. The
-    operations of the prologue hold all workers and come first.
-
-    **Weighted graphs.** An operation is one worker's exchange with its neighbors; that of round t carries the tick t +
-    1, whatever the edges. Of all unfinished exchanges take one with the smallest tick: all workers have finished the
-    rounds before, so its neighbors enter the same round, and their messages to one another arrive.
-
-    *Assumed of the program:* each worker issues the operations of its rounds in order (late averages too), members meet
-    by round number (so steps per round do not matter), all cut and number those of a round in the same way, and all
-    carry out the same number of rounds, so that every operation has all its members.
-    Returns `height`, the largest tick of a period; that ticks can be computed is the proof.
-    """
-    if schedule.form == "graph":
-        return {"height": schedule.period}
-    together = 0  # the tick of everybody, as long as no worker skips
-    last_tick: dict[int, int] = {}  # after that, of the workers (local ranks) that are in a group at all
-    for phase in schedule.phases:
-        groups = [members for members, across, _ in phase if len(members) > 1 or across]
-        if not last_tick and sum(map(len, groups)) == schedule.width:
-            together += 1
-            continue
-        for members in groups:
-            tick = 1 + max(map(last_tick.get, members, repeat(together)))
-            last_tick.update(dict.fromkeys(members, tick))
-    return {"height": max(last_tick.values(), default=together)}
 
 
 def end(schedule: Schedule, work: Work) -> Numbers:
@@ -239,7 +205,7 @@ def staleness(schedule: Schedule, work: Work) -> Numbers | None:
         return None
     steps_per_round = max(schedule.worker_steps)
     begins_before = schedule.late_steps > steps_per_round // schedule.num_fragments
-    late = schedule.lag + int(schedule.takes_turns) + int(begins_before)
+    late = schedule.lag + int(fragments(schedule, work) is not None) + int(begins_before)
     age = reach - 1 + late
     return {
         "late": late,
@@ -248,49 +214,6 @@ def staleness(schedule: Schedule, work: Work) -> Numbers | None:
         "age": age,
         "age_steps": age * steps_per_round,
     }
-
-
-def queues(schedule: Schedule, work: Work) -> Numbers | None:
-    """Fact `queues` of weighted graphs, by the rules of rounds: the most rounds between workers, and waiting messages.
-
-    *The gap.* No worker is ever more than `gap` rounds ahead of another: R, or −1 if some worker's value never reaches
-    another.
-
-    *The queues.* Let worker u send over an edge (u, v) in some rounds of the period, and let v be in round s, whose
-    message it has not read; those of rounds before s are read. Worker v has begun no exchange of round s + 1, so u is
-    in round s + d at most, if d successive rounds from round s + 1 on lead from v to u. *Theorem:* at most as many
-    messages wait as rounds of s … s + d use the edge. `capacities` holds the largest such number over all s, for every
-    edge of the period in the order of (target, source), −1 where v never reaches u. For one round it is
-    d(v → u) + 1, Hop's bound for a standard queue (Luo et al., ASPLOS 2019).
-
-    *Assumed of the program:* a worker exchanges with its neighbors of a round before it leaves that round. An edge of
-    weight 0 sends messages and blocks no worker, so the numbers are bounds whether it is used or not.
-    Returns `gap` (rounds), and `capacities` (messages, one number for each edge).
-    """
-    if schedule.form != "graph":
-        return None
-    gap = rounds_to_meet(schedule, work)
-    return {"gap": NONE if gap is None else gap, "capacities": _capacities(schedule, work)}
-
-
-def _capacities(schedule: Schedule, work: Work) -> list[int]:
-    """The largest number of waiting messages of every edge, in the order of (target, source)."""
-    uses: dict[tuple[int, int], list[bool]] = {}
-    for t, edges in enumerate(schedule.rounds):
-        for target, source, _ in edges:
-            uses.setdefault((target, source), [False] * schedule.period)[t] = True
-    largest = dict.fromkeys(uses, 0)
-    for s in range(schedule.period):
-        left = dict(uses)
-        for number, arrived in enumerate(reached_sets(schedule, s + 1, work), 1):
-            work.spend(len(left) * (20 + 5 * number))
-            for target, source in [edge for edge in left if arrived[edge[1]] >> edge[0] & 1]:
-                used = left.pop((target, source))
-                waiting = sum(used[t % schedule.period] for t in range(s, s + number + 1))
-                largest[target, source] = max(largest[target, source], waiting)
-        for edge in left:
-            largest[edge] = NONE
-    return [largest[edge] for edge in sorted(largest)]
 
 
 def fragments(schedule: Schedule, _: Work) -> Numbers | None:
@@ -329,7 +252,7 @@ def fragments(schedule: Schedule, _: Work) -> Numbers | None:
     Returns `fragments` (P), `every` (H), `apart`, `late` (τ) and `flying`; for sums over all workers also `age` and
     `equal`, for groups `period`. All but `fragments`, `flying` and `equal` are in steps.
     """
-    if not schedule.takes_turns:
+    if schedule.num_fragments == 1 and schedule.late_steps == 0:
         return None
     count, every, late = schedule.num_fragments, max(schedule.worker_steps), schedule.late_steps
     found = {"fragments": count, "every": every, "apart": min(schedule.worker_steps) // count, "late": late}

@@ -171,11 +171,6 @@ class Schedule:
     rounds: list[list[Edge]] = field(default_factory=list)
 
     @property
-    def takes_turns(self) -> bool:
-        """Return whether averages begin or end inside a round: the model goes in fragments, or `late_steps` > 0."""
-        return self.num_fragments > 1 or self.late_steps > 0
-
-    @property
     def mode(self) -> Mode:
         """Return how workers wait for one another, which determines the claims and facts that apply."""
         if self.quorum:
@@ -464,7 +459,7 @@ def _read_table(table: dict[str, Any], n: int, place: str) -> Table:
     named = table["hosts"]
     require(max(named, default=0) < n and len(set(named)) == len(named), f"{place}.hosts", "names workers, each once")
     require(table["codec"] in ELEMENT, f"{place}.codec", f"must be one of {list(ELEMENT)}")  # the bytes of a row
-    may_round = table["way"] != "dense" or table["codec"] == "none"  # `row-error` speaks of rows that go their own way
+    may_round = table["way"] != "dense" or table["codec"] == "none"  # the strategy's averages include its rows
     require(may_round, f"{place}.codec", "way dense has the strategy's own codec")
     hosts: Sequence[int] = named or range(n)  # a range: there may be 2**31 of them
     rest = table["way"], hosts, table["partitions"] or len(hosts), table["codec"]
@@ -550,7 +545,7 @@ def _shares_kept(read: Schedule) -> set[Fraction]:
 
 
 def _require_survivors(read: Schedule, plan: FailurePlan, kind: str, has_rule: bool) -> None:
-    """`survives` and `mean-moved`: survivors have a mean, and a program that continues by the rule."""
+    """`survives`: survivors have a mean, and a program that continues by the rule."""
     require(read.num_workers - plan.failures >= 2, "failure_plan.failures", "leaves 2 workers or more")
     fits = {"all_reduce": True, "keep_groups": kind == "static", "reapply_rule": has_rule}[plan.rule]
     rule = "reapply_rule goes with node_radices, and all_reduce alone with allreduce"

@@ -94,7 +94,7 @@ from .period import (
     multiply,
 )
 from .refusal import Work, confirm, confirm_equal
-from .schedule import Average, Failure, FailurePlan, Numbers, Schedule
+from .schedule import Average, Failure, FailurePlan, Schedule
 from .strict_json import as_fraction
 
 MAX_CLASSES = 2**16
@@ -292,10 +292,10 @@ def all_failures(num_workers: int, nodes: Iterable[Sequence[int]], most: int) ->
 
 
 class Cells(NamedTuple):
-    """The survivors' cells: workers in each (`sizes`), groups by phase as (cells, relaxation), and the free digits."""
+    """The survivors' cells: workers in each (`sizes`), the groups of cells of every phase, and the free digits."""
 
     sizes: list[int]
-    phases: list[list[tuple[list[int], Fraction]]]
+    phases: list[list[Average]]
     free: list[int]
 
 
@@ -323,22 +323,20 @@ def cells_of(schedule: Schedule, failed: Failure, used: Sequence[Sequence[int]],
     return Cells(sizes, phases, [digit for digit, rest in enumerate(left) if rest >= 2])
 
 
-def _groups_of_cells(
-    block: Average, rows: Sequence[tuple[tuple[int, ...], list[int]]]
-) -> list[tuple[list[int], Fraction]]:
+def _groups_of_cells(block: Average, rows: Sequence[tuple[tuple[int, ...], list[int]]]) -> list[Average]:
     kept = [digit for digit in range(len(rows[0][0])) if digit not in block.across]
     groups: dict[tuple[int, ...], list[int]] = {}
     for digits, row in rows:
         found = groups.setdefault(tuple([digits[digit] for digit in kept]), [])
         found += [row[rank] for rank in block.members if row[rank] >= 0]
-    return [(members, block.relaxation) for members in groups.values() if len(members) > 1]
+    return [Average(members, (), block.relaxation) for members in groups.values() if len(members) > 1]
 
 
 def hash_answers(text: Any, runs: Schedule, missing: Failure, work: Work) -> None:  # noqa: ANN401 - of hashlib
     """Update a hash with the answers of all survivors in every phase (defined in `groups.check_membership`)."""
     left = runs.num_workers - len(missing)
     for phase in cells_of(runs, missing, list(map(range, runs.radices)), work).phases:
-        home = {worker: f"{members[0]} {relaxation}\n" for members, relaxation in phase for worker in members}
+        home = {worker: f"{members[0]} {relaxation}\n" for members, _, relaxation in phase for worker in members}
         text.update("".join(home.get(worker, "-\n") for worker in range(left)).encode())
 
 
@@ -357,9 +355,8 @@ def hash_of_survivors(schedule: Schedule, plan: FailurePlan, work: Work) -> str:
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     """Check claim `survives`: `failures`, `classes` (a failure and a bound for each, in order) and `answers`."""
     work, plan = Work(place), schedule.failure_plan
-    if plan is None:
-        confirm(False, place, "survives", "a schedule with a failure plan")
-        return
+    confirm(plan is not None, place, "survives", "a schedule with a failure plan")
+    assert plan is not None, "as was just asked"
     confirm_equal(f"{place}.failures", entry["failures"], plan.failures)
     listed, needed = entry["classes"], classes_of_plan(schedule, plan, work)
     confirm(len(listed) == len(needed), f"{place}.classes", len(listed), f"{len(needed)} classes of failures")
@@ -402,7 +399,8 @@ def parts_left(runs: Schedule, cells: Cells, known: Confirmed, work: Work) -> tu
         if (parts := _number_of_parts(groups, range(ZERO, runs.width), work)) > 1:
             return parts, digit
         known.joined.add(digit)
-    return _number_of_parts([group for phase in cells.phases for group in phase], range(len(cells.sizes)), work), None
+    groups = [(members, relaxation) for phase in cells.phases for members, _, relaxation in phase]
+    return _number_of_parts(groups, range(len(cells.sizes)), work), None
 
 
 def _confirm_rate(runs: Schedule, cells: Cells, squared: Fraction, known: Confirmed, work: Work) -> None:
@@ -410,8 +408,7 @@ def _confirm_rate(runs: Schedule, cells: Cells, squared: Fraction, known: Confir
     place = work.place
     confirm(len(cells.sizes) <= MAX_SIZE, place, str(squared), f"1: there are over {MAX_SIZE} cells")
     for digits in classes(runs, place, cells.free) if runs.radices else ():
-        bound = (squared, tuple(digits))
-        if bound not in known.bounds:
+        if (bound := (squared, digits)) not in known.bounds:
             rest, on = distance_from_mean(runs, digits, 1, work), ", on functions that differ between other nodes"
             confirm_norm_by_pivots(squared, rest, [1] * runs.width, place, work, on=on)
             known.bounds.add(bound)
@@ -430,46 +427,8 @@ def _number_of_parts(groups: Sequence[tuple[Sequence[int], Fraction]], vertices:
 def off_mean(cells: Cells, work: Work) -> Rational:
     """Return P − J for the period P of the cells and the mean J over all their workers."""
     sizes = cells.sizes
-    phases = ([(members, False, relaxation) for members, relaxation in phase] for phase in cells.phases)
     steps = (
         ((3 * factor_of(phase, sizes)).bit_length(), partial(after_averages, phase=phase, sizes=sizes))  # 0 ≤ t < 2
-        for phase in phases
+        for phase in (averages_on_class(phase, ()) for phase in cells.phases)
     )
     return minus_mean(*multiply(len(sizes), steps, work), sizes)
-
-
-def mean_moved(schedule: Schedule, work: Work) -> Numbers | None:
-    """Fact `mean-moved`, for schedules with a failure plan: how far a failure, or a join, moves the workers' mean.
-
-    Let n workers have the models x_i and the mean m, and d² = Σ ‖x_i − m‖²/n, their squared disagreement at one
-    instant.
-
-    *Theorem 1.* Without the k workers in S the mean is m + s/(n − k), where s = Σ_S (m − x_i); with one more, a copy of
-    worker j, it is m + (x_j − m)/(n + 1). *Proof:* the x_i − m sum to 0.
-
-    *Theorem 2.* A failure of k moves the mean by at most the root of k/(n − k)·d², `at_most`; a join by at most the
-    root of (n − 1)/(n + 1)²·d², `joined_at_most`. Let A be the sum over S of ‖x_i − m‖²; over all others the sum of x_i
-    − m is s, and that of their squared lengths n·d² − A. So ‖s‖² ≤ k·A and ‖s‖² ≤ (n − k)·(n·d² − A), by Cauchy and
-    Schwarz. The smaller of the two is largest where they are equal, A = (n − k)·d², hence ‖s‖² ≤ k·(n − k)·d². For one
-    worker ‖x_j − m‖² ≤ (n − 1)·d². It is attained where the k that failed are at one point and all others at another.
-
-    *Theorem 3.* The mean over all failures of k workers of the squared distance moved is k/((n − 1)·(n − k))·d²,
-    `usual`; over all copied workers it is d²/(n + 1)², `joined`. The inner products of different x_i − m sum to −n·d²,
-    so that each is −d²/(n − 1) in the mean, and ‖s‖² is k·d² − k·(k − 1)·d²/(n − 1) = k·(n − k)/(n − 1)·d².
-
-    Where gradients are averaged all models are equal, and d is 0. `consensus-distance` bounds the mean of d².
-    Returns `failed`, the sizes of failures that the plan covers, with `usual` and `at_most` for each, and `joined` and
-    `joined_at_most`: squared distances divided by d².
-    """
-    plan, n = schedule.failure_plan, schedule.num_workers
-    if plan is None:
-        return None
-    work.spend(len(schedule.nodes) + plan.failures)
-    sizes = sorted({*range(1, plan.failures + 1), *(size for size in schedule.node_sizes if n - size >= 2)})
-    return {
-        "failed": sizes,
-        "usual": [str(Fraction(k, (n - 1) * (n - k))) for k in sizes],
-        "at_most": [str(Fraction(k, n - k)) for k in sizes],
-        "joined": str(Fraction(1, (n + 1) ** 2)),
-        "joined_at_most": str(Fraction(n - 1, (n + 1) ** 2)),
-    }

@@ -1,16 +1,14 @@
-"""Facts about separately exchanged embedding tables: `one-owner`, `table-order`, `nic-bytes` and `row-error`.
+"""Facts about separately exchanged embedding tables: `one-owner`, `table-order` and `nic-bytes`.
 
 `one-owner`: for each sharded table its number of owners H, and the least and the most rows that one of them has.
 *Proof.* Row r lies in part r mod P and part p on the host at place p mod H of a list that names no worker twice: one
 part, one place, one worker. The host at place h has the parts h, h + H, … below P, and part p has ⌊R/P⌋ rows, one more
 if p < R mod P. Both numbers do not grow with h: so the first host has the most rows, the last one the least.
 
-`table-order`: the collective operations of a `lookup`, of the `gradients` at the end of a backward pass, and of the end
-of a `step`, each as `all` workers or those of each `node`. A lookup's second operation of a node, and second of all,
-are left out if their row numbers fit into the one before, which depends on data that all members received there.
-*Theorem.* No worker waits for ever. *Proof.* Every worker does the same lookups, backward passes and steps in one
-order, each of them the same list of operations on communicators that nothing else uses. Their places in the list are
-ticks as `deadlock-free` needs them; a worker that is alone on its node has no operation there, and is missing in none.
+`table-order`: no worker waits for ever. *Proof.* Every worker does the same lookups, backward passes and steps in one
+order, each of them the same list of operations of all workers or of those of each node, on communicators that nothing
+else uses. Their places in the list are ticks as `deadlock-free` needs them; a worker that is alone on its node has no
+operation there, and is missing in none. An operation is left out where data that all its members received say so.
 
 `nic-bytes`: for each separate table the most bytes that leave a node through its NICs in one step with one lookup:
 `lookup` and `gradients`, of float32 or in the table's codec. The maximum is reached when all workers look up all rows.
@@ -24,77 +22,38 @@ workers in the order of their ranks, in n − 1 messages as long as the longest 
 if the workers of a node combine their rows first, the rows r that the worker at place r mod k of k collects, at most
 R/k rounded up, k the smallest node. They leave node A as often as a worker of A has its successor on another node.
 
-`row-error`: for each table with a codec the largest error of the numbers sent, as [parameter, relative, absolute].
-`rows`, of sharded tables: the error of a number x that a lookup returns is at most relative·m + absolute, where m is
-|x|, or for int8 the largest of its row. `gradients`: the error of the sum of the workers' gradients for one row is at
-most relative·A + absolute, where A is the sum of their |x_i|, or for int8 of each one's largest in the row. *Proof.*
-`codec_error.py` follows a bound through roundings and additions. A row is rounded once. Each of n workers rounds its
-gradients, and n are added in float32; or, if the workers of a node combine their rows first, at most k of the largest
-node are added, one worker rounds the sum, and those of all nodes are added.
-
 *Assumed of the program:* all workers make the same lookups in the same order (the runtime compares them before rows are
-sent, and ends the run if they differ), and rows are placed and operations divided as described. For `row-error` tables
-are of float32, which keeps subnormal numbers.
+sent, and ends the run if they differ), and rows are placed and operations divided as described.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
-from .codec_error import ROUNDING, SINGLE, FollowedSum, rounded_up
 from .refusal import Work
 from .schedule import Numbers, Schedule, Table
 
 
 def one_owner(schedule: Schedule, _: Work) -> Numbers | None:
     """Fact `one-owner`: return `tables`, for every sharded table [parameter, owners, least rows, most rows]."""
-    rows = [(table, len(table.hosts)) for table in _of_way(schedule, "sharded")]
+    rows = [(table, len(table.hosts)) for table in schedule.tables if table.way == "sharded"]
     listed = [[table.parameter, hosts, table.rows_of(hosts - 1), table.rows_of(0)] for table, hosts in rows]
     return {"tables": listed} if listed else None
 
 
 def table_order(schedule: Schedule, _: Work) -> Numbers | None:
-    """Fact `table-order`: return `lookup`, `gradients` and `step`, lists of the operations, each "node" or "all"."""
-    sharded, gathered = (len(_of_way(schedule, way)) > 0 for way in ("sharded", "gather"))
-    if not (sharded or gathered):
-        return None
-    node = ["node"] * _aggregates(schedule)
-    # Of each group first what all tell each other, then what follows.
-    return {
-        "lookup": [*node * 2, *["all"] * 3, *node] if sharded else [],
-        "gradients": [*node * 2, "all", *["all"] * (sharded + gathered)],
-        "step": [*node, "all"],
-    }
+    """Fact `table-order`: return no numbers, or None if no table is exchanged separately."""
+    return {} if _apart(schedule) else None
 
 
 def nic_bytes(schedule: Schedule, _: Work) -> Numbers | None:
     """Fact `nic-bytes`: return `tables`, for every separate table [parameter, lookup bytes, gradient bytes]."""
-    apart = [table for table in schedule.tables if table.way != "dense"]
-    return {"tables": [[table.parameter, *_most_bytes(schedule, table)] for table in apart]} if apart else None
+    listed = [[table.parameter, *_most_bytes(schedule, table)] for table in _apart(schedule)]
+    return {"tables": listed} if listed else None
 
 
-def row_error(schedule: Schedule, _: Work) -> Numbers | None:
-    """Fact `row-error`: return `rows` (sharded tables) and `gradients`, lists of [parameter, relative, absolute]."""
-    coded = [table for table in schedule.tables if table.codec != "none"]
-    if not coded:
-        return None
-    together = _aggregates(schedule)
-    inside, terms = (max(schedule.node_sizes), schedule.num_nodes) if together else (1, schedule.num_workers)
-    rows, gradients = [], []
-    for table in coded:
-        row, total = FollowedSum(), FollowedSum()
-        row.round(1, *ROUNDING[table.codec])
-        total.add(inside, SINGLE)
-        total.round(terms, *ROUNDING[table.codec])
-        total.add(terms, SINGLE)
-        if table.way == "sharded":
-            rows.append([table.parameter, *rounded_up(row)])
-        gradients.append([table.parameter, *rounded_up(total)])
-    return {"rows": rows, "gradients": gradients}
-
-
-def _of_way(schedule: Schedule, way: str) -> list[Table]:
-    return [table for table in schedule.tables if table.way == way]
+def _apart(schedule: Schedule) -> list[Table]:
+    return [table for table in schedule.tables if table.way != "dense"]
 
 
 def _aggregates(schedule: Schedule) -> bool:

@@ -136,7 +136,6 @@ def test_design_plans_for_failures_of_an_entry_and_of_a_file(capsys, figure_10, 
     assert again.read_bytes() == planned.read_bytes()
     claims = {claim["claim"]: claim for claim in answer(capsys, "verify", str(planned), "--json")["claims"]}
     assert claims["survives"]["status"] == "proved"
-    assert claims["mean-moved"]["numbers"]["failed"] == [1, 4]
     assert main(["verify", str(planned), "--certificate", str(certificate)]) == 0
     checker = [sys.executable, "-I", ROOT / "verify/checker", certificate, planned]
     checked = subprocess.run(checker, capture_output=True, text=True, check=True)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from benchmarks.explore.hop import exact_bounds
 from helpers.gap_runs import (
     GapCase,
     gap_problems,
@@ -28,7 +29,6 @@ from partreduce.runtime.strategies.gap.driver import wait_in_step
 from partreduce.runtime.strategies.protocol_driver import Missing, PeerWaitError
 from partreduce.schedulers.protocols.hop import Advance, Reduce, hop_of, weights_of
 from partreduce.strategies import EdgeWeighting, IterationGap, SkipPolicy, UpdateOrder
-from partreduce.verify.gap_bounds import exact_bounds
 
 RUNS = int(os.environ.get("PARTREDUCE_GAP_RUNS", "30"))
 """`PARTREDUCE_GAP_RUNS=1000 pytest tests/runtime/strategies/test_gap.py -k protocol_allows` runs as many."""

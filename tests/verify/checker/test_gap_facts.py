@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.explore.hop import diamond, ring
+from benchmarks.explore.hop import diamond, exact_bounds, ring
 from helpers.claims import confirm_claims, facts_of
 from helpers.gap_bounds import checker_bounds, events_of, named
 from helpers.refusals import refused
@@ -27,7 +27,7 @@ from partreduce.verify import checker, prove
 from partreduce.verify.base import Status
 from partreduce.verify.checker.gaps import two_closed_sets
 from partreduce.verify.checker.refusal import TooLarge, Work
-from partreduce.verify.gap_bounds import capacities_of, exact_bounds
+from partreduce.verify.gap_bounds import capacities_of
 from partreduce.verify.iteration_gap import halves
 
 CHECKER = Path(checker.__file__).parent
@@ -105,7 +105,7 @@ def test_the_program_is_one_folder_that_runs_under_any_name_with_nothing_but_pyt
     assert result.returncode == 0, result.stdout + result.stderr
     lines = result.stdout.splitlines()
     assert "consensus: proved" in lines
-    assert "gap-of-pairs: follows from the protocol's rules: from 0, to 3, bound 3" in lines
+    assert "gap: follows from the protocol's rules: bound 1" in lines
 
 
 def test_the_program_runs_as_a_module_of_the_package_without_a_warning():
@@ -161,8 +161,7 @@ def test_settings_of_the_paper_are_proved_and_confirmed(name):
     facts = facts_of(dump_schedule(schedule))
     stated = {claim.claim: claim.numbers for claim in proof.claims if claim.status in (Status.FACT, Status.FOLLOWS)}
     assert facts == stated
-    assert {"deadlock-free", "queues", "gap", "gap-of-pairs", "memory", "staleness"} <= facts.keys()
-    assert ("skip" in facts) == (gap.skip is not None)
+    assert {"deadlock-free", "queues", "gap", "memory", "staleness"} <= facts.keys()
     names = {claim.claim for claim in proof.claims}
     assert (names >= MATRICES) == gap.takes_all
     assert not (names & MATRICES) or gap.takes_all
@@ -173,7 +172,7 @@ def test_settings_of_the_paper_are_proved_and_confirmed(name):
     graph = named("ring-based", 16)
     exact = exact_bounds(graph, gap)
     assert facts["queues"]["update"] == [exact[u][v] + 1 for u, v in graph.edges]
-    assert facts["gap-of-pairs"]["bound"] == max(bound for row in exact for bound in row)
+    assert facts["gap"]["bound"] == max(bound for u, v in graph.edges for bound in (exact[u][v], exact[v][u]))
     assert facts["memory"]["places"] == max(sum(capacities_of(graph, gap, w).slots.values()) for w in range(16))
 
 
@@ -246,6 +245,5 @@ def test_many_workers_are_certified_by_what_is_near_them():
     schedule = keeping_a_gap(METHODS["metropolis"](ring_based(n)), gap, n)
     proof = prove(schedule)
     assert proof.without_consensus().verdict is Status.FOLLOWS
-    assert "gap-of-pairs" not in proof
     facts = facts_of(dump_schedule(schedule))
     assert facts == {c.claim: c.numbers for c in proof.claims if c.status in (Status.FACT, Status.FOLLOWS)}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.explore.explorer import Network, NoDeadlock, Progress, explore
-from benchmarks.explore.hop import LARGE, SMALL, both_ways, is_tight, ring
+from benchmarks.explore.hop import LARGE, SMALL, both_ways, exact_bounds, is_tight, ring
 from benchmarks.explore.reductions import Hop
 from helpers.seeded import Bugs, hears, sends
 from partreduce.errors import InputError
@@ -27,7 +27,6 @@ from partreduce.schedulers.protocols.hop import (
     Update,
 )
 from partreduce.strategies import IterationGap, SkipPolicy
-from partreduce.verify.gap_bounds import exact_bounds
 
 STATES = {
     "skips up to 2, staleness 1, tokens max_ig 3, ring of 3": 39_499,
