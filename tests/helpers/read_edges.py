@@ -262,6 +262,8 @@ READ_EDGES = [
             steps_per_round=[1, 2, 1])),
         ("neighbors", groups(3, [[0, 1]], sync={"iteration_gap": {}})),
     )),
+    reads("a known kind", over_all(), document(2, 1, kind="all-reduce"),
+        "strategy.kind: must be one of ['static', 'neighbor', 'allreduce']"),
     # failure plans
     reads("two workers left", plan(groups(4, [ALL]), failures=2), plan(groups(4, [ALL]), failures=3),
         "failure_plan.failures: leaves 2 workers or more"),
@@ -284,5 +286,8 @@ READ_EDGES = [
             ("a quorum", over_all(4, 1, sync={"partial": {"quorum": 2}})),
             ("weighted graphs", gap()),
     )),
+    reads("survivors of late plain means, whatever the steps", *(plan(groups(3, [[0, 1, 2]], steps_per_round=[1, 2, 3],
+        sync={"delay": 1}, **averaging)) for averaging in ({}, {"averaging": "step-normalized"})),
+        "failure_plan: is for static and allreduce; no quorum, tables, layers in a pipeline, late averages by steps"),
 ]
 # fmt: on

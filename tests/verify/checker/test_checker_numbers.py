@@ -13,7 +13,7 @@ from helpers.readings import read
 from helpers.refusals import check_error
 from partreduce.files import dump_schedule
 from partreduce.verify import checker, prove
-from partreduce.verify.checker import consensus_distance, linear_algebra, outer_steps, period
+from partreduce.verify.checker import consensus_distance, linear_algebra, outer_steps, period, survives
 from partreduce.verify.checker.claims import FACTS
 from partreduce.verify.checker.consensus_distance import rounded_after_phase, with_places
 from partreduce.verify.checker.refusal import MAX_WORK, Refusal, TooLarge, Work, confirm, confirm_equal, one_line
@@ -323,3 +323,36 @@ def test_a_rule_whose_steps_per_round_differ_between_nodes_is_seen_group_by_grou
         with_places(checker.read_schedule(rule([2], 1, [([0], [0])], steps_per_round=[1, 2])), "here").form == "groups"
     )
     check_error(Refusal, "over 1024 rows", with_places, checker.read_schedule(groups(1025, [[0, 1]])), "here")
+
+
+def added_bits(monkeypatch, module, compute, *arguments):
+    """Return by how many bits each step lengthens integers at most, as `module` states to the product of a period."""
+    listed = []
+
+    def multiply(size, steps, work):
+        steps = list(steps)
+        listed.extend(bits for bits, _ in steps)
+        return period.multiply(size, steps, work)
+
+    monkeypatch.setattr(module, "multiply", multiply)
+    compute(*arguments, Work("it"))
+    return listed
+
+
+def test_a_round_of_edges_makes_room_for_its_weights_alone():
+    """Both weights are 1/2, so the largest entry of 2·W is below 2·(1 + 2·(1/2 + 1/2))."""
+    assert period.growth_bits(read(graph(2, [(0, 1, "1/2"), (1, 0, "1/2")])), 0) == (2 * 3).bit_length()
+
+
+def test_a_round_of_outer_steps_makes_room_for_rate_and_momentum(monkeypatch):
+    """k = 2, q = 3, r/s = 5/7: below k·q²·(3·s + 5·r)."""
+    schedule = own(2, [[0, 1]], lr="5/7", momentum="1/3")
+    assert added_bits(monkeypatch, outer_steps, outer_steps.joint_period, read(schedule), ()) == [
+        (2 * 9 * (3 * 7 + 5 * 5)).bit_length()
+    ]
+
+
+def test_a_phase_of_cells_makes_room_for_the_workers_of_each(monkeypatch):
+    """Cells of 1 and 3 workers: 4 in the denominator, where two cells of one worker would have 2."""
+    cells = survives.Cells([1, 3], [[([0, 1], Fraction(1))]], [])
+    assert added_bits(monkeypatch, survives, survives.off_mean, cells) == [(3 * 4).bit_length()]

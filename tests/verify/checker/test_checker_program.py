@@ -132,8 +132,9 @@ def test_the_command_line_is_two_files_and_perhaps_a_limit(arguments, capsys):
     assert capsys.readouterr().out == f"unreadable: {usage}\n"
 
 
-def test_help_prints_the_usage(capsys):
-    assert checker.main(["--help"]) == 0
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help_prints_the_usage(option, capsys):
+    assert checker.main([option]) == 0
     assert capsys.readouterr().out.startswith("usage: python -I checker")
 
 

@@ -259,6 +259,8 @@ BY_HAND = [
         {"of": "parameters", "rounds": [0]}),
     (document(1, 2, kind="allreduce", steps_per_round=5, sync={"merge": {"steps": 4}}), "staleness",
         {"late": 1, "steps": 5, "reach": 1, "age": 1, "age_steps": 5}),
+    (document(1, 4, kind="allreduce", sync={"partial": {"quorum": 2}}), "equal-replicas",
+        {"of": "gradients", "every": 1}),
     # bytes: around a ring of 4, of which 1, or 2 that are no neighbors, are on a node
     (document(2, 2, kind="allreduce"), "sent-bytes", gradient_buckets("3/2", "3/2")),
     (apart([0, 2], [1, 3]), "sent-bytes", gradient_buckets("3/2", 3)),
@@ -294,6 +296,8 @@ BY_HAND = [
     (document(1, 2, kind="allreduce", sync={"pipeline": {"width": 4}}, transport={"codec": "bfloat16"}), "sent-bytes",
         gradient_buckets("1/2", 0, "3/2")),
     (graph(3, [(0, 1, "1/4"), (0, 2, "0"), (1, 2, "1/4")]), "sent-bytes", gradient_buckets(2, 2)),
+    (document(1, 2, kind="neighbor", rounds=[{"edges": [[1, 0], [0, 1]], "weights": "1/2"}]), "sent-bytes",
+        gradient_buckets(1, 0)),
     # gaps
     (gap([(0, 1), (1, 0)], n=2), "gap", {"bound": 1}),
     (gap([], n=2), "gap", {"bound": 0}),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from helpers.refusals import check_error
-from helpers.small import of_phases, of_rule
+from helpers.small import of_groups, of_phases, of_rule
 from partreduce import Cluster, Schedule
 from partreduce.files import dump_schedule
 from partreduce.schedulers.registry import build
@@ -165,3 +165,29 @@ def test_the_classes_of_figure_10_are_few_whatever_its_size():
         kinds = [[divmod(w, 4)[1] for w in failed] for failed in _of_size(small, count)]
         assert kinds == [[divmod(w, 4)[1] for w in failed] for failed in _of_size(large, count)]
     assert len(_of_size(large, 1)) == 4
+
+
+def test_a_rule_for_as_many_nodes_as_before_is_the_rule_itself():
+    """Not one of other radices: the factors 3, 2, 2 of 12 would be radices 3, 4 here."""
+    rule = of_rule("rule", Cluster.regular(12, 2), (4, 3), ((Block((0, 1), (0,)),), (Block((0, 1), (1,)),)))
+    read = checker.read_schedule(json.loads(json.dumps(dump_schedule(rule))))
+    assert survives.on_nodes(read, 12) is read
+
+
+def test_survivors_have_as_many_cells_in_all_phases_as_the_limit(monkeypatch):
+    """Of 3 groups of 4 workers in 2 phases: 12 cells, and 12 for each phase."""
+    groups = [[[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]], [list(range(12))]]
+    schedule = of_groups("groups", Cluster.regular(12, 1), *groups)
+    read = checker.read_schedule(json.loads(json.dumps(dump_schedule(schedule))))
+    monkeypatch.setattr(survives, "MAX_CELLS", 36)
+    assert len(survives.cells_of(read, (0,), [], Work("it")).sizes) == 11
+    monkeypatch.setattr(survives, "MAX_CELLS", 35)
+    refused(TooLarge, "over 35 cells of survivors in all phases", survives.cells_of, read, (0,), [], Work("it"))
+
+
+def test_kinds_of_as_many_workers_are_looked_at_as_the_limit(monkeypatch):
+    schedule = SCHEDULES["groups 0"]
+    monkeypatch.setattr(survives, "MAX_WIDTH", 8)
+    assert len(_symmetries(schedule).kinds) == 8
+    monkeypatch.setattr(survives, "MAX_WIDTH", 7)
+    refused(TooLarge, "over 7 workers, or workers on a node of a rule", _symmetries, schedule)

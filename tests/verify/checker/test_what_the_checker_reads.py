@@ -231,6 +231,10 @@ NOT_CANONICAL = {
     "weights that are one": (document(3, 1, kind="neighbor", rounds=[{"edges": [[0, 1], [0, 2]], "weights": [1, 1]}]),
         "equal weights are one"),
     "a fraction that can be shortened": (groups(2, [([0, 1], "2/4")]), "strategy.phases[0]: 2/4 is not in lowest"),
+    "a rate that can be shortened": (document(2, 1, kind="allreduce", payload={"outer": {"lr": "2/4"}}),
+        "strategy.payload.outer.lr: 2/4 is not in lowest"),
+    "a share that can be shortened": (document(2, 1, kind="allreduce", sync={"merge": {"alpha": "2/4"}}),
+        "strategy.sync.merge.alpha: 2/4 is not in lowest"),
     "steps that all have": (groups(2, [[0, 1]], steps_per_round=[2, 2]), "strategy.steps_per_round: equal numbers"),
     "regular nodes": ({**groups(2, [[0, 1]]), "cluster": {"nodes": [[0], [1]]}}, "cluster.nodes: num_nodes and"),
 }  # fmt: skip
@@ -245,6 +249,12 @@ def test_another_form_than_the_canonical_one_is_refused_in_a_line_that_says_how_
         "`partreduce verify FILE --export NEW` writes a file in the one form that is read here"
     )
     assert refusal(written(raw)) is None
+
+
+def test_a_value_of_no_type_that_fits_is_refused_by_all_that_do():
+    assert refusal(groups(2, [[0, 1]], steps_per_round="2")) == (
+        "strategy.steps_per_round: must be an integer or a list"
+    )
 
 
 def test_the_checker_alone_reads_a_gap_of_2_20_workers_at_most():
