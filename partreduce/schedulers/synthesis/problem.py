@@ -182,5 +182,4 @@ class Front:
     best: Candidate | None = None
     status: Status = Status.UNKNOWN
     bound: float = 0.0
-    seconds: float = 0.0
     reason: str = ""
