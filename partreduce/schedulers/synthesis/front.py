@@ -132,7 +132,7 @@ class Exploration:
         if limits.max_period > MAX_PHASES:
             return ScheduleModel(self.choices, 2, agree=False).decide(clock=clock, until=until, seed=self.seed).bound
         bounds, best = [], inf
-        for k in range(limits.min_period, limits.max_period + 1):
+        for k in range(1, limits.max_period + 1):
             model, bound = ScheduleModel(self.choices, k), 0.0
             budget = inf if limits.max_communication is None else k * limits.max_communication
             while bound < best and not clock.passed(until):
@@ -241,7 +241,7 @@ class Exploration:
 
     def _keep(self, period: Period, value: float, s: int) -> Candidate | None:
         """The candidate with this consensus distance, None where it breaks a limit or its workers never agree."""
-        limits, kept = self.limits, value < inf and self.limits.min_period <= len(period) <= self.limits.max_period
+        limits, kept = self.limits, value < inf and len(period) <= self.limits.max_period
         if limits.max_distinct_phases is not None:
             kept &= len(set(period) - {()}) <= limits.max_distinct_phases
         if limits.max_gap is not None:
