@@ -323,11 +323,7 @@ def _compare_with_all(job: PlanRequest, planned: Plan | None, error: PartreduceE
 
 def _kept_by(every: Everything, limits: Limits) -> npt.NDArray[np.bool_]:
     """Which schedules reach consensus within the limits, (N,)."""
-    fits = (
-        np.isfinite(every.consensus_distance)
-        & (every.period >= limits.min_period)
-        & (every.period <= limits.max_period)
-    )
+    fits = np.isfinite(every.consensus_distance) & (every.period <= limits.max_period)
     if limits.max_communication is not None:
         fits &= every.communication <= limits.max_communication
     if limits.max_consensus_distance is not None:

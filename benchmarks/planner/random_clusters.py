@@ -61,15 +61,10 @@ def draw_job(seed: int, number: int, *, tiny: bool = False) -> PlanRequest:
 
 
 def _late_and_small(rng: np.random.Generator, job: PlanRequest) -> PlanRequest:
-    """With codecs, a pipeline alone, and a known curvature at times."""
+    """With codecs, or a pipeline alone, at times."""
     priced = [codec for codec in Codec if codec is not Codec.INT4]
     job = replace(job, codec=_one_of(rng, [Codec.NONE, Codec.NONE, None, None, *priced]))
-    if rng.random() < 0.05:
-        job = replace(job, sync=Delay.PIPELINE)
-    if rng.random() < 0.3:
-        most = 1.0 if job.sync is Delay.PIPELINE else 2.0
-        job = replace(job, curvature=float(rng.uniform(0.01, 0.99 * most)))
-    return job
+    return replace(job, sync=Delay.PIPELINE) if rng.random() < 0.05 else job
 
 
 def _one_of(rng: np.random.Generator, values: Sequence[T]) -> T:
@@ -143,8 +138,6 @@ def _limits(rng: np.random.Generator, cluster: Cluster, hardware: Hardware, *, t
         chosen["max_period"] = int(rng.integers(1, 3))
     elif rng.random() < 0.4:
         chosen["max_period"] = int(rng.integers(1, 25))
-    if rng.random() < 0.1:
-        chosen["min_period"] = int(rng.integers(1, chosen.get("max_period", 6) + 1))
     if rng.random() < 0.25:
         chosen["max_group"] = int(rng.integers(2, cluster.num_workers + 1))
     if rng.random() < 0.2:

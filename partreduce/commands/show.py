@@ -77,7 +77,8 @@ def _without_matrix(schedule: Schedule, period: int) -> str:
     """Return a line that says which part of a schedule's rounds is decided at run time; empty if none is."""
     if schedule.is_mixing:
         return ""
-    return f"Period {period}, {schedule.strategy.sync.in_words}: {schedule.undecided}; the schedule has no metrics"
+    what = ", ".join(filter(None, (f"Period {period}", schedule.strategy.sync.in_words)))
+    return f"{what}: {schedule.undecided}; the schedule has no metrics"
 
 
 def _show_rounds(schedule: Schedule, output: Path | None, *, as_json: bool, max_workers: int) -> None:

@@ -21,7 +21,6 @@ import numpy as np
 from partreduce.planner.job import Data, Delay, PlanRequest
 from partreduce.planner.measuring import (
     CostedTransport,
-    ScheduleMetrics,
     Seconds,
     Traffic,
     assemble,
@@ -38,7 +37,7 @@ from partreduce.planner.measuring import (
 from partreduce.planner.option import NOTHING, CandidateSchedule, Costs, added_by_delay, known, merit, preference
 from partreduce.planner.steps_model import StepsModel
 from partreduce.schedulers.synthesis.problem import Limits, Objective
-from partreduce.topo.metrics.evaluate import retime
+from partreduce.topo.metrics.evaluate import Convergence, retime
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import SYNCHRONOUS, GradientBuckets, Transport
 from partreduce.topo.timing.event_graph import TimedPeriod
@@ -80,7 +79,7 @@ class Timings:
         self.is_equal = isinstance(schedule.strategy.steps_per_round, int)
         runs, algorithm = traveling(schedule, costed.transport), costed.transport.algorithm
         self.period = TimedPeriod.of(runs, job.hardware, self.times, algorithm=algorithm).merged()
-        self.seconds, self.steps = cache(self._seconds), cache(self._steps)
+        self.seconds, self.steps, self.round_seconds = cache(self._seconds), cache(self._steps), cache(self._one_round)
 
     def transport(self, setting: Setting) -> Transport:
         return replace(self.costed.transport, gradient_buckets=setting.gradient_buckets)
@@ -92,40 +91,41 @@ class Timings:
         return Traffic(cost.per_step / setting.steps_per_round, cost.nic_bytes_per_step / setting.steps_per_round)
 
     def _seconds(self, setting: Setting) -> Seconds:
-        base, count, sync = self.times.base, setting.steps_per_round, setting.sync.sync
         if setting.is_layered:
             runs = traveling(setting.of(self.schedule), self.transport(setting))
             return seconds_of(runs, self.job, self.costed.transport.algorithm)
         if not self.is_equal:
-            return Seconds(self.period.cycle(sync=sync).per_step, base)
-        if count > 1 and not setting.is_late and self.period.steps.max() == self.period.steps.min():
-            # All workers compute equally long, so every path through a period gains equally from a longer round.
-            return Seconds((self.seconds(Setting(setting.sync, 1)).step + (count - 1) * base) / count, base)
-        return Seconds(self.period.cycle(steps_per_round=count, sync=sync).per_step, base)
+            return Seconds(self.period.cycle(sync=setting.sync.sync).per_step, self.times.base)
+        if setting.steps_per_round == 1:
+            return Seconds(self.round_seconds(setting.sync, 1), self.times.base)
+        return Seconds(self.steps(setting.sync)[setting.steps_per_round - 1], self.times.base)
 
-    def _steps(self, delay: Delay, most: int) -> list[float]:
-        """Return the step seconds of 1 to `most` steps per round.
+    def _one_round(self, delay: Delay, count: int) -> float:
+        return self.period.cycle(steps_per_round=count, sync=delay.sync).per_round
+
+    def _steps(self, delay: Delay) -> list[float]:
+        """Return the step seconds of 1 to `MOST` steps per round.
 
         The seconds of a round are the largest mean of a cycle of waiting workers, so they are convex in the steps:
         where the middle of a range lies on its chord, so does all of it.
         """
-
-        def per_round(count: int) -> float:
-            return self.seconds(Setting(delay, count)).step * count
-
-        found = {count: per_round(count) for count in (1, most)}
-        ranges = [(1, most)]
+        first, base = self.round_seconds(delay, 1), self.times.base
+        if delay is Delay.SYNCHRONOUS and self.period.steps.max() == self.period.steps.min():
+            # All workers compute equally long, so every path through a period gains equally from a longer round.
+            return [(first + (count - 1) * base) / count for count in range(1, MOST + 1)]
+        found = {1: first, MOST: self.round_seconds(delay, MOST)}
+        ranges = [(1, MOST)]
         while ranges:
             low, high = ranges.pop()
             slope = (found[high] - found[low]) / max(1, high - low)
             between = {count: found[low] + slope * (count - low) for count in range(low + 1, high)}
             middle = (low + high) // 2
-            if between and not math.isclose(exact := per_round(middle), between[middle], rel_tol=1e-9):
+            if between and not math.isclose(exact := self.round_seconds(delay, middle), between[middle], rel_tol=1e-9):
                 found[middle] = exact
                 ranges += [(low, middle), (middle, high)]
             else:
                 found |= between
-        return [found[count] / count for count in range(1, most + 1)]
+        return [found[count] / count for count in range(1, MOST + 1)]
 
 
 class Measurements:
@@ -143,12 +143,12 @@ class Measurements:
         self.metrics = retime(self.schedule, job.push) if isinstance(own, int) else None
         self.at, self.numbers, self.option = cache(self._metrics_at), cache(self._numbers), cache(self._option)
 
-    def _metrics_at(self, sync: Delay, count: int) -> ScheduleMetrics:
+    def _metrics_at(self, sync: Delay, count: int) -> Convergence:
         if self.metrics is None:
             return metrics_of(Setting(sync, count).of(self.schedule), self.job.push)
         late = sync is Delay.LATE
         spread, pushed = (at(count, late=late) for at in (self.metrics.consensus_distance_at, self.metrics.drift_at))
-        return ScheduleMetrics(
+        return Convergence(
             spread, pushed, self.metrics.contraction, self.metrics.late_distance_at(count) if late else 0.0
         )
 
@@ -194,7 +194,6 @@ class Axes:
         self.measured = measured(schedule, job.as_measured)
         self.schedule, self.timings, self.metrics = self.measured.schedule, self.measured.timings, self.measured.metrics
         self.job, self.usual, self.timing = job, job.steps_model, cache(self._timing)
-        self.delayed = cache(lambda delay: job.delayed(delay.sync))
 
     def options(
         self,
@@ -217,7 +216,7 @@ class Axes:
         if self.job.sends_layers and Delay.SYNCHRONOUS in allowed and self.schedule.strategy.sends_layers and most:
             always.append(Setting(Delay.SYNCHRONOUS, 1, GradientBuckets.PER_LAYER))
         kept = {setting: self.timing(setting) for setting in always}
-        models = _models(self.usual, self.job.fastest or self.job.objective is not Objective.BALANCED)
+        models = _models(self.usual, self.job.objective is not Objective.BALANCED)
         for late in allowed:
             counts = _lengths(late, range(1, most + 1), most)
             safe = [count for count in counts if not self._may_fail(Setting(late, count))]
@@ -247,16 +246,15 @@ class Axes:
         found = [(Setting(delay, best), one) for one in self.timings if (best := self._best(delay, counts, one, model))]
         if not found:
             return None
-        return found[
-            paying([self.reached(*one, model) for one in found], self.job, overlaps=delay is not Delay.SYNCHRONOUS)
-        ]
+        costs = [self.reached(*one, model) for one in found]
+        return found[paying(costs, self.job, overlaps=delay is not Delay.SYNCHRONOUS)]
 
     def _best(self, delay: Delay, counts: Sequence[int], timing: Timings, model: StepsModel) -> int | None:
         if not counts:
             return None
-        goal, steps, costs = self.job.objective, timing.steps(delay, counts[-1]), dict[int, Costs]()
+        goal, costs = self.job.objective, dict[int, Costs]()
         for count in counts:
-            one = self._costs(Setting(delay, count), timing, steps[count - 1], model)
+            one = self.reached(Setting(delay, count), timing, model)
             if one.keep(self.job.limits):
                 costs[count] = one
         least = min((merit(one, goal) for one in costs.values()), default=(0.0,))
@@ -271,15 +269,12 @@ class Axes:
         return self.timings[paying(costs, self.job, overlaps=setting.is_late)]
 
     def reached(self, setting: Setting, timing: Timings, model: StepsModel) -> Costs:
-        return self._costs(setting, timing, timing.seconds(setting).step, model)
-
-    def _costs(self, setting: Setting, timing: Timings, step_seconds: float, model: StepsModel) -> Costs:
         spread, drift, late = self.measured.numbers(setting.sync, setting.steps_per_round)
         gradients = self._averages_gradients(setting)
         pushed = 0.0 if self.job.data is Data.SHUFFLED else drift
-        delayed = self.delayed(setting.sync)
+        delayed = self.usual.delay * (setting.sync is Delay.PIPELINE)
         ratio = model.steps_ratio(spread, pushed, late=late, delayed=delayed, gradients=gradients)
-        return Costs(timing.sent(setting).seconds, step_seconds, spread, drift, ratio)
+        return Costs(timing.sent(setting).seconds, timing.seconds(setting).step, spread, drift, ratio)
 
     def _averages_gradients(self, setting: Setting) -> bool:
         """Return whether gradients are averaged: by All-Reduce in every step, unless its parameters are late."""
@@ -288,7 +283,7 @@ class Axes:
 
     def _may_fail(self, setting: Setting) -> bool:
         """Return `CandidateSchedule.may_fail`: by its drift, or because no measured schedule averages as rarely."""
-        if self.job.fastest or self._averages_gradients(setting) or setting.sync is Delay.PIPELINE:
+        if self._averages_gradients(setting) or setting.sync is Delay.PIPELINE:
             return False
         if self.usual.is_unpriced_beyond and self.extrapolates(setting):
             return True
@@ -324,7 +319,7 @@ def _lengths(late: Delay, rounds: Sequence[int], most: int) -> list[int]:
 
 def within_limits(schedule: Schedule, limits: Limits) -> bool:
     """Return whether a schedule keeps the limits on period, group size, distinct phases and `max_gap`."""
-    if not limits.min_period <= schedule.period <= limits.max_period:
+    if schedule.period > limits.max_period:
         return False
     if limits.max_distinct_phases is not None and schedule.num_distinct_phases() > limits.max_distinct_phases:
         return False

@@ -265,7 +265,6 @@ def steps_model(pilot: Pilot) -> StepsModel:
         errors=((pilot.data, error),),
         late_errors=(),
         delay=max(prices.late.value, FITTED.delay),
-        delay_noise=None,
         delay_error=error,
         lost=NEVER,
         delay_more=max(prices.late.high - prices.late.value, FITTED.delay_more) if has_pipelines else inf,

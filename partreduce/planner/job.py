@@ -18,7 +18,6 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.failure_plan import MAX_FAILURES
 from partreduce.topo.hardware import Hardware
-from partreduce.topo.metrics.stability import stability_limit
 from partreduce.topo.pilot import Pilot
 from partreduce.topo.strategies.axes import SYNCHRONOUS, AllReduceAlgorithm, Codec, DelayedAveraging, Pipeline, Sync
 from partreduce.topo.strategies.base import Strategy
@@ -64,8 +63,6 @@ class Delay(StrEnum):
 
 EFFORTS = {"quick": 2.0, "thorough": 20.0}
 """Named efforts in nominal seconds: about the time on one quiet core. Only the quick effort does not search."""
-PIPELINE_WIDTH = Pipeline().width
-"""Overlapping iterations of a pipeline that the planner weighs."""
 MOST_DRIFT = {Optimizer.ADAM: 0.0, Optimizer.MOMENTUM: 2.9}
 """Largest drift on data that differ between workers; beyond it networks did not reach their loss."""
 SAMPLED_STEPS, MOST_SAMPLED = 64, 2**18
@@ -110,9 +107,7 @@ class PlanRequest:
     is the codec of sums, used where a strategy allows it and it saves enough; the default is none, and None allows
     float16 and int8.
 
-    `optimizer` selects the calibrated tasks that the job resembles if there is no pilot; None: any. `curvature` is the
-    learning rate times the largest curvature of the loss and prices late gradients. `fastest` chooses the least
-    predicted time, even within 2 % of a simpler candidate, and takes delay at its predicted price. `gap` restricts the
+    `optimizer` selects the calibrated tasks that the job resembles if there is no pilot; None: any. `gap` restricts the
     answer to iteration gaps (True) or excludes them (False); None considers a few where step times differ. `quorum`
     likewise restricts the answer to quorums, or excludes them. `max_queues` is the most bytes of their queues on a
     worker.
@@ -131,8 +126,6 @@ class PlanRequest:
     sync: Delay | None = None
     codec: Codec | None = Codec.NONE
     optimizer: Optimizer | None = None
-    curvature: float | None = None
-    fastest: bool = False
     disturbance: StragglerModel | None = None
     time_limit: float | None = None
     effort: float | None = None
@@ -159,7 +152,6 @@ class PlanRequest:
         for message, is_wrong in {**self._wrong_numbers(), **self._wrong_kinds()}.items():
             if is_wrong:
                 raise InputError(message)
-        self._check_curvature()
         if self.pilot is not None and self.pilot.data != self.data:
             raise InputError(
                 f"pilot: ran on {self.pilot.data} data and the job's are {self.data}; plan with "
@@ -203,28 +195,11 @@ class PlanRequest:
             "out": failures and self.tables,
         }
 
-    def _check_curvature(self) -> None:
-        if self.curvature is None:
-            return
-        most, limit = stability_limit(1), stability_limit(PIPELINE_WIDTH)
-        if not 0 < self.curvature < most:
-            raise InputError(
-                f"curvature: is {self.curvature}; learning rate times curvature lies between 0 and {most:g}, where "
-                "training synchronously diverges"
-            )
-        if self.sync is Delay.PIPELINE and not self.bears_pipeline:
-            raise InputError(
-                f"curvature: is {self.curvature}; gradients that come a step late diverge from {limit:g} on, so the "
-                f"learning rate would have to be less than {limit / self.curvature:.2g} times as large; leave out "
-                "sync=pipeline"
-            )
-
     @property
     def steps_model(self) -> StepsModel:
         """Return the model that predicts steps: with the pilot's prices, or the shipped one."""
         pilot, count = self.pilot, self.cluster.num_workers
-        model = shipped_model(self.optimizer, count) if pilot is None else steps_model(pilot)
-        return model if self.curvature is None else model.at_curvature(self.curvature)
+        return shipped_model(self.optimizer, count) if pilot is None else steps_model(pilot)
 
     @property
     def as_measured(self) -> PlanRequest:
@@ -249,14 +224,8 @@ class PlanRequest:
 
     @property
     def sync_types(self) -> tuple[Delay, ...]:
-        """Return the delays that a candidate may have; no pipeline if the curvature is known to make it unstable."""
-        allowed = tuple(Delay) if self.sync is None else (self.sync,)
-        return tuple(one for one in allowed if one is not Delay.PIPELINE or self.bears_pipeline)
-
-    @property
-    def bears_pipeline(self) -> bool:
-        """Return whether training is stable with gradients one step late; true if the curvature is not stated."""
-        return self.curvature is None or self.curvature < stability_limit(PIPELINE_WIDTH)
+        """Return the delays that a candidate may have."""
+        return tuple(Delay) if self.sync is None else (self.sync,)
 
     def bears_drift(self, drift: float) -> bool:
         """Return whether the price of this drift on the job's data can be trusted.
@@ -289,7 +258,7 @@ class PlanRequest:
 
     def delayed(self, sync: Sync) -> float:
         """Return the extra steps that late gradients need, as a fraction of All-Reduce's steps."""
-        return self.steps_model.delayed(sync.lag + 1, self.curvature) if sync.delays_gradients else 0.0
+        return self.steps_model.delay * sync.lag if sync.delays_gradients else 0.0
 
     def compute_times(self) -> ComputeTimes:
         """Return the workers' compute times (zero if the hardware does not state them)."""
@@ -322,8 +291,7 @@ class PlanRequest:
     @property
     def is_limited(self) -> bool:
         """Return whether the fastest schedule may not be the answer: other limits than time, or another objective."""
-        shape = Limits(min_period=self.limits.min_period, max_period=self.limits.max_period)
-        return self.objective is not Objective.BALANCED or self.limits != shape
+        return self.objective is not Objective.BALANCED or self.limits != Limits(max_period=self.limits.max_period)
 
     @property
     def searches(self) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import inf, isfinite
 from statistics import geometric_mean
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from partreduce.planner.calibration import trained_sha256
 from partreduce.planner.job import Data, PlanRequest
@@ -24,9 +24,9 @@ from partreduce.planner.option import CandidateSchedule, Costs, known, preferenc
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.errors import PartreduceError
-from partreduce.topo.metrics import consensus_distance, contraction, drift, late_distance
 from partreduce.topo.metrics.base import Metric
 from partreduce.topo.metrics.decomposition import num_entries
+from partreduce.topo.metrics.evaluate import Convergence, convergence
 from partreduce.topo.pilot import Probe
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScope, GradientBuckets, Sync, Transport
@@ -167,15 +167,6 @@ class Traffic(NamedTuple):
     nic_bytes: float
 
 
-class ScheduleMetrics(NamedTuple):
-    """The convergence metrics of a schedule: consensus distance, drift, contraction, and late distance."""
-
-    consensus_distance: Metric
-    drift: Metric
-    contraction: Metric
-    late_distance: float = 0.0
-
-
 def measure(schedule: Schedule, job: PlanRequest, *, algorithm: AllReduceAlgorithm | None = None) -> CandidateSchedule:
     """Return a schedule as a candidate with all its costs and metrics, by the best algorithm and codec.
 
@@ -207,15 +198,8 @@ def measure(schedule: Schedule, job: PlanRequest, *, algorithm: AllReduceAlgorit
     return options[paying([option.costs for option in options], job, overlaps=schedule.strategy.is_delayed)]
 
 
-@lru_cache(maxsize=256)
-def metrics_of(schedule: Schedule, push: Literal["worker", "node"]) -> ScheduleMetrics:
-    """Return the metrics of a schedule with its own delay and steps per round; `push` is the kind of drift.
-
-    Raises:
-        PartreduceError: the schedule has no fixed phases, or a metric was not found within its limit.
-    """
-    spread, pushed = consensus_distance(schedule), drift(schedule, push)
-    return ScheduleMetrics(spread, pushed, contraction(schedule), late_distance(schedule))
+metrics_of = lru_cache(maxsize=256)(convergence)
+"""The metrics of a schedule with its own delay and steps per round, by the kind of drift."""
 
 
 def seconds_of(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm) -> Seconds:
@@ -256,7 +240,7 @@ def assemble(
     algorithm: AllReduceAlgorithm,
     sent: Traffic,
     seconds: Seconds,
-    metrics: ScheduleMetrics,
+    metrics: Convergence,
     status: str = "catalogue",
 ) -> CandidateSchedule:
     """Build the candidate of a measured schedule; its schedule file states the transport."""

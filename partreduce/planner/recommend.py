@@ -54,8 +54,8 @@ Options = Sequence[CandidateSchedule]
 def recommend(options: Options, job: PlanRequest) -> CandidateSchedule:
     """Return the candidate that the objective prefers within the job's limits.
 
-    By default this is the least predicted time to the loss (`least_time`), where small differences are ties; if the job
-    asks for the fastest, and for the other objectives, only rounding differences are.
+    By default this is the least predicted time to the loss (`least_time`), where small differences are ties; for the
+    other objectives only rounding differences are.
 
     Raises:
         UndecidedError: no candidate keeps the limits; the message names the nearest one.
@@ -73,7 +73,7 @@ def recommend(options: Options, job: PlanRequest) -> CandidateSchedule:
     allowed = allowed_options(options, job)
     if not allowed:
         raise UndecidedError(_nothing(options, job))
-    if job.objective is Objective.BALANCED and not job.fastest:
+    if job.objective is Objective.BALANCED:
         return least_time(allowed, job)
     kept = unbeaten(allowed)
     least = min(preference(option.costs, job.objective) for option in kept)
@@ -130,7 +130,7 @@ def least_time(options: Options, job: PlanRequest) -> CandidateSchedule:
 
 
 def contenders(options: Options, job: PlanRequest) -> list[CandidateSchedule]:
-    """Return the candidates that may be recommended; all if the job asks for the fastest.
+    """Return the candidates that may be recommended.
 
     Candidates whose workers drift apart on different data need a price of drift (`PlanRequest.bears_drift`), and those
     outside the measured range need a price there, if any other candidate is allowed. A candidate that is no simple
@@ -140,8 +140,6 @@ def contenders(options: Options, job: PlanRequest) -> list[CandidateSchedule]:
     coding takes longer than predicted; late averages and protocols that the job did not ask for, at the highest price
     of delay; unequal steps and protocols, if workers are less slow than stated (`trials.SteadyCheck`).
     """
-    if job.fastest:
-        return list(options)
     options = [one for one in options if job.bears_drift(one.drift.value or 0.0)] or options
     options = [one for one in options if not is_unpriced(one)] or options
     time = {id(one): decisive_time(one, job) for one in options}
@@ -246,8 +244,6 @@ def decisive_time(option: CandidateSchedule, job: PlanRequest) -> float:
     so `contenders` compares them task by task. Coded sums took longer in the lab than predicted (`measuring.WORTH`). A
     candidate whose metrics made a calibrated task fail must win at `LOST_RATIO` times its steps.
     """
-    if job.fastest:
-        return option.time
     is_doubtful = (option.late or option.facts) and not (is_outer(option) or _is_asked_for(option, job))
     time = option.time_at_worst if is_doubtful else option.time
     if is_doubtful and option.facts:  # the seconds of a run vary
@@ -263,12 +259,10 @@ def _is_asked_for(option: CandidateSchedule, job: PlanRequest) -> bool:
 
 def times_by_case(options: Options, job: PlanRequest) -> npt.NDArray[np.float64]:
     """Return the predicted time of each candidate in each case of prices, shape (candidates, cases)."""
-    usual = job.steps_model
-    cases = (usual,) if job.fastest else usual.cases
-    rows = []
+    usual, rows = job.steps_model, []
     for one in options:
-        delay = not (job.fastest or _is_asked_for(one, job))
-        rows.append([one.time_in(case, usual, delay=delay) for case in cases])
+        delay = not _is_asked_for(one, job)
+        rows.append([one.time_in(case, usual, delay=delay) for case in usual.cases])
     return np.array(rows)
 
 

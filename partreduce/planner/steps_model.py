@@ -22,10 +22,8 @@ pipeline's stability limit, and networks sharpen until the two meet: with each m
 pipelines needed 1.05 times the steps of synchronous rounds on a perceptron, 1.43 on the lab's text and 2.1 on its
 digits, where the best rate was half of theirs (benchmarks/results/late_and_small.md). At All-Reduce's best rate they
 needed 1.2 times as many and more, and three of the fifteen tasks did not reach their loss: a pipeline there needs a
-lower rate. If the learning rate times the curvature, h, is unknown, the geometric mean of the three is used. If it is
-known, the price is proportional to the noise that the delay adds: 0.008 times (noise factor - 1) matches both rates of
-the perceptron at which h stayed below the limit, h = 0.37 and 0.74. Codecs have no price: gradients in 16 or 8 bits
-needed 0.97 to 1.05 times the steps on the two networks for digits, no more than 1.4 standard errors away.
+lower rate. The price is the geometric mean of the three. Codecs have no price: gradients in 16 or 8 bits needed 0.97 to
+1.05 times the steps on the two networks for digits, no more than 1.4 standard errors away.
 """
 
 from __future__ import annotations
@@ -39,7 +37,6 @@ from functools import lru_cache
 from statistics import geometric_mean
 from typing import NamedTuple
 
-from partreduce.topo.metrics.stability import noise_factor
 from partreduce.topo.strategies.payload import OuterStep
 
 
@@ -103,10 +100,9 @@ class StepsModel:
     squared noise of a worker's gradient over its squared mean, where steps are normalized by it (Adam); its price
     depends on `num_workers`. `own` is an additional price of averaging parameters at all, and `later` the price of the
     part of a late distance above 1, times the whole. `a_beyond` and `c_beyond` are prices beyond the largest metrics
-    that were measured, by default those below them. Late gradients cost `delay` if the learning rate times the
-    curvature is unknown, otherwise `delay_noise` per multiple of the synchronous noise that they add (None if only
-    `delay` counts), and possibly `delay_more`; `delay_error` is the relative error that measured pipelines kept.
-    `tasks` are alternative prices of the job: calibrated tasks, or the corners of a pilot's intervals.
+    that were measured, by default those below them. Gradients late by a step cost `delay`, and possibly `delay_more`
+    beyond that; `delay_error` is the relative error that measured pipelines kept. `tasks` are alternative prices of the
+    job: calibrated tasks, or the corners of a pilot's intervals.
     """
 
     a: float
@@ -124,7 +120,6 @@ class StepsModel:
     a_beyond: float | None = None
     c_beyond: float | None = None
     delay: float = 0.0
-    delay_noise: float | None = 0.0
     delay_more: float = 0.0
     delay_error: float = 0.0
     tasks: tuple[Prices, ...] = ()
@@ -147,7 +142,7 @@ class StepsModel:
             drift: drift of the schedule including overlap; 0 for shuffled data.
             late: the late distance of averages that are one round late (`topo.metrics.late_distance`); 0 in synchronous
                 rounds.
-            delayed: the price of late gradients (`delayed`).
+            delayed: the price of late gradients.
             gradients: whether gradients are averaged, not parameters.
         """
         if math.isinf(consensus_distance) or math.isinf(drift) or math.isinf(late):
@@ -171,30 +166,6 @@ class StepsModel:
 
     def late_more(self, late: float) -> float:
         return max((_delay(task, late) for task in self.tasks), default=0.0) - _delay(self, late)
-
-    def delayed(self, width: int, curvature: float | None = None) -> float:
-        """Return the cost of late gradients in a pipeline of this width, as a fraction of All-Reduce's steps.
-
-        Args:
-            width: overlapping iterations; 1 is synchronous and costs nothing.
-            curvature: the learning rate times the largest curvature of the loss, if known; the cost is infinite from
-                the pipeline's stability limit on.
-        """
-        if width == 1:
-            return 0.0
-        if curvature is None or self.delay_noise is None:
-            return self.delay * (width - 1)
-        return self.delay_noise * (noise_factor(curvature, width) - 1)
-
-    def at_curvature(self, curvature: float) -> StepsModel:
-        """Return the model for a known product of learning rate and curvature: the error is at most the delay's price.
-
-        A measured price of a delay is kept.
-        """
-        if self.delay_noise is None:
-            return self
-        price = self.delayed(2, curvature)
-        return replace(self, delay_error=min(self.delay_error, price), delay_more=min(self.delay_more, price))
 
     def error(self, data: str, *, late: bool = False) -> float:
         """Return the relative error that 9 of 10 schedules, or with `late` overlapped ones, kept for this placement."""
@@ -306,7 +277,6 @@ def shipped_model(optimizer: Optimizer | None = None, num_workers: int = 16) -> 
         max_consensus_distance=most,
         a_beyond=beyond,
         max_drift=170.0,
-        delay_noise=0.008,
         delay=0.47,
         delay_error=0.43,
         delay_more=DELAY_MORE,

@@ -137,14 +137,13 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pricing:
-    """The predicted step cost of any placement; `applying` is in seconds per byte visited, `handling` per row."""
+    """The predicted step cost of any placement; `applying` is in seconds per byte visited."""
 
     tables: tuple[Table, ...]
     schedule: Schedule
     hardware: Hardware
     dense_bytes: int
     applying: float = APPLYING
-    handling: float = HANDLING
     codecs: tuple[Codec, ...] = (Codec.NONE,)
     local_aggregation: bool = True
     _own: dict[tuple[str, Placement, bool], tuple[Codec, Exchange]] = field(default_factory=dict)
@@ -174,7 +173,7 @@ class Pricing:
                 if sent.seconds < exchanged.seconds * (1 - WORTH):
                     kept, exchanged = codec, sent
             visits = self.applying * table.visited(way, cluster.num_workers)
-            visits += self.handling * table.handled(way, cluster, local_aggregation=self.local_aggregation)
+            visits += HANDLING * table.handled(way, cluster, local_aggregation=self.local_aggregation)
             self._own[key] = kept, Exchange(gradients=visits) + exchanged
         return self._own[key]
 
@@ -263,16 +262,13 @@ def choose_routes(
     *,
     dense_bytes: int,
     applying: float = APPLYING,
-    handling: float = HANDLING,
-    average: bool = True,
     codecs: Sequence[Codec] = (Codec.NONE,),
 ) -> TableChoice:
     """Choose the placements with the least communication time of a step by the α–β model; ties take the simplest.
 
     Up to 7 tables every combination is tried: O(3^tables). With more tables, each in turn takes its best placement with
-    the others fixed, until none changes, from each of the three uniform starts: O(tables²) and more. `applying` and
-    `handling` are seconds per byte and per row; `average` says whether a table's gradient is the workers' mean or their
-    sum; `codecs` are the codecs allowed for rows where they pay, the finest first.
+    the others fixed, until none changes, from each of the three uniform starts: O(tables²) and more. `applying` is in
+    seconds per byte; `codecs` are the codecs allowed for rows where they pay, the finest first.
 
     Raises:
         InputError: no codec, two tables of one parameter, a size or a time below 0.
@@ -282,17 +278,15 @@ def choose_routes(
     names = [table.parameter for table in listed]
     if len(set(names)) < len(names):
         raise InputError(f"tables: {sorted({name for name in names if names.count(name) > 1})} stand there twice")
-    if dense_bytes < 0 or not all(0 <= seconds < float("inf") for seconds in (applying, handling)):
-        raise InputError(
-            f"tables: {dense_bytes} dense bytes, {applying} s per byte and {handling} s per row; all are numbers >= 0"
-        )
+    if dense_bytes < 0 or not 0 <= applying < float("inf"):
+        raise InputError(f"tables: {dense_bytes} dense bytes and {applying} s per byte; both are numbers >= 0")
     if not codecs:
         raise InputError("tables: no codec is allowed, not even none")
     if listed:
         check_unpriced(schedule)
     first = Pricing(
         tables=listed, schedule=schedule, hardware=hardware, dense_bytes=dense_bytes, applying=applying,
-        handling=handling, codecs=tuple(map(Codec, codecs)),
+        codecs=tuple(map(Codec, codecs)),
     )  # fmt: skip
     pricings = [first]
     if aggregates_in(schedule.cluster):
@@ -302,7 +296,7 @@ def choose_routes(
     local, gathers = pricing.local_aggregation, Placement.GATHER in ways
     placed = list(zip(listed, ways, strict=True))
     tables_ = tuple(table.route(way, pricing.own(table, way, gathers=gathers)[0]) for table, way in placed)
-    routes = Payload(tables=tables_, local_aggregation=local, average=average) if tables_ else Payload()
+    routes = Payload(tables=tables_, local_aggregation=local) if tables_ else Payload()
     replace(schedule, strategy=replace(schedule.strategy, payload=routes), certificate=None)  # raises if impossible
     costs = pricing.alternatives(ways)
     reasons = [

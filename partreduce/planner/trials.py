@@ -27,13 +27,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import floor, isfinite
+from math import isfinite
 from typing import NamedTuple
 
 import numpy as np
 
 from partreduce.planner.job import PlanRequest
-from partreduce.planner.measuring import ScheduleMetrics, Seconds, Traffic, metrics_of, payer, pushed_by, seconds_of
+from partreduce.planner.measuring import Seconds, Traffic, metrics_of, payer, pushed_by, seconds_of
 from partreduce.planner.option import CandidateSchedule, Facts
 from partreduce.planner.predict import ARRAYS
 from partreduce.planner.recommend import TIE, allowed_options, decisive_time, front, is_outer, recommend
@@ -45,6 +45,7 @@ from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo.errors import PartreduceError, UndecidedError
 from partreduce.topo.metrics.base import Kind as MetricKind
 from partreduce.topo.metrics.base import Metric, absent
+from partreduce.topo.metrics.evaluate import Convergence
 from partreduce.topo.metrics.late_distance import late_distance_like
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
@@ -128,7 +129,7 @@ class Outcome:
     seconds: Seconds
     sent: Traffic
     waiting: float
-    metrics: ScheduleMetrics
+    metrics: Convergence
     facts: Facts
     distances: tuple[float, float, float] = (0.0, 0.0, 0.0)
     is_sampled: bool = False
@@ -169,7 +170,7 @@ def trial(candidate: Candidate, job: PlanRequest, num_rounds: int) -> Outcome:
         seconds=Seconds(seconds, 0.0, _error(timeline, first) / seconds if seconds else 0.0),
         sent=Traffic(float(timeline.communicating().mean()) / steps, nic_bytes),
         waiting=float(timeline.waiting().mean()) / steps,
-        metrics=ScheduleMetrics(zero, zero, absent("what is averaged is decided while the job runs")),
+        metrics=Convergence(zero, zero, absent("what is averaged is decided while the job runs")),
         facts=facts,
     )
     if (record := observed.quorum) is not None:
@@ -208,10 +209,10 @@ def trial(candidate: Candidate, job: PlanRequest, num_rounds: int) -> Outcome:
     return replace(outcome, metrics=metrics, facts=facts, is_sampled=not mixes, distances=(quarter, half, whole))
 
 
-def _estimates(noise: float, by_worker: float, by_node: float, job: PlanRequest, how: str) -> ScheduleMetrics:
+def _estimates(noise: float, by_worker: float, by_node: float, job: PlanRequest, how: str) -> Convergence:
     drift = by_node if job.push == "node" else by_worker
     spread, pushed = (Metric(value, MetricKind.ESTIMATE, how) for value in (noise, drift))
-    return ScheduleMetrics(spread, pushed, absent("what is averaged is decided while the job runs"))
+    return Convergence(spread, pushed, absent("what is averaged is decided while the job runs"))
 
 
 def price_option(candidate: Candidate, outcome: Outcome, job: PlanRequest) -> CandidateSchedule:
@@ -223,9 +224,9 @@ def price_option(candidate: Candidate, outcome: Outcome, job: PlanRequest) -> Ca
     late = late_distance_like(float(spread), 1, 1 - 1 / schedule.num_workers) if comes_late else 0.0
     # A mean that moves less in each step needs more steps; one that moves more has a larger learning rate, which the
     # job could also have set.
-    progress, delayed = max(min(1.0, facts.progress), 1e-9), price_of(facts.delay, job)
+    progress, delayed = max(min(1.0, facts.progress), 1e-9), facts.delay * model.delay
     steps_ratio = model.steps_ratio(float(spread), pushed, late=late, delayed=delayed, gradients=adds) / progress
-    more = facts.delay * model.delay_more if facts.delay else 0.0
+    more = facts.delay * model.delay_more if facts.delay else 0.0  # the price may be infinite
     more = (more + (model.late_more(late) if late else 0.0)) / progress + is_gap * GAPS_AT_WORST * steps_ratio
     if isinstance(strategy, DynamicGroups | Pairwise):
         worst = 1 + PAIRS_AT_WORST - steps_ratio if isinstance(strategy, Pairwise) else 0.0
@@ -247,13 +248,6 @@ def price_option(candidate: Candidate, outcome: Outcome, job: PlanRequest) -> Ca
         status="catalogue",
         facts=replace(facts, more=more),
     )
-
-
-def price_of(delay: float, job: PlanRequest) -> float:
-    """Return the extra steps, as a fraction, for gradients late by `delay` whole steps on average; interpolated."""
-    model, whole = job.steps_model, floor(delay)
-    below, above = (model.delayed(1 + late, job.curvature) for late in (whole, whole + 1))
-    return below + (delay - whole) * (above - below) if isfinite(above) else above if delay else 0.0
 
 
 def memory_bytes(strategy: Strategy, job: PlanRequest) -> float:
@@ -282,19 +276,12 @@ def _events(schedule: Schedule) -> float:
     return count * (8 + count / 4) * (1 + isinstance(strategy, Server))
 
 
-class Trials(NamedTuple):
-    """The candidates of a kind that were run, and the names of those not reached in time."""
-
-    options: list[CandidateSchedule]
-    left_out: list[str]
-
-
 def try_all(
     candidates: Iterable[Candidate], job: PlanRequest, pay: Callable[[float], bool], *, in_any_case: bool
-) -> Trials:
+) -> tuple[list[CandidateSchedule], list[str]]:
     """Run the candidates for which there is time; if there is none and one is needed (`in_any_case`), the cheapest.
 
-    `pay` charges work in nominal seconds, and returns whether it fits.
+    `pay` charges work in nominal seconds, and returns whether it fits. The second list names those not reached in time.
     """
     options, missed = list[CandidateSchedule](), list[Candidate]()
     for candidate in candidates:
@@ -306,7 +293,7 @@ def try_all(
         cheapest = min(missed, key=Candidate.work)
         missed.remove(cheapest)
         options.extend(filter(None, [cheapest.option(job)]))
-    return Trials(options, [candidate.name for candidate in missed])
+    return options, [candidate.name for candidate in missed]
 
 
 def best_of(options: Sequence[CandidateSchedule]) -> CandidateSchedule:

@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 
 from partreduce.planner.axes import Axes
-from partreduce.planner.job import PIPELINE_WIDTH, Data, Delay, PlanRequest
+from partreduce.planner.job import Data, Delay, PlanRequest
 from partreduce.planner.measuring import (
     WORTH,
     WORTH_OVERLAPPED,
@@ -44,7 +44,6 @@ from partreduce.planner.steps_model import BORNE, LOST, MANY, OUTER_FRAGMENTS, O
 from partreduce.report import kinds
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.hardware import CodecSeconds
-from partreduce.topo.metrics.stability import stability_limit
 from partreduce.topo.pilot import Pilot
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, Transport
@@ -375,20 +374,14 @@ def best_with_codec(
 
 
 def _pipeline_pays(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> str:
-    rate = f"learning rate times curvature of {job.curvature:g}" if job.curvature is not None else ""
     if chosen.delay is Delay.PIPELINE:
         return (
             "its gradients come one step late, the same for all workers, during computing, as its file says; that is "
-            f"predicted to take {chosen.steps_ratio:.2f} times All-Reduce's steps{f' at a {rate}' if rate else ''}; it "
-            "needs memory for one more gradient, and --sync synchronous leaves pipelines out"
+            f"predicted to take {chosen.steps_ratio:.2f} times All-Reduce's steps; it needs memory for one more "
+            "gradient, and --sync synchronous leaves pipelines out"
         )
     if job.sync not in {None, Delay.PIPELINE}:
         return ""
-    if not job.bears_pipeline:
-        return (
-            f"a pipeline of gradients is left out: with a {rate} gradients that come a step late diverge, as they do "
-            f"from {stability_limit(PIPELINE_WIDTH):g} on; synchronous rounds bear {stability_limit(1):g}"
-        )
     every = [option for option in allowed_options(options, job) if option.is_plain and option.steps_per_round == 1]
     late = [option for option in every if option.delay is Delay.PIPELINE]
     usual = [option for option in every if option.delay is Delay.SYNCHRONOUS]

@@ -227,20 +227,6 @@ class Choices:
         per_round = tuple(worker_steps) if len(set(worker_steps)) > 1 else worker_steps[0]
         return Schedule("-".join(parts), self.problem.cluster, StaticGroups(phases=phases, steps_per_round=per_round))
 
-    def turned(self, phase: RulePhase, rng: np.random.Generator) -> RulePhase:
-        """The same phase with the places of each node exchanged at random."""
-        cluster = self.problem.cluster
-        nodes = [range(self.num_ranks)] if self.radices else [cluster.workers_of(v) for v in range(cluster.num_nodes)]
-        rank_of: dict[int, int] = {}
-        for node in nodes:
-            units = [place for place in self.places if place[0] in node]
-            whole = sum(len(unit) == len(units[0]) for unit in units)  # the last one may be smaller
-            order = [*rng.permutation(whole).tolist(), *range(whole, len(units))]
-            for unit, other in zip(units, order, strict=True):
-                rank_of |= zip(unit, units[other], strict=True)
-        blocks = (Block(tuple(sorted(rank_of[rank] for rank in block.local)), block.across) for block in phase)
-        return tuple(sorted(blocks, key=lambda block: (block.local, block.across)))
-
     def aligned(self) -> Iterator[Period]:
         """Periods that cross nodes with a few local ranks in turn, while the others average inside; explicit groups."""
         cluster, most = self.problem.cluster, self.problem.limits.max_group or self.problem.cluster.num_workers

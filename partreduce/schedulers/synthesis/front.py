@@ -34,8 +34,8 @@ TIGHTER, MUCH_TIGHTER = 0.85, 0.6
 """The next budget of phases and of periods, as a fraction of the seconds of the last one."""
 PROVING_SHARE, ALIGNED_SHARE, DECIDING_SHARE, COMPOSING_SHARE = 0.4, 0.1, 0.3, 0.6
 """Fractions of the time: for proving a bound; until the end of aligned, decided and composed periods."""
-MAX_MORE, TURNS, MAX_TRIES = 128, 2, 4
-"""Additional phases to exchange, the same phases on other workers, and tries per period."""
+MAX_MORE, MAX_TRIES = 128, 4
+"""Additional phases to exchange, and tries per period."""
 MORE = (1, 2, 3, 5, 7, 11, 23)
 """Phases added after each phase of a decided period, to communicate less."""
 PER_METRIC, PER_PRODUCT, PER_TIMING = 3e-3, 2e-9, 1e-4
@@ -51,7 +51,6 @@ def search(
     clock's position `until` (the last evaluation may overrun it a little), or after Ctrl-C with the schedules found so
     far. With an effort the result depends only on `seed`, unless the clock's seconds end the search first.
     """
-    begun = clock.elapsed
     if reason := _impossible(problem):
         return Front(status=Status.INFEASIBLE, reason=reason)
     if clock.passed(until):
@@ -86,7 +85,6 @@ def search(
         best=best,
         status=status,
         bound=bound,
-        seconds=clock.elapsed - begun,
         reason=reason,
     )
 
@@ -134,7 +132,7 @@ class Exploration:
         if limits.max_period > MAX_PHASES:
             return ScheduleModel(self.choices, 2, agree=False).decide(clock=clock, until=until, seed=self.seed).bound
         bounds, best = [], inf
-        for k in range(limits.min_period, limits.max_period + 1):
+        for k in range(1, limits.max_period + 1):
             model, bound = ScheduleModel(self.choices, k), 0.0
             budget = inf if limits.max_communication is None else k * limits.max_communication
             while bound < best and not clock.passed(until):
@@ -193,22 +191,20 @@ class Exploration:
                 self._keep(period, value, s)
 
     def _improve(self, until: float) -> None:
-        """Exchange phases of the front's periods for decided ones, and for what these are on other workers."""
+        """Exchange phases of the front's periods for decided ones."""
         self.say("improving periods")
 
         def costs(item: tuple[Period, Candidate]) -> tuple[float, float]:
             return _step_and_distance(item[1])
 
-        rng = np.random.default_rng(self.seed)
         pool = dict.fromkeys(phase for period in self.candidates[0] for phase in period)
         pool |= dict.fromkeys(sorted((phase for together in self.decided for phase in together), key=str))
         more = (
             [(block,) for block in self.choices.blocks] if self.choices.radices else [*chain(*self.choices.aligned())]
         )
         pool |= dict.fromkeys(more[:: 1 + len(more) // MAX_MORE])
-        turned = [self.choices.turned(phase, rng) for _ in range(TURNS) for phase in list(pool) if phase]
         for s, worker_steps in enumerate(self.worker_steps):
-            exchanges = Exchanges(self.choices, worker_steps, [*pool, *turned], self.seed)
+            exchanges = Exchanges(self.choices, worker_steps, pool, self.seed)
             tries, start = Counter[Period](), self.clock.position()
             end = start + (until - start) / (len(self.worker_steps) - s)
             front = list(self.candidates[s].items())
@@ -245,7 +241,7 @@ class Exploration:
 
     def _keep(self, period: Period, value: float, s: int) -> Candidate | None:
         """The candidate with this consensus distance, None where it breaks a limit or its workers never agree."""
-        limits, kept = self.limits, value < inf and self.limits.min_period <= len(period) <= self.limits.max_period
+        limits, kept = self.limits, value < inf and len(period) <= self.limits.max_period
         if limits.max_distinct_phases is not None:
             kept &= len(set(period) - {()}) <= limits.max_distinct_phases
         if limits.max_gap is not None:

@@ -206,7 +206,7 @@ class Exchanges:
                 phase = int(pool[a])
                 options.append((rest + self.silent + cost, total + replaced[t, a], (*own[:t], phase, *own[t + 1 :])))
                 options.append((whole + self.silent + cost, total + inserted[t, a], (*own[:t], phase, *own[t:])))
-        options = [one for one in options if limits.min_period <= len(one[2]) <= limits.max_period and one[2] != own]
+        options = [one for one in options if 1 <= len(one[2]) <= limits.max_period and one[2] != own]
         lengths = np.array([max(1, len(indices)) for _, _, indices in options])
         costs = np.array([cost for cost, _, _ in options]) / (lengths * self.space.instants)
         values = self.space.floor + np.array([value for _, value, _ in options]) / lengths

@@ -56,7 +56,6 @@ class Limits:
 
     max_communication: float | None = None
     max_consensus_distance: float | Fraction | None = None
-    min_period: int = 1
     max_period: int = 24
     max_group: int | None = None
     max_distinct_phases: int | None = None
@@ -69,12 +68,7 @@ class Limits:
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 raise InputError(f"{name.replace('_', '-')}: is {value}; it is a finite number >= 0")
-        if self.min_period < 1 or self.max_period < self.min_period:
-            raise InputError(
-                f"max-period: is {self.max_period} with min-period {self.min_period}; "
-                "a period has at least 1 phase, and max-period >= min-period"
-            )
-        for name, least in (("max_distinct_phases", 1), ("max_gap", 0)):
+        for name, least in (("max_period", 1), ("max_distinct_phases", 1), ("max_gap", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"{name.replace('_', '-')}: is {value}; the least possible value is {least}")
@@ -182,5 +176,4 @@ class Front:
     best: Candidate | None = None
     status: Status = Status.UNKNOWN
     bound: float = 0.0
-    seconds: float = 0.0
     reason: str = ""

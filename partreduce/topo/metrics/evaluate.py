@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -92,11 +92,34 @@ def late_distance(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> float
     """
     if not schedule.strategy.mixes_late:
         return 0.0
-    sectors, worker_steps = _prepare(schedule, limit), schedule.worker_steps()
+    sectors = _prepare(schedule, limit)
+    return _late_distance(schedule, sectors, _exact(consensus_distance_of, sectors))
+
+
+def _late_distance(schedule: Schedule, sectors: Sectors | None, flat: Metric) -> float:
+    worker_steps = schedule.worker_steps()
     if sectors is not None and is_small(sectors) and worker_steps.min() == worker_steps.max():
         return late_distance_of(sectors, int(worker_steps[0]))
-    flat = _exact(consensus_distance_of, sectors).value
-    return math.inf if flat is None else late_distance_like(flat, float(worker_steps.mean()), 1 - 1 / len(worker_steps))
+    if flat.value is None:
+        return math.inf
+    return late_distance_like(flat.value, float(worker_steps.mean()), 1 - 1 / len(worker_steps))
+
+
+class Convergence(NamedTuple):
+    """What decides how fast a schedule trains: consensus distance, drift, contraction, and late distance."""
+
+    consensus_distance: Metric
+    drift: Metric
+    contraction: Metric
+    late_distance: float = 0.0
+
+
+def convergence(schedule: Schedule, push: Push, *, limit: MetricLimits = DEFAULT) -> Convergence:
+    """Return the four metrics of a schedule from one decomposition; `push` as in `drift`."""
+    sectors = _prepare(schedule, limit)
+    spread = _exact(consensus_distance_of, sectors)
+    late = _late_distance(schedule, sectors, spread) if schedule.strategy.mixes_late else 0.0
+    return Convergence(spread, _drift(sectors, push), _contraction(schedule, sectors, 0), late)
 
 
 def retime(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricLimits = DEFAULT) -> RetimedMetrics:

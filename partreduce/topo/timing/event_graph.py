@@ -333,9 +333,8 @@ def _largest(stage: Stage, rank: Whole, value: Floats) -> Whole:
     """Return the source of each cell with the largest (rank, value), the first if several are equal; shape (cells,)."""
     if not len(stage.seconds):
         return np.zeros(0, dtype=np.int64)
-    sizes = np.diff(stage.offsets)
-    cell = np.repeat(np.arange(len(sizes)), sizes)
     sources, starts = stage.sources, stage.offsets[:-1]
+    cell = np.repeat(np.arange(len(starts)), stage.offsets[1:] - starts)
     top = np.maximum.reduceat(rank[sources], starts)
     candidate = np.where(rank[sources] == top[cell], value[sources], -np.inf)
     best = np.maximum.reduceat(candidate, starts)

@@ -32,6 +32,7 @@ from partreduce.topo.document.schema import schedule_schema
 from partreduce.topo.graphs.weights import METHODS
 from partreduce.topo.strategies import AllReduce, Codec, DelayedAveraging, DynamicGroups
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
+from partreduce.topo.strategies.payload import OuterParams, OuterStep, Payload
 
 ROOT = Path(__file__).parents[3]
 
@@ -210,6 +211,14 @@ def test_show_and_verify_say_of_a_quorum_what_is_decided_while_the_job_runs(caps
     for ending in ("png", "html"):
         assert main(["show", str(path), "-o", str(tmp_path / f"picture.{ending}")]) == 0
     assert f"No metrics: {none}; " in " ".join(ran(capsys, ["verify", str(path), "--metrics"]).out.split())
+
+
+def test_show_says_of_own_outer_parameters_that_no_matrix_mixes_them(capsys, tmp_path):
+    path = tmp_path / "own.json"
+    payload = Payload(outer=OuterStep(lr=Fraction(7, 10), outer_params=OuterParams.PER_WORKER))
+    write_schedule(path, of_groups("own", Cluster.regular(1, 4), [(0, 1), (2, 3)], [(0, 2), (1, 3)], payload=payload))
+    none = "outer steps from each worker's own outer parameters are no mixing matrix of models; the schedule has no"
+    assert answer(capsys, "show", path, "--json")["note"] == f"Period 2: {none} metrics"
 
 
 def test_simulate_agrees_with_the_steady_state(capsys, figure_10):

@@ -277,9 +277,9 @@ def test_where_parameters_may_come_late_for_nothing_gradients_may_not():
     free = replace(PRICED, prices=replace(PRICED.prices, late=Price(0.0, 0.0, 0.0)))
     model = steps_model(free)
     assert model.steps_ratio(1.0, 0.0, late=1.0) == model.steps_ratio(1.0, 0.0)
-    assert model.delayed(2) == FITTED.delay
+    assert model.delay == FITTED.delay
     assert model.delay_more == FITTED.delay_more
-    assert steps_model(PRICED).delayed(2) == 2.0, "no less than the delay of parameters"
+    assert steps_model(PRICED).delay == 2.0, "no less than the delay of parameters"
 
 
 def test_a_pilot_that_says_nothing_about_the_job_is_refused():

@@ -70,7 +70,7 @@ def test_under_adam_nothing_that_drifts_on_sorted_data_is_recommended_without_a_
     thin = replace(HARDWARE, nic=Link.of_bandwidth(0.1e9))
     job = replace(JOB, data=data, cluster=replace(JOB.cluster, hardware=thin), optimizer=Optimizer.ADAM)
     weighed = competitors(job, until=0.0)
-    chosen, fastest = recommend(weighed, job), recommend(weighed, replace(job, fastest=True))
+    chosen, fastest = recommend(weighed, job), min(weighed, key=lambda option: option.time)
     assert chosen.drift.value == 0
     assert fastest.drift.value > 0
     assert any("under adam test networks did not reach their loss so" in said for said in reasons(chosen, weighed, job))
@@ -160,7 +160,6 @@ def test_what_a_calibrated_task_was_lost_under_has_to_win_at_five_times_its_step
     assert least_time([calm, won := faster(1.01 * LOST_RATIO)], asked) is won
     said = " ".join(reasons(calm, [calm, faster(2.0)], asked))
     assert "under momentum one of five test networks did not reach its loss with averages as rare" in said
-    assert recommend([calm, faster(1.5)], replace(asked, fastest=True)).name == rare.name
     assert not replace(rare, surprise=0.0).may_fail, "it ran on the job itself"
     assert not replace(rare, model=replace(JOB, optimizer=Optimizer.ADAM).steps_model).may_fail
 
@@ -203,7 +202,6 @@ def test_what_is_coded_has_to_win_though_it_takes_longer_than_predicted(options)
 
     assert least_time([plain, with_int8(0.91)], JOB) is plain
     assert least_time([plain, won := with_int8(0.89)], JOB) is won
-    assert recommend([plain, with_int8(0.95)], replace(JOB, fastest=True)).name == "coded"
     said = " ".join(reasons(plain, [plain, with_int8(0.95)], JOB))
     assert "as fast as it, but steps with int8 took longer in our lab than predicted" in said
     assert "it has to save more than 10%" in said
@@ -214,7 +212,6 @@ def test_delay_is_taken_at_its_predicted_price_where_it_is_asked_for(bearing):
     late = min((option for option in options if option.delay is Delay.LATE), key=lambda option: option.time)
     asked = replace(JOB, sync=Delay.LATE)
     assert decisive_time(late, asked) == late.time < decisive_time(late, JOB)
-    assert decisive_time(late, replace(JOB, fastest=True)) == late.time
     assert decisive_time(late, replace(JOB, sync=Delay.PIPELINE)) == late.time_at_worst
     assert recommend(options, asked).delay is Delay.LATE
 
@@ -231,9 +228,6 @@ def test_a_pilot_says_what_delay_costs_at_the_most(options):
 def test_an_older_gradient_costs_more_where_it_costs_most(options):
     pipeline = next(option for option in options if option.delay is Delay.PIPELINE)
     assert pipeline.time_at_worst == pytest.approx(pipeline.step_seconds * 2.1, rel=0.01)
-    flat = replace(JOB, curvature=0.2).steps_model
-    known = replace(pipeline, model=flat, steps_ratio=1 + flat.delayed(2, 0.2))
-    assert known.time_at_worst < 1.02 * known.time, "a small curvature leaves little to fear"
 
 
 def test_less_regret_is_bought_with_no_more_than_a_part_of_the_least_time(options):

@@ -17,7 +17,7 @@ from partreduce.planner.candidates import KINDS, Slowdown, all_reduce, quorum_se
 from partreduce.planner.measuring import payer
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import TIE, allowed_options, front, recommend, simplicity
-from partreduce.planner.trials import price_of, try_all
+from partreduce.planner.trials import try_all
 from partreduce.report.kinds import WORDS, not_weighed
 from partreduce.report.reasons import add_reasons
 from partreduce.schedulers import registry
@@ -263,16 +263,6 @@ def test_queues_suit_the_longest_step_and_the_memory():
     pair = quorum_job("2x1")
     two = [one.quorum for one in quorum_settings(all_reduce(pair), pair, seconds[:, :2])]
     assert two == ["majority", "solo"]
-
-
-def test_the_price_of_delay_is_a_pipelines_in_proportion():
-    asked = quorum_job()
-    delay = asked.steps_model.delay
-    assert price_of(0.0, asked) == 0
-    assert price_of(0.25, asked) == pytest.approx(delay / 4)
-    assert price_of(2.5, asked) == pytest.approx(2.5 * delay)
-    sharp = replace(asked, curvature=1.5)
-    assert price_of(0.5, sharp) == float("inf"), "a whole step late diverges there"
 
 
 def test_a_quorum_is_no_pipeline_and_is_asked_for_alone(quorum_plan):

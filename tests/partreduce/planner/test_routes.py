@@ -11,7 +11,8 @@ from partreduce import Cluster, Hardware, Link, Schedule
 from partreduce.console import seconds as in_seconds
 from partreduce.console import size as in_bytes
 from partreduce.errors import InputError, ScheduleError
-from partreduce.planner.tables import Pricing, Table, choose_routes
+from partreduce.planner import tables
+from partreduce.planner.tables import APPLYING, HANDLING, Pricing, Table, choose_routes
 from partreduce.strategies import Codec, DynamicGroups, GroupPhases, Phase, Placement, Server, StaticGroups, Transport
 from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm
 from partreduce.topo.timing.cost import communication
@@ -81,14 +82,14 @@ def test_tables_that_pay_together_only_are_found(seed):
     assert sorted(route.way for route in chosen.routes.tables) == [Placement.DENSE, Placement.DENSE, Placement.SHARDED]
 
 
-def seconds_by_parts(job, handling, routes):
+def seconds_by_parts(job, routes):
     """Seconds of a step by these routes: averages, exchanges and visits, each by itself."""
     tables, schedule, hardware, size, applying = job
     touched, visits = {table.parameter: table.touched for table in tables}, 0.0
     for table, route in zip(tables, routes.tables, strict=True):
         size += table.rows * table.columns * 4 * (route.way is Placement.DENSE)
         visits += applying * table.visited(route.way, schedule.num_workers)
-        visits += handling * table.handled(route.way, schedule.cluster, local_aggregation=routes.local_aggregation)
+        visits += HANDLING * table.handled(route.way, schedule.cluster, local_aggregation=routes.local_aggregation)
     averages = communication(schedule, hardware, model_bytes=size).per_step if size else 0.0
     return averages + exchanges(routes, touched, schedule.cluster, hardware).seconds + visits
 
@@ -98,18 +99,16 @@ def test_what_is_said_to_be_taken_is_the_sum_of_its_parts(codecs):
     """By what was chosen, in its codecs, and, where there are none, by each other way of one table alone."""
     rng = np.random.default_rng(9)
     for _ in range(15):
-        job, handling = draw(rng, 3), float(rng.choice([0.0, 3e-7]))
+        job = draw(rng, 3)
         tables, schedule, hardware, dense, applying = job
-        chosen = choose_routes(
-            tables, schedule, hardware, dense_bytes=dense, applying=applying, handling=handling, codecs=codecs
-        )
-        assert chosen.seconds == pytest.approx(seconds_by_parts(job, handling, chosen.routes), rel=1e-9)
+        chosen = choose_routes(tables, schedule, hardware, dense_bytes=dense, applying=applying, codecs=codecs)
+        assert chosen.seconds == pytest.approx(seconds_by_parts(job, chosen.routes), rel=1e-9)
         place = int(rng.integers(3))
         costs, now = chosen.costs[tables[place].parameter], chosen.routes.tables[place].way
         for way in tables[place].allowed if len(codecs) == 1 else ():
             routes = list(chosen.routes.tables)
             routes[place] = tables[place].route(way)
-            more = seconds_by_parts(job, handling, replace(chosen.routes, tables=tuple(routes))) - chosen.seconds
+            more = seconds_by_parts(job, replace(chosen.routes, tables=tuple(routes))) - chosen.seconds
             assert costs[way].seconds - costs[now].seconds == pytest.approx(more, abs=1e-9 * chosen.seconds)
 
 
@@ -184,15 +183,17 @@ def test_few_touched_rows_are_sharded_and_a_table_of_which_all_is_touched_goes_a
     assert every.dense_bytes == 10**6 + 50_000 * 128 * 4
 
 
-def test_on_fast_links_handing_many_rows_on_costs_more_than_averaging_all():
+def test_on_fast_links_handing_many_rows_on_costs_more_than_averaging_all(monkeypatch):
     schedule = Schedule("s", CLUSTERS[0], AllReduce())
     fast, table = Hardware(inside=Link(1e-6, 1e-11), nic=Link(1e-5, 1e-10)), words(0.3, 0.5, 0.7)
 
-    def way(**members):
-        return choose_routes([table], schedule, fast, dense_bytes=10**6, **members).routes.tables[0].way
+    def choose(applying=APPLYING):
+        return choose_routes([table], schedule, fast, dense_bytes=10**6, applying=applying)
 
-    assert (way(handling=0.0), way()) == (Placement.SHARDED, Placement.DENSE)
-    check_error(InputError, "s per row; all are numbers >= 0", way, handling=float("inf"))
+    assert choose().routes.tables[0].way is Placement.DENSE
+    monkeypatch.setattr(tables, "HANDLING", 0.0)
+    assert choose().routes.tables[0].way is Placement.SHARDED
+    check_error(InputError, "s per byte; both are numbers >= 0", choose, float("inf"))
 
 
 def test_rows_are_coded_only_where_that_is_allowed_and_pays():

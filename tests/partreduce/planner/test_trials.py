@@ -45,7 +45,7 @@ def kind_of(option):
 def test_every_kind_is_run_with_its_seconds_its_steps_and_its_claims(whole_plan):
     pay = payer(Clock(seconds=3600.0, effort=50.0), 50.0)
     tried = [KINDS[word].candidates(job(), pay) for word in ("dynamic_groups", "pairwise", "server")]
-    found = [option for each in tried for option in try_all(each, job(), pay, in_any_case=False).options]
+    found = [option for each in tried for option in try_all(each, job(), pay, in_any_case=False)[0]]
     assert {kind_of(option) for option in found} == {"dynamic_groups", "pairwise", "server"}
     for option in found:
         timeline = simulate(
@@ -143,8 +143,8 @@ def distance_after(schedule, asked, num_rounds):
 @cache
 def gaps_at(bandwidth):
     asked, kind = nearly(bandwidth), KINDS["iteration_gap"]
-    tried = try_all(kind.candidates(asked, lambda _: True), asked, lambda _: True, in_any_case=False)
-    return {option.name: option for option in tried.options}
+    tried, _ = try_all(kind.candidates(asked, lambda _: True), asked, lambda _: True, in_any_case=False)
+    return {option.name: option for option in tried}
 
 
 def settle(asked, options, effort=1e3):
@@ -246,8 +246,9 @@ def test_random_jobs_recommend_what_is_proved_or_steady(seed):
 def test_what_wins_only_if_workers_are_as_slow_as_said_is_left_out():
     fast = with_links(1e9, 1e9, model_bytes=1_000_000, compute=0.05, slowdown=((5, 4.0),))
     asked = steady_job("2x4", fast, effort=20.0)
-    tried = try_all(KINDS["iteration_gap"].candidates(asked, lambda _: True), asked, lambda _: True, in_any_case=False)
-    chosen = next(option for option in tried.options if "skip" in option.name)
+    gaps = KINDS["iteration_gap"].candidates(asked, lambda _: True)
+    tried, _ = try_all(gaps, asked, lambda _: True, in_any_case=False)
+    chosen = next(option for option in tried if "skip" in option.name)
     plain = measure(registry.build("allreduce", asked.cluster), asked)
     check = SteadyCheck(asked, Clock(seconds=1e4, effort=1e3), 1e3)
     just_behind = replace(plain, steps_ratio=1.05 * decisive_time(chosen, asked) / plain.step_seconds)

@@ -185,17 +185,6 @@ def test_step_seconds_are_the_cycle_times_of_the_schedules(name):
     assert overlapped or name in {"explicit 50,20, two by two", "explicit 4,2,1"}
 
 
-@pytest.mark.parametrize("name", CHOICES)
-def test_turned_phases_cost_the_same_where_nodes_are_equal(name):
-    choices, rng = CHOICES[name], np.random.default_rng(6)
-    for phase in random_phases(choices, rng, 8):
-        turned = choices.turned(phase, rng)
-        sizes = [sorted(len(b.local) for b in one) for one in (phase, turned)]
-        assert sizes[0] == sizes[1]
-        assert choices.cost(turned) == pytest.approx(choices.cost(phase))
-        assert len({rank for block in turned for rank in block.local}) == sum(sizes[0])
-
-
 @pytest.mark.parametrize("nodes", [2, 3, 4, 7, 8, 12, 16, 64, 96])
 def test_radices_multiply_to_the_number_of_nodes(nodes):
     radices = node_radices(problem(f"{nodes}x1").cluster)

@@ -182,7 +182,7 @@ def test_survivors_have_as_many_cells_in_all_phases_as_the_limit(monkeypatch):
     monkeypatch.setattr(survives, "MAX_CELLS", 36)
     assert len(survives.cells_of(read, (0,), [], Work("it")).sizes) == 11
     monkeypatch.setattr(survives, "MAX_CELLS", 35)
-    refused(TooLarge, "over 35 cells of survivors in all phases", survives.cells_of, read, (0,), [], Work("it"))
+    check_error(TooLarge, "over 35 cells of survivors in all phases", survives.cells_of, read, (0,), [], Work("it"))
 
 
 def test_kinds_of_as_many_workers_are_looked_at_as_the_limit(monkeypatch):
@@ -190,4 +190,4 @@ def test_kinds_of_as_many_workers_are_looked_at_as_the_limit(monkeypatch):
     monkeypatch.setattr(survives, "MAX_WIDTH", 8)
     assert len(_symmetries(schedule).kinds) == 8
     monkeypatch.setattr(survives, "MAX_WIDTH", 7)
-    refused(TooLarge, "over 7 workers, or workers on a node of a rule", _symmetries, schedule)
+    check_error(TooLarge, "over 7 workers, or workers on a node of a rule", _symmetries, schedule)
