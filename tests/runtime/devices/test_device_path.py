@@ -146,6 +146,7 @@ def test_the_others_continue_when_a_member_of_a_dynamic_group_fails(monkeypatch,
         optimizer = DistributedOptimizer(optimizer_of(cell, model), model, cell.schedule, timeout=60, world=world)
         for number, (inputs, targets) in enumerate(batches[:6]):
             if number == 2 and world.rank == 3:
+                assert optimizer.runner.client.group() is not None, "all have asked for it, and the others enter it"
                 optimizer.run.reducer.heartbeat.note("left", "was lost")
                 optimizer.runner.close(failed=True)
                 optimizer.runner.client.close()
