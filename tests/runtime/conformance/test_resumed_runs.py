@@ -160,9 +160,9 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_interrupted(ranks, tmp_p
 
     def work(world, *, resumes):
         training = Training(world, schedule, batch_norm=True, **(row.options if resumes and world.rank else {}))
-        rounds = schedule.steps_per_round_of(world.rank) // shortest
-        steps = saved * rounds
-        training.steps(row.before * rounds if resumes else steps)
+        own = schedule.steps_per_round_of(world.rank)
+        steps = saved * own // shortest
+        training.steps(row.before * own // shortest if resumes else steps)
         (load if resumes else save)(training, tmp_path, way)
         assert training.optimizer.steps == steps
         kept = state_of(training)
