@@ -526,8 +526,6 @@ EDGES = [
       for case, shift in (("up to n - 1", 1), ("from 0 on", -1))),
     aside(EXACT, "radices multiply to n", groups(4, *CUBE), labels(0, [2, 2], [0, 2, 1, 3]),
         labels(0, [2], [0, 2, 1, 3]), "product n"),
-    aside(EXACT, "fewer radices than 32, whatever they multiply to", groups(4, *CUBE),
-        labels(0, [2, 2], [0, 2, 1, 3]), labels(0, [1] * 30 + [2, 2], [0, 2, 1, 3]), "product n"),
     Edge(EXACT, "as many groups as there are settings of the others",
         (groups(4, *CUBE), labels(0, [2, 2], [0, 2, 1, 3])),
         (groups(4, [[0, 1]], CUBE[1]), labels(0, [2, 2], [0, 2, 1, 3])), "2 groups"),

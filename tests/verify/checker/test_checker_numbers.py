@@ -17,6 +17,7 @@ from partreduce.verify.checker import consensus_distance, linear_algebra, outer_
 from partreduce.verify.checker.claims import FACTS
 from partreduce.verify.checker.consensus_distance import rounded_after_phase, with_places
 from partreduce.verify.checker.refusal import MAX_WORK, Refusal, TooLarge, Work, confirm, confirm_equal, one_line
+from partreduce.verify.checker.schedule import Average
 
 
 def accepts(check, *arguments):
@@ -354,5 +355,5 @@ def test_a_round_of_outer_steps_makes_room_for_rate_and_momentum(monkeypatch):
 
 def test_a_phase_of_cells_makes_room_for_the_workers_of_each(monkeypatch):
     """Cells of 1 and 3 workers: 4 in the denominator, where two cells of one worker would have 2."""
-    cells = survives.Cells([1, 3], [[([0, 1], Fraction(1))]], [])
+    cells = survives.Cells([1, 3], [[Average([0, 1], (), Fraction(1))]], [])
     assert added_bits(monkeypatch, survives, survives.off_mean, cells) == [(3 * 4).bit_length()]

@@ -15,6 +15,8 @@ import pytest
 from benchmarks.explore.hop import diamond, exact_bounds, ring
 from helpers.claims import confirm_claims, facts_of
 from helpers.gap_bounds import checker_bounds, events_of, graph_of
+from helpers.read_edges import gap
+from helpers.readings import read
 from helpers.refusals import check_error
 from helpers.small import of_edges
 from partreduce import Cluster, Schedule
@@ -25,6 +27,7 @@ from partreduce.topo.graphs.named import ring_based
 from partreduce.topo.graphs.weights import METHODS
 from partreduce.verify import checker, prove
 from partreduce.verify.base import Status
+from partreduce.verify.checker.claims import fact
 from partreduce.verify.checker.gaps import two_closed_sets
 from partreduce.verify.checker.refusal import TooLarge, Work
 from partreduce.verify.gap_bounds import capacities_of
@@ -247,3 +250,10 @@ def test_many_workers_are_certified_by_what_is_near_them():
     assert proof.without_consensus().verdict is Status.FOLLOWS
     facts = facts_of(dump_schedule(schedule))
     assert facts == {c.claim: c.numbers for c in proof.claims if c.status in (Status.FACT, Status.FOLLOWS)}
+
+
+@pytest.mark.parametrize("name", ["gap", "queues", "staleness", "memory"])
+def test_whichever_fact_is_asked_first_computes_the_bounds_within_its_own_work(name):
+    schedule = read(gap(staleness=1))
+    assert fact(schedule, name, limit=1).numbers is None
+    assert fact(schedule, name).numbers is not None
