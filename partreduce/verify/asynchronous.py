@@ -169,8 +169,8 @@ def any_requester(num_workers: int, size: int) -> Fraction:
     """Return the contraction factor λ of a group of a *given* worker i and `size` − 1 random partners.
 
     λ is the least number with E‖Wx‖² ≤ λ‖x‖² for all x of mean 0; partners are uniformly random. Let g = `size`, n =
-    `num_workers`: ‖x‖² − ‖Wx‖² is 1/g times the sum of (x_j − x_k)² over the pairs in the group. A pair with i is in
-    the group with probability a = (g−1)/(n−1), another pair with b = a·(g−2)/(n−2). For x of mean 0 these squares sum to
+    `num_workers`: ‖x‖² − ‖Wx‖² is 1/g times the sum of (x_j − x_k)² over the pairs of the group. A pair with i is in it
+    with probability a = (g−1)/(n−1), another pair with b = a·(g−2)/(n−2). For x of mean 0 the squares sum up to
     n‖x‖² over all pairs, and to n·x_i² + ‖x‖² over the pairs with i. So the expected decrease is at least
     (b·n + a − b)‖x‖²/g, with equality at x_i = 0, which n ≥ 3 allows.
     """

@@ -107,7 +107,7 @@ MEMORY_OF_QUEUES = fact(
 
 
 def _prove_mean_preserved(facts: ScheduleFacts) -> Claim | None:
-    """Refute `mean-preserved` by an edge whose target may average without the update; else None."""
+    """Refute `mean-preserved` by an edge whose target may average without its update."""
     schedule, gap = facts.schedule, gap_of(facts.schedule)
     spare = gap.backups(schedule.num_workers)
     listened = (edge for edge in schedule.strategy.graphs[0].edges() if edge[2] and (gap.staleness or spare[edge[1]]))
@@ -138,8 +138,8 @@ def _prove_consensus(facts: ScheduleFacts) -> Claim | None:
     """Prove that all workers reach one value, or refute it by two sets of workers that need no update from outside.
 
     Without backup workers a tree of edges proves it. With them, some run fails exactly if two disjoint sets of workers
-    need no update from outside. This is a worst case: in a run in which every edge delivers again and again, all workers
-    agree even if two such sets exist.
+    need no update from outside. This is a worst case: in a run in which every edge delivers again and again, all
+    workers agree even if two such sets exist.
     """
     schedule, gap = facts.schedule, gap_of(facts.schedule)
     is_weighted = gap.weights is EdgeWeighting.GRAPH
@@ -168,10 +168,10 @@ def _prove_consensus(facts: ScheduleFacts) -> Claim | None:
 
 
 def halves(sources: Sequence[Sequence[int]], spare: Sequence[int]) -> tuple[set[int], set[int]] | None:
-    """Return two disjoint sets of workers that need no outside update, by a quick search; else None.
+    """Return two disjoint sets of workers that need no outside update, if a quick search finds them.
 
-    The search tries the half of the workers nearest to a start worker, by edges or by rank, and then the others. `spare`
-    holds each worker's number of backup workers.
+    The search tries the half of the workers nearest to a start worker, by edges or by rank, and then the others.
+    `spare` holds each worker's number of backup workers.
     """
     n = len(sources)
     targets: list[list[int]] = [[] for _ in sources]
