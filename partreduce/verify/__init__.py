@@ -22,7 +22,7 @@ if __name__ != "partreduce.verify":  # the folder's plain name would make a seco
 
 
 class _CallablePackage(ModuleType):
-    """This package, which is also the public function of the same name.
+    """Module type that makes the package `partreduce.verify` callable as a function.
 
     Python binds `partreduce.verify` to the package when any of its modules is imported, which would replace a function
     of that name; the package itself is therefore callable.
@@ -35,7 +35,7 @@ class _CallablePackage(ModuleType):
             schedule: any Schedule.
 
         Returns:
-            A Proof: its `verdict`, `claims` and `certificate`.
+            A Proof, with its `verdict`, `claims` and `certificate`.
 
         Raises:
             ScheduleError: the strategy has neither phases nor conditions to check.

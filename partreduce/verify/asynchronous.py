@@ -1,23 +1,25 @@
 """Prove claims about strategies whose groups are chosen at run time, for any requesting worker and any timing.
 
-Their protocols are explored (docs/internals/explorer.md); this module checks the conditions that the schedule file
-decides. None of them has an entry in the certificate, since the checker has no groups to check.
+The protocols themselves are model-checked (docs/internals/explorer.md); this module checks the conditions that the
+schedule file alone decides. These claims have no entry in the certificate: the file lists no groups to check.
 
-Groups drawn at run time have no fixed product to certify. Prague relies on the analysis of AD-PSGD: every W must be
-doubly stochastic (group means always are), λ₂ of E[WᵀW] below 1, and W must not depend on the past. This holds as
-follows for each division:
+Groups drawn at run time have no fixed product of mixing matrices to certify. Prague relies on the analysis of AD-PSGD
+(asynchronous decentralized SGD): every mixing matrix W must be doubly stochastic (group means always are), the second
+largest eigenvalue λ₂ of E[WᵀW] must be below 1, and W must not depend on the past. For each way to divide workers into
+groups (`division`) the result is:
 
 * `random`: the workers' speeds determine the requesting worker; its partners are uniformly random among all others. So
   the theorem is for *any* requesting worker, chosen by an adversary who knows the past (`any_requester`). Conditioned
   on the past, E‖Wx‖² ≤ λ·‖x‖² for every x off the mean, and factors multiply: no independence is needed.
-* `node-then-all`: the idle workers of a node average, which is unpredictable. But a meeting of all is drawn `all_every`
-  · n requests after the last one in any case: its mean is the exact mean, so λ₂ is 0 over each cycle that ends in a
-  meeting, and there is no statement about shorter intervals.
-* `global`, `inter-intra`: a division is drawn among the workers that are idle at a request. Two parts that are never
-  idle together never mix, and the probability is unknown: not proved. λ₂ is reported for all workers idle.
+* `node-then-all`: the idle workers of a node average; which ones are idle is unpredictable. But a group of all workers
+  follows in any case, `all_every` · n requests after the previous one. Its mean is the exact mean, so λ₂ is 0 over each
+  cycle that ends in such a group. Nothing is stated about shorter intervals.
+* `global`, `inter-intra`: groups are drawn among the workers that are idle at a request. Two sets of workers that are
+  never idle together never mix, and the probability of this is unknown, so convergence is not proved. λ₂ is reported
+  for the case that all workers are idle.
 
-Each holds as long as all workers take part, and only while neither the filter of slow workers nor `max_known` takes
-effect.
+All of this assumes that every worker takes part, and that neither the filter of slow workers (`slow_threshold`) nor the
+limit on known groups (`max_known`) takes effect.
 """
 
 from __future__ import annotations
@@ -42,10 +44,10 @@ from partreduce.verify.rounds import SAME_START, has_codec
 
 @dataclass(frozen=True, slots=True)
 class SecondEigenvalue:
-    """λ₂ of E[WᵀW] as the larger root of λ² − trace·λ + determinant, exact whether rational or not.
+    """The second largest eigenvalue λ₂ of E[WᵀW], stored exactly as the larger root of λ² − trace·λ + determinant.
 
-    For one operation (random, global division) the determinant is 0 and λ₂ = trace; for inter/intra W is the inter
-    phase followed by the intra phase, for node-then-all a cycle. `how` names the operation.
+    W is one group operation for the random and global divisions (determinant 0, λ₂ = trace), the inter phase followed
+    by the intra phase for inter/intra, and a whole cycle for node-then-all. `how` describes W in words.
     """
 
     trace: Fraction
@@ -54,7 +56,7 @@ class SecondEigenvalue:
 
     @property
     def is_below_one(self) -> bool:
-        """Return whether both eigenvalues are below 1: the polynomial is positive at 1, to the right of its vertex."""
+        """Return whether λ₂ < 1: the polynomial is positive at 1, and 1 lies to the right of its vertex."""
         return 1 - self.trace + self.determinant > 0 and self.trace < 2
 
     def __float__(self) -> float:
@@ -68,7 +70,7 @@ UNPREDICTED = (
 
 
 class Theorem(NamedTuple):
-    """AD-PSGD's theorem for one schedule: λ₂, the reasons `against` its use here, and its further assumptions."""
+    """AD-PSGD's convergence theorem applied to a schedule: λ₂, reasons `against` its use here, its assumptions."""
 
     second_eigenvalue: SecondEigenvalue
     against: tuple[str, ...] = ()
@@ -81,7 +83,7 @@ class Theorem(NamedTuple):
 
 
 def theorem_of(strategy: DynamicGroups, cluster: Cluster) -> Theorem:
-    """Return AD-PSGD's theorem for the schedule's division, with the conditions that this schedule violates.
+    """Return AD-PSGD's convergence theorem for a strategy, with the conditions that the strategy violates.
 
     O(number of nodes).
 
@@ -160,16 +162,17 @@ THEOREMS: dict[GroupSplit, Callable[[DynamicGroups, Cluster], Theorem]] = {
     GroupSplit.INTER_INTRA: _inter_intra,
     GroupSplit.NODE_THEN_ALL: _node_then_all,
 }
-"""One per division; a new division has no theorem until it is listed here."""
+"""The theorem for each way to divide workers into groups; a new division has no theorem until it is listed here."""
 
 
 def any_requester(num_workers: int, size: int) -> Fraction:
-    """Return the least λ with E‖Wx‖² ≤ λ‖x‖² for mean-free x, for a *given* worker i and `size` − 1 random others.
+    """Return the contraction factor λ of a group of a *given* worker i and `size` − 1 random partners.
 
-    The partners are uniformly random. ‖x‖² − ‖Wx‖² is 1/g times the sum of (x_j − x_k)² over the pairs in the group (g
-    = `size`, n = `num_workers`). A pair with i is in the group with probability a = (g−1)/(n−1), another pair with b =
-    a·(g−2)/(n−2). For mean-free x all pairs sum to n‖x‖², the pairs with i to n·x_i² + ‖x‖². So the expectation is at
-    least (b·n + a − b)‖x‖²/g, with equality at x_i = 0, which n ≥ 3 allows.
+    λ is the least number with E‖Wx‖² ≤ λ‖x‖² for all x of mean 0; partners are uniformly random. Let g = `size`, n =
+    `num_workers`: ‖x‖² − ‖Wx‖² is 1/g times the sum of (x_j − x_k)² over the pairs of the group. A pair with i is in it
+    with probability a = (g−1)/(n−1), another pair with b = a·(g−2)/(n−2). For x of mean 0 the squares sum up to
+    n‖x‖² over all pairs, and to n·x_i² + ‖x‖² over the pairs with i. So the expected decrease is at least
+    (b·n + a − b)‖x‖²/g, with equality at x_i = 0, which n ≥ 3 allows.
     """
     n, g = num_workers, size
     if n == 2:
@@ -180,7 +183,7 @@ def any_requester(num_workers: int, size: int) -> Fraction:
 
 
 def partition(num_workers: int, size: int) -> Fraction:
-    """Return λ₂ of E[WᵀW] for a uniformly random partition into groups of `size`; the rest is one smaller group."""
+    """Return λ₂ of E[WᵀW] for a uniformly random partition into groups of `size`, the last of which may be smaller."""
     if num_workers == 1:
         return Fraction(0)
     return Fraction(-(-num_workers // size) - 1, num_workers - 1)
@@ -190,9 +193,10 @@ def inter_intra(num_nodes: int, workers_per_node: int, size: int) -> SecondEigen
     """Return λ₂ of E[WᵀW] for an inter phase and then an intra phase, exactly.
 
     Inter: the nodes' heads in a random partition, all others in random groups inside their node. Intra: all of a node.
-    Off the mean only differences between nodes survive the intra phase. There x is a value of the head and a value
-    √(p−1)·o of the others, and with ρ = λ₂ of the heads' partition E[WᵀW] is (1/p)·[[ρ, ρ√(p−1)], [ρ√(p−1), p−1]]: the
-    others' groups keep their node's sum, and E[H] = E[HᵀH] because H is a projection.
+    Off the mean only differences between nodes survive the intra phase. For these, x has two coordinates on a node of p
+    workers: the head's value, and √(p−1)·o where o is the value of all others. With ρ = λ₂ of the heads' partition H,
+    E[WᵀW] is (1/p)·[[ρ, ρ√(p−1)], [ρ√(p−1), p−1]]: the others' groups keep their node's sum, and E[H] = E[HᵀH] because
+    H is a projection.
     """
     rho, p = partition(num_nodes, size), workers_per_node
     trace = (rho + p - 1) / p if num_nodes > 1 else Fraction(0)
@@ -203,7 +207,7 @@ def inter_intra(num_nodes: int, workers_per_node: int, size: int) -> SecondEigen
 
 
 def _prove_convergence(facts: ScheduleFacts) -> Claim:
-    """Prove the theorem of the division, if it covers the schedule."""
+    """Prove `convergence` by AD-PSGD's theorem, or state why the theorem does not cover the schedule."""
     strategy = facts.schedule.strategy
     assert isinstance(strategy, DynamicGroups), "the table of its kind"
     try:
@@ -350,4 +354,4 @@ SERVER = (
     ),
     CODEC_ERROR_OF_SERVER,
 )
-"""One copy of the parameters, so there is no disagreement; a synchronous server waits for all workers."""
+"""Statements for parameter servers, which hold the only copy of the parameters, so workers cannot disagree."""

@@ -1,4 +1,4 @@
-"""Define the verifier's answer: claims about one schedule with their status, and the proof that holds them."""
+"""Define the result of verification: a `Proof` of one schedule, which holds claims, each with its status."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from partreduce.topo.errors import RefutedError
 
 
 class Status(StrEnum):
-    """The status of a claim. Statuses are never merged.
+    """The status of a claim.
 
-    A fact is computed from the schedule alone. A claim that follows from the rules of a protocol holds for a program
-    that obeys them, which is assumed of the running program, even after exploration.
+    A fact is computed from the schedule alone. A claim that follows from the rules of a protocol holds for every
+    program that obeys these rules; that the running program does is assumed, even if the protocol was model-checked.
     """
 
     PROVED = "proved"
@@ -30,11 +30,11 @@ class Status(StrEnum):
 AGREEMENT = frozenset({"consensus", "outer-consensus", "equal-replicas", "convergence"})
 """Claims each of which guarantees that the workers reach consensus."""
 SHOWN = 32
-"""Most members of a set of workers in a sentence."""
+"""Most ranks that a sentence lists of one set of workers."""
 GUARANTEED, NOT_GUARANTEED = "guaranteed", "not guaranteed"
 
 STANDS_FOR = {"unit-sums": "doubly-stochastic"}
-"""A claim that replaces an essential one and is sufficient: weights may be negative, the mean is preserved."""
+"""Claims, each with the essential claim it can replace: under `unit-sums` weights may be negative, but means stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Claim:
 
     @property
     def words(self) -> str:
-        """Return the explanation, followed by its limits: until a failure, and assumptions about the program."""
+        """Return the explanation, followed by its limits: valid until a failure, and assumptions about the program."""
         until = "This is so before a failure." if self.before_failure else ""
         return " ".join(filter(None, (self.explanation, until, self.assumes and f"Assumed: {self.assumes}.")))
 
@@ -90,7 +90,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """All claims about one schedule. `certificate` holds the proved ones in the form that the checker reads.
+    """All claims about one schedule; `certificate` holds the proved claims in the form that the checker reads.
 
     `essential` names the claims without which a schedule of its kind should not be run (`verify.prove.STATEMENTS`).
     """
@@ -123,7 +123,7 @@ class Proof:
     def can_part(self) -> list[list[int]]:
         """Return sets of workers that never receive a value from the others; empty unless consensus is refuted.
 
-        Also empty for a rule, whose witness has local ranks.
+        Also empty for a rule, whose counterexample names local ranks instead of workers.
         """
         against = self._against_consensus
         witness: Mapping[str, Any] = {} if against is None else against.witness or {}

@@ -26,10 +26,10 @@ def certificate_of(read: Any, claims: Iterable[Claim]) -> dict[str, Any]:  # noq
 
 
 def confirm(schedule: Schedule) -> list[str]:
-    """Run the checker on a schedule's certificate and return the claims that hold. Loaders call this.
+    """Run the checker on a schedule's own certificate and return the names of the claims that hold.
 
     Raises:
-        RefutedError: there is no certificate, or an entry does not hold; the checker's sentence names the entry.
+        RefutedError: there is no certificate, or an entry does not hold; the message names the entry.
     """
     from partreduce.topo.document.schedule import dump_schedule
     from partreduce.topo.errors import RefutedError

@@ -1,7 +1,8 @@
-"""Prove whether averaging alone brings the workers to their common mean: row and column sums, and `consensus`.
+"""Prove that averaging alone brings all workers to their mean: `doubly-stochastic`, `unit-sums` and `consensus`.
 
-The theorems are the checker's (`verify/checker/consensus.py`). This module finds what they need, a spanning tree of
-groups, an out-tree of edges or a power with a norm below 1, or else the sets of workers that stay apart.
+The theorems stand in `verify/checker/consensus.py`. This module searches for the evidence that they need: a spanning
+tree of groups, a tree of edges from one worker to all others, or a power of the period's matrix with a norm below 1.
+Otherwise it searches for sets of workers that never average with each other.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def prove_sums(facts: ScheduleFacts) -> Claim:
     """Prove that the rows and columns of every mixing matrix sum to 1, or refute it by a column of a weighted graph.
 
     The claim is `doubly-stochastic`, or `unit-sums` if an entry is negative, which suffices to preserve the mean. In
-    weighted graphs rows sum to 1 because each worker keeps the remaining weight; a column may not.
+    weighted graphs rows sum to 1 because each worker keeps the remaining weight; a column need not.
     """
     for t, listed in enumerate(facts.schedule.strategy.graphs):
         for worker, surplus in sorted(listed.surplus().items()):
@@ -62,8 +63,9 @@ def prove_sums(facts: ScheduleFacts) -> Claim:
 def prove_consensus(schedule: Schedule) -> Claim:
     """Prove consensus of groups by spanning trees, or refute it by a set of workers that no group joins to the others.
 
-    Explicit groups: O(size · log size), one tree over all workers. Rules: one small tree per digit, for every number of
-    nodes. Trees suffice if 0 ≤ relaxation < 2 in every group; otherwise a norm below 1 is needed, too.
+    Explicit groups: one tree over all workers, O(size · log size). Rules: one small tree per digit of the node index,
+    valid for every number of nodes. Trees suffice if 0 ≤ relaxation < 2 in every group; otherwise the period's matrix
+    must have a norm below 1, too.
     """
     rule = rule_view(schedule)
     found = _trees_of_classes(rule) if rule is not None else _tree(schedule.phased.steps(schedule.cluster))
@@ -96,9 +98,10 @@ def _tree(phases: tuple[Phase, ...]) -> Claim:
 
 
 def _tree_of_class(rule: RuleView, digits: set[int]) -> tuple[list[list[int]], set[int]]:
-    """Return Kruskal's tree on one character class by a plain scan, and local ranks that it does not reach.
+    """Return a spanning tree of the local ranks on one character class (Kruskal), and the ranks that it does not reach.
 
-    Its vertices are local ranks and, if there are digits, the ground, which stands for 0: blocks that vanish join it.
+    The class holds the functions that vary along `digits` of the node index. A block that averages over one of these
+    digits maps them to 0, so it is joined to the vertex GROUND, which stands for the value 0.
     """
     home = {vertex: {vertex} for vertex in range(GROUND if digits else 0, rule.workers_per_node)}
     edges = []
@@ -145,7 +148,7 @@ def _trees_of_classes(rule: RuleView) -> Claim:
 
 
 def tree_of_phases(phases: Sequence[Phase]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return a spanning forest of the workers by groups with an effect, and the component of each worker.
+    """Return a spanning forest of the workers, with edges inside groups of nonzero relaxation, and their components.
 
     The edges (phase, smallest member, member), shape (num_edges, 3), are those of Kruskal's algorithm in the order of
     the phases; components have shape (num_workers,). Each phase is one vectorized minimum spanning forest over the
@@ -190,7 +193,7 @@ def _edges(phase: Phase) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
 
 
 def why_no_average(rounds: tuple[Round, ...]) -> str:
-    """Return why some worker's new value is no convex combination with a positive weight on its old one; else ""."""
+    """Return why some worker does not average with a positive weight on its own value; "" if all workers do."""
     if any(map(has_negative_entries, rounds)):
         return "a weight is negative."
     return "" if all(listed.keeps_something for listed in rounds) else "a worker keeps no weight on itself."
@@ -199,7 +202,8 @@ def why_no_average(rounds: tuple[Round, ...]) -> str:
 def out_tree_of(schedule: Schedule, *, counts_weights: bool = True) -> Claim:
     """Prove consensus by a tree of edges from one worker to all others; the claim is not proved if there is none.
 
-    Only edges of positive weight count; without `counts_weights` all do. The caller adds what follows from the tree.
+    Only edges of positive weight are used; without `counts_weights` all edges are. The explanation describes the tree
+    only; the caller adds the conclusion.
     """
     rounds = schedule.strategy.graphs
     if counts_weights and (why := why_no_average(rounds)):
@@ -215,13 +219,13 @@ def out_tree_of(schedule: Schedule, *, counts_weights: bool = True) -> Claim:
 
 
 def prove_consensus_of_graph(schedule: Schedule) -> Claim:
-    """Prove consensus of a weighted graph by a tree or a power; refute it by isolated sets, or a cycle of sets."""
+    """Prove consensus of a weighted graph by a tree or a matrix power, or refute it by sets of workers."""
     text = "neither positive weights on oneself with a root, nor a power with a norm below 1, were found."
     return by_tree_or_apart(schedule) or prove_power(schedule, NAME, MAX_POWER) or not_proved(NAME, text)
 
 
 def by_tree_or_apart(schedule: Schedule) -> Claim | None:
-    """Prove consensus of a `neighbor` schedule by a tree; refute it by isolated sets or a cycle of sets; else None."""
+    """Prove consensus of a `neighbor` schedule by a tree, or refute it by sets of workers; None if neither is found."""
     found, rounds = out_tree_of(schedule), schedule.strategy.graphs
     if found.holds:
         return found
@@ -281,7 +285,7 @@ def _refutation(rounds: tuple[Round, ...]) -> Claim | None:
 
 
 def _cyclic_parts(support: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.int64]]:
-    """Return the cyclic classes of a strongly connected support, in the order in which values propagate."""
+    """Return the sets of workers around which values rotate (cyclic classes of a connected graph), in order."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import shortest_path
 

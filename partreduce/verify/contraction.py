@@ -1,6 +1,7 @@
-"""Bound the differences after one period: `contraction`, ‖W_T … W_1 − J‖₂ ≤ c, and `exact-consensus`, where c is 0.
+"""Prove how much of a difference one period leaves: `contraction`, ‖P − J‖₂ ≤ c, and `exact-consensus`, where c is 0.
 
-The theorems are the checker's (`verify/checker/consensus.py` and, for a rule's classes of characters, `period.py`).
+P = W_T … W_1 is the matrix of the period, J that of the mean. The theorems stand in `verify/checker/consensus.py` and,
+for a rule's classes of characters, `period.py`.
 Rules at any number of nodes, and explicit schedules up to MAX_EXACT workers, are certified by exact pivots. Up to
 MAX_FACTOR workers the checker factors the matrix in integers, which bounds c² to n·2⁻³⁰ of itself; an exact 0 is proved
 as ‖M‖₂² ≤ ‖M‖₁·‖M‖∞. Exact consensus of explicit phases is certified by labels at any size, else by the product up to
@@ -30,7 +31,7 @@ from partreduce.verify.checker.period import MAX_DIGITS, MAX_SIZE
 
 NAME, EXACT = "contraction", "exact-consensus"
 MAX_EXACT = 48
-"""Most workers of an explicit schedule with exact pivots: fractions grow with n."""
+"""Most workers of an explicit schedule for which exact pivots are computed; their fractions grow with n."""
 MAX_FACTOR = 512
 """Most workers of an explicit schedule whose matrix the checker factors."""
 MAX_WORK, MAX_BITS = 10**10, 2**31
@@ -41,8 +42,8 @@ MARGIN = 2.0**-30
 Rounding to n·n integers and to a factor of 31 bits costs the checker at most 1.4 · 2⁻³¹ of c² per worker.
 """
 FOLLOWED_BITS = 16.0
-"""Most powers of two by which differences may grow inside a period with a norm of about 1: intermediate float rounding
-is 2⁻⁵² of that per worker, which must stay far below the margin."""
+"""Most bits by which differences may grow inside a period whose norm is about 1. Float rounding of the intermediate
+values is 2⁻⁵² of their size per worker, which must stay far below the margin."""
 ZERO = 1e-7
 """Norms below this are computed exactly: they may be 0, which a float cannot show."""
 MAX_PRODUCT = 128
@@ -59,14 +60,14 @@ def rule_view(schedule: Schedule) -> RuleView | None:
 
 
 def off_mean(schedule: Schedule, periods: int = 1) -> list[ExactMatrix] | None:
-    """Return P^periods − J, one matrix for each distinct class of a rule, else one; None if too many or too large."""
+    """Return P^periods − J exactly: one matrix per distinct class of a rule, else a single one; None if too large."""
     rule = rule_view(schedule)
     return [product_minus_mean(schedule, periods)] if rule is None else _off_mean_of_classes(rule, periods)
 
 
 @lru_cache(maxsize=1)
 def _off_mean_of_classes(rule: RuleView, periods: int) -> list[ExactMatrix] | None:
-    """Return the matrices of a rule; cached, for its rate and exact consensus."""
+    """Return `off_mean` of a rule; cached because contraction and exact consensus both need it."""
     if rule.num_digits > MAX_DIGITS or rule.workers_per_node > MAX_SIZE:
         return None
     classes = distinct_classes(rule)
@@ -208,7 +209,7 @@ def least_square(matrices: Sequence[ExactMatrix]) -> Fraction:
 
 
 def prove_exact(schedule: Schedule) -> Claim | None:
-    """Prove `exact-consensus`, P = J; None if it is false (which is no fault) or not shown."""
+    """Prove `exact-consensus`, P = J; None if it is false, which is acceptable, or was not shown."""
     rule, n = rule_view(schedule), schedule.num_workers
     if rule is None and schedule.is_phased:
         phases = schedule.phased.steps(schedule.cluster)
@@ -229,7 +230,7 @@ def prove_exact(schedule: Schedule) -> Claim | None:
 
 
 def _may_be_exact(phases: tuple[Phase, ...]) -> bool:
-    """Return whether a random vector becomes constant in floats: cheap, and avoids most exact tests."""
+    """Return whether a period makes a random vector constant in floats: a cheap test that saves most exact ones."""
     values = np.random.default_rng(0).standard_normal(phases[0].num_workers)
     mean = values.mean()
     with np.errstate(over="ignore", invalid="ignore"):  # factors beyond the range of floats: not detected as exact
@@ -258,7 +259,7 @@ def _by_labels(phases: tuple[Phase, ...]) -> Claim | None:
 
 
 def _uniform_size(phase: Phase) -> int:
-    """Return the common size of plain groups that hold every worker, 0 for any other phase."""
+    """Return the common group size of a phase of plain averages that include every worker; 0 for any other phase."""
     sizes = phase.sizes
     if phase.relaxation is not None or not len(phase) or len(phase.members) != phase.num_workers:
         return 0
@@ -266,9 +267,9 @@ def _uniform_size(phase: Phase) -> int:
 
 
 def mixed_radix_labels(phases: tuple[Phase, ...], radices: list[int]) -> npt.NDArray[np.int64] | None:
-    """Return labels of the workers, shape (n,), of which phase l varies only digit l; None if there are none.
+    """Return mixed-radix labels, shape (n,), that differ only in digit l inside a group of phase l; None if none exist.
 
-    Digit l must be constant within every group of the other phases, so it is the component of their union.
+    Digit l is constant inside every group of all other phases, so it numbers the connected components of these groups.
     O(len(phases) · n).
     """
     n, count = phases[0].num_workers, len(phases)
@@ -286,7 +287,7 @@ def mixed_radix_labels(phases: tuple[Phase, ...], radices: list[int]) -> npt.NDA
 
 
 def _merge(one: npt.NDArray[Any], two: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the components of workers that share a value of either array, numbered by their first worker, as `one`."""
+    """Return each worker's connected component, where workers with an equal value in either array are connected."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 

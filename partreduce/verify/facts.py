@@ -1,4 +1,4 @@
-"""Define statements about schedules: the checker computes the numbers of facts, and tables hold their sentences.
+"""Define statements about schedules: what is claimed, how it is proved, and the sentence that explains the result.
 
 A statement is a row of a table: its name, its prover, the caveats of its sentence, and the condition under which a
 schedule should not be run without it. Sentences are data: texts with placeholders for numbers, and conditional clauses.
@@ -24,13 +24,13 @@ from partreduce.verify.checker.claims import fact as checker_fact
 
 Numbers = dict[str, Any]
 Condition = Callable[[Schedule, Numbers], Any]
-"""The condition of a clause, given the schedule and the numbers of the fact."""
+"""The condition of a clause: a function of the schedule and the numbers of the fact."""
 Values = Callable[[Schedule, Numbers], Mapping[str, object]]
 """Values of placeholders in a sentence other than the numbers."""
 
 TOO_LONG = "computing its numbers would take over a second."
 NONE = -1
-"""No bound."""
+"""The value of a bound that does not exist."""
 
 
 class If(NamedTuple):
@@ -70,7 +70,8 @@ def never(_: Schedule, __: Numbers) -> bool:
 class Statement:
     """A statement about schedules: `prove` returns the claim, or None if the statement does not apply.
 
-    `caveats` are added to a claim that holds; `essential` tells for which schedules the claim is necessary.
+    `caveats` is appended to the explanation of a claim that holds; `essential` selects the schedules that should not
+    run without the claim.
     """
 
     name: str
@@ -150,9 +151,9 @@ class ScheduleFacts:
             raise ScheduleError(f"schedule {self.schedule.name!r}: {refusal.sentence}") from None
 
     def _fact(self, name: str) -> Fact | None:
-        """Return a fact by its name; without numbers if these take too long, None if there is no statement.
+        """Return a fact by its name; without numbers if these take too long, None if the fact does not apply.
 
-        Facts of a gap that are needed before a run are always computed; they are near-linear in the edges.
+        Facts of an iteration gap have no time limit: a run needs them, and their cost is near-linear in the edges.
         """
         if name not in self._known:
             limit = sys.maxsize if self.read.gap and name in GAP else MAX_WORK

@@ -1,7 +1,8 @@
-"""Prove the claim about planned failures: `survives`, that survivors agree.
+"""Prove `survives`: after every planned failure the surviving workers reach consensus.
 
-One failure of each class is examined, on the cells that the checker makes of the survivors' schedule
-(verify/checker/survives.py has the proof); this module finds bounds that the checker's pivots confirm.
+One failure of each class of symmetric failures is examined. Surviving workers that are interchangeable form one *cell*,
+which keeps the matrices small (proof: verify/checker/survives.py). This module finds bounds on the rate of consensus,
+which the checker confirms by exact pivots.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from partreduce.verify.facts import ScheduleFacts
 
 NAME = "survives"
 MAX_CELLS = 2 * 10**7
-"""Most cells, of all classes in all phases, that are examined."""
+"""Most cells of survivors, summed over all classes of failures and all phases."""
 MAX_RATED, MAX_RATES = 48, 4 * 10**6
 """Most cells of a class whose rate is proved, and the limit on the sum of their cubes over all classes."""
 
 
 def planned_classes(schedule: Schedule) -> list[tuple[int, ...]]:
-    """Return one failure of each class that the plan covers, smaller ones first.
+    """Return the failed ranks of one failure of each class that the plan covers, smaller failures first.
 
     Raises:
         TooLarge: more than `survives.MAX_CLASSES` classes, or too many workers.
@@ -54,7 +55,7 @@ def planned_classes(schedule: Schedule) -> list[tuple[int, ...]]:
 
 
 def prove_survives(schedule: Schedule) -> Claim:
-    """Prove that the survivors of every planned failure reach consensus, or refute it by a failure.
+    """Prove that the survivors of every planned failure reach consensus, or refute it by one failure.
 
     Rules: independent of the number of nodes. Listed groups: O(classes · period · n).
     """
@@ -85,7 +86,7 @@ def prove_survives(schedule: Schedule) -> Claim:
 
 
 def _apart(runs: Any, cells: Cells, known: Confirmed) -> str:  # noqa: ANN401 - the checker's own schedule
-    """Return, as a clause, why survivors do not agree; empty if they do."""
+    """Return why the survivors do not reach consensus, as a clause of a sentence; empty if they do."""
     if not lengthens_nothing(runs):
         return "a group has relaxation < 0 or relaxation >= 2, so a spanning tree of groups is not enough"
     parts, digit = parts_left(runs, cells, known, Work(NAME))
@@ -95,7 +96,11 @@ def _apart(runs: Any, cells: Cells, known: Confirmed) -> str:  # noqa: ANN401 - 
 
 
 def _least_square(runs: Any, cells: Cells, rates: dict[tuple[int, ...], Fraction]) -> Fraction:  # noqa: ANN401
-    """Return the least simple bound c² ≤ 1 on a period's differences; `rates` are those along free digits."""
+    """Return a bound c² ≤ 1 on the squared share of a difference that one period leaves among the survivors.
+
+    `rates` caches the bounds for functions that vary along free digits: digits of the node index with at least two
+    values that no failed node has.
+    """
     free, sizes = tuple(cells.free), np.array(cells.sizes)
     if free not in rates:
         listed = list(classes(runs, NAME, free)) if free else []

@@ -1,4 +1,4 @@
-"""Compute exact bounds on iteration gaps: the largest distance in steps between Hop's workers, and their queues.
+"""Compute exact bounds for Hop's iteration gap: the largest distance in steps between workers, and queue sizes.
 
 A worker is in step k from the instant it enters k; it enters step 0 at the start, so after e further entries it is in
 step e. `verify/checker/events.py` computes the bounds; it describes which worker waits for which, and proves that
@@ -30,7 +30,7 @@ def events_of(graph: Digraph, gap: IterationGap) -> EventGraph:
 
 @dataclass(frozen=True, slots=True)
 class Capacities:
-    """The largest numbers of updates that can wait at one worker, or that it can have in flight.
+    """Queue sizes that one worker needs: the most updates that can wait for it or that it can have in flight.
 
     `updates[u]`: updates of in-neighbor u from this worker's step on, queued or in flight. `slots[u]`: buffers that
     their payloads need; under staleness 1, because a newer update replaces an older one. `sent[v]`: this worker's
@@ -43,7 +43,7 @@ class Capacities:
 
 
 def capacities_of(graph: Digraph, gap: IterationGap, worker: int, events: EventGraph | None = None) -> Capacities:
-    """Return the proved capacities at `worker`, and those of its updates at its out-neighbors.
+    """Return the queue sizes of `worker` for its in-neighbors' updates, and of its out-neighbors for its own updates.
 
     O(edges · log) at worst for each neighbor; with the `events` of the graph, in practice the edges near the worker.
 

@@ -27,7 +27,7 @@ EXPLORED = (
 
 
 def gap_of(schedule: Schedule) -> IterationGap:
-    """Return the iteration gap of a schedule that has one."""
+    """Return the iteration-gap settings of a schedule whose protocol is an iteration gap."""
     assert isinstance(schedule.strategy.sync, IterationGap), "as its protocol says"
     return schedule.strategy.sync
 
@@ -74,7 +74,7 @@ BETWEEN_WORKERS = (
         ),
     ),
 )
-"""The distance between workers, and its requirements, for any kind of reduce."""
+"""Statements about waiting, queues and the distance between workers, for any kind of reduce."""
 
 STALENESS_OF_UPDATES = fact(
     "staleness",
@@ -107,7 +107,7 @@ MEMORY_OF_QUEUES = fact(
 
 
 def _prove_mean_preserved(facts: ScheduleFacts) -> Claim | None:
-    """Prove why the mean of all parameters moves: a lossy setting preserves it only if no worker receives."""
+    """Refute `mean-preserved` by an edge whose target may average without its update."""
     schedule, gap = facts.schedule, gap_of(facts.schedule)
     spare = gap.backups(schedule.num_workers)
     listened = (edge for edge in schedule.strategy.graphs[0].edges() if edge[2] and (gap.staleness or spare[edge[1]]))
@@ -135,11 +135,11 @@ ALL_LISTEN = (
 
 
 def _prove_consensus(facts: ScheduleFacts) -> Claim | None:
-    """Prove that all workers reach one value, by a tree of edges, or because no two sets can do without each other.
+    """Prove that all workers reach one value, or refute it by two sets of workers that need no update from outside.
 
-    With backup workers decide as the checker does; two self-sufficient sets are the witness against consensus. It is a
-    property of the worst case: the machines determine which updates are late, and a fair run agrees even if two such
-    sets exist.
+    Without backup workers a tree of edges proves it. With them, some run fails exactly if two disjoint sets of workers
+    need no update from outside. This is a worst case: in a run in which every edge delivers again and again, all
+    workers agree even if two such sets exist.
     """
     schedule, gap = facts.schedule, gap_of(facts.schedule)
     is_weighted = gap.weights is EdgeWeighting.GRAPH
@@ -168,9 +168,10 @@ def _prove_consensus(facts: ScheduleFacts) -> Claim | None:
 
 
 def halves(sources: Sequence[Sequence[int]], spare: Sequence[int]) -> tuple[set[int], set[int]] | None:
-    """Return two disjoint sets that need no update from other workers, by a quick search; None if none is found.
+    """Return two disjoint sets of workers that need no outside update, if a quick search finds them.
 
-    The search tries each worker with those near it, and the rest. `spare` holds each worker's number of backup workers.
+    The search tries the half of the workers nearest to a start worker, by edges or by rank, and then the others.
+    `spare` holds each worker's number of backup workers.
     """
     n = len(sources)
     targets: list[list[int]] = [[] for _ in sources]
@@ -204,7 +205,10 @@ def halves(sources: Sequence[Sequence[int]], spare: Sequence[int]) -> tuple[set[
 
 
 def _needs_consensus(schedule: Schedule, _: Numbers) -> bool:
-    """Return whether consensus is essential: unless it depends on late updates, or a reduce is no average."""
+    """Return whether consensus is essential: yes, unless backup workers make it depend on which updates are late.
+
+    Essential even then if a reduce keeps no weight on the worker itself.
+    """
     gap = gap_of(schedule)
     is_average = gap.weights is not EdgeWeighting.GRAPH or schedule.strategy.graphs[0].keeps_something
     return not (gap.has_backup and is_average)
@@ -226,4 +230,4 @@ LOSSY_GAP = (
     STALENESS_OF_UPDATES,
     MEMORY_OF_QUEUES,
 )
-"""Statements for a reduce that averages the available updates."""
+"""Statements for reduces that average only the updates available at the time."""

@@ -1,4 +1,4 @@
-"""Prove the membership of groups: `conflict-free`, at most one per phase; `membership`, equal for all members.
+"""Prove that a worker has at most one group per phase (`conflict-free`), the same for all members (`membership`).
 
 The checker finds workers in two groups (`verify/checker/groups.py`, with the proof). For membership the prover calls
 `Schedule.group_of`, the function that a worker evaluates at run time. If all groups of a period together are small
@@ -33,7 +33,7 @@ Expected = tuple[tuple[int, ...], Fraction] | None
 
 NAME = "membership"
 SAMPLED = 2**19
-"""Members in the groups of random workers."""
+"""Most group members that are computed, in all, to test random workers."""
 
 RULE = "each worker is in at most one group of a phase"
 OF_RULES = (
@@ -72,7 +72,7 @@ def _members(rule: RuleView, block: Block) -> list[int]:
 
 
 def prove_membership(schedule: Schedule) -> Claim | None:
-    """Prove or refute that `Schedule.group_of` agrees with the blocks; None for explicit schedules (one list for all).
+    """Prove or refute that `Schedule.group_of` agrees with the rule's blocks; None for explicit schedules.
 
     O(members in the groups), which is bounded for any number of nodes.
     """
@@ -113,7 +113,7 @@ def asks_everyone(schedule: Schedule) -> bool:
 
 
 def expected_group(rule: RuleView, phase: RulePhase, worker: int) -> Expected:
-    """Return the group of one worker by the definition of a block: all settings of its digits, last digit first."""
+    """Return one worker's members and relaxation by the definition of a block; None if the worker skips the phase."""
     node, local = divmod(worker, rule.workers_per_node)
     block = next((block for block in phase if local in block.local), None)
     if block is None or not block.makes_groups:
@@ -153,7 +153,7 @@ def _ask_everyone(schedule: Schedule, rule: RuleView) -> tuple[dict[str, Any] | 
 
 
 def _draw(schedule: Schedule, rule: RuleView) -> Iterator[tuple[int, int, Expected]]:
-    """Yield random workers and rounds with the right result: of every block, on the last node, in the prologue."""
+    """Yield random (worker, round, expected group) triples that cover every block, the last node and the prologue."""
     draw, budget = random.Random(schedule.name), SAMPLED
     places = [(t, block, local) for t, phase in enumerate(rule.phases) for block in phase for local in block.local]
     draw.shuffle(places)
@@ -187,7 +187,7 @@ MAX_EVALUATIONS = 20_000_000
 
 
 def expand(function: PhaseFunction, cluster: Cluster, period: int) -> list[Phase] | Claim:
-    """Return the phases of a user's function over a period, or the refuted claim: members differ, or no such period.
+    """Return the phases of a user's function over a period, or a refuted claim: members differ, or a wrong period.
 
     The function is called for every member, and in a second period, which must repeat the first.
 
@@ -212,7 +212,11 @@ def expand(function: PhaseFunction, cluster: Cluster, period: int) -> list[Phase
 
 
 def ask(function: PhaseFunction, worker: int, step: int, cluster: Cluster) -> Group | None:
-    """Return a worker's group in a step by the user's function, None if it skips; an InputError if it is no group."""
+    """Call the user's function for one worker and step; return the group, or None if the worker skips.
+
+    Raises:
+        InputError: the function fails, or returns no valid group.
+    """
     place = f"group_of(worker={worker}, step={step})"
     try:
         answer = function(worker, step, cluster)

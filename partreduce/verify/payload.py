@@ -1,4 +1,4 @@
-"""Prove claims about the payload: memory, bytes, codec errors, and separately exchanged tables.
+"""Prove claims about the payload: memory, bytes sent, codec errors, and separately exchanged embedding tables.
 
 The theorems and the numbers are the checker's (`verify/checker/`). This module checks that the runtime's function for
 the owner of a row agrees with the schedule: for all rows, or for random rows of large tables.
@@ -24,7 +24,7 @@ from partreduce.verify.rounds import has_codec
 
 SENT = ("of_worker", "of_node", "in_flight")
 ASKED = 2**12
-"""Rows of a table whose owner is tested."""
+"""Most rows of a table for which the owner is computed and compared."""
 
 CODEC_ERROR_SENTENCE = (
     (
@@ -55,7 +55,10 @@ CODEC_ERROR = fact("codec-error", CODEC_ERROR_SENTENCE, _of_codec, essential=has
 
 
 def _codec_error_of_server(facts: ScheduleFacts) -> Claim | None:
-    """Bound the error of sums that hosts decode, add and encode again: the checker reads no schedule of servers."""
+    """Bound the rounding error of parameter servers, which decode, add and encode again.
+
+    It is computed here because the checker reads no schedules of servers.
+    """
     schedule, n = facts.schedule, facts.schedule.num_workers
     if not has_codec(schedule, {}):
         return None
@@ -85,7 +88,7 @@ ARRAYS = {
     If(lambda s, _: s.strategy.payload.outer.momentum > 0, ", and one for the momentum of outer steps"): 1,
     If(lambda s, _: s.strategy.transport.error_feedback, ", and at most two for what error feedback keeps"): 2,
 }
-"""Clauses on arrays of the size of the parameters, other than those for sums, with the number of arrays of each."""
+"""Clauses of the sentence on memory, one for each use of parameter-sized arrays besides sums, with their number."""
 
 
 def _of_memory(schedule: Schedule, numbers: Numbers) -> Mapping[str, object]:
@@ -154,7 +157,7 @@ def in_bytes(numbers: Mapping[str, Any], model_bytes: int) -> dict[str, int]:
 
 
 def as_tables_only(schedule: Schedule) -> Schedule:
-    """Return a schedule with only the tables, whose exchange in every step is independent of the strategy.
+    """Return a copy of the schedule that exchanges only the embedding tables, which every strategy does in every step.
 
     Its strategy is All-Reduce, without the outer steps and fragments of other parameters, which All-Reduce may not
     have.
@@ -190,7 +193,7 @@ def _prove_one_owner(facts: ScheduleFacts) -> Claim | None:
 
 
 def _wrong_owner(schedule: Schedule, route: TablePlacement) -> dict[str, int] | None:
-    """Return a row for which `Schedule.owner_of` is not the host of its part."""
+    """Return a row for which `Schedule.owner_of` is not the host of the row's part; None if there is none."""
     hosts = route.hosts or range(schedule.num_workers)
     parts = route.partitions or len(hosts)
     rows = range(route.rows) if route.rows <= ASKED else sorted(random.Random(0).sample(range(route.rows), ASKED))
@@ -222,4 +225,4 @@ TABLES = (
         lambda _, n: {"listed": "; ".join(f"{name} {lookup} + {sums}" for name, lookup, sums in n["tables"])},
     ),
 )
-"""Statements on separately placed tables, as in `as_tables_only`."""
+"""Statements on separately exchanged embedding tables, about the schedule that `as_tables_only` returns."""

@@ -1,4 +1,4 @@
-"""Prove every claim about one schedule, with its certificate, by a loop over the statements of its kind."""
+"""Prove every claim about one schedule, and write its certificate: a loop over the statements for its strategy."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ OF_EXACT_AVERAGES = (
 
 
 def _where_means_stay(prover: Callable[[Schedule], Claim | None]) -> Callable[[ScheduleFacts], Claim | None]:
-    """Skip rates unless every matrix preserves the mean."""
+    """Return a prover that applies only if every mixing matrix preserves the mean."""
     return lambda facts: (
         prover(facts.schedule) if facts.numbers("doubly-stochastic") or facts.numbers("unit-sums") else None
     )
@@ -85,7 +85,7 @@ OWN_OUTER_PARAMS = (
     MEMORY,
     SENT_BYTES,
 )
-"""Statements on groups whose rounds are no mixing matrices: a round's result depends on outer parameters."""
+"""Statements on groups with outer parameters per worker, whose rounds are therefore not mixing matrices."""
 STATEMENTS: dict[str, tuple[Statement, ...]] = {
     "static": GROUPS,
     "allreduce": GROUPS,
@@ -94,9 +94,9 @@ STATEMENTS: dict[str, tuple[Statement, ...]] = {
     "pairwise": PAIRWISE,
     "server": SERVER,
 }
-"""The statements of every kind. A new kind is one line here."""
+"""Statements by kind of strategy; a new kind adds one line."""
 DECIDED_WHILE_IT_RUNS = ("dynamic_groups", "pairwise", "server")
-"""Kinds without a certificate: the checker reads none of their groups."""
+"""Kinds of strategy that choose groups at run time, so there is nothing to certify."""
 OF_PROTOCOL: dict[str, tuple[Statement, ...]] = {
     "gap": (SUMS, OF_GRAPH, *RATES, *BETWEEN_WORKERS, MEMORY_OF_QUEUES, STALENESS, END),
     "lossy gap": LOSSY_GAP,
@@ -128,7 +128,7 @@ def prove(schedule: Schedule) -> Proof:
 
     Rules: milliseconds at any number of nodes. Explicit schedules: near-linear in num_workers · period, rates only up
     to the sizes that docs/certificates.md states. Strategies whose groups are chosen at run time have no certificate;
-    their protocols are explored.
+    their protocols are model-checked instead.
 
     Raises:
         ScheduleError: the strategy has neither phases nor conditions to check.
@@ -161,7 +161,7 @@ def prove(schedule: Schedule) -> Proof:
 
 @dataclass(frozen=True, slots=True)
 class FunctionProof:
-    """The proof of a user's function, its schedule (None if members disagree), and the proved workers and steps."""
+    """Result of `prove_function`: the proof, the schedule (None if members disagree), and the scope in words."""
 
     proof: Proof
     schedule: Schedule | None

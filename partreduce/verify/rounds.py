@@ -1,7 +1,8 @@
 """Prove the guarantees of rounds, fixed or by quorum: order, ages, termination and equal workers.
 
-The theorems and the numbers are the checker's (`verify/checker/`). The content of a round that a quorum starts is
-decided at run time: its claims are theorems about the protocol, whose object is explored in small systems.
+The checker (`verify/checker/`) states the theorems and computes the numbers. Which gradients a round contains that a
+quorum starts is decided at run time: claims about it are theorems on the protocol, which is model-checked for small
+systems.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ END_OF_ROUNDS = (
     "mode keeps a worker whose data ended in every round that any worker begins; without it the others wait for a "
     "worker that ends early."
 )
-"""The assumption of `deadlock-free` about the end of a job, and its conclusion."""
+"""Text of `deadlock-free` about the last rounds of a job, with the assumption that it needs."""
 SAME_START = " Assumed: the same start, and a deterministic optimizer with the same settings on all workers."
 EXPLORED = " That the protocol's code follows this was explored for small configurations (docs/internals/explorer.md)."
 
@@ -250,4 +251,4 @@ QUORUM = (
         ),
     ),
 )
-"""Statements on rounds that a quorum starts, for any late workers."""
+"""Statements on rounds that a quorum of the workers starts, whichever workers are late."""

@@ -1,9 +1,8 @@
 """Certify claims by an integer matrix: `consensus-distance` by a covariance, `outer-consensus` by a norm.
 
-The theorems are the checker's (`verify/checker/consensus_distance.py` and `outer_steps.py`). For the first the prover
-solves X = F(X) + ε·I in floats, where F is the period with its noise, with an ε that exceeds the rounding of X to
-integers and hardly increases the bound. The results of this module are not trusted: they are rounded to integers, to
-which the checker itself applies one period.
+The theorems stand in `verify/checker/consensus_distance.py` and `outer_steps.py`. For `consensus-distance` the prover
+solves X = F(X) + ε·I in floats, where F is the effect of a period and its noise on the covariance, and ε exceeds the
+rounding of X to integers but hardly increases the bound. The checker does not trust X: it applies one period itself.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from partreduce.verify.consensus import prove_consensus
 from partreduce.verify.contraction import common_factor, rule_view
 
 Stack = npt.NDArray[np.float64]
-"""(classes, size, size)."""
+"""Matrices, one for each class of characters, shape (classes, size, size)."""
 
 NAME, OUTER = "consensus-distance", "outer-consensus"
 MAX_WORKERS = 512
@@ -94,13 +93,13 @@ def prove_consensus_distance(schedule: Schedule) -> Claim:
 
 
 def _bound(motion: Sectors, start: Stack) -> float:
-    """Return the mean over all instants of tr Σ / n for these covariances at the start of a period."""
+    """Return the consensus distance over a period that starts with these covariances: the mean of tr Σ / n."""
     (batch,) = motion.batches
     return noise_traces(batch, start, is_delayed=motion.is_delayed) / motion.num_workers
 
 
 def _shrinks(motion: Sectors, rounded: Stack, bits: int) -> bool:
-    """Return whether rows show X ≻ F(X), with a margin for the checker's rounding and for float errors here."""
+    """Return whether X ≻ F(X) by diagonal dominance, with a margin for the checker's rounding and float errors here."""
     (batch,) = motion.batches
     start = np.ldexp(rounded, -bits)
     difference = start - after_period(batch, start, is_delayed=motion.is_delayed)
@@ -112,7 +111,7 @@ def _shrinks(motion: Sectors, rounded: Stack, bits: int) -> bool:
 
 
 def motion_of(schedule: Schedule) -> Sectors | str:
-    """Return one period as linear maps with noise, on workers or a rule's classes, or why the check is impossible."""
+    """Return one period as linear maps with noise, for workers or a rule's classes; or why the check is impossible."""
     rule = rule_view(schedule)
     worker_steps = None if rule is None else steps_of_ranks(schedule, rule)
     found = _by_workers(schedule) if rule is None or worker_steps is None else _by_classes(schedule, rule, worker_steps)
@@ -181,7 +180,10 @@ def prove_outer_consensus(schedule: Schedule) -> Claim:
 
 
 def _weights(matrix: npt.NDArray[np.float64], c: float) -> list[int] | None:
-    """Return Σ (Mᵏ/cᵏ)ᵀ(Mᵏ/cᵏ) in integers, the lower triangle by rows; None if it is too long."""
+    """Return the matrix P of a norm in which M shrinks by c: Σ (Mᵏ/cᵏ)ᵀ(Mᵏ/cᵏ) in integers, lower triangle by rows.
+
+    None if the integers would be too long.
+    """
     scaled = matrix.T / c
     found, remainder = lyapunov.steady_state(scaled, np.eye(len(matrix)), negligible=1e-18)
     size = np.abs(found).max()

@@ -1,9 +1,9 @@
 """All statements about a schedule: claims with the check of their certificate entries, and facts with their functions.
 
-A certificate holds witnesses: data that takes longer to find than to confirm. What follows from the schedule alone is a
-fact and needs none: a function computes its numbers, with the proof in its docstring or at the top of its file, and
-returns None where there is no statement. A statement that holds for every program that obeys a protocol's rules is no
-fact about the file but depends on the running program: it is marked as following from the rules.
+A certificate holds witnesses: data that takes longer to find than to confirm. A *fact* follows from the schedule alone
+and needs no witness: a function computes its numbers, with the proof in its docstring or at the top of its file, and
+returns None if the fact does not apply. A statement that holds for every program that obeys a protocol's rules depends
+on the running program, not on the file alone: it is marked as following from the rules.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .schedule import Mode, Numbers, Schedule
 from .schema import Schema, hold
 
 MATRICES: frozenset[Mode] = frozenset({"rounds", "gap"})
-"""The matrices of a period are known, applied one after the other, and what workers add between two averagings."""
+"""Modes in which a period is a fixed sequence of mixing matrices, to which claims about matrices apply."""
 
 
 class Claim(NamedTuple):
-    """One kind of claim: the check of its entry, the schemas of the entry's members, and the modes that it is for."""
+    """One kind of claim: the function that checks an entry, the schemas of its members, and the modes it applies to."""
 
     check: Callable[[Schedule, dict[str, Any], str], None]
     members: dict[str, Schema]
@@ -55,7 +55,7 @@ def _objects(**members: Schema) -> Schema:
 TEXT: Schema = {"type": "string"}
 SQUARED: dict[str, Schema] = {"squared": TEXT}
 NUMBER = _integers(-1, 2**31)
-"""A worker, a phase, a digit, a label; -1 of a tree is its vertex 0. The checks ask for what there is."""
+"""A worker, phase, digit or label, or -1 for the vertex ZERO of a tree; each check limits the range further."""
 TRIPLES = _lists(_lists(NUMBER, minItems=3, maxItems=3))
 CERTIFICATE = _objects(
     format={"const": "partreduce.certificate"},
@@ -105,12 +105,12 @@ ASSUMED = {
     "one-owner": "the installed code takes the owner of every row from the file",
     "nic-bytes": "a step looks each table up once, and messages about sizes are not counted",
 }
-"""What proofs and facts suppose of the program that runs, besides that it follows the protocol."""
+"""Assumptions of proofs and facts about the running program, besides that it follows the protocol."""
 
 AFTER_FAILURE_TOO = frozenset({"conflict-free", "deadlock-free", "survives"})
-"""What holds of the survivors of every failure that a plan covers; all else speaks of the groups of the file.
+"""Claims that also hold for the survivors of every planned failure; all others are about the groups of the file.
 
-That survivors reach consensus is `survives`: of the claim `consensus` it does not follow.
+Consensus of the survivors is the claim `survives`; it does not follow from the claim `consensus`.
 """
 
 
@@ -156,7 +156,7 @@ def check(certificate: object, schedule: Schedule) -> Iterator[str]:
 Stated = Callable[[Schedule, Work], Numbers | None]
 
 MAX_WORK = 10**9
-"""What one fact may cost: seconds. One that costs more is left out, and said to be."""
+"""Limit on the work for one fact, some seconds; a fact that needs more is reported without numbers."""
 
 
 class Fact(NamedTuple):
@@ -175,7 +175,7 @@ class Fact(NamedTuple):
 
 
 def without_numbers(_: Schedule, __: Work) -> Numbers:
-    """Return no numbers, of a fact that holds of every schedule of its mode; its theorem is at the top of its file."""
+    """Return no numbers: the fact holds for every schedule of its mode, by the theorem at the top of its file."""
     return {}
 
 
@@ -212,14 +212,14 @@ FACTS: dict[Mode, dict[str, Stated]] = {
         "equal-replicas": quorum.equal_replicas,
     },
 }
-"""What is stated of a schedule, by how its workers wait for one another."""
+"""The facts of each mode, by name, with the functions that compute their numbers."""
 
 OF_THE_FILE = SUMS.keys() | ASSUMED.keys()
-"""Facts. All others follow from the rules of a protocol, and so do all of a gap but sums."""
+"""Names of facts that follow from the file alone; all others, and all in GAP, follow from the rules of a protocol."""
 
 
 def fact(schedule: Schedule, name: str, limit: int | None = None) -> Fact | None:
-    """Return one fact of a schedule with disjoint groups, within `limit` units of work; None without a statement."""
+    """Return one fact of a schedule with disjoint groups, within `limit` units of work; None if it does not apply."""
     stated = FACTS[schedule.mode].get(name)
     if stated is None:
         return None

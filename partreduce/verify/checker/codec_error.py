@@ -1,16 +1,16 @@
 """Fact `codec-error`: a bound on the error of a group's coded average, compared with the exact mean of its inputs.
 
-*Statement.* Let x_i be what member i of a group gives: a gradient, or of parameters their difference to the reference
-that all share; with error feedback also what earlier roundings left over. Let A be the mean over the members of |x_i|
+*Statement.* Let x_i be the input of member i of a group: a gradient, or the difference of its parameters to a reference
+that all share; with error feedback plus the residual of earlier roundings. Let A be the mean over the members of |x_i|
 for the codecs of 16 bits, and for int8, or int4, the mean of each member's largest |x_i| in the block of numbers that
-share a scale. Then each decoded number is off the exact mean of the x_i by at most
+share a scale. Then each decoded number differs from the exact mean of the x_i by at most
 
     `relative` · A + `absolute`,
 
 in every group of the schedule, or it is not finite (an overflow stays visible to the end: infinity or not a number). A
 is at most the largest |x_i|. Where gradients are summed and not averaged, read "sum" for "mean" everywhere.
 
-*One rounding.* A codec writes a number x as one off by at most e·m + t, where m is |x|, or for int8 the largest of its
+*One rounding.* A codec changes a number x by at most e·m + t, where m is |x|, or for int8 the largest magnitude of its
 block: e = 2⁻¹¹, t = 2⁻²⁵ (float16); 2⁻⁸, 2⁻¹³⁴ (bfloat16): half a unit of the last digit, and of the last digit that
 there is near 0. int8 writes q·s with s = m/127 and q the whole number nearest to x·127/m, at most half of s off; scale,
 product and decoding are float32, u = 2⁻²⁴, which costs at most 127·(4u + 2u²) steps s more, so e = 1/254 + 2⁻²¹; and
@@ -58,10 +58,10 @@ from .refusal import Work
 from .schedule import BLOCKS, Numbers, Schedule
 
 SINGLE, SMALLEST_SINGLE = Fraction(1, 2**24), Fraction(1, 2**150)
-"""e and t of a float32."""
+"""The errors e (relative) and t (absolute) of rounding to float32."""
 
 FIRST_ROUNDINGS = 3
-"""In float32, of what a member gives: a difference, a division, a conversion."""
+"""Float32 roundings of a member's input: the difference to the reference, the division, the conversion."""
 
 ROUNDING = {
     "float16": (Fraction(1, 2**11), Fraction(1, 2**25)),
@@ -69,11 +69,11 @@ ROUNDING = {
     "int8": (Fraction(1, 254) + Fraction(1, 2**21), Fraction(1, 2**119)),
     "int4": (Fraction(1, 14) + Fraction(1, 2**21), Fraction(1, 2**119)),
 }
-"""e and t of every codec."""
+"""The errors e (relative) and t (absolute) of every codec."""
 
 
 def codec_error(schedule: Schedule, _: Work) -> Numbers | None:
-    """Fact `codec-error`: return `relative` and `absolute`, the bounds, and `roundings`, the most of one number."""
+    """Fact `codec-error`: return the bounds `relative` and `absolute`, and `roundings`, the most of one number."""
     if schedule.transport["codec"] == "none":
         return None
     sums = [coded_sum(schedule.transport, *shape) for shape in set(_shapes(schedule))]
@@ -107,7 +107,7 @@ def rounded_up(*sums: FollowedSum) -> tuple[str, str]:
 
 
 def coded_sum(transport: Mapping[str, Any], inside: int, nodes: int) -> FollowedSum:
-    """Return the bound after all stages of a group of `inside` members on each of `nodes` nodes; 1 for a ring."""
+    """Return the bound after all stages of a group of `inside` members on each of `nodes` nodes (1: a ring)."""
     codec, size = transport["codec"], inside * nodes
     relative, absolute = ROUNDING[codec]
     result = FollowedSum()
@@ -135,7 +135,7 @@ def coded_sum(transport: Mapping[str, Any], inside: int, nodes: int) -> Followed
 
 
 def _shapes(schedule: Schedule) -> Iterator[tuple[int, int]]:
-    """(l, h) of all groups: (1, k) of one that goes as a ring, (k, 1) of one that goes as it is."""
+    """Yield (members per node, nodes) of every group: (1, k) if a ring sums it, (k, 1) if it is not coded."""
     for average in chain.from_iterable(schedule.phases):  # one is of all, as where a prologue ends
         inside, nodes = schedule.on_nodes(average)
         if schedule.transport["where"] == "across-nodes" and nodes == 1:

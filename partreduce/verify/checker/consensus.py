@@ -3,10 +3,10 @@
 P is the matrix of a period (`period.py`), without steps, and without outer steps from shared outer parameters. Such an
 outer step adds the same value to all workers: differences shrink in the same way, and the common value is another one.
 
-Claim `consensus`: averaging alone, repeated, brings all workers to one common value. It is the mean where
-`doubly-stochastic` or `unit-sums` holds as well. Connection is not enough: a cyclic shift is connected and doubly
-stochastic, and never converges. There are three methods of proof (and a fact, `gaps.py`, where reduces leave out some
-in-neighbors).
+Claim `consensus`: averaging alone, repeated, brings all workers to one common value. This value is the mean if
+`doubly-stochastic` or `unit-sums` holds as well. A connected graph is not enough: a cyclic shift is connected and
+doubly stochastic, and never converges. There are three methods of proof (and a fact, `gaps.py`, for reduces that leave
+out some in-neighbors).
 
 **Method `trees`, for groups.** Let 0 ≤ t < 2 in every group. *Theorem:* if a spanning tree of the workers can be made
 of pairs that some group with 0 < t < 2 holds, then P contracts everything off the mean. A group replaces d = x − mean
@@ -79,7 +79,7 @@ ZERO = -1
 """The vertex of a tree that stands for the value 0."""
 
 MAX_ROWS = 1024
-"""Factors are made for matrices of up to so many rows."""
+"""Most rows of a matrix that is factored."""
 
 
 def check_by_trees(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
@@ -100,10 +100,10 @@ def lengthens_nothing(schedule: Schedule) -> bool:
 
 
 def _confirm_tree(schedule: Schedule, digits: Sequence[int], tree: list[Any], place: str) -> None:
-    """A spanning tree of witnesses [phase, first worker of a contracting group, another of its workers], in order.
+    """Confirm a spanning tree of edges [phase, first worker of a contracting group, another of its workers], in order.
 
-    In a group that acts as 0 the first is ZERO. Witnesses join everything: they are one fewer than the vertices, and
-    each joins two parts that were apart.
+    In a group that acts as 0 the first is ZERO. The edges are one fewer than the vertices, and each joins two separate
+    components, so together they join all vertices.
     """
     num_edges = schedule.width - (0 if digits else 1)
     confirm(len(tree) == num_edges, place, "…", f"{num_edges} witnesses")

@@ -13,18 +13,18 @@ times its number of characters. Let Q = I − J on the class that holds the mean
 so Q·W = Q·W·Q: the mean may be taken out at the end of a period.
 
 **No phase lengthens.** Groups with 0 ≤ relaxation ≤ 2 have the eigenvalues 1 and 1 − relaxation. A matrix without
-negative entries whose rows and columns sum to 1 has ‖W‖₂² ≤ ‖W‖₁·‖W‖∞ = 1. Both are asked of every phase.
+negative entries whose rows and columns sum to 1 has ‖W‖₂² ≤ ‖W‖₁·‖W‖∞ = 1. Every phase is checked for this.
 
-*Theorem.* Let Σ be the covariance of the workers off the mean at the start of a period, and F(Σ) what the period makes
-of it: each phase W·(Σ + D)·Wᵀ, or late W·Σ·Wᵀ + D, with the variances of its steps on the diagonal of D. Let X be
+*Theorem.* Let Σ be the covariance of the workers off the mean at the start of a period, and F(Σ) that at its end: each
+phase makes it W·(Σ + D)·Wᵀ, or late W·Σ·Wᵀ + D, with the variances of its steps on the diagonal of D. Let X be
 symmetric with X ≻ F(X), and let no phase lengthen a vector. Then workers that start equal, Σ = 0, have Σ ⪯ X at the
-start of every period, and Σ converges, to a steady state that is ⪯ X too. So the sum over a period of the traces that X
-leads to bounds the sum of the traces of Σ, in the steady state and in every period before.
+start of every period, and Σ converges, to a steady state that is ⪯ X too. So the sum of the traces over a period that
+starts with X bounds the sum of the traces of Σ, in the steady state and in every period before.
 
-*Proof.* Let M be the period off the mean, so F(X) = M·X·Mᵀ + (what is not negative), and ‖M‖₂ ≤ 1. First, X ⪰ 0: were
+*Proof.* Let M be the period off the mean, so F(X) = M·X·Mᵀ + (a matrix ⪰ 0), and ‖M‖₂ ≤ 1. First, X ⪰ 0: were
 its smallest eigenvalue μ negative, with v of length 1, then μ = vᵀXv > vᵀM·X·Mᵀv ≥ μ·‖Mᵀv‖² ≥ μ. Next, F is monotone (A
-⪯ B gives F(A) ⪯ F(B)), so from 0 ⪯ X all that follows stays ⪯ F(X) ⪯ X. It grows from F(0) ⪰ 0 on, so it converges. As
-X ⪰ 0 and X ≻ M·X·Mᵀ, powers of M vanish: from wherever workers start they come to that steady state.
+⪯ B gives F(A) ⪯ F(B)), so covariances that start at 0 stay ⪯ F(X) ⪯ X. They grow, since F(0) ⪰ 0, so they converge. As
+X ⪰ 0 and X ≻ M·X·Mᵀ, powers of M vanish: from any start the workers reach that steady state.
 
 **X ≻ F(X)** is seen by rows: on the diagonal of X − F(X) each entry exceeds the sum of the absolute values of its
 row's others. **Rounding.** Entries of W·X·Wᵀ are rounded to the nearest integer. That changes a matrix of g rows by a
@@ -51,20 +51,20 @@ from .strict_json import as_fraction
 from .survives import cells_of
 
 GUARD = 16
-"""Bits that are kept below those of the certificate's own numbers while a period is computed."""
+"""Extra bits, beyond those of the certificate's numbers, with which a period is computed."""
 
 MAX_ROWS = 1024
 MAX_MATRIX_BITS = 2**30
-"""The integers of one matrix may have so many bits together."""
+"""Most bits of all integers of one matrix together."""
 
 
 class Steps(NamedTuple):
-    """The noise of the steps between averages at each place (a worker, or a local rank of a rule).
+    """The noise that steps add between averages at each place (a worker, or a local rank of a rule).
 
-    `worker_steps` are the steps per round of each place, and `instants` is H, the largest of them. Round t averages the
-    variance `noise[t]`, in integers of which `unit` means 1, rounded upwards: the steps per round, or with
-    step-normalized averages steps_per_round·f², where f is the mean steps_per_round of the place's group divided by its
-    own.
+    `worker_steps` are the steps per round of each place, and `instants` is H, the largest of them. `noise[t]` is the
+    variance that each place adds in round t, as integers in units of 1/`unit`, rounded upwards: the steps per round, or
+    with step-normalized averages steps_per_round·f², where f is the mean steps_per_round of the group divided by the
+    place's own.
     """
 
     worker_steps: list[int]
@@ -110,9 +110,9 @@ def read_steps(schedule: Schedule, unit: int, work: Work) -> Steps:
 
 
 def _means(schedule: Schedule, t: int, worker_steps: Sequence[int]) -> list[Fraction]:
-    """What each place pushes in round t: its steps per round, or its group's mean if averages are step-normalized.
+    """Return the progress of each place in round t, in steps: its own, or its group's mean if step-normalized.
 
-    Weighted graphs have no groups: a worker with an edge in the round pushes the mean steps_per_round of all workers.
+    Weighted graphs have no groups: for a worker with an edge in the round it is the mean of all workers.
     """
     means = list(map(Fraction, worker_steps))
     if schedule.is_step_normalized and schedule.rounds:
@@ -137,7 +137,7 @@ def rounded_after_phase(schedule: Schedule, t: int, digits: Sequence[int], rows:
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Check claim `consensus-distance`, `at_most`: `covariance`[c] / 2^`bits` is X of class c, a lower triangle."""
+    """Check claim `consensus-distance`: the bound `at_most`, by lower triangles `covariance`[c] / 2^`bits` = X."""
     work = Work(place)
     schedule = with_places(schedule, place)
     steps = read_steps(schedule, 1 << (entry["bits"] + GUARD), work)
@@ -157,7 +157,7 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
 def _sum_of_traces(
     schedule: Schedule, steps: Steps, digits: Sequence[int], start: IntegerMatrix, work: Work
 ) -> Fraction:
-    """The sum over the instants of a period of the trace off the mean, from X = start / unit; confirms X ≻ F(X)."""
+    """Return the sum over a period's instants of the trace off the mean, from X = start / unit; confirm X ≻ F(X)."""
     size, is_late = schedule.width, schedule.is_late
     half = (size + 1) // 2
     # Inside a round W has not acted yet: noise of the steps made so far comes to what stood at its start.
@@ -176,7 +176,7 @@ def _sum_of_traces(
 
 
 def _confirm_smaller(after: IntegerMatrix, before: IntegerMatrix, digits: Sequence[int], place: str) -> None:
-    """Confirm X ≻ Q·Y·Q for Y = after and X = before, row by row; all times size², which makes integers of it."""
+    """Confirm X ≻ Q·Y·Q for X = before, Y = after by diagonal dominance, times size² so that entries are integers."""
     size = len(after)
     sums = [0 if digits else sum(row) for row in after]
     whole = sum(sums)
@@ -188,7 +188,7 @@ def _confirm_smaller(after: IntegerMatrix, before: IntegerMatrix, digits: Sequen
 
 
 def _trace(matrix: IntegerMatrix, digits: Sequence[int]) -> Fraction:
-    """The trace of Q·X·Q."""
+    """Return the trace of Q·X·Q."""
     trace = sum(row[i] for i, row in enumerate(matrix))
     return Fraction(trace) if digits else trace - Fraction(sum(map(sum, matrix)), len(matrix))
 

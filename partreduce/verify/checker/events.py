@@ -53,7 +53,7 @@ MAX_WORKERS = 2**20
 PLACE = "strategy.sync.iteration_gap"
 
 Edges = Sequence[tuple[int, int, Fraction]]
-"""(target, source, weight)."""
+"""The edges of a weighted graph, each as (target, source, weight)."""
 
 
 class Need(NamedTuple):
@@ -76,7 +76,7 @@ class EventGraph:
         max_ig: int | None,
         notify_ack: bool,
     ) -> None:
-        """`edges` are (source, target); `backups` has a number for each worker."""
+        """`edges` are (source, target) pairs; `backups` has the number of backup workers of each worker."""
         self.edges, self.num_workers = edges, (n := len(backups))
         self.needs: list[Need] = []
         self.uses: list[list[int]] = [[] for _ in range(3 * n)]
@@ -123,7 +123,7 @@ class EventGraph:
     def bounds(self, work: Work) -> dict[tuple[int, int], tuple[float, float]]:
         """Return for every edge (u, v), in order, the most Round(u) − Round(v) and Round(v) − Round(u), or infinity.
 
-        The first is finite: that an update queue has a bound is a premise of the file.
+        The first is finite, because the reader requires that update queues have a bound (`require_fit`).
         """
         if not self._bounds:
             neighbors: list[set[int]] = [set() for _ in range(self.num_workers)]
@@ -136,7 +136,7 @@ class EventGraph:
 
 
 class KeptGap(NamedTuple):
-    """The setting of an iteration gap as the file states it; `backup` is one number for each worker, or one for all."""
+    """The settings of an iteration gap in the file; `backup` is one number for each worker, or one for all."""
 
     max_ig: int | None
     staleness: int
@@ -192,10 +192,10 @@ class KeptGap(NamedTuple):
 
 
 def _leads_back(edges: Edges) -> bool:
-    """Whether from the target of every edge a path leads to its source.
+    """Return whether a path leads from the target of every edge back to its source.
 
-    If so, a worker reaches exactly those who reach it. Conversely let a worker reach the set S, and the same S reach
-    it: an edge with one end in S has both in S, and its ends reach each other by way of that worker.
+    This holds if and only if every worker reaches exactly the workers that reach it. For the "if": call their set S; an
+    edge with one end in S has both in S, and its ends reach each other by way of the worker.
     """
     onward: dict[int, set[int]] = {}
     backward: dict[int, set[int]] = {}

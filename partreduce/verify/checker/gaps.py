@@ -7,7 +7,7 @@ round from the instant it enters it.
 * `gap`: the two ends of an edge are never more than `bound` rounds apart; −1 where one can get ahead without limit.
   It is attained.
 * `queues`: at v, for every edge (u, v) in order, an update waits for each of the rounds Round(v) … Round(u), at most
-  (Round(u) − Round(v)) + 1 = `update`; of tokens max_ig + Round(v) − Round(u) wait, at most `token`, −1 without limit.
+  (Round(u) − Round(v)) + 1 = `update`; max_ig + Round(v) − Round(u) tokens wait, at most `token` (−1: no limit).
 * `staleness`: a reduce of round k averages updates of round k − `steps` at the earliest, and k + `ahead` at the latest:
   without staleness of round k only; with it, of a round that the setting admits, and of which a worker so far ahead can
   have sent the update. In the parallel order an update holds its worker's steps before it entered the round, so one
@@ -126,7 +126,7 @@ def two_closed_sets(
             targets[u].append(v)
 
     def struck(kept: set[int], without: set[int]) -> set[int]:
-        """The largest set in `kept` less `without` that can close itself; `kept` can."""
+        """Return the largest subset of `kept` − `without` that can close itself, given that `kept` can."""
         work.spend(1000 + 50 * len(kept))
         left = kept - without
         waiting = {v for u in without for v in targets[u] if v in left}

@@ -56,7 +56,7 @@ def confirm_disjoint(schedule: Schedule) -> None:
 
 
 EVALUATED = 2**20
-"""Every worker was asked if the members of all answers, in all phases, are at most so many (1 for one that skips)."""
+"""Most members of all workers' groups, over all phases, with which `group_of` is evaluated (1 for a skipped phase)."""
 
 
 def check_membership(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
@@ -77,7 +77,7 @@ def check_membership(schedule: Schedule, entry: dict[str, Any], place: str) -> N
 
 
 def members_of_answers(schedule: Schedule) -> int:
-    """Return the members of the answers of all workers of a rule in all phases; who skips is one."""
+    """Return the total size of the groups that all workers of a rule compute in all phases; 1 for a skipped phase."""
     members = schedule.period * schedule.width
     for local_ranks, across, _ in chain.from_iterable(schedule.phases):
         size = len(local_ranks) * prod(schedule.radices[digit] for digit in across)
@@ -96,7 +96,7 @@ def unit_sums(schedule: Schedule, _: Work) -> Numbers | None:
 
 
 def _sums(schedule: Schedule, *, has_negative: bool) -> Numbers | None:
-    """The smallest entry, None where columns do not sum to 1, or where it has the other sign."""
+    """Return the fact if the smallest entry has the requested sign; else None, also if a column does not sum to 1."""
     weights: list[Fraction] = []
     for sizes in schedule.group_sizes():
         for size, relaxation in sizes:

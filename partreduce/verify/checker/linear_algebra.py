@@ -6,8 +6,8 @@ pivot above a non-zero entry ends the elimination, and is refused: such a matrix
 
 **A rounded factor.** *Theorem.* Let A and L be of integers and A − e·I = L·Lᵀ + R. If e + R_ii ≥ Σ_{j≠i} |R_ij| for
 every i, then A ⪰ 0: L·Lᵀ is, and so is e·I + R, whose rows are dominated by their diagonal (Gershgorin). *Any* L will
-do, so the elimination may round: R is what it leaves. Below the diagonal L_ij is the integer nearest to a quotient by
-L_jj, so |R_ij| ≤ L_jj/2; on it R_ii ≥ 0 is what an integer root leaves.
+do, so the elimination may round: R is the remainder. Below the diagonal L_ij is the integer nearest to a quotient by
+L_jj, so |R_ij| ≤ L_jj/2; on it R_ii ≥ 0 is the remainder of an integer square root.
 
 **A norm.** ‖M‖₂ ≤ c iff c²·I − MᵀM ⪰ 0; in the inner product with weights w > 0 iff c²·diag(w) − Mᵀ·diag(w)·M ⪰ 0.
 """
@@ -28,13 +28,13 @@ NORM_BITS = 32
 """A norm is compared in steps of about 2⁻³² of itself."""
 
 SMALLEST = Fraction(1, 2**128)
-"""Norms with a smaller square are not looked at: rounding them would need ever longer integers."""
+"""The smallest squared norm that is accepted: rounding smaller ones would need ever longer integers."""
 
 SHIFT_BITS = 45
-"""Of a given matrix e is 2⁻⁴⁵ of the largest entry on the diagonal."""
+"""In `confirm_semidefinite` e is 2⁻⁴⁵ of the largest entry on the diagonal."""
 
 FACTOR_BITS = 60
-"""The entries of its L have at least about so many bits, so that what is left over stays far below e."""
+"""Fewest bits, approximately, of the entries of L in `confirm_semidefinite`, so that R stays far below e."""
 
 
 def pivots(matrix: Matrix, place: str, work: Work) -> list[Fraction]:

@@ -5,8 +5,8 @@ and a round of its group gives it, with r the outer rate, μ the outer momentum 
 
     b' = μ·b + m        a' = a + r·(m + μ·b') with nesterov, else a + r·b'
 
-Who stands in no group keeps both. So a period is a linear map M of all (a, b). It leaves equal outer parameters without
-momentum alone; let Π take out the mean of the outer parameters, so that Π·M = Π·M·Π, and M mean Π·M from here.
+A worker without a group keeps both. So a period is a linear map M of all (a, b). It does not change equal outer
+parameters without momentum. Let Π remove the mean of the outer parameters, so Π·M = Π·M·Π; below, M stands for Π·M.
 
 *Theorem.* Let P be symmetric with P − I and c²·P − MᵀPM positive semidefinite, c < 1. With V(z) = zᵀPz each period
 gives V(Mz) ≤ c²·V(z), so ‖z‖² ≤ V(z) falls below every bound: outer parameters come to agree, and momenta to rest, by a
@@ -68,14 +68,14 @@ def joint_period(schedule: Schedule, digits: Sequence[int], work: Work) -> Ratio
 
 
 def _step(schedule: Schedule, t: int, digits: Sequence[int]) -> Step:
-    """Round t on one class. As |m| ≤ 2·max |a| and μ < 1, it multiplies the largest entry by 3 + 5·r at most."""
+    """Return round t on one class. As |m| ≤ 2·max |a| and μ < 1, the largest entry grows by 3 + 5·r times at most."""
     averages, (r, s) = averages_on_class(schedule.phases[t], digits), schedule.outer.lr.as_integer_ratio()
     k, q = lcm(*(len(members) for members, _, _ in averages)), schedule.outer.momentum.denominator
     return (k * q * q * (3 * s + 5 * r)).bit_length(), partial(_after_round, schedule.outer, averages, k)
 
 
 def _after_round(outer: OuterStep, averages: Sequence[ClassAverage], k: int, rows: IntegerMatrix) -> Rational:
-    """The rows of (a, b) after a round of averages whose numbers of members divide k."""
+    """Return the rows of (a, b) after a round, where k is a common multiple of the group sizes."""
     half = len(rows) // 2
     (p, q), (r, s) = outer.momentum.as_integer_ratio(), outer.lr.as_integer_ratio()
     factor = k * q * q * s

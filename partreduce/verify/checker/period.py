@@ -27,10 +27,10 @@ from .refusal import Work, require
 from .schedule import Average, Edge, Schedule
 
 MAX_DIGITS = 12
-"""Rules may have so many digits: 4,096 classes."""
+"""Most digits of a rule, which make 4,096 classes."""
 
 MAX_SIZE = 64
-"""Pivots are computed for matrices of up to so many rows."""
+"""Most rows of a matrix whose pivots are computed."""
 
 MAX_MATRIX_BITS = 2**32
 MAX_ENTRY_BITS = 2**17
@@ -42,11 +42,11 @@ Step = tuple[int, Callable[[IntegerMatrix], Rational]]
 """A factor W of a product: how many bits longer than those of X the integers of W·X are at most, and X ↦ W·X."""
 
 ClassAverage = tuple["Sequence[int]", bool, Fraction]
-"""(members, whether the average is 0 on this class, relaxation)."""
+"""An average on one class of characters: (members, whether it acts as 0 there, relaxation)."""
 
 
 def averages_on_class(phase: Sequence[Average], digits: Sequence[int]) -> list[ClassAverage]:
-    """Return the averages of a phase on the class of characters that vary along `digits`; explicit groups have one."""
+    """Return the averages of a phase on the class of characters that vary along `digits` (none for explicit groups)."""
     varying = frozenset(digits)
     groups = (average for average in phase if average.is_group)
     return [(members, not varying.isdisjoint(across), relaxation) for members, across, relaxation in groups]
@@ -138,7 +138,7 @@ def after_averages(rows: IntegerMatrix, phase: Sequence[ClassAverage], sizes: Se
 
 
 def _after_edges(rows: IntegerMatrix, edges: Sequence[Edge]) -> Rational:
-    """W · rows for a round of weighted edges."""
+    """Return W · rows for a round of weighted edges."""
     factor = lcm(*(edge.weight.denominator for edge in edges))
     result = [[factor * entry for entry in row] for row in rows]
     for target, source, weight in edges:

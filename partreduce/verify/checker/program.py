@@ -27,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
         arguments: those of USAGE, without the program's name.
 
     Returns:
-        The exit status. No file and no argument raises an error.
+        The exit status; no file and no argument makes it raise an exception.
     """
     try:
         return _main(arguments)
@@ -61,7 +61,7 @@ def _main(arguments: Sequence[str]) -> int:
 
 
 def _answers(arguments: Sequence[str]) -> Iterator[str]:
-    """A line for every claim, once it is seen to hold, and for all that follows without a certificate."""
+    """Yield one line for every confirmed claim, then for every fact, then for every assumption."""
     limit, paths = _command_line(arguments)
     certificate = read_file(paths[0], is_certificate=True, limit=limit)
     document = read_file(paths[1], is_certificate=False, limit=limit)
@@ -91,7 +91,7 @@ def _format_numbers(numbers: Numbers | None) -> str:
 
 
 def _command_line(arguments: Sequence[str]) -> tuple[int, list[str]]:
-    """The limit on the size of a file, and two paths."""
+    """Return the limit on the size of a file, in bytes, and the two paths."""
     limit, paths = MAX_BYTES, list(arguments)
     if len(paths) == 4 and paths[0] == "--max-bytes" and re.fullmatch("[0-9]{1,15}", paths[1]):
         limit, paths = int(paths[1]), paths[2:]

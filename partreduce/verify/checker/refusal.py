@@ -12,11 +12,11 @@ import json
 UNREADABLE, REFUTED = 65, 1
 
 MAX_WORK = 10**10
-"""About so many machine operations may be spent on one claim: some minutes of arithmetic."""
+"""Most machine operations, approximately, for one claim: some minutes of arithmetic."""
 
 
 class Refusal(Exception):  # noqa: N818 - a refusal is an answer and not an error
-    """The checker does not accept a file.
+    """The exception by which the checker rejects a file.
 
     Attributes:
         sentence: the place, its value and the expected value, in one line.

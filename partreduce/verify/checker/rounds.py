@@ -45,7 +45,7 @@ from .refusal import Work
 from .schedule import PLAIN, Numbers, Schedule, keeps_something
 
 NONE = -1
-"""There is no bound."""
+"""The value of a bound that does not exist."""
 
 
 def rounds_to_meet(schedule: Schedule, work: Work) -> int | None:
@@ -60,7 +60,7 @@ def rounds_to_meet(schedule: Schedule, work: Work) -> int | None:
 
 
 def _of_workers(schedule: Schedule, start: int, work: Work) -> int | None:
-    """The rounds from round `start` on until every worker's value has reached all; a set has bit i for worker i."""
+    """Return the rounds from `start` on until every worker's value has reached all; sets have bit i for worker i."""
     n, period = schedule.num_workers, schedule.period
     work.spend(n * (n // 8 + 40))  # before the first list is made
     arrived = [1 << worker for worker in range(n)]

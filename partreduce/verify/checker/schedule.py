@@ -28,29 +28,29 @@ from .refusal import require
 from .schema import ONE_FORM, SCHEMA, as_choice, hold, with_defaults
 
 LIMIT = 2**31
-"""No number of workers reaches this."""
+"""Every number of workers is below this limit."""
 MAX_PERIOD = 2**18
-"""Phases of a period, repetitions counted."""
+"""Most phases of a period, repetitions counted."""
 MAX_UNROLLED = 2**24
-"""Ranks that repeated phases stand for in all."""
+"""Most ranks in all repeated phases together, repetitions counted."""
 MAX_COMMON_BITS = 2**14
-"""The common denominator of the factors or weights of one phase may have so many bits."""
+"""Most bits of the common denominator of the relaxations or weights of one phase."""
 
 PLAIN = Fraction(1)
 """The factor of a plain mean. Every plain average holds this very object, so that `is` tells it apart at once."""
 BLOCKS = ("int8", "int4")
-"""Codecs of which neighboring numbers share a scale."""
+"""Codecs in which a block of neighboring numbers shares a scale."""
 ELEMENT = {"none": 4, "float16": 2, "bfloat16": 2, "int8": 1}
-"""Bytes of a table's number as it travels."""
+"""Bytes that one number of a table takes when it is sent, by codec."""
 
 Numbers = dict[str, Any]
-"""What is stated of a schedule, by the names of its numbers."""
+"""The numbers of a fact, by name."""
 Failure = tuple[int, ...]
 """The failed workers, ascending."""
 
 Mode = Literal["rounds", "gap", "lossy gap", "rounds by quorum", "own outer parameters"]
-"""Synchronous, late or in a pipeline; a gap whose reduces take all updates, or some; rounds of all, or of groups; outer
-steps of groups, whose rounds are no matrices."""
+"""How workers wait: fixed rounds (also late or pipelined); an iteration gap whose reduces take all updates, or some; a
+quorum that starts rounds; fixed rounds of groups with outer parameters per worker, which are no mixing matrices."""
 
 
 class Average(NamedTuple):
@@ -134,7 +134,7 @@ class Schedule:
 
     The first two have `phases` and the third has `rounds`; the other list is empty, and both are if a `quorum` starts
     rounds, since the workers in a sum are then decided at run time. `radices` are those of a rule. `workers_per_node`
-    is 0 for nodes of unequal size. `nodes` are the nodes as the file lists them, empty if it states only that each has
+    is 0 for nodes of unequal size. `nodes` lists the ranks on each node, empty if the file states only that each has
     `node_size` workers, in the order of ranks.
 
     `worker_steps` holds the steps per round: one number, or one for each worker. If `averages_gradients`, gradients are
@@ -263,7 +263,7 @@ class Schedule:
 
 
 def kept_weights(edges: Sequence[Edge]) -> Iterable[Fraction]:
-    """Return the weights that targets of a round keep; there may be far more workers than the file has lines."""
+    """Return the weight on itself that each target of a round's edges keeps; all other workers keep 1."""
     kept: dict[int, Fraction] = {}
     for target, _, weight in edges:
         kept[target] = kept.get(target, Fraction(1)) - weight
@@ -319,7 +319,7 @@ def read_schedule(document: object) -> Schedule:
 
 
 def _read_cluster(raw: dict[str, Any]) -> tuple[int, list[list[int]], int]:
-    """Workers, listed nodes, and the size of a node: 0 unless all have as many workers, in the order of ranks."""
+    """Return the number of workers, the listed nodes, and the node size (0: unequal nodes, or not in order)."""
     nodes, size = raw.get("nodes", []), raw.get("workers_per_node", 0)
     ranks = list(chain.from_iterable(nodes))
     require(sorted(ranks) == list(range(len(ranks))), "cluster.nodes", "ranks are 0..n-1, each once")
@@ -331,7 +331,7 @@ def _read_cluster(raw: dict[str, Any]) -> tuple[int, list[list[int]], int]:
 
 
 def _read_phases(strategy: dict[str, Any], n: int, size: int) -> tuple[dict[str, Any], list[Any]]:
-    """Form, radices and phases, of groups or, where nodes have `size` workers each, of rules; and phases as given."""
+    """Return form, radices and phases of groups, or of a rule on nodes of `size` workers; and the phases as given."""
     place, radices = "strategy.phases", strategy.get("node_radices")
     counts = [entry["repeat"] if type(entry) is dict else 1 for entry in strategy["phases"]]
     require(sum(counts) <= MAX_PERIOD, place, f"has at most {MAX_PERIOD} phases")
@@ -353,7 +353,7 @@ def _read_phases(strategy: dict[str, Any], n: int, size: int) -> tuple[dict[str,
 
 
 def _read_averages(phase: list[dict[str, Any]], key: str, high: int, place: str) -> list[Average]:
-    """One phase of groups or of blocks. Files hold millions of groups, so all of them are looked at at once, in C."""
+    """Return one phase of groups or blocks. Files hold millions of groups, so all are checked at once, in C."""
     members = list(map(itemgetter(key), phase))
     across = [block["across"] for block in phase] if key == "local" else repeat(())
     given = [item.get("relaxation", 1) for item in phase]
@@ -368,14 +368,14 @@ def _read_averages(phase: list[dict[str, Any]], key: str, high: int, place: str)
 
 
 def _ascend(lists: list[list[int]]) -> bool:
-    """Whether the numbers of each list ascend, each once: with a -1 before each list every number is above another."""
+    """Return whether each list ascends strictly: with -1 before each list, every number exceeds its predecessor."""
     flat: list[int] = list(chain.from_iterable(map(chain, repeat((-1,)), lists)))
     larger: int = sum(map(lt, flat, islice(flat, 1, None)))
     return larger == len(flat) - len(lists)
 
 
 def _read_edges(given: dict[str, Any], n: int, place: str) -> list[Edge]:
-    """One round of weighted edges; the file gives (source, target) and one weight for all or one each."""
+    """Return one round of edges; the file gives (source, target) pairs, and one weight for all or one for each."""
     pairs, weights = [(target, source) for source, target in given["edges"]], given["weights"]
     same = not isinstance(weights, list)
     fits = same or len(weights) == len(pairs)
@@ -401,7 +401,7 @@ def exact(value: int | str, place: str) -> Fraction:
 
 
 def _exact_of(values: Iterable[int | str], place: str) -> dict[int | str, Fraction]:
-    """The numbers of a phase, which have a common denominator of reasonable length: else sums of them never end."""
+    """Return the exact numbers of a phase; sums would take too long if their common denominator were very long."""
     numbers = {value: exact(value, place) for value in set(values)}
     common = 1
     for denominator in {number.denominator for number in numbers.values()}:
@@ -412,7 +412,7 @@ def _exact_of(values: Iterable[int | str], place: str) -> dict[int | str, Fracti
 
 
 def _read_options(strategy: dict[str, Any], n: int) -> dict[str, Any]:
-    """The members that every kind may have."""
+    """Return the options that every kind of strategy may have, as arguments of Schedule."""
     steps = strategy["steps_per_round"]
     worker_steps = steps if isinstance(steps, list) else [steps]
     fits = len(worker_steps) == n if isinstance(steps, list) else True
@@ -455,7 +455,7 @@ def _read_options(strategy: dict[str, Any], n: int) -> dict[str, Any]:
 
 
 def _read_table(table: dict[str, Any], n: int, place: str) -> Table:
-    """`one-owner` says that a row lies on one worker: a host is a worker, and named once."""
+    """Return an embedding table. As `one-owner` needs one worker for each row, hosts are workers, each named once."""
     named = table["hosts"]
     require(max(named, default=0) < n and len(set(named)) == len(named), f"{place}.hosts", "names workers, each once")
     require(table["codec"] in ELEMENT, f"{place}.codec", f"must be one of {list(ELEMENT)}")  # the bytes of a row
@@ -467,10 +467,10 @@ def _read_table(table: dict[str, Any], n: int, place: str) -> Table:
 
 
 def _require_premises(read: Schedule, strategy: dict[str, Any]) -> None:
-    """What proofs suppose of the members of a file together, each with the proof that does.
+    """Require the conditions on combinations of settings that proofs assume; comments name the proofs.
 
     *Stable outer steps.* Let e = mean - outer parameters, b the outer momentum, r the rate, μ the momentum's factor and
-    α what workers keep of their own where all meet: 1 - relaxation. A round of all without gradients maps (e, b) to
+    α the share that workers keep where all average: 1 - relaxation. A round of all without gradients maps (e, b) to
     (α·(e - s), b'), where b' = μ·b + e and s = r·b', or Nesterov's r·(e + μ·b'); other rounds keep the mean. The trace
     T is α·(1 - r·ν) + μ with ν = 1, or 1 + μ, and the determinant D is α·μ, or α·μ·(1 - r). The spectral radius is
     below 1 if and only if |D| < 1 and |T| < 1 + D (Jury). T < 1 + D and |D| < 1 follow from 0 <= α, μ < 1, r > 0 and
@@ -538,14 +538,14 @@ def _require_premises(read: Schedule, strategy: dict[str, Any]) -> None:
 
 
 def _shares_kept(read: Schedule) -> set[Fraction]:
-    """What workers keep of their own in the rounds that average over all of them, or over all survivors."""
+    """Return the shares that workers keep of their own values where all of them, or all survivors, average."""
     plan = read.failure_plan
     groups = chain.from_iterable(read.phases) if plan is not None and plan.rule != "all_reduce" else ()
     return {1 - factor for factor in (*read.averages_of_all.values(), *(group.relaxation for group in groups))}
 
 
 def _require_survivors(read: Schedule, plan: FailurePlan, kind: str, has_rule: bool) -> None:
-    """`survives`: survivors have a mean, and a program that continues by the rule."""
+    """Require what `survives` assumes: two or more survivors, and settings that the rule of the plan can continue."""
     require(read.num_workers - plan.failures >= 2, "failure_plan.failures", "leaves 2 workers or more")
     fits = {"all_reduce": True, "keep_groups": kind == "static", "reapply_rule": has_rule}[plan.rule]
     rule = "reapply_rule goes with node_radices, and all_reduce alone with allreduce"

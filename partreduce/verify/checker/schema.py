@@ -33,7 +33,7 @@ WORDS = {
     "object": (dict, "an object"),
     "string": (str, "a text"),
 }
-"""The types of the schema: their class in Python, and what they are called here."""
+"""For each type of the schema, its class in Python and its name in messages."""
 
 
 def with_defaults(value: dict[str, Any], schema: Schema = SCHEMA) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def with_defaults(value: dict[str, Any], schema: Schema = SCHEMA) -> dict[str, A
 
 
 def hold(column: list[Any], schema: Schema, place: str) -> None:
-    """Raise a Refusal if a value of the column does not fit the schema, or has a member that equals its default."""
+    """Raise a Refusal if a value of the column does not fit the schema, or has a member that repeats its default."""
     schema = _resolve(schema)
     if not column:
         return
@@ -120,7 +120,7 @@ def _hold_objects(column: list[dict[str, Any]], schema: Schema, place: str) -> N
 
 
 def _split(column: list[Any], schema: Schema, place: str) -> Iterator[tuple[Schema, list[Any]]]:
-    """The values of each alternative of a schema."""
+    """Yield each alternative of a schema with the values of the column that belong to it."""
     for kind in set(map(type, column)):
         values = [value for value in column if type(value) is kind]
         typed = _of_type(schema, values[0], place)
@@ -128,13 +128,13 @@ def _split(column: list[Any], schema: Schema, place: str) -> Iterator[tuple[Sche
 
 
 def _alternatives(schema: Schema) -> list[Schema]:
-    """The forms that a schema leaves open, those of a form in it too."""
+    """Return the alternatives (anyOf, oneOf) of a schema, nested ones expanded; empty if it has none."""
     forms = map(_resolve, schema.get("anyOf") or schema.get("oneOf", ()))
     return [one for form in forms for one in (_alternatives(form) or [form])]
 
 
 def _of_type(schema: Schema, value: object, place: str) -> list[Schema]:
-    """The alternatives of a value's type, or the schema itself."""
+    """Return the alternatives that allow a value's type; the schema itself if it has no alternatives."""
     forms = _alternatives(schema) or [schema]
     typed = [form for form in forms if type(value) is WORDS[form["type"]][0]]
     require(typed, place, "must be " + " or ".join(dict.fromkeys(WORDS[form["type"]][1] for form in forms)))
@@ -142,7 +142,7 @@ def _of_type(schema: Schema, value: object, place: str) -> list[Schema]:
 
 
 def _nearest(forms: list[Schema], value: Any) -> Schema:  # noqa: ANN401 - parsed JSON
-    """The first form that lacks fewest of an object's keys and words."""
+    """Return the schema that an object violates least, by missing keys and different constants; the first if equal."""
 
     def distance(form: Schema) -> int:
         words = {name: part["const"] for name, part in form["properties"].items() if "const" in part}
@@ -153,6 +153,6 @@ def _nearest(forms: list[Schema], value: Any) -> Schema:  # noqa: ANN401 - parse
 
 
 def _resolve(schema: Schema) -> Schema:
-    """A schema, or the definition that it refers to."""
+    """Return a schema, or the definition to which its `$ref` refers."""
     name = schema.get("$ref")
     return _resolve(SCHEMA["$defs"][name.removeprefix("#/$defs/")]) if name else schema

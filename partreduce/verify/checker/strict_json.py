@@ -1,4 +1,4 @@
-"""Read JSON strictly, and exact fractions from its texts."""
+"""Read JSON files strictly, and exact fractions from strings."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .refusal import UNREADABLE, Refusal, confirm, require
 MAX_BYTES = 2**27
 """The largest file that is read unless `--max-bytes` says otherwise."""
 MAX_DEPTH = 32
-"""Objects and lists in one another, the outermost included."""
+"""Most levels of nested objects and lists, the outermost included."""
 LONGEST = 2**53
-"""Integers of a schedule are smaller, because not every reader of JSON keeps others."""
+"""Integers of a schedule are below this limit, because some readers of JSON round larger ones."""
 
 
 def read_file(path: str, *, is_certificate: bool, limit: int = MAX_BYTES) -> Any:  # noqa: ANN401 - parsed JSON

@@ -1,9 +1,9 @@
 """Claim `survives`: after every planned failure the survivors reach consensus, with a bound on the rate.
 
-*What is claimed.* The plan covers every failure of up to `failures` workers and of all workers of any one node that
-leaves two workers or more, and each is equivalent to one of `classes`. The matrix P of a period of the schedule that
-the survivors of that failure run has ‖P − J‖₂² ≤ its `squared` and contracts everything off the mean, where J is the
-mean of the survivors.
+*The claim.* The plan covers every failure of up to `failures` workers, and of all workers of any one node, that leaves
+at least two workers. Each is equivalent to one failure in `classes`. Let P be the matrix of one period of the schedule
+that the survivors of that failure run, and J their mean: ‖P − J‖₂² is at most the failure's `squared`, and P contracts
+everything off the mean.
 
 **The plan** is one of three rules. `keep_groups`: the schedule's groups without the failed workers.
 `reapply_rule`: the schedule's own rule on the nodes with survivors, in their order, without the failed workers.
@@ -61,10 +61,10 @@ all cells of the group have in common, the ways to choose the digits outside D. 
 product with sizes as weights averages are projections as ever, so the argument about connection holds for cells, and ‖P
 − J‖₂² ≤ c² on them is seen by pivots.
 
-**Answers.** `answers` is the SHA-256 of what survivors answer as in `membership`, after each such failure: smaller ones
-first and then in order, last those of nodes with more workers. Where there may be over 2²⁰ lines it is empty.
+**Answers.** `answers` is the SHA-256 of the groups that survivors compute, as in `membership`, after each such failure:
+smaller ones first and then in order, last those of nodes with more workers. It is empty if it may exceed 2²⁰ lines.
 
-Rounds continue in order after a failure, so `deadlock-free` holds of survivors as of all.
+Rounds continue in order after a failure, so `deadlock-free` holds for the survivors, too.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ from .schedule import Average, Failure, FailurePlan, Schedule
 from .strict_json import as_fraction
 
 MAX_CLASSES = 2**16
-"""Classes of failures that are looked at."""
+"""Most classes of failures that are examined."""
 MAX_CELLS = 2**23
-"""Cells of what the survivors of one failure run, in all phases."""
+"""Most cells of the survivors of one failure, summed over all phases."""
 ASKED = 2**20
-"""Lines of all answers, up to which every failure was asked about."""
+"""Most lines of the survivors' answers after all failures; with more, `answers` is empty."""
 MAX_WIDTH = 2**20
-"""Workers of listed groups, and local ranks of a rule, whose kinds are looked at."""
+"""Most workers of listed groups, or local ranks of a rule, whose symmetries are computed."""
 
 Pattern = tuple[tuple[int, ...], ...]
 
@@ -146,7 +146,7 @@ class Symmetries(NamedTuple):
         return (*columns[:1], *(tuple(map(column.index, column)) for column in columns[1:]))
 
     def classes(self, count: int, work: Work) -> dict[Pattern, Failure]:
-        """Return, by pattern, one failure of each pattern of at most `count` failed workers, that of none included."""
+        """Return one failure for each pattern of at most `count` failed workers, including no failure."""
         found: dict[Pattern, Failure] = {}
         grown: Iterable[Failure] = [()]
         for _ in range(count + 1):
@@ -283,7 +283,7 @@ def prime_factors(number: int) -> list[int]:
 
 
 def all_failures(num_workers: int, nodes: Iterable[Sequence[int]], most: int) -> Iterator[Failure]:
-    """Yield every failure of up to `most` workers, as ascending ranks, smaller ones first, then of larger nodes."""
+    """Yield the ranks of every failure of up to `most` workers, smaller ones first, then of every larger node."""
     for count in range(1, most + 1):
         yield from combinations(range(num_workers), count)
     for node in nodes:
@@ -333,7 +333,7 @@ def _groups_of_cells(block: Average, rows: Sequence[tuple[tuple[int, ...], list[
 
 
 def hash_answers(text: Any, runs: Schedule, missing: Failure, work: Work) -> None:  # noqa: ANN401 - of hashlib
-    """Update a hash with the answers of all survivors in every phase (defined in `groups.check_membership`)."""
+    """Update a hash with each survivor's group in every phase, in the format of `groups.check_membership`."""
     left = runs.num_workers - len(missing)
     for phase in cells_of(runs, missing, list(map(range, runs.radices)), work).phases:
         home = {worker: f"{members[0]} {relaxation}\n" for members, _, relaxation in phase for worker in members}
@@ -341,7 +341,7 @@ def hash_answers(text: Any, runs: Schedule, missing: Failure, work: Work) -> Non
 
 
 def hash_of_survivors(schedule: Schedule, plan: FailurePlan, work: Work) -> str:
-    """Return `answers` of a plan: the SHA-256 of the survivors' answers, empty if there may be too many lines."""
+    """Return `answers` of a plan: the SHA-256 of the survivors' groups, empty if there may be too many lines."""
     n = schedule.num_workers
     count = schedule.num_nodes + sum(comb(n, failed) for failed in range(1, plan.failures + 1))
     if count * n * schedule.period > ASKED:
@@ -404,7 +404,7 @@ def parts_left(runs: Schedule, cells: Cells, known: Confirmed, work: Work) -> tu
 
 
 def _confirm_rate(runs: Schedule, cells: Cells, squared: Fraction, known: Confirmed, work: Work) -> None:
-    """The bound on the classes that hold a free digit, and on the cells."""
+    """Confirm the bound on the classes that hold a free digit, and on the cells."""
     place = work.place
     confirm(len(cells.sizes) <= MAX_SIZE, place, str(squared), f"1: there are over {MAX_SIZE} cells")
     for digits in classes(runs, place, cells.free) if runs.radices else ():

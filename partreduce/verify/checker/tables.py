@@ -57,12 +57,12 @@ def _apart(schedule: Schedule) -> list[Table]:
 
 
 def _aggregates(schedule: Schedule) -> bool:
-    """Whether the workers of a node agree on rows first: where several nodes are, and several workers on one."""
+    """Return whether workers of a node combine rows first: if set, with several nodes and several workers on one."""
     return schedule.aggregates and 1 < max(schedule.node_sizes) < schedule.num_workers
 
 
 def _most_bytes(schedule: Schedule, table: Table) -> tuple[int, int]:
-    """(of a lookup, of gradients) out of the busiest node's NICs."""
+    """Return the bytes (of a lookup, of its gradients) that leave the busiest node through its NICs."""
     row, rows, n = table.row_bytes, table.rows, schedule.num_workers
     if schedule.num_nodes == 1:
         return 0, 0
@@ -83,9 +83,9 @@ def _most_bytes(schedule: Schedule, table: Table) -> tuple[int, int]:
 
 
 def _nodes(schedule: Schedule, table: Table) -> list[tuple[int, int]]:
-    """(workers, rows of the table) of the nodes, or of some of them that show the most and the least rows.
+    """Return (workers, rows of the table) of each node, or of only those nodes with the most and the fewest rows.
 
-    Where all workers of equal nodes are hosts, rows do not grow from a host to the next, nor from a node to the next.
+    If all workers of equal nodes are hosts, no host has more rows than the previous one, and no node either.
     """
     size = schedule.node_size
     if not schedule.nodes and isinstance(table.hosts, range):

@@ -15,7 +15,7 @@ from .rounds import fragments
 from .schedule import BLOCKS, PLAIN, Average, Edge, Numbers, Schedule
 
 Groups = frozenset[tuple[tuple[int, ...], tuple[int, ...]]]
-"""(members, across) of each."""
+"""The distinct groups, or blocks of a rule, of a phase, each as (members, across)."""
 
 
 def memory(schedule: Schedule, _: Work) -> Numbers:
@@ -62,7 +62,7 @@ def memory(schedule: Schedule, _: Work) -> Numbers:
 
 
 def _most_groups(schedule: Schedule, phases: Iterable[Groups]) -> tuple[int, int]:
-    """The most distinct groups of a worker (of a local rank, for rules), and the most other members in them."""
+    """Return the most distinct groups of one worker (local rank, for rules), and the most other members in them."""
     kinds: dict[tuple[int, int], list[Sequence[int]]] = {}  # members, by communicators and workers of a group
     for members, across in Groups().union(*phases):
         size = len(members) * prod(map(schedule.radices.__getitem__, across))
@@ -77,14 +77,14 @@ def _most_groups(schedule: Schedule, phases: Iterable[Groups]) -> tuple[int, int
 
 
 def _largest(counts: Sequence[tuple[Any, Counter[int]]]) -> Any:  # noqa: ANN401 - of integers or of fractions
-    """The largest sum that one key has of the numbers, each as often as it is counted there."""
+    """Return the largest total of one key: the sum, over all (number, counts) pairs, of number · counts[key]."""
     keys = set().union(*(count for _, count in counts))
     different = set(zip(*(map(count.__getitem__, keys) for _, count in counts), strict=True))  # few, of many keys
     return max((sum(map(mul, times, (each for each, _ in counts))) for times in different), default=0)
 
 
 def _communicators(schedule: Schedule, members: Sequence[int], across: Sequence[int]) -> int:
-    """How many a group has (no members: the group of all workers): a second one where blocks are summed as a ring."""
+    """Return the communicators of a group (no members: all workers): two if a ring sums blocks, otherwise one."""
     if schedule.transport["codec"] not in BLOCKS:
         return 1
     inside, nodes = schedule.on_nodes(Average(members, across, PLAIN) if members else None)
@@ -102,7 +102,7 @@ def most_neighbors(rounds: Sequence[Sequence[Edge]]) -> int:
 
 
 Sent = tuple[Fraction, Fraction]
-"""What leaves the worker and the node that send most."""
+"""Bytes that leave the busiest worker, and the busiest node, for each byte that is averaged."""
 
 
 class Spread(NamedTuple):
@@ -205,7 +205,7 @@ def _of_everybody(schedule: Schedule) -> Sent:
 
 
 def _of_blocks(schedule: Schedule, phase: Sequence[Average]) -> Sent:
-    """Every node is in one group of each block, and neighbors in it are neighbors in the order of ranks."""
+    """Return what a rule's phase sends; every node is in one group of each block, whose ring follows the ranks."""
     of_worker, of_node = NOTHING
     for members, across, _ in phase:
         nodes = prod(schedule.radices[digit] for digit in across)
@@ -237,12 +237,12 @@ def _of_groups(schedule: Schedule, phase: Sequence[Average]) -> Sent:
 
 
 def _alike(size: int, nodes: int) -> Spread:
-    """A group that has as many workers on each of its nodes, in the order of ranks."""
+    """Return a group with the same number of workers on each of its nodes, in the order of ranks."""
     return Spread(size, size // nodes, nodes, size // nodes, int(nodes > 1))
 
 
 def _spreads(schedule: Schedule, average: Average, nodes: Sequence[int]) -> Iterator[tuple[int, Spread]]:
-    """A group as each of its nodes sees it."""
+    """Yield each node of a group, with the group as seen from that node."""
     inside, num_nodes = schedule.on_nodes(average)
     leaving = Counter(one for one, after in zip(nodes, (*nodes[1:], nodes[0]), strict=True) if one != after)
     for node, count in Counter(nodes).items():
