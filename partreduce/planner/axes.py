@@ -1,11 +1,11 @@
-"""Choose the axes that every candidate has: transport of its sums, delay, and k, the steps per round.
+"""Choose the settings that every candidate has: transport of its all-reduces, delay, and steps per round k.
 
 Transport changes no metric, so it is chosen by cost alone (`measuring.transports_of`). The metrics of all delays and k
 follow from those at k = 1 (`topo.metrics.late_distance`), the seconds from stages costed once for each algorithm and
 codec. The best k is exact at fixed speeds. Where step times vary, the settings that are good at mean speeds are sampled
 (`planner.options`). All-Reduce's gradients at k = 1 may also arrive late, on all workers, which changes no metric and
-costs extra steps; or be sent layer by layer. Where workers take different numbers of steps, delay and k are kept, since
-the metrics of other settings do not follow.
+costs extra steps; or be sent layer by layer. If workers take different numbers of steps per round, delay and k stay
+unchanged, because the metrics of other settings cannot be derived.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from partreduce.topo.strategies.axes import SYNCHRONOUS, GradientBuckets, Transp
 from partreduce.topo.timing.event_graph import TimedPeriod
 
 ALWAYS, MOST = 24, 48
-"""Steps per round that are always considered, and the maximum; between them the range that the steps model was fitted
-to decides."""
+"""Steps per round up to which all are considered, and the maximum; between these two numbers, those are considered
+whose metrics lie in the range that the steps model was fitted to."""
 
 
 class Setting(NamedTuple):
-    """Delay, steps per round, and whether gradients are sent in one piece or by layers.
+    """One setting of a schedule: delay, steps per round, and whether gradients are sent in one piece or by layers.
 
     For a schedule whose workers take unequal numbers of steps, `steps_per_round` is 1 and the schedule's numbers are
     kept.
@@ -104,7 +104,7 @@ class Timings:
         return self.period.cycle(steps_per_round=count, sync=delay.sync).per_round
 
     def _steps(self, delay: Delay) -> list[float]:
-        """Return the step seconds of 1 to `MOST` steps per round.
+        """Return the seconds per step for each number of steps per round from 1 to `MOST`.
 
         The seconds of a round are the largest mean of a cycle of waiting workers, so they are convex in the steps:
         where the middle of a range lies on its chord, so does all of it.
@@ -129,11 +129,11 @@ class Timings:
 
 
 class Measurements:
-    """A synchronous schedule of one step per round, or of unequal steps, with the seconds and metrics of its settings.
+    """The seconds and metrics of one schedule in all its settings (delay, steps per round, algorithm, codec).
 
-    `timings` holds one entry for each algorithm and codec of its sums, the finest codec first; `metrics` are those for
-    every number of steps per round, None if workers take unequal numbers. The schedule's own delay and equal steps per
-    round are ignored. Nothing here depends on the optimizer, the objective or limits.
+    `schedule` is made synchronous, with one step per round unless workers take unequal steps. `timings` holds one entry
+    for each algorithm and codec, the finest codec first; `metrics` covers every number of steps per round, None if
+    workers take unequal steps. Nothing here depends on the optimizer, the objective or limits.
     """
 
     def __init__(self, schedule: Schedule, job: PlanRequest) -> None:
@@ -180,7 +180,7 @@ class Measurements:
 
 
 measured = lru_cache(maxsize=256)(Measurements)
-"""The measurements of a schedule, shared by the answers for other optimizers and data."""
+"""Return the measurements of a schedule, cached so that plans for other optimizers and data share them."""
 
 
 class Axes:
@@ -203,7 +203,7 @@ class Axes:
         pays: Callable[[], bool] = lambda: True,
         status: str = "catalogue",
     ) -> list[CandidateSchedule]:
-        """Return candidates: synchronous with 1 and with `rounds` steps per round, late with 1, and the best of all.
+        """Return candidates: synchronous with 1 and with `rounds` steps per round, delayed with 1, and the best one.
 
         The first is synchronous if the job allows that; each later one is added only while `pays()` is true.
         """
@@ -262,7 +262,7 @@ class Axes:
         return min(near, key=lambda count: preference(costs[count], goal), default=None)
 
     def _timing(self, setting: Setting) -> Timings:
-        """Return the timings of the finest codec, unless a coarser one saves enough in this setting."""
+        """Return the timings with the finest codec, or with a coarser one if it saves enough in this setting."""
         if len(self.timings) == 1:
             return self.timings[0]
         costs = [self.reached(setting, timing, self.usual) for timing in self.timings]
@@ -282,7 +282,7 @@ class Axes:
         return is_every_step and self.schedule.strategy.averages_gradients
 
     def _may_fail(self, setting: Setting) -> bool:
-        """Return `CandidateSchedule.may_fail`: by its drift, or because no measured schedule averages as rarely."""
+        """Return whether training may fail in this setting: by its drift, or averages rarer than any measured ones."""
         if self._averages_gradients(setting) or setting.sync is Delay.PIPELINE:
             return False
         if self.usual.is_unpriced_beyond and self.extrapolates(setting):
@@ -306,13 +306,13 @@ class Axes:
 
 @lru_cache(maxsize=16)
 def _models(usual: StepsModel, is_alone: bool) -> list[StepsModel]:
-    """Return a model, and unless it is alone its cases with the lowest and highest distance price."""
+    """Return the steps model, and unless `is_alone` its cases with the lowest and highest price of distance."""
     cases = sorted(usual.cases, key=lambda case: case.a)
     return [usual] if is_alone else [usual, *dict.fromkeys((cases[0], cases[-1]))]
 
 
 def _lengths(late: Delay, rounds: Sequence[int], most: int) -> list[int]:
-    """Return the allowed steps per round; gradients are averaged in every step."""
+    """Return the steps per round that a delay allows, up to `most`; a pipeline averages gradients in every step."""
     most = min(most, 1) if late is Delay.PIPELINE else most
     return [steps for steps in rounds if steps <= most]
 

@@ -2,8 +2,8 @@
 
 There are three steps, which docs/pilot.md describes:
 
-1. A run's *steps ratio* is the factor σ by which All-Reduce's curve of the same seed must be stretched in steps to lie
-   on the run's: it minimizes Σ (loss(t) − reference(t/σ))², in logarithms where all losses are positive.
+1. A run's *steps ratio* is the factor σ by which All-Reduce's loss curve of the same seed must be stretched in steps to
+   match the run's: it minimizes Σ (loss(t) − reference(t/σ))², in logarithms if all losses are positive.
 2. steps ratio = 1 + averaging + a·consensus distance + c·drift^p + late·L + later·L·max(0, L − 1), where L is the late
    distance, is linear in the prices (p is the shipped model's); they are fitted to the mean steps ratios by least
    squares of relative errors, none below 0. All-Reduce's run of a seed is as noisy as the others and enters every steps
@@ -35,13 +35,13 @@ from partreduce.topo.schedule import Schedule
 
 LEAST_STEPS_RATIO, MOST_STEPS_RATIO = 0.5, 20.0
 GRID = np.geomspace(LEAST_STEPS_RATIO, MOST_STEPS_RATIO, 400)
-"""Stretch factors to try, each 0.9 % above the one before; a parabola interpolates the minimum."""
+"""Stretch factors to try, each 0.9 % larger than the previous one; a parabola interpolates the minimum."""
 
 Array = npt.NDArray[np.float64]
 
 
 def calibrate(curves: Sequence[Curve], *, data: str, steps: int, finalists: Collection[str] = ()) -> Pilot:
-    """Return the pilot of a job: the prices of consensus distance, drift and delay, fitted to the runs' loss curves.
+    """Fit the prices of consensus distance, drift and delay to the loss curves of a pilot's training runs.
 
     Each curve is compared with All-Reduce's of the same seed. For `finalists` (hashes by `trained_sha256`) the pilot
     also names the schedule that has the measured steps ratio.
@@ -81,7 +81,7 @@ def calibrate(curves: Sequence[Curve], *, data: str, steps: int, finalists: Coll
 
 
 def _probe(runs: Sequence[Curve], references: dict[int, Curve], data: str) -> Probe:
-    """Return the probe of a schedule's runs; without steps ratios if a loss did not fall or was not finite."""
+    """Return the metrics and measured steps ratios of a schedule; no ratios if a run was unstable."""
     schedule = runs[0].schedule
     steps_ratios: tuple[float, ...] = ()
     if len(runs) == len(references) and all(run.is_stable for run in runs):
@@ -111,7 +111,7 @@ def _six_digits(value: float) -> float:
 
 
 def drift_that_counts(schedule: Schedule, data: str) -> float:
-    """Return the drift that costs steps for this placement of samples: 0 for shuffled data."""
+    """Return the drift that costs training steps for this distribution of data: 0 for shuffled data."""
     return 0.0 if data == "shuffled" else float(drift(schedule, "node" if data == "per-node" else "worker"))
 
 
@@ -169,7 +169,7 @@ def fit_prices(probes: Sequence[Probe], *, data: str, bears_delay: bool = True) 
 
 
 def _features(probes: Sequence[Probe], data: str, *, bears_delay: bool) -> dict[str, list[float]]:
-    """Return the regressor of each price, per probe; the last two only where any probe could be left out."""
+    """Return the regressor of each price, one value per probe; the last two only if no probe is indispensable."""
     columns = {"consensus_distance": [probe.consensus_distance for probe in probes]}
     if bears_delay:
         columns["late"] = [probe.late for probe in probes]
@@ -187,7 +187,11 @@ def _features(probes: Sequence[Probe], data: str, *, bears_delay: bool) -> dict[
 
 
 class _Runs(NamedTuple):
-    """All-Reduce (first) and the probes: relative features (runs, prices), and relative excess over 1 (runs, seeds)."""
+    """The data of the fit: All-Reduce's run first, then the probes.
+
+    `features`, shape (runs, prices), and `excess`, the steps ratio minus 1, shape (runs, seeds), are divided by the
+    run's mean steps ratio.
+    """
 
     features: Array
     excess: Array
@@ -199,7 +203,7 @@ class _Runs(NamedTuple):
         return cls(known, np.vstack([np.zeros((1, steps_ratios.shape[1])), (steps_ratios - 1) * weights]))
 
     def leveled(self) -> _Runs:
-        """Remove the common factor of the runs of a seed, which carries no information on prices."""
+        """Return the data without the factor common to all runs of a seed, which carries no information on prices."""
         return _Runs(self.features - self.features.mean(axis=0), self.excess - self.excess.mean(axis=0))
 
     def prices(self) -> Array:
@@ -277,7 +281,7 @@ def steps_model(pilot: Pilot) -> StepsModel:
 
 
 def _error(pilot: Pilot) -> float:
-    """Return the left-out error, or the interval's uncertainty of a probe's steps ratio if that is larger."""
+    """Return the error on left-out probes, or the uncertainty of a probe's predicted steps ratio if that is larger."""
     prices = pilot.prices
     errors = [prices.error]
     for probe in pilot.probes:

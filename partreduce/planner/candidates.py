@@ -1,8 +1,8 @@
-"""List the candidates of each kind of strategy besides the catalogue's, and the slowdowns that they answer.
+"""List the candidates of each kind of strategy besides the catalogue's, and measure the slowdowns that they absorb.
 
-Outer steps (DiLoCo) suit links that are slower than computing; their price in steps comes from a measured setting
-(`steps_model.OUTER_SETTINGS`), and no other setting is proposed. Iteration gaps, quorums, groups on request, pairs and
-servers suit slow workers or slow steps; they are run in virtual time (`planner.trials`). Hop's paper has two kinds of
+Outer steps (DiLoCo) suit links that are slower than computing; only settings whose steps were measured are
+proposed (`steps_model.OUTER_SETTINGS`). Iteration gaps, quorums, groups formed on request, pairs and servers suit slow
+workers or occasional slow steps; they are simulated (`planner.trials`). Hop's paper has two kinds of
 heterogeneity (its sections 3.4 and 5), which need different settings: occasional long steps of any worker are absorbed
 by staleness or backup workers; a worker that is slow in every step skips steps, and its neighbors do not wait for it.
 """
@@ -49,13 +49,13 @@ from partreduce.topo.timing.quorum import balance, sample_seconds
 from partreduce.verify.facts import ScheduleFacts
 
 SLOW, SPIKE = 1.25, 1.2
-"""A worker is slow from this multiple of the median worker's compute time; a long step needs a setting from this
-multiple of the usual time."""
+"""Multiple of the median worker's compute time from which a worker counts as slow; and multiple of the usual step time
+from which long steps count."""
 SAMPLED_STEPS = 64
 MOST_BY_THE_WAY = 256
-"""Most workers for which quorums are weighed unless the job asks for them."""
+"""Most workers for which quorums are considered unless the job asks for them."""
 MOST_BEHIND, MOST_SKIPPED = 8, 32
-"""Largest staleness, and longest jump, to propose."""
+"""Largest staleness, and most steps that a worker may skip at once, to propose."""
 GRAPHS: tuple[tuple[str, dict[str, object]], ...] = (
     ("ring", {}), ("ring-based", {}), ("double-ring", {}), ("exponential", {}), ("clustered", {}),
     ("clustered", {"links": 2}), ("clustered", {"across": "complete"}),
@@ -64,18 +64,18 @@ GRAPHS: tuple[tuple[str, dict[str, object]], ...] = (
 KEPT = 3
 """Graphs per update order, serial or parallel, that are run with all settings."""
 MOST_ON_REQUEST = 64
-"""Most workers: all messages are on the links at once, so the cost of a run grows with the square."""
+"""Most workers for which groups on request are simulated; the cost of a run grows with the square of the workers."""
 FRAGMENTS = (2, 4, 8)
-"""Numbers of fragments of a model whose fragments are merged late, as far as they fit into a round."""
+"""Numbers of fragments to try for models that are averaged in fragments and merged late, if a round has room."""
 LEAST_ROUNDS, MOST_ROUNDS, SLOW_STEPS = 120, 480, 12
-"""Minimum and maximum rounds of a run under a quorum, and steps of its slowest worker."""
+"""Minimum and maximum rounds to simulate under a quorum, and the steps that its slowest worker should make."""
 MOST_LATE = 64
-"""The longest queue that is proposed for a quorum."""
+"""The longest queue of results that is proposed for a quorum."""
 ORDERS: dict[UpdateOrder, tuple[str, Sync]] = {
     UpdateOrder.ADAPT_THEN_COMBINE: ("serial", SYNCHRONOUS),
     UpdateOrder.DPSGD: ("parallel", DelayedAveraging()),
 }
-"""How candidate names write the update order, and what is as late without a gap."""
+"""For each update order, its name in candidates' names, and the equally delayed `Sync` without an iteration gap."""
 
 Pay = Callable[[float], bool]
 
@@ -170,7 +170,7 @@ def is_thin(job: PlanRequest) -> bool:
 
 
 def why_no_outer_steps(job: PlanRequest) -> str:
-    """Return the reason, as a clause, why outer steps are no candidates; empty if they may be."""
+    """Return why the job excludes outer steps, as a clause of a sentence; empty if it does not."""
     reasons = {
         "another kind is asked for": not job.is_open,
         "a pilot does not price them": job.pilot is not None,
@@ -200,7 +200,7 @@ def _outer(job: PlanRequest, _pay: Pay) -> Iterator[Candidate]:
 
 
 def _price_outer(schedule: Schedule, setting: OuterSetting, job: PlanRequest) -> CandidateSchedule:
-    """Return a candidate with event-graph seconds, sampled where step times vary, and its measured price."""
+    """Return the candidate of outer steps: seconds by the event graph (sampled if step times vary), measured steps."""
     optimizer, option = Optimizer(job.optimizer or ""), measure(schedule, job)
     arrays = ScheduleFacts(option.schedule).numbers("memory")["arrays"]
     cost = communication(option.schedule, job.hardware, algorithm=option.algorithm)
@@ -230,7 +230,7 @@ def _weighs_gaps(job: PlanRequest) -> bool:
 
 
 def _gaps(job: PlanRequest, pay: Pay) -> Iterator[Candidate]:
-    """Yield all settings of the graphs that are best at even speeds, as far as their queues fit.
+    """Yield iteration-gap candidates: all settings of the graphs that are best at even speeds, if their queues fit.
 
     If no queue fits and the job asks for nothing else, yield the smallest one.
     """
@@ -256,7 +256,7 @@ def _gaps(job: PlanRequest, pay: Pay) -> Iterator[Candidate]:
 
 
 def _graphs(job: PlanRequest, pay: Pay) -> Iterator[tuple[CandidateSchedule, UpdateOrder]]:
-    """Yield the graphs in both orders, with metrics and costs for equal and constant step times."""
+    """Yield every graph in both update orders, with metrics and costs for equal and constant step times."""
     hardware = replace(job.hardware, slowdown=(), jitter=0.0)
     even = replace(
         job, cluster=replace(job.cluster, hardware=hardware), disturbance=None, sync=Delay.SYNCHRONOUS,
@@ -279,7 +279,7 @@ def all_reduce(job: PlanRequest) -> CandidateSchedule:
 
 
 def _weighs_quorums(job: PlanRequest) -> bool:
-    """Return whether the job asks for quorums, or asks for no kind and step times differ."""
+    """Return whether to consider quorums: the job asks for them, or leaves the kind open and step times differ."""
     if job.quorum is not None:
         return job.quorum
     is_small = job.cluster.num_workers <= MOST_BY_THE_WAY
@@ -338,10 +338,10 @@ def _weighs_on_request(job: PlanRequest) -> bool:
 
 
 def _on_request(kind: str, job: PlanRequest, _pay: Pay) -> Iterator[Candidate]:
-    """Yield the strategies of a kind that suit the cluster and the limits.
+    """Yield the candidates of a kind that forms groups at run time, as far as they suit the cluster and the limits.
 
-    Groups are Prague's divisions in pairs and threes, where stragglers delay no other group, or all meet rarely. Every
-    second worker of pairs asks, so that each node has both sides. Servers have one shard on each node.
+    Groups are Prague's, of two or three workers, so that stragglers delay no other group, or with rare averages over
+    all. For pairs every second worker is active, so that each node has both sides. Servers have one shard on each node.
     """
     cluster, defer = job.cluster, SlowWorkerPolicy.DEFER
     strategies: dict[str, Strategy] = {}
@@ -372,8 +372,8 @@ class Kind(NamedTuple):
     """A kind of strategy among the candidates of a job.
 
     `name` is used in sentences, `share` is its fraction of the planning time, `weighs` returns whether a job considers
-    it, and `candidates` yields its schedules. A quick answer omits kinds that are not `is_quick`: their absence never
-    cost a job anything.
+    the kind, and `candidates` yields its schedules. The quick effort omits kinds without `is_quick`, which were never
+    the best ones for a job.
     """
 
     name: str
@@ -393,10 +393,10 @@ KINDS: dict[str, Kind] = {
     "pairwise": Kind("pairs", 0.05, _weighs_on_request, partial(_on_request, "pairwise")),
     "server": Kind("servers", 0.05, _weighs_on_request, partial(_on_request, "server"), is_quick=False),
 }
-"""Kinds by `Facts.kind`, in trial order: those of DiLoCo, Hop, eager-SGD, Prague and AD-PSGD."""
+"""Kinds of strategy by `Facts.kind`, in the order in which they are tried: DiLoCo, Hop, eager-SGD, Prague, AD-PSGD."""
 
 
 def weighed_kinds(job: PlanRequest) -> dict[str, Kind]:
-    """Return the kinds that a job considers, by name; only one if the job selects it by its name."""
+    """Return the kinds of strategy that a job considers, by `Facts.kind`."""
     is_open_to_all = job.searches or job.take is not None
     return {word: kind for word, kind in KINDS.items() if (is_open_to_all or kind.is_quick) and kind.weighs(job)}

@@ -1,4 +1,4 @@
-"""Plan the schedules of survivors in advance: take the first of three rules that works.
+"""Choose in advance the rule by which survivors continue after a failure: the first of three that works.
 
 The rules are those of `topo.failure_plan.SurvivorRule`, in that order: the schedule's own groups, its own rule on the
 remaining nodes, All-Reduce. The plan takes the first rule for which the survivors of every failure provably reach
@@ -30,9 +30,9 @@ from partreduce.verify.failure_plans import planned_classes, prove_survives
 FACTOR = 1.1
 """Largest ratio of a rule's predicted time to the least predicted time."""
 COMPARED = 128
-"""Workers of the smaller copy of a rule on which times are compared; explicit groups of more are not measured."""
+"""Most workers of the schedule on which times are compared; larger rules are reduced to fewer nodes."""
 MEASURED = 64
-"""Failure classes whose time is predicted, evenly spaced among all."""
+"""Most failure classes whose time is predicted, evenly spaced among all."""
 
 WORDS = {
     SurvivorRule.KEEP_GROUPS: "keep their groups",
@@ -42,7 +42,7 @@ WORDS = {
 
 
 class Survival(NamedTuple):
-    """A schedule with its failure plan, and a description of the survivors' schedule."""
+    """A schedule with its failure plan, and a description in words of the survivors' schedule."""
 
     schedule: Schedule
     words: str
@@ -82,7 +82,7 @@ def survival(schedule: Schedule, job: PlanRequest, *, say: Callable[[str], None]
 def _time(planned: Schedule, rule: SurvivorRule, job: PlanRequest) -> float:
     """Return the predicted time to the loss after the slowest failure of each class; infinite if it is not reached.
 
-    All-Reduce's survivors differ in their placement: the classes of kept groups represent them.
+    All-Reduce has no failure classes, but its survivors' placement matters: the classes of `keep_groups` represent it.
     """
     schedule, job = _smaller_copy(planned, job)
     if schedule.num_workers > COMPARED:
@@ -105,7 +105,7 @@ def _time_after(schedule: Schedule, failed: tuple[int, ...], job: PlanRequest) -
 
 
 def _smaller_copy(schedule: Schedule, job: PlanRequest) -> tuple[Schedule, PlanRequest]:
-    """Return the schedule on which times are compared: a large rule on fewer nodes, without per-node settings."""
+    """Return the schedule and job on which times are compared: a large rule gets fewer nodes, all equal."""
     strategy, size = schedule.strategy, schedule.cluster.workers_per_node
     if not isinstance(strategy, StaticGroups) or not isinstance(strategy.phases, RulePhases):
         return schedule, job

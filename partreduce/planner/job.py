@@ -25,10 +25,10 @@ from partreduce.topo.timing.compute import ComputeTimes, StragglerModel
 
 
 class Delay(StrEnum):
-    """The delays that the planner considers: values of the axis *sync*.
+    """The delays between an average and its use that the planner considers.
 
-    A round waits for its averaging; parameters are averaged one round late; or gradients are one step late on all
-    workers (Pipe-SGD with two overlapping iterations).
+    `SYNCHRONOUS`: a round waits for its average. `LATE`: parameters are averaged one round late. `PIPELINE`: gradients
+    arrive one step late on all workers (Pipe-SGD with two overlapping iterations).
     """
 
     SYNCHRONOUS = "synchronous"
@@ -62,13 +62,13 @@ class Delay(StrEnum):
 
 
 EFFORTS = {"quick": 2.0, "thorough": 20.0}
-"""Named efforts in nominal seconds: about the time on one quiet core. Only the quick effort does not search."""
+"""Named planning efforts in nominal seconds, about the time on one idle core; the quick effort omits the search."""
 MOST_DRIFT = {Optimizer.ADAM: 0.0, Optimizer.MOMENTUM: 2.9}
-"""Largest drift on data that differ between workers; beyond it networks did not reach their loss."""
+"""Largest drift, by optimizer, at which training on data that differ between workers still reached its loss."""
 SAMPLED_STEPS, MOST_SAMPLED = 64, 2**18
-"""Steps to average over, and the maximum number of sampled step times."""
+"""Most steps to sample, and most sampled step times over all workers."""
 LEAST_CAP, CAP_PER_EFFORT = 60.0, 5.0
-"""The time limit if only an effort is given: at least so many seconds, and so many times the effort."""
+"""The time limit if only an effort is given: a minimum in seconds, and a multiple of the effort."""
 
 
 def effort_of(text: str) -> float:
@@ -86,7 +86,7 @@ def effort_of(text: str) -> float:
 
 
 class Data(StrEnum):
-    """The placement of samples: the same mixture on all workers, or another one on each worker, or on each node.
+    """The distribution of training data: the same mixture on all workers, or different per worker, or per node.
 
     It determines whether consensus distance or drift costs steps.
     """
@@ -98,7 +98,7 @@ class Data(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """A planning job: a cluster with its hardware, the objective, and the limits.
+    """A request to the planner: a cluster with its hardware, the objective, the limits, and restrictions.
 
     `disturbance` is the random variation of sampled step times. `effort` is the amount of computing in nominal seconds
     (see `EFFORTS`): the same `seed` then gives the same answer. `time_limit`, in seconds, ends the planning if no
@@ -108,9 +108,8 @@ class PlanRequest:
     float16 and int8.
 
     `optimizer` selects the calibrated tasks that the job resembles if there is no pilot; None: any. `gap` restricts the
-    answer to iteration gaps (True) or excludes them (False); None considers a few where step times differ. `quorum`
-    likewise restricts the answer to quorums, or excludes them. `max_queues` is the most bytes of their queues on a
-    worker.
+    plan to iteration gaps (True) or excludes them (False); None considers a few if step times differ. `quorum` likewise
+    restricts the plan to quorums, or excludes them. `max_queues` limits the bytes of the queues on a worker.
 
     `tables` states that embedding tables are exchanged separately in every step, so that only schedules with common
     steps of all workers are allowed. `tolerate_failures` asks for a schedule that continues after the failure of up to
@@ -213,7 +212,7 @@ class PlanRequest:
 
     @property
     def push(self) -> Literal["worker", "node"]:
-        """Return the kind of drift that costs steps for the job's data: of each `worker`, or of each `node`."""
+        """Return whether the drift that costs steps on the job's data is that of each `worker` or of each `node`."""
         return "node" if self.data is Data.PER_NODE else "worker"
 
     @property
@@ -266,7 +265,7 @@ class PlanRequest:
 
     @property
     def at_mean_speeds(self) -> PlanRequest:
-        """Return the same job with every step at its mean time; no schedule is slower under it."""
+        """Return the same job with every step at its mean time, under which no schedule is slower."""
         times, count = self.compute_times(), self.cluster.num_workers
         if times.is_fixed:
             return self
@@ -290,7 +289,7 @@ class PlanRequest:
 
     @property
     def is_limited(self) -> bool:
-        """Return whether the fastest schedule may not be the answer: other limits than time, or another objective."""
+        """Return whether the job may exclude the fastest schedule, by its objective or a limit besides `max_period`."""
         return self.objective is not Objective.BALANCED or self.limits != Limits(max_period=self.limits.max_period)
 
     @property

@@ -1,11 +1,10 @@
-"""Measure one schedule on the job's cluster: its transport, seconds, bytes, metrics and predicted steps.
+"""Compute the costs of one schedule on the job's cluster: transport, seconds, bytes, metrics and predicted steps.
 
-Transport (algorithm, codec, delay) changes no metric. The cheapest algorithm is as good as all of them, since phases
-that cost no more make no step slower; ties take the ring, which every backend has. A codec changes numbers, so a
-coarser one must pay: only codecs that communicate less than every finer one are kept, and `paying` chooses among them
-for each setting.
+The all-reduce algorithm changes no metric, so only the cheapest is kept; ties take the ring, which every backend has. A
+codec rounds numbers, so a coarser one must pay for itself: only codecs that communicate less than every finer one are
+kept, and `paying` chooses among them for each setting.
 
-The nominal seconds of measuring are estimated, so that an effort does not depend on the machine's load.
+The work of measuring is estimated in nominal seconds, so that an effort does not depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -40,29 +39,29 @@ WORTH, WORTH_OVERLAPPED = 0.1, 1 / 3
 cores with computing. In the lab, steps with coded sums took 8 to 16 % longer than predicted, and 44 % where they were
 late; those of plain sums up to 7 % (benchmarks/results/lab-recommendation.md, lab-codec.md)."""
 DIGITS = 12
-"""Costs equal to so many significant digits are ties."""
+"""Costs that are equal to this many significant digits are ties."""
 MAX_SAMPLED_WORKERS = 4096
 SAMPLED_STEPS, LEAST_ROUNDS = 200, 32
 """Steps to sample, for any number of steps per round, and the minimum number of rounds."""
 MAX_GRAPH_WORKERS = 256
 """Weighted graphs and explicit groups need dense n×n work, so larger clusters use rules only."""
 PER_OPTION = 1e-2
-"""Metrics of a rule, or of few workers; half as much again for each codec beyond the first."""
+"""Nominal seconds for the metrics of a rule, or of few workers; half as much again for each codec beyond the first."""
 PER_ENTRY = 1e-8
-"""Each of the n³ · period products where metrics are dense."""
+"""Nominal seconds for each of the n³ · period products of dense metrics."""
 PER_CLASS, PER_RANK = 5e-7, 1.5e-5
-"""Each of the g³ entries of a rule's classes of size g, whose metrics take eigenvalues and some tens of products; and
-each local rank and phase of the classes and the seconds of a step. `PER_OPTION` covers small ones."""
+"""Nominal seconds for each of the g³ entries of a rule's classes of size g, whose metrics take eigenvalues and some
+tens of products; and for each local rank and phase. `PER_OPTION` covers small rules."""
 PER_SETTING = 5e-4
-"""Another number of steps per round, or delay, of a measured schedule, at fixed speeds."""
+"""Nominal seconds for one more setting (steps per round, delay) of a measured schedule, at fixed speeds."""
 PER_SAMPLE, PER_WORKER = 6e-3, 2e-4
-"""Sampled waiting of one setting, and its addition for each worker."""
+"""Nominal seconds to sample the waiting of one setting: a constant, and a part for each worker."""
 SETTINGS = 4
-"""Settings of a schedule from the search: synchronous, late, and the best of each."""
+"""Settings to measure of a schedule from the search: synchronous, late, and the best of each."""
 
 
 class CostedTransport(NamedTuple):
-    """A transport of a schedule's sums (algorithm, codec, layers), and its communication cost."""
+    """A transport of a schedule's all-reduces (algorithm, codec, layers), and its communication cost."""
 
     transport: Transport
     cost: Communication
@@ -73,7 +72,7 @@ class CostedTransport(NamedTuple):
 
 
 def transports_of(schedule: Schedule, job: PlanRequest) -> tuple[CostedTransport, ...]:
-    """Return for each codec the cheapest transport, if it communicates less than all finer codecs; finest first."""
+    """Return for each codec the cheapest transport, if it costs less than those of all finer codecs; finest first."""
     chosen: list[CostedTransport] = []
     for costed in cheapest_transports(schedule, job):
         if all(costed.cheapness < finer.cheapness for finer in chosen):
@@ -84,7 +83,7 @@ def transports_of(schedule: Schedule, job: PlanRequest) -> tuple[CostedTransport
 def cheapest_transports(schedule: Schedule, job: PlanRequest) -> list[CostedTransport]:
     """Return the cheapest transport of each codec that the job and the strategy allow, the finest first.
 
-    If a strategy allows no codec, sums are sent without one.
+    If a strategy allows no codec, values are sent without one.
     """
     is_plain = job.codecs == (Codec.NONE,) or schedule.strategy.codec_unsupported_reason(schedule.cluster)
     algorithms = [one for one in job.algorithms if one in schedule.strategy.algorithms] or [AllReduceAlgorithm.RING]
@@ -148,7 +147,7 @@ def paying(costs: Sequence[Costs], job: PlanRequest, *, overlaps: bool) -> int:
 
 
 class Seconds(NamedTuple):
-    """Mean seconds per step: in total, and computing of the fastest workers; `error` is relative, 0 if exact."""
+    """Mean seconds per step: in total, and for computing of the fastest workers; `error` is relative, 0 if exact."""
 
     step: float
     computing: float
@@ -199,7 +198,7 @@ def measure(schedule: Schedule, job: PlanRequest, *, algorithm: AllReduceAlgorit
 
 
 metrics_of = lru_cache(maxsize=256)(convergence)
-"""The metrics of a schedule with its own delay and steps per round, by the kind of drift."""
+"""Return the metrics of a schedule with its own delay and steps per round, for a kind of drift; cached."""
 
 
 def seconds_of(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm) -> Seconds:
@@ -243,7 +242,7 @@ def assemble(
     metrics: Convergence,
     status: str = "catalogue",
 ) -> CandidateSchedule:
-    """Build the candidate of a measured schedule; its schedule file states the transport."""
+    """Build the candidate of a measured schedule; the candidate's schedule states the transport."""
     option = CandidateSchedule(
         name=name,
         schedule=schedule,
@@ -264,7 +263,7 @@ def assemble(
 
 
 def reprice(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
-    """Return a candidate with fixed rounds, with the steps ratio that a job's steps model predicts from its metrics."""
+    """Return a candidate of fixed rounds with the steps ratio that the job's steps model predicts from its metrics."""
     model, strategy = job.steps_model, option.schedule.strategy
     spread, pushed = known(option.consensus_distance), pushed_by(option.drift, job)
     ratio = model.steps_ratio(
@@ -283,11 +282,11 @@ def pushed_by(drift: Metric, job: PlanRequest) -> float:
 
 
 def as_ran(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[CandidateSchedule]:
-    """Return the candidates, with the steps ratio of those that ran in the job's pilot corrected by their own runs.
+    """Return the candidates, correcting the steps ratios of those that ran in the job's pilot by their own runs.
 
-    It is the mean of the model's and the measured one, weighted by the inverse squares of their errors. If the runs of
-    a kind took more steps than the prices predict, the other candidates of that kind are scaled by the same factor, so
-    that none wins because less is known about it.
+    The corrected ratio is the mean of the predicted and the measured one, weighted by the inverse squares of their
+    errors. If the runs of a kind took more steps than predicted, the other candidates of that kind are scaled by the
+    same factor, so that no candidate wins because less is known about it.
     """
     ran = () if job.pilot is None else (*job.pilot.probes, *job.pilot.unstable)
     by_hash = {probe.sha256: probe for probe in ran if probe.sha256}
@@ -336,7 +335,7 @@ def work_of_setting(job: PlanRequest) -> float:
 
 
 def payer(clock: Clock, until: float) -> Callable[[float], bool]:
-    """Return a function that charges nominal seconds if they fit before the clock's `until`, and returns whether."""
+    """Return a function that charges nominal seconds to the clock if they fit before `until`, and returns whether."""
 
     def pay(work: float) -> bool:
         if not clock.fits(work, until):

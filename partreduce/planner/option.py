@@ -1,4 +1,4 @@
-"""Define a candidate, one schedule with its predicted costs, and the order in which an objective prefers its costs."""
+"""Define a candidate, a schedule with its predicted costs, and the order in which objectives prefer candidates."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from partreduce.topo.strategies.axes import AllReduceAlgorithm, Transport
 from partreduce.topo.strategies.base import StepsPerRound
 
 MAX_STEPS_RATIO_WHEN_CHEAP = 1.25
-"""`--objective communication` chooses the cheapest option that is predicted to need at most a quarter more steps."""
+"""Under `--objective communication`, the most steps of the cheapest candidate, relative to All-Reduce's."""
 
 NOTHING = 1e-12
-"""Values below it are rounding errors of zero."""
+"""Values below this are rounding errors of zero."""
 
 
 class Costs(NamedTuple):
-    """The costs that decide: seconds per step, metrics (infinite where unknown), and steps over All-Reduce's."""
+    """The costs by which candidates are compared: seconds per step, metrics (infinite if unknown), and steps ratio."""
 
     communication: float
     step_seconds: float
@@ -38,7 +38,7 @@ class Costs(NamedTuple):
         return self.step_seconds * self.steps_ratio
 
     def keep(self, limits: Limits, exactly: Callable[[], Fraction | None] = lambda: None) -> bool:
-        """Return whether workers reach consensus and the limits hold; `exactly()` decides within the rounding error."""
+        """Return whether workers reach consensus within the limits; `exactly()` decides within the rounding error."""
         if not math.isfinite(self.steps_ratio) or not limits.allow_communication(self.communication):
             return False
         return limits.allow_consensus_distance(self.consensus_distance, exactly)
@@ -61,13 +61,13 @@ def merit(costs: Costs, objective: Objective) -> tuple[float, ...]:
 
 
 def preference(costs: Costs, objective: Objective) -> tuple[float, ...]:
-    """Return `merit` to nine digits, so that schedules that differ by rounding tie."""
+    """Return `merit` rounded to nine digits, so that schedules whose costs differ by rounding are ties."""
     return tuple(float(f"{value:.9g}") if abs(value) > NOTHING else 0.0 for value in merit(costs, objective))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Results of a candidate's run in virtual time or of measurements, with the values of its `kind` of protocol.
+    """Results of a candidate that was simulated or measured, with the values specific to its `kind` of protocol.
 
     `words` describe the setting; `memory_bytes` is the busiest worker's memory in addition to its parameters;
     `least_share` is the smallest weight of a worker's gradients, relative to an even share of 1; `unheard` lists the
@@ -103,7 +103,7 @@ class Facts:
     rate: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields of a candidate's JSON; null where nothing takes time."""
+        """Return the fields of a candidate's JSON; infinite values are null."""
         shown = {key: getattr(self, name) for key, name in SHOWN[self.kind].items()}
         finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in shown.items()}
         return {"setting": self.words, **finite}
@@ -119,7 +119,7 @@ SHOWN = {
     "outer": {"peak_nic_bytes": "peak", "memory_bytes": "memory_bytes", "learning_rate": "rate"},
     **{kind: {"mean_age": "age", "memory_bytes": "memory_bytes"} for kind in ("dynamic_groups", "pairwise", "server")},
 }  # fmt: skip
-"""Keys of an option's JSON by kind, and their fields of `Facts`."""
+"""The keys of a candidate's JSON by kind of protocol, and the fields of `Facts` that they show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,13 +193,13 @@ class CandidateSchedule:
 
     @property
     def _pipeline_more(self) -> float:
-        """Return the possible extra cost of a pipeline's late gradients; 0 without a pipeline."""
+        """Return the possible extra steps for a pipeline's late gradients, as a fraction; 0 without a pipeline."""
         is_pipeline = self.delay is Delay.PIPELINE
         return self.model.delay_more * self.schedule.strategy.sync.lag if is_pipeline else 0.0
 
     @property
     def may_fail(self) -> bool:
-        """Return whether a calibrated task failed with averages as rare or as late; False if it ran on the job."""
+        """Return whether a calibrated task failed with averages as rare or as late; False if this ran on the job."""
         if self.facts is not None or self.surprise is not None or self.schedule.strategy.averages_gradients:
             return False
         return self.is_among(self.model.lost)
@@ -209,13 +209,13 @@ class CandidateSchedule:
 
     @property
     def synchronous_distance(self) -> float:
-        """Return the consensus distance without the part that delay adds: a measure of how rare averages are."""
+        """Return the consensus distance without the part that delay adds, which measures how rare averages are."""
         return known(self.consensus_distance) - (
             added_by_delay(self.steps_per_round, self.schedule.num_workers) if self.late else 0.0
         )
 
     def time_in(self, case: StepsModel, usual: StepsModel, *, delay: bool) -> float:
-        """Return `time` at other prices: those of `case`, one of the cases of the `usual` steps model.
+        """Return the predicted time to a loss at the prices of `case`, one of the cases of the `usual` steps model.
 
         Delay is priced only if `delay` is true. A candidate that ran on the job itself takes equally long in every
         case.
@@ -243,17 +243,17 @@ class CandidateSchedule:
 
     @property
     def delay(self) -> Delay | None:
-        """Return what arrives late: nothing, parameters or gradients; None if the lateness of gradients varies."""
+        """Return the delay of the schedule's averages; None if the delay of gradients varies."""
         return Delay.of(self.schedule.strategy)
 
     @property
     def kind(self) -> tuple[Delay | None, bool, str]:
-        """Return the kind: delay, whether gradients are averaged, and the protocol's name, empty with fixed rounds."""
+        """Return the kind: the delay, whether gradients are averaged, and the protocol (empty: fixed rounds)."""
         return self.delay, self.schedule.strategy.averages_gradients, self.facts.kind if self.facts else ""
 
     @property
     def transport(self) -> Transport:
-        """Return the transport of the schedule file; `algorithm` may be another one, used only for comparison."""
+        """Return the transport in the schedule file; the field `algorithm` may differ, for comparison only."""
         return self.schedule.strategy.transport
 
     @property
@@ -263,22 +263,22 @@ class CandidateSchedule:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether it is All-Reduce every k steps with one k for all workers, as chosen without a planner."""
+        """Return whether the candidate is All-Reduce every k steps, with the same k for all workers."""
         return self.schedule.strategy.averages_everyone and isinstance(self.steps_per_round, int) and self.facts is None
 
     @property
     def is_every_step(self) -> bool:
-        """Return whether it is synchronous All-Reduce in every step."""
+        """Return whether the candidate is synchronous All-Reduce in every step."""
         return self.is_plain and self.steps_per_round == 1 and not self.late
 
     @property
     def is_usual(self) -> bool:
-        """Return whether it is All-Reduce as usually run: gradients in every step, ring, no codec."""
+        """Return whether the candidate is All-Reduce as usually run: gradients in every step, ring, no codec."""
         is_default = self.algorithm is AllReduceAlgorithm.RING and self.transport == Transport()
         return self.is_plain and self.schedule.strategy.averages_gradients and not self.late and is_default
 
     def steps_ratio_error(self, data: Data) -> float:
-        """Return the relative error of `steps_ratio` that 9 of 10 schedules keep; 0 for synchronous gradients."""
+        """Return the relative error of `steps_ratio` that 9 of 10 schedules kept; 0 for synchronous gradients."""
         if self.delay is Delay.PIPELINE:
             return self.model.delay_error
         if self.quorum:
@@ -289,7 +289,7 @@ class CandidateSchedule:
 
     @property
     def basis(self) -> str:
-        """Return the source of `steps_ratio_error` in words, as the subject of a sentence."""
+        """Return in words the measurements behind `steps_ratio_error`, as the subject of a sentence."""
         return "measured pipelines" if self.delay is Delay.PIPELINE or self.quorum else self.model.basis
 
     @property
@@ -322,9 +322,9 @@ class CandidateSchedule:
 
 
 def added_by_delay(steps: StepsPerRound, num_workers: int) -> float:
-    """Return how much averages that are one round late add to the consensus distance: one more round's noise.
+    """Return what a delay of one round adds to the consensus distance: the noise of one more round.
 
-    This is exact if all workers take the same number of steps (`topo.metrics.late_distance`); else for their mean.
+    This is exact if all workers take the same number of steps (`topo.metrics.late_distance`); else it uses their mean.
     """
     return (1 - 1 / num_workers) * (steps if isinstance(steps, int) else sum(steps) / num_workers)
 

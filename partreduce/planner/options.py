@@ -1,4 +1,4 @@
-"""Collect the candidates of a job: the catalogue in all settings, the search, and runs in virtual time."""
+"""Collect the candidates of a job: the catalogue in all settings, the search, and simulated protocols."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.static import RulePhases
 
 RESTS = "all-and-rests"
-"""Name of schedules that average over all workers with rounds without averages between."""
+"""Name of schedules that average over all workers in some rounds, and not at all in the others (rests)."""
 FIRST = ("allreduce", PUBLISHED[0], "node-then-all")
-"""Measured first: entries that are nearly always among the best, and those that users compare with."""
+"""Catalogue entries to measure first: nearly always among the best, or what users compare with."""
 RULES_FIRST = ("rule", "allreduce")
 """Kinds whose metrics cost milliseconds at any size; they are also the strongest competitors."""
 NODE_ROUNDS = (1, 3, 7, 15, 23, 2, 5, 11, 19, 4, 9, 13, 17, 21, 6, 8, 10)
-"""Rounds inside nodes before one over all workers; a few widely spaced values first."""
+"""Numbers of rounds inside nodes before each round over all workers; a few widely spaced values come first."""
 VARIANTS: dict[str, Sequence[dict[str, object]]] = {
     "local-sgd": [],  # the same schedules as allreduce
     "node-then-all": [{"node_rounds": rounds} for rounds in NODE_ROUNDS],
@@ -52,25 +52,25 @@ VARIANTS: dict[str, Sequence[dict[str, object]]] = {
     "hierarchy": [{"rounds": rounds} for rounds in (1, 2, 3)],
 }
 REST_ROUNDS = (*range(1, 8), 9, 11, 13, 15, 19, 23)
-"""Rounds without an average before one over all workers; a late average is delayed by one of these rounds only."""
+"""Numbers of rounds without an average before each average over all workers."""
 DENSITIES = tuple((m, n) for n in range(3, 13) for m in range(2, n) if gcd(m, n) == 1)
-"""Averages over all workers in m of n rounds, evenly spread, used where the objective is not time alone."""
+"""Pairs (m, n): averages over all workers in m of n rounds, evenly spread; for jobs that limit more than time."""
 PLAIN_ROUNDS = (2, 3, 4, 6, 8, 12, 16, 24)
 """Steps per round for which All-Reduce is always shown, in addition to the best ones for the job."""
 CATALOGUE_SHARE, RULES_SHARE = 0.25, 0.5
-"""Fractions of the time after which no more of the catalogue's graphs, and rules, are measured."""
+"""Fractions of the time after which no further graphs, and no further rules, of the catalogue are measured."""
 QUICK_SHARE, BRIEF_SHARE, QUICK_KINDS = 0.5, 0.35, 0.45
-"""Fractions of a quick answer's time: the minimum for the catalogue, a brief search where a job has limits, and, of the
-remaining time, the runs in virtual time."""
+"""Fractions of the time of the quick effort: the minimum for the catalogue, a brief search if the job has limits, and,
+of the remaining time, simulations."""
 SAMPLING_SHARE, MEASURE_SHARE = 0.1, 0.2
-"""Fraction of the time for sampling steps that vary, and the largest one for measuring what the search found."""
+"""Fraction of the time for sampling random step times, and the largest one for measuring the search's results."""
 NOT_SEARCHED = Front(reason="it was not searched")
-"""The search result of a quick answer, and of jobs that ask for only one kind run in virtual time."""
+"""The search result if there was no search: for the quick effort, or if the job asks for one simulated kind only."""
 
 
 @dataclass
 class Weighing:
-    """The candidates of a job, the search's front, and by kind the names of candidates not reached in time."""
+    """The candidates collected for a job, the search's result, and by kind the names not reached in time."""
 
     options: list[CandidateSchedule] = field(default_factory=list)
     searched: Front = NOT_SEARCHED
@@ -78,7 +78,7 @@ class Weighing:
 
 
 def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], None]) -> Weighing:
-    """Collect the candidates of all kinds until the clock's position `until`, each kind within its share of time."""
+    """Collect candidates of all kinds until the clock's position `until`, each kind within its share of the time."""
     kinds, alone = weighed_kinds(job), bool(job.gap or job.quorum)
     weighed, missed = Weighing(), list[str]()
     rules = RULES_SHARE * clock.limit
@@ -202,7 +202,7 @@ def _variants(entry: Entry, job: PlanRequest) -> Iterator[Schedule]:
 
 
 def _with_rests(job: PlanRequest) -> Iterator[Schedule]:
-    """Yield averages over all workers with rounds without averages between."""
+    """Yield schedules that average over all workers in some rounds, and not at all in the others."""
     ranks, radices = local_ranks(job.cluster), all_digits(job.cluster.num_nodes)
     everyone = (Block(ranks, tuple(range(len(radices)))),)
     rounds = [(f"rest_rounds={rests}", 1, rests + 1) for rests in REST_ROUNDS]
@@ -213,7 +213,7 @@ def _with_rests(job: PlanRequest) -> Iterator[Schedule]:
 
 
 def _unequal_steps(schedule: Schedule, job: PlanRequest) -> Iterator[Schedule]:
-    """Yield the schedule with steps per round in proportion to speed where speeds differ, so that no worker waits.
+    """Yield the schedule with steps per round in proportion to worker speed, if speeds differ, so that no worker waits.
 
     Where workers see different data their progress is normalized, so that the data of slow workers count equally.
     """
@@ -231,7 +231,7 @@ def _unequal_steps(schedule: Schedule, job: PlanRequest) -> Iterator[Schedule]:
 
 
 def _search(weighed: Weighing, job: PlanRequest, clock: Clock, until: float, say: Callable[[str], None]) -> None:
-    """Search while the found schedules can still be measured, each as fast as the catalogue's."""
+    """Run the search, leaving time to measure its results, and add these to the candidates."""
     each = SETTINGS * clock.position() / max(1, len(weighed.options))
     kept = min(MEASURE_SHARE * clock.limit, 1.3 * MAX_REPORTED * each)
     try:
@@ -249,9 +249,9 @@ def _search(weighed: Weighing, job: PlanRequest, clock: Clock, until: float, say
 
 
 def _sample_times(weighed: Weighing, job: PlanRequest, pay: Callable[[float], bool]) -> list[CandidateSchedule]:
-    """Return the baselines and the possible best candidates under the job's own step times.
+    """Return the baselines, and the candidates that may be best, with seconds sampled from the job's step times.
 
-    No step is longer at mean speeds, so one that is slower there than the sampled best is left out.
+    No step is longer at mean speeds, so a candidate that is slower at mean speeds than the best sampled one is omitted.
     """
     by_time = job.objective is Objective.BALANCED
 

@@ -1,4 +1,4 @@
-"""Distribute a script for one device over many workers, with a placement of every embedding table by the planner."""
+"""Distribute a single-device training script over many workers; the planner places every embedding table."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from partreduce.topo.strategies.payload import ROW_CODECS, Placement
 from partreduce.topo.timing.tables import RowAccess
 
 BATCHES = 4
-"""Sample batches to inspect."""
+"""Batches of each worker that are inspected for the rows that they look up."""
 PROBE_ROWS, PROBE_COLUMNS = 4096, 64
 PATIENCE = 2.0
-"""Seconds beyond the timeout that the other workers wait for worker 0, which waits for them first."""
+"""Seconds, added to the timeout, that other workers wait for worker 0, which first waits for them."""
 
 _log = logging.getLogger("partreduce")
 _counts: WeakKeyDictionary[World, int] = WeakKeyDictionary()
-"""This worker's calls in each world; equal on all workers that make the same calls."""
+"""Number of calls of `parallelize_embeddings` in each world, equal on all workers; makes store keys unique."""
 
 
 def parallelize_embeddings(
@@ -169,7 +169,7 @@ def _codecs(table_codec: str | None, schedule: Schedule) -> tuple[Codec, ...]:
 
 
 def _device_of(model: torch.nn.Module) -> torch.device:
-    """Return the device of the averaged parameters, which gives the same world as DistributedOptimizer."""
+    """Return the device of the averaged parameters, from which DistributedOptimizer also derives its process groups."""
     tables = {parameter for parameter, _ in embeddings_of(model).values()}
     dense = (one for one in model.parameters() if one.requires_grad and one not in tables)
     return next((parameter.device for parameter in dense), torch.device("cpu"))
@@ -205,7 +205,7 @@ def _decide(
 def _place_tables(schedule: Schedule, choose: Callable[[Schedule], TableChoice]) -> tuple[Schedule, tuple[str, ...]]:
     """Return the schedule with a placement for every table, and the reasons.
 
-    A schedule that is not synchronous and so allows only one placement has the prices of synchronous rounds.
+    A schedule that is not synchronous allows only one placement; it is priced as if its rounds were synchronous.
     """
     strategy = schedule.strategy
     if not strategy.tables_unsupported_reason():
@@ -218,7 +218,7 @@ def _place_tables(schedule: Schedule, choose: Callable[[Schedule], TableChoice])
 
 
 def _applying(optimizer: torch.optim.Optimizer) -> float:
-    """Measure the seconds per byte of a table in a step of such an optimizer here, the least of three."""
+    """Measure the optimizer's seconds per byte of a table in a step on this machine, the least of three runs."""
     probe = torch.nn.Parameter(torch.zeros(PROBE_ROWS, PROBE_COLUMNS))
     try:
         known = inspect.signature(type(optimizer)).parameters

@@ -1,10 +1,10 @@
 """Plan a job: collect candidates, search, choose a recommendation, and prove it.
 
-Prices distinguish kinds only as well as the steps model fits the job: averaging parameters instead of gradients, or
-late gradients, cost some jobs almost nothing and others several times the steps. So for a pilot (`RunOff`) the
-recommendation by its prices and the best candidate of every other kind run in the same way as its probes, the prices
-are fitted again with these runs, and this repeats while the recommendation has not run. Candidates that ran are then
-predicted from their own runs as far as the noise allows (`measuring.as_ran`).
+The steps model may not fit a job: averaging parameters instead of gradients, or late gradients, cost some jobs almost
+nothing and others several times the steps. So a pilot (`RunOff`) also trains the recommendation, and the best candidate
+of every other kind, for as many steps as its probes. The prices are fitted again with these runs, and this repeats
+until the recommendation is a schedule that ran. Candidates that ran are predicted from their own runs as far as the
+noise allows (`measuring.as_ran`).
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from partreduce.verify.prove import prove
 PROOF_SHARE, PROOF_SECONDS = 0.08, 2.0
 """Fraction of the time for proving the recommendation, and the maximum in seconds. A proof is never interrupted."""
 LOADED = ("ortools.sat.python.cp_model", "scipy.sparse.linalg")
-"""Libraries that are otherwise imported on first use."""
+"""Libraries to import before the clock starts; otherwise their first use would import them."""
 ROUNDS = 3
-"""Maximum number of rounds with new finalists."""
+"""Most rounds of additional training runs of a pilot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """How good the recommendation is known to be: `status` optimal or feasible, and `because`, the reason.
+    """How good the recommendation is known to be: the `status`, optimal or feasible, and its reason, `because`.
 
     The status refers to the job's objective within its limits, and not to the problem that the search solves in its
     place. `ended` is the reason why the search ended; `capped` is true if a time limit had an effect, so that another
@@ -69,14 +69,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The recommendation with its proof, the front, the baselines, and all measured candidates.
+    """The result of planning: the recommendation with its proof, the Pareto front, baselines, and all candidates.
 
-    `gain` is the recommendation's speedup over the best plain alternative, All-Reduce every k steps by its best
-    algorithm, late or not. `reasons` and `cautions` are those of this planning; `report.reasons.add_reasons` adds those
-    of schedules. `left_out` lists by kind the names not reached in time. `answer` states how good the recommendation is
-    known to be, and why the search ended. `search_status` is the synthesizer's status for its own problem, which
-    minimizes a metric even if the objective does not. `over_quick` states the gain of a thorough answer over the quick
-    one.
+    `gain` is the recommendation's speedup over the best All-Reduce every k steps, with its best algorithm, delayed or
+    not. `reasons` and `cautions` are those known to the planner; `report.reasons.add_reasons` adds those about
+    schedules. `left_out` lists by kind the candidates not reached in time. `answer` states how good the recommendation
+    is known to be, and why the search ended. `search_status` is the search's status for its own problem, which
+    minimizes a metric even if the objective does not. `over_quick` states the gain over the plan with the quick effort.
     """
 
     recommendation: CandidateSchedule
@@ -95,7 +94,7 @@ class Plan:
 
     @property
     def consensus(self) -> str:
-        """Return whether the proof guarantees consensus of the recommendation; if not, the evidence for it."""
+        """Return in words whether consensus of the recommendation is proved; if not, the evidence for it."""
         if self.proof.guarantees_consensus:
             return GUARANTEED
         sampled = self.recommendation.consensus_distance.kind is Kind.ESTIMATE
@@ -173,7 +172,7 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
 
 
 class Decision(NamedTuple):
-    """The recommendation before its proof, the candidates that it was chosen from, and the reasons against others."""
+    """A recommendation not yet proved, the candidates that it was chosen from, and the reasons against others."""
 
     chosen: CandidateSchedule
     options: list[CandidateSchedule]
@@ -203,7 +202,7 @@ def decide(job: PlanRequest, say: Callable[[str], None] = lambda _: None) -> Dec
 
 
 def _over_quick(job: PlanRequest, say: Callable[[str], None]) -> Callable[[CandidateSchedule], str]:
-    """Return a function that states the gain of a thorough answer over the quick one; empty for other answers."""
+    """Return a function that states the gain over the plan with the quick effort; "" if this is that plan."""
     is_thorough = job.searches and job.effort is not None and job.effort >= EFFORTS["thorough"]
     if not is_thorough or job.take is not None or job.time_limit is not None or job.gap or job.quorum:
         return lambda _: ""
@@ -232,7 +231,7 @@ def load_searchers() -> None:
 def _recommend(
     options: list[CandidateSchedule], job: PlanRequest, searched: Front, steady: SteadyCheck
 ) -> CandidateSchedule:
-    """Return the recommendation, or raise an error that says whether its absence is proved."""
+    """Return the recommendation; if there is none, raise an error that says whether that is proved."""
     try:
         return recommend(options, job)
     except UndecidedError as error:
@@ -243,7 +242,7 @@ def _recommend(
 
 
 class RunOff:
-    """The training runs that a pilot adds until its recommendation is a schedule that ran.
+    """The choice of training runs that a pilot adds until its recommendation is a schedule that ran.
 
     `finalists` are the hashes of the schedules chosen so far, and `plans` the plans so far: the first by the probes'
     prices alone, the last with all runs.
@@ -258,7 +257,7 @@ class RunOff:
         return calibrate(curves, data=self.job.data, steps=self.steps, finalists=self.finalists)
 
     def next(self, curves: Sequence[Curve]) -> list[Schedule]:
-        """Plan with these curves, and return the finalists that did not run yet; none after `ROUNDS` rounds of them."""
+        """Plan with these loss curves; return the finalists that have not run yet, none after `ROUNDS` calls."""
         job = replace(self.job, pilot=self.pilot(curves))
         planned = plan(job)
         self.plans.append(planned)
@@ -273,7 +272,7 @@ class RunOff:
 def finalists(
     chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest
 ) -> list[CandidateSchedule]:
-    """Return the recommendation, and by the pilot's prices the best of every other kind if it could be faster.
+    """Return the schedules that a pilot should train: the recommendation, and the best of each kind that may be faster.
 
     Kinds are synchronous parameters, late parameters, and a pipeline; All-Reduce in each step is always included.
     Candidates with protocols, and those that connect all workers only after more steps than a run has, are left out.

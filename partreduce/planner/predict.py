@@ -1,7 +1,7 @@
-"""Predict the cost of a schedule of any kind: seconds, bytes, age and memory (`partreduce.predict`).
+"""Predict the cost of a schedule of any kind: seconds, bytes, age of averaged values, memory (`partreduce.predict`).
 
-Kinds with fixed phases use formulas and proofs. The others are run in virtual time, by the same protocol that runs
-between real workers.
+Schedules with fixed phases use formulas and proofs. All others are simulated in virtual time, with the same protocol
+code that runs between real workers.
 """
 
 from __future__ import annotations
@@ -155,14 +155,14 @@ def _predict_by_run(schedule: Schedule, timeline: Timeline, size: int) -> Predic
 
 
 def _age_of_everyone(schedule: Schedule) -> tuple[float, float]:
-    """Return the ages where every round is over all workers: delay is equal for all."""
+    """Return the largest and mean age in steps if every round averages over all workers, which makes them equal."""
     sync = schedule.strategy.sync
     age = float(sync.lag * int(schedule.worker_steps().max()) + sync.late_steps)
     return age, age
 
 
 def _server_arrays(strategy: Strategy, num_workers: int) -> float:
-    """Return the arrays of a host, which is also a worker.
+    """Return the parameter-sized arrays of a server's host, which is also a worker.
 
     Synchronous: one for the sums, its answers, and for every worker a part of the shard that waits for the parts before
     it. Asynchronous: the parameters from which progress counts, the progress, the answers; for the shard its value, a
@@ -175,17 +175,17 @@ def _server_arrays(strategy: Strategy, num_workers: int) -> float:
 
 
 def _pairwise_arrays(strategy: Strategy, num_workers: int) -> float:
-    """Return the model copy, the parameters of the last adoption, the progress, and the messages in flight.
+    """Return the parameter-sized arrays of a pairwise worker: model copy, last adopted model, progress, messages.
 
-    These messages are a question and its answer for an active worker, and a question of every active worker for a
-    passive one.
+    The messages are a request and its answer for an active worker, and one request of every active worker for a passive
+    one.
     """
     assert isinstance(strategy, Pairwise), "the registry names the kind"
     return 3 + max(2, sum(len(strategy.passive_of(worker, num_workers)) > 0 for worker in strategy.active))
 
 
 def _gap_arrays(strategy: Strategy, num_workers: int) -> float:
-    """Return the busiest worker's queues and snapshots, plus one array for the sums, or two if a step's start is kept.
+    """Return the busiest worker's parameter-sized arrays under an iteration gap: queues, snapshots, sums, step start.
 
     A queue has a place for each step that its in-neighbor can be ahead, plus one; under staleness only one. A snapshot
     is kept while an out-neighbor may have to reduce it, and the next one is made before it is freed. With more than
@@ -202,7 +202,7 @@ def _gap_arrays(strategy: Strategy, num_workers: int) -> float:
 
 
 def _quorum_arrays(strategy: Strategy, _num_workers: int) -> float:
-    """Return the arrays of the mean model, the send buffer, the results that may wait, and the results taken.
+    """Return the parameter-sized arrays under a quorum: mean model, send buffer, results that wait, results taken.
 
     The running sum is one of the waiting results. A call takes all waiting results, or one, and more may arrive while
     it applies them. With `latest` one result waits in addition to the running sum.
@@ -221,7 +221,7 @@ ARRAYS: dict[str, Callable[[Strategy, int], float]] = {
     "gap": _gap_arrays,
     "quorum": _quorum_arrays,
 }
-"""Arrays by `Strategy.protocol` for strategies without fixed phases, which claim `memory` does not cover.
+"""Functions for the parameter-sized arrays of one worker, by protocol; claim `memory` does not cover these protocols.
 
 Raises:
     ScheduleError: a queue without a limit.

@@ -1,4 +1,4 @@
-"""Choose the candidate that a job's objective prefers within its limits; among equals the simplest one.
+"""Choose the candidate that a job's objective prefers within its limits; of equally good ones the simplest.
 
 The ratio of two predicted times has the errors of both predictions, which are taken as independent: over all pairs of
 schedules that were measured on shuffled data, 9 of 10 measured ratios lay within 19 % (the lab's network) and 11 % (the
@@ -36,13 +36,13 @@ from partreduce.topo.strategies.axes import Codec
 from partreduce.topo.strategies.static import StaticGroups
 
 NINE_OF_TEN = 1.645
-"""Standard errors that bound 9 of 10 sampled times."""
+"""Number of standard errors within which 9 of 10 sampled times lie."""
 TIE = 0.02
-"""Options within this relative time are equally good, and the simplest is chosen."""
+"""Candidates whose times differ by less than this fraction are equally good, and the simplest is chosen."""
 WORTH = 0.1
-"""Largest relative increase of the predicted time that is accepted for less worst-case regret."""
+"""Largest relative increase of the predicted time that is accepted to reduce the worst-case regret."""
 LEAST_ERROR = 0.13
-"""Prediction error where one model prices two synchronous schedules, as measured (see above)."""
+"""Measured prediction error between two synchronous schedules priced by one model (see the module's text)."""
 MATERIAL = 1e-6
 """Relative differences below this are ignored."""
 PUBLISHED = ("prague-figure-10", "ring")
@@ -54,8 +54,8 @@ Options = Sequence[CandidateSchedule]
 def recommend(options: Options, job: PlanRequest) -> CandidateSchedule:
     """Return the candidate that the objective prefers within the job's limits.
 
-    By default this is the least predicted time to the loss (`least_time`), where small differences are ties; for the
-    other objectives only rounding differences are.
+    By default this is the candidate with the least predicted time to the loss (`least_time`), where small differences
+    are ties; under other objectives only differences by rounding are ties.
 
     Raises:
         UndecidedError: no candidate keeps the limits; the message names the nearest one.
@@ -93,7 +93,7 @@ def allowed_options(options: Options, job: PlanRequest) -> list[CandidateSchedul
 
 
 def _waits_as(option: CandidateSchedule, job: PlanRequest) -> bool:
-    """Return whether a candidate's delay is allowed; the candidate is one kind among others."""
+    """Return whether the job allows a candidate's delay or protocol."""
     if option.quorum:
         return job.quorum is None and job.sync is None
     if option.facts and not option.gap:
@@ -109,12 +109,13 @@ def _exactly(option: CandidateSchedule) -> Fraction | None:
 
 
 def least_time(options: Options, job: PlanRequest) -> CandidateSchedule:
-    """Return the candidate with the least worst-case regret among those within `WORTH` of the least time.
+    """Return the candidate with the least worst-case regret among those with nearly the least predicted time.
 
-    Among those within `TIE` of that regret, the least time counts; within `TIE` of it, the simplest is returned. Regret
-    is a candidate's time over the best one's in a case, a vector of prices that the job may pay (`StepsModel.cases`).
-    Regret alone would let a candidate that is good for one task displace one that is predicted to be much faster: one
-    more kind of candidates raised the time of the answer by up to 1.8 times.
+    A case is a vector of prices that the job may pay (`StepsModel.cases`); the regret of a candidate in a case is its
+    time divided by the best candidate's. Considered are candidates within `WORTH` of the least time. Of those within
+    `TIE` of the least regret the fastest counts, and of those within `TIE` of its time the simplest is returned. Regret
+    alone could prefer a candidate that suits one task to one that is predicted to be much faster: adding a kind of
+    candidates once raised the recommendation's time by up to 1.8 times.
     """
     options = contenders(options, job)
     worst = dict(zip(map(id, options), regrets(options, job), strict=True))
@@ -130,7 +131,7 @@ def least_time(options: Options, job: PlanRequest) -> CandidateSchedule:
 
 
 def contenders(options: Options, job: PlanRequest) -> list[CandidateSchedule]:
-    """Return the candidates that may be recommended.
+    """Return the candidates that may be recommended, after comparison with the simple baselines.
 
     Candidates whose workers drift apart on different data need a price of drift (`PlanRequest.bears_drift`), and those
     outside the measured range need a price there, if any other candidate is allowed. A candidate that is no simple
@@ -156,7 +157,7 @@ def contenders(options: Options, job: PlanRequest) -> list[CandidateSchedule]:
     as_good = [one for one in simple.values() if time[id(one)] <= time[id(best)] * (1 + WORTH)]
 
     def is_better(option: CandidateSchedule) -> bool:
-        """Return whether it beats an eligible simple candidate in every cost, and so at any price."""
+        """Return whether a candidate beats an eligible simple one in every cost, and so at any prices."""
         return not (option.late or option.facts) and any(beats(option, one) for one in as_good)
 
     options = [one for one in options if id(one) in simple or wins_surely(one, best, job) or is_better(one)]
@@ -216,7 +217,7 @@ def is_unpriced(option: CandidateSchedule) -> bool:
 
 
 def is_outer(option: CandidateSchedule) -> bool:
-    """Return whether a candidate takes outer steps, which were measured on each task."""
+    """Return whether a candidate takes outer steps, whose steps ratio was measured on each task."""
     return option.facts is not None and bool(option.facts.by_task)
 
 
@@ -227,17 +228,17 @@ def soonest(options: Options, job: PlanRequest) -> CandidateSchedule | None:
 
 
 def best_plain(options: Options, job: PlanRequest) -> CandidateSchedule | None:
-    """Return All-Reduce every k steps with the least decisive time, synchronous or late; None without one."""
+    """Return the All-Reduce every k steps with the least decisive time, synchronous or late; None if there is none."""
     return soonest([option for option in options if option.is_plain], job)
 
 
 def simplest(options: Options, job: PlanRequest) -> CandidateSchedule | None:
-    """Return the simple schedule with the least decisive time; None without one."""
+    """Return the simple baseline with the least decisive time; None if there is none."""
     return soonest([option for option in options if is_simple(option)], job)
 
 
 def decisive_time(option: CandidateSchedule, job: PlanRequest) -> float:
-    """Return the predicted time by which candidates are compared, with pessimistic prices for known errors.
+    """Return the predicted time by which candidates are compared, with pessimistic prices where errors are known.
 
     All candidates share one vector of prices, so an error common to all does not change the order. Delay that the job
     did not ask for has its highest price, and seconds sampled from a run vary. Outer steps were measured on every task,
@@ -325,9 +326,9 @@ def baselines(options: Options) -> list[CandidateSchedule]:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The predicted speedup `ratio` of a candidate over the `alternative`; 9 of 10 such lie in `low` … `high`.
+    """The predicted speedup of a candidate over an alternative: `ratio`, and the interval `low` … `high`.
 
-    `is_guess` is true if the candidate lies outside the measured range.
+    9 of 10 true speedups lie in the interval. `is_guess` is true if the candidate lies outside the measured range.
     """
 
     alternative: CandidateSchedule
@@ -365,18 +366,18 @@ def gain(option: CandidateSchedule, alternative: CandidateSchedule, data: Data) 
 
 
 def _error(option: CandidateSchedule, data: Data) -> float:
-    """Return the error of a predicted time, as a logarithm."""
+    """Return the relative error of a candidate's predicted time, as a logarithm."""
     return math.hypot(math.log1p(option.steps_ratio_error(data)), NINE_OF_TEN * option.step_error)
 
 
 def gain_of(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> Gain | None:
-    """Return the speedup over the best All-Reduce every k steps, within the limits if possible; None without one."""
+    """Return the speedup over the best All-Reduce every k steps, if possible within the limits; else None."""
     plain = best_plain(allowed_options(options, job), job) or best_plain(options, job)
     return None if plain is None or not math.isfinite(chosen.time) else gain(chosen, plain, job.data)
 
 
 def _nothing(options: Options, job: PlanRequest) -> str:
-    """Return why no candidate keeps the limits, and which limit to raise."""
+    """Return in words why no candidate keeps the limits, and which limit to raise."""
     if job.quorum or job.gap:
         options = [option for option in options if (option.quorum if job.quorum else option.gap)]
         least = min((option.facts.memory_bytes for option in options if option.facts), default=None)

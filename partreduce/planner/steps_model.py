@@ -1,4 +1,4 @@
-"""Predict a schedule's steps relative to All-Reduce from its consensus distance, drift and delay.
+"""Predict how many more training steps than All-Reduce a schedule needs, from consensus distance, drift and delay.
 
 The prices of consensus distance and delay are those of fifteen tasks, networks of five kinds under SGD, momentum and
 Adam, each at All-Reduce's best rate (the rows, the held-out sets and the script's commit are in
@@ -68,7 +68,7 @@ class Prices(NamedTuple):
 
 
 class FailurePoint(NamedTuple):
-    """The consensus distance without delay, and late distance, from which a task failed with half of its seeds.
+    """The consensus distance (without delay) and the late distance from which a task failed with half of its seeds.
 
     A task fails if, at All-Reduce's best learning rate, it does not reach its loss in five times All-Reduce's steps.
     """
@@ -87,7 +87,7 @@ class FailurePoint(NamedTuple):
 
 NEVER = FailurePoint()
 DELAY_MORE = 0.63
-"""Possible extra cost of gradients that are one step late: 2.1 times the steps, on the lab's digits."""
+"""Extra steps above the usual price that gradients one step late may cost, as measured: 2.1 times the steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class StepsModel:
         delayed: float = 0.0,
         gradients: bool = False,
     ) -> float:
-        """Return predicted steps to a loss, divided by those of All-Reduce in each step.
+        """Return the predicted steps to a loss, divided by those of All-Reduce in every step.
 
         Args:
             consensus_distance: consensus distance of the schedule including overlap; ≥ 0, infinity gives infinity.
@@ -182,19 +182,19 @@ class StepsModel:
 
 
 def _charge(amount: float, most: float, price: float, beyond: float | None) -> float:
-    """Return the cost of an amount: up to `most` at the price, the rest at the price beyond it."""
+    """Return the cost of an amount: up to `most` at `price`, the rest at the price `beyond`."""
     if beyond is None or amount <= most:
         return price * amount
     return price * most + beyond * (amount - most)
 
 
 def price_of_moments(noise: float, num_workers: float) -> float:
-    """Return the extra steps for Adam's second moments of single workers' gradients, over All-Reduce's steps."""
+    """Return the extra steps, as a fraction of All-Reduce's, that Adam needs if second moments are per worker."""
     return math.sqrt((1 + noise) / (1 + noise / num_workers)) - 1
 
 
 def _delay(prices: StepsModel | Prices, late: float) -> float:
-    """Return the cost of a late distance; 0 in synchronous rounds, for any price."""
+    """Return the extra steps, as a fraction, that a late distance costs; 0 in synchronous rounds for any price."""
     return prices.late * late + prices.later * long_delay(late) if late else 0.0
 
 
@@ -226,7 +226,7 @@ TASKS: dict[Optimizer, dict[str, Prices]] = {
         "text": Prices(2.777, 0.03, 0.0, 0.01),
     },
 }
-"""Prices by optimizer and kind of network."""
+"""Measured prices, by optimizer and kind of network."""
 SHARED = {
     None: Prices(0.253, 0.148, 0.057, 0.0),
     Optimizer.SGD: Prices(0.0, 0.172, 0.212, 0.0),
@@ -255,12 +255,13 @@ LOST: dict[Optimizer | None, tuple[FailurePoint, FailurePoint]] = {
     Optimizer.MOMENTUM: (FailurePoint(2.5, 2.6), FailurePoint(4.3, 3.1)),
     Optimizer.ADAM: (NEVER, NEVER),
 }
-"""Limits by optimizer, or for any, with fewer than `MANY` workers and with as many; under Adam all tasks reached their
-loss, and so did all of 16 workers in synchronous rounds up to 4.2 (benchmarks/results/regret.md)."""
+"""Where tasks failed, by optimizer or for any (None): with fewer than `MANY` workers, and with `MANY` or more. Under
+Adam all tasks reached their loss, as did all with 16 workers in synchronous rounds up to a consensus distance of 4.2
+(benchmarks/results/regret.md)."""
 BORNE = 1.9
-"""The largest consensus distance below these at which all tasks were measured: all reached their loss."""
+"""The largest measured consensus distance at which all tasks reached their loss."""
 LOST_RATIO = 5.0
-"""Such a schedule must win at this multiple of its steps: the tasks that failed had as many."""
+"""Factor on the predicted steps of a schedule whose metrics made a task fail: failed tasks had five times the steps."""
 
 
 @lru_cache
@@ -361,6 +362,6 @@ loss. At half of it, regions that average in each step did; workers that train a
 on the recurrent network, so of those only settings that reached the loss on all tasks are proposed.
 """
 OUTER_FRAGMENTS = 2
-"""Fragments of a model whose fragments were merged late."""
+"""Number of fragments in the measured settings that merge fragments late."""
 OUTER_ERRORS = {Optimizer.SGD: 0.77, Optimizer.MOMENTUM: 0.76, Optimizer.ADAM: 0.89}
-"""The relative error of the geometric mean of other kinds of networks that 9 of 10 of these kept."""
+"""Relative error, for 9 of 10 kinds of networks, of the steps ratio predicted as the other kinds' geometric mean."""

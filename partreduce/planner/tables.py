@@ -1,4 +1,4 @@
-"""Choose a placement of each embedding table by its cost in a step, and plan for the tables and all other parameters.
+"""Choose a placement of each embedding table by its cost per step, and plan for the other parameters with it.
 
 The seconds of a step are those of the exchanges of separately placed tables, of the strategy's averages over all other
 parameters, of the optimizer's work on rows (every worker visits all of a replicated table, owners each their part of a
@@ -50,14 +50,13 @@ of rows of 128 numbers on one ordinary core; rows of 32 numbers took half of it.
 WORTH = 0.01
 """A coarser codec of rows must save more than this fraction of the table's seconds."""
 IN_ORDER = (Placement.DENSE, Placement.GATHER, Placement.SHARDED)
-"""The simplest first; ties take the first."""
+"""Placements, the simplest first; among equally fast ones the first is chosen."""
 MAX_COMBINATIONS = 3**7
-"""Most combinations of all tables' placements that are tried exhaustively; beyond, tables change one at a time."""
+"""Most combinations of placements that are tried exhaustively; with more, tables change one at a time."""
 STEPS = 20
-"""Most steps of all workers to measure."""
+"""Most steps for which touched rows are counted."""
 MAX_PLANS = 2
-"""Most plans for everything else: the tables' placements determine its size, and the recommendation for it determines
-the placements."""
+"""Most plans for the averaged parameters: the placements determine their size, and the plan determines placements."""
 UNKNOWN = (
     "it is not known how many of its rows a step touches: let build() return (model, batches), or say "
     "--set touched=TABLE:0.8%"
@@ -126,7 +125,7 @@ class Table:
 
 
 class Cost(NamedTuple):
-    """The cost of a step: seconds, and bytes out of the busiest node's NICs."""
+    """A communication cost per step: seconds, and bytes out of the busiest node's NICs."""
 
     seconds: float
     nic_bytes: float
@@ -137,7 +136,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pricing:
-    """The predicted step cost of any placement; `applying` is in seconds per byte visited."""
+    """Prices placements of all tables by the predicted cost per step; `applying` is in seconds per byte visited."""
 
     tables: tuple[Table, ...]
     schedule: Schedule
@@ -163,7 +162,7 @@ class Pricing:
         return self._averaging[num_bytes]
 
     def own(self, table: Table, way: Placement, *, gathers: bool) -> tuple[Codec, Exchange]:
-        """Return a table's best codec and exchange, with row visits; cached. `gathers`: others are gathered, too."""
+        """Return a table's best codec and its exchange, with row visits; cached. `gathers`: some table is gathered."""
         key, cluster = (table.parameter, way, gathers), self.schedule.cluster
         if key not in self._own:
             finest, *coarser = self.codecs if way is not Placement.DENSE else (Codec.NONE,)
@@ -317,7 +316,7 @@ def choose_routes(
 
 
 def check_unpriced(schedule: Schedule) -> None:
-    """Raise for schedules for which no placement can be chosen."""
+    """Raise ScheduleError if the placements of tables cannot be priced under this schedule."""
     strategy = schedule.strategy
     if reason := strategy.tables_unsupported_reason():
         raise ScheduleError(f"tables: their rows are exchanged in every step, synchronously, and {reason}")
@@ -451,7 +450,7 @@ def tables_of(
 def possible_ways(
     model: torch.nn.Module, name: str, optimizer: torch.optim.Optimizer | None = None
 ) -> tuple[tuple[Placement, ...], str]:
-    """Return the placements that the runtime allows a table, and the reason against the simplest other one.
+    """Return the placements that the runtime allows for a table, and why it forbids the simplest other placement.
 
     A table with `max_norm` may be dense only if it cannot be sharded: each worker would shorten the rows that it looks
     up, and the copies would diverge.

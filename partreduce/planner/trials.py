@@ -1,9 +1,9 @@
-"""Run strategies without common rounds in virtual time, and price their steps by the run.
+"""Simulate strategies without common rounds in virtual time, and predict their training steps from the simulation.
 
-The runtime's protocol objects run on shared links. Where models are averaged in an order that no matrix gives in
-advance, the run is carried out on vectors, which gives the consensus distance and the drift that the steps model
-prices; if a step moves the mean less, proportionally more steps are needed. Digits trained along the same reduces
-needed within 6 % of that under 11 of 12 settings of neighbors in serial order
+The simulation runs the runtime's own protocol code on a model of the shared links. If the order of averages is not
+known in advance, it also averages vectors of noise, from which it estimates the consensus distance and the drift that
+the steps model prices; if a step moves the mean less, proportionally more steps are needed. Training on digits with the
+same sequence of reduces needed within 6 % of the predicted steps under 11 of 12 settings of neighbors in serial order
 (benchmarks/results/steps_to_loss_gaps.json).
 
 A round under a quorum is not a step of All-Reduce: it has fewer gradients, and some are late. Each gradient has the
@@ -57,38 +57,38 @@ from partreduce.topo.strategies.partial import PartialAllReduce, QuorumStart
 from partreduce.topo.strategies.server import Server
 
 ROUNDS, LONGER = 60, {"iteration_gap": 240, "dynamic_groups": 160, "pairwise": 160}
-"""Rounds of a run of neighbors, and by kind those of the first run that tests whether the consensus distance is steady.
-"""
+"""Rounds to simulate of neighbors, and by kind those of the first longer simulation that tests for a steady consensus
+distance."""
 MEETING_ROUNDS = 80
 """Rounds of a run of groups on request, pairs and servers."""
 WARM_UP, PARTS = 4, 4
-"""One in so many parts of a run is the warm-up; parts of the rest give the variation of its seconds."""
+"""The first 1/WARM_UP of a run is not measured; the rest is cut into PARTS to estimate the error of its seconds."""
 PER_EVENT = 1.7e-5
-"""Nominal seconds of a run for each event of a worker and each message."""
+"""Nominal seconds of simulation for each event of a worker and each message."""
 PAIRS_AT_WORST = 0.63
-"""Extra cost of AD-PSGD over All-Reduce's steps where it was measured."""
+"""Extra steps of AD-PSGD at worst, as a fraction of All-Reduce's, as measured."""
 GAPS_AT_WORST = 0.06
-"""Extra cost of iteration gaps over the prediction in 11 of 12 settings."""
+"""Extra steps of iteration gaps over the prediction, as a fraction, at most, in 11 of 12 settings."""
 UNHEARD = 0.05
-"""Gradients with less than this fraction of an even share count as unheard."""
+"""Workers whose gradients have less than this fraction of an even weight count as unheard."""
 STEADY_SHARE = 0.3
-"""Fraction of the time for longer runs if a kind that needs them is weighed."""
+"""Fraction of the time for longer simulations, if a kind that needs them is considered."""
 WITHIN = 0.1
-"""Largest relative difference of the consensus distances of n, 2n and 4n rounds."""
+"""Largest relative difference of the consensus distances of n, 2n and 4n rounds that counts as steady."""
 DOUBLINGS = 2
 """Most doublings of a run whose consensus distance grows ever more slowly and may still converge."""
 GROWTH = 1.5
 """Growth by this factor with each doubling is not convergence."""
 DEADLOCK = "its workers wait for one another for ever"
 LISTED = 8
-"""Options that the answer lists with their distances."""
+"""Most dropped candidates that are listed with their reasons."""
 
 
 class Candidate(NamedTuple):
     """A schedule before its trial: its name, its setting in words, and the number of rounds to run.
 
-    `make`, which takes so many nominal `seconds`, replaces the run for a schedule with fixed phases and a price from
-    measurements.
+    `make` replaces the simulation for a schedule with fixed phases whose steps were measured; it takes `seconds`
+    nominal seconds.
     """
 
     kind: str
@@ -120,7 +120,7 @@ class Candidate(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The results of a run in virtual time, per step.
+    """The results of a simulation, per step.
 
     `distances` are the consensus distances of the first quarter, the first half and the whole of the run; `is_sampled`
     is true if the reported metric comes from the run.
@@ -137,7 +137,7 @@ class Outcome:
 
 @lru_cache(maxsize=256)
 def trial(candidate: Candidate, job: PlanRequest, num_rounds: int) -> Outcome:
-    """Run a schedule for `num_rounds` rounds in virtual time.
+    """Simulate a schedule for `num_rounds` rounds in virtual time.
 
     Raises:
         PartreduceError: the workers deadlock, or a queue has no limit.
@@ -216,7 +216,7 @@ def _estimates(noise: float, by_worker: float, by_node: float, job: PlanRequest,
 
 
 def price_option(candidate: Candidate, outcome: Outcome, job: PlanRequest) -> CandidateSchedule:
-    """Return the candidate of a run, with the steps ratio that follows from the run's consensus distance and delays."""
+    """Return a simulated candidate with the steps ratio that follows from its consensus distance and delays."""
     schedule, model, facts, metrics = candidate.schedule, job.steps_model, outcome.facts, outcome.metrics
     strategy, spread, pushed = schedule.strategy, metrics.consensus_distance, pushed_by(metrics.drift, job)
     is_gap, adds = facts.kind == "iteration_gap", facts.kind in ("partial", "server")
@@ -279,7 +279,7 @@ def _events(schedule: Schedule) -> float:
 def try_all(
     candidates: Iterable[Candidate], job: PlanRequest, pay: Callable[[float], bool], *, in_any_case: bool
 ) -> tuple[list[CandidateSchedule], list[str]]:
-    """Run the candidates for which there is time; if there is none and one is needed (`in_any_case`), the cheapest.
+    """Simulate the candidates for which there is time; if there is time for none, the cheapest, given `in_any_case`.
 
     `pay` charges work in nominal seconds, and returns whether it fits. The second list names those not reached in time.
     """
@@ -308,11 +308,11 @@ def is_steady(distances: Sequence[float]) -> bool:
 
 @dataclass
 class SteadyCheck:
-    """Run important candidates for longer, and drop those whose consensus distance is not steady.
+    """Longer simulations of important candidates, which drop those whose consensus distance is not steady.
 
-    These are the ones that may be recommended, on the front, or best of their kind. A quick answer checks only the one
-    to recommend, and shows no other. `left_out` maps the name of a dropped candidate to the reason; runs end at the
-    clock's position `until`.
+    Important are candidates that may be recommended, are on the front, or are the best of their kind. The quick effort
+    checks only the candidate to recommend, and shows no other. `left_out` maps the name of a dropped candidate to the
+    reason. Simulations end at the clock's position `until`.
     """
 
     job: PlanRequest
@@ -324,7 +324,7 @@ class SteadyCheck:
         self._pay, self._tries = payer(self.clock, self.until), Counter[str]()
 
     def settled(self, options: Sequence[CandidateSchedule]) -> list[CandidateSchedule]:
-        """Return the candidates that are steady in longer runs, or that need no such run.
+        """Return the candidates that are steady in longer simulations, or that need no simulation.
 
         Raises:
             UndecidedError: the candidate that the job names is not steady.
@@ -346,10 +346,10 @@ class SteadyCheck:
         return [f"left out, because a longer run does not show a steady consensus distance: {', '.join(named)}{more}"]
 
     def lost(self, chosen: CandidateSchedule, options: Sequence[CandidateSchedule]) -> str:
-        """Return why an answer to slow workers is not recommended, if it loses once they are half as slow; else empty.
+        """Return why a candidate for slow workers is not recommended: it loses if they are half as slow; else "".
 
-        It is compared with the best candidate of equal steps per round and common rounds, since stated slowdowns are
-        uncertain.
+        Stated slowdowns are uncertain, so it is compared, at half of them, with the best candidate of equal steps per
+        round and common rounds.
         """
         job, facts, name = self.job, chosen.facts, chosen.name
         able = allowed_options(options, job)
@@ -403,7 +403,7 @@ class SteadyCheck:
         return best_of(shown) if shown else None
 
     def _longer(self, option: CandidateSchedule) -> CandidateSchedule | None:
-        """Return the candidate with the prices of a run in which it is steady; None if there is no such run."""
+        """Return the candidate priced by a simulation in which it is steady; None if there is none."""
         candidate, name = option.longer, option.name
         assert isinstance(candidate, Candidate), "it was chosen for that"
         self._tries[candidate.kind] += 1
@@ -427,7 +427,7 @@ class SteadyCheck:
         return None
 
     def _has_time(self, work: float) -> bool:
-        """Return whether there is time for a run; if the job asks for gaps only, as long as there are seconds."""
+        """Return whether there is time for a simulation; if the job asks for gaps, only the limit in seconds counts."""
         if work > self.clock.left(self.clock.limit):
             self.clock.capped = True
             return False

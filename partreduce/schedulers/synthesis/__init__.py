@@ -1,8 +1,8 @@
-"""Synthesize schedules: CP-SAT decides them for a cluster and its limits, with a bound on all others.
+"""Search for schedules with a CP-SAT solver, for a cluster and limits, with a proved bound on all other schedules.
 
 `problem` defines the request and the result, `cluster_shape` what the cluster implies before any search, `choices` the
-groups. `front.search`, the entry point, asks `schedule_model` (CP-SAT) for short periods and for the phases of long
-ones, which `long_periods` composes between full averages and improves one by one.
+groups that a phase may have. `front.search`, the entry point, lets `schedule_model` (CP-SAT) find short periods, and
+the phases of long periods. `long_periods` composes long periods of these phases and improves them one phase at a time.
 """
 
 from partreduce.schedulers.synthesis.front import search as search

@@ -1,8 +1,8 @@
-"""The groups of any workers, or the blocks of a rule, that make up a schedule, with their costs.
+"""Define what a search may put into a phase: groups of any workers, or the blocks of a rule, with their costs.
 
-Both are blocks (local ranks L, digits D) of `topo.rule`. Explicit groups are those of one node that holds all workers
-and has no digits, so one model and one search serve both. Shapes: B blocks, S links that groups share (NICs, uplinks,
-buses), C = 2^k classes of k digits, G local ranks (all workers where groups are explicit).
+Both are blocks (local ranks L, digits D) of `topo.rule`: explicit groups are written as blocks of a single node that
+holds all workers and has no digits, so one model and one search serve both. Array shapes: B blocks, S links that groups
+share (NICs, uplinks, buses), C = 2^k classes of k digits, G local ranks (all workers if groups are explicit).
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ Floats = npt.NDArray[np.float64]
 Period = tuple[RulePhase, ...]
 
 MAX_GROUPS, MAX_BLOCKS = 1000, 512
-"""Explicit groups, about, and blocks of all sets of local ranks: each is a variable in every phase."""
+"""Most explicit groups (approximately), and most blocks of a rule; each is a solver variable in every phase."""
 MAX_WIDTH = 4
-"""Largest number of nodes that aligned groups cross, unless they cross all."""
+"""Largest number of nodes that `Choices.aligned` groups cross, unless they cross all nodes."""
 MAX_TIMED, WARM = 64, 2
-"""Workers, or local ranks, whose waiting is computed; periods until it is steady, and then measured."""
+"""Most workers, or local ranks, whose waiting is computed; and and periods of warm-up, as many as are then measured."""
 MAX_PLACES, MAX_RULE_PLACES, FEW_WORKERS = 64, 16, 8
-"""Places of workers, and of local ranks (of more, neighbors share one); workers that always get explicit groups."""
+"""Most places of explicit groups, and of a rule; and most workers that always get explicit groups."""
 
 
 class Space(NamedTuple):
-    """What the consensus distance of periods needs: per class a `weight`, its multiplicity / workers, (C,), and noise.
+    """Data from which the consensus distance of a period is computed, for each of C classes of characters.
 
-    `fresh` (C, G, G) is the covariance off the mean that a round adds. `floor` is the part of the consensus distance
-    from steps inside a round of `instants` steps, the same for all periods.
+    `weight` (C,) is the multiplicity of a class divided by the number of workers. `fresh` (C, G, G) is the covariance
+    off the mean that a round's steps add. `floor` is the part of the consensus distance from steps inside a round of
+    `instants` steps, the same for all periods.
     """
 
     weight: Floats
@@ -58,10 +59,10 @@ class Space(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """The blocks from which a search composes phases; `radices` are those of the rule, () for explicit groups.
+    """The blocks from which a search composes phases; `radices` are the rule's, () for explicit groups.
 
-    `places` lists local ranks that are always in one group. If `is_complete`, the blocks are all groups that the limits
-    allow, and proofs hold for all schedules.
+    A place is a set of local ranks that are always in the same group; `places` lists all of them. If `is_complete`, the
+    blocks are all groups that the limits allow, so a proof about these blocks holds for all schedules.
     """
 
     problem: Problem
@@ -73,26 +74,26 @@ class Choices:
 
     @cached_property
     def num_ranks(self) -> int:
-        """Local ranks of a node; all workers if groups are explicit."""
+        """Return the number of local ranks of a node; of all workers if groups are explicit."""
         return sum(map(len, self.places))
 
     def size(self, block: Block) -> int:
-        """Workers in one group of a block."""
+        """Return the number of workers in one group of a block."""
         return len(block.local) * prod(self.radices[d] for d in block.across)
 
     @cached_property
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Workers in one group of each block, (B,)."""
+        """Return the number of workers in one group of each block, shape (B,)."""
         return np.array(list(map(self.size, self.blocks)), dtype=np.int64)
 
     @cached_property
     def joined(self) -> Floats:
-        """By how much each block lowers the number of groups and lone workers, over all workers, (B,)."""
+        """Return by how much each block lowers the number of groups, single workers included, shape (B,)."""
         members = np.array([len(block.local) for block in self.blocks]) * prod(self.radices)
         return np.asarray(members / self.sizes * (self.sizes - 1))
 
     def crosses(self, phase: RulePhase) -> bool:
-        """Whether a group of the phase crosses nodes."""
+        """Return whether a group of the phase has workers of several nodes."""
         if self.radices:
             return any(block.across for block in phase)
         node_of = self.problem.cluster.node_of()
@@ -100,13 +101,13 @@ class Choices:
 
     @cached_property
     def within(self) -> list[list[int]]:
-        """The indices of the places of each block."""
+        """Return for each block the indices of its places."""
         home = {rank: place for place, ranks in enumerate(self.places) for rank in ranks}
         return [sorted({home[rank] for rank in block.local}) for block in self.blocks]
 
     @cached_property
     def meetings(self) -> list[tuple[float, tuple[int, ...]]]:
-        """For each kind of pair of workers, the number of pairs and the blocks that average them together."""
+        """Return for each kind of pair of workers the number of pairs, and the blocks that average such pairs."""
         meeting: dict[tuple[int, int, tuple[int, ...]], list[int]] = {}
         for b, block in enumerate(self.blocks):
             for one, other in combinations_with_replacement(self.within[b], 2):
@@ -121,7 +122,7 @@ class Choices:
 
     @cached_property
     def seconds_and_loads(self) -> tuple[Floats, Floats]:
-        """Seconds of each block alone, (B,), and seconds on each shared link, (B, S), to be summed over blocks."""
+        """Return the seconds of each block alone, (B,), and on each shared link, (B, S), where blocks add up."""
         known: dict[object, tuple[float, dict[tuple[int, int], float]]] = {}
         rows, node_of = [], None if self.radices else self.problem.cluster.node_of()
         for block in self.blocks:
@@ -141,15 +142,15 @@ class Choices:
         return np.array([seconds for seconds, _ in rows]), np.unique(table, axis=1)
 
     def cost(self, phase: RulePhase) -> float:
-        """Seconds of communication of one phase."""
+        """Return the seconds of communication of one phase."""
         return float(self._times(phase).max())
 
     def step_seconds(self, periods: Sequence[Period], worker_steps: Sequence[int]) -> Floats:
-        """Approximate seconds per step of N periods of equal length, (N,), with computing and waiting.
+        """Return approximate seconds per step of N periods of equal length, shape (N,), with computing and waiting.
 
-        A group begins when its last member arrives, so that rounds whose groups share no workers overlap; with too many
-        workers all wait for all. It is the mean of a few periods of many schedules at once; `topo.timing.event_graph`
-        has the exact cycle time of one.
+        A group begins when its last member arrives, so rounds overlap if their groups share no workers; with more than
+        MAX_TIMED workers all wait for all. The result is a mean over a few simulated periods; `topo.timing.event_graph`
+        computes the exact cycle time of a single schedule.
         """
         phases = {phase: index for index, phase in enumerate(dict.fromkeys(chain.from_iterable(periods)))}
         times = np.stack(list(map(self._times, phases)))  # (A, m, m)
@@ -165,14 +166,14 @@ class Choices:
 
     @cached_property
     def _compute(self) -> Floats:
-        """Seconds of a step of each worker that represents others: local ranks if nodes are equal, one of many."""
+        """Return the compute seconds per step of each timed worker: one per local rank of a rule, or one in all."""
         count, times = self.problem.cluster.num_workers, ComputeTimes.of(self.problem.hardware)
         if self.num_ranks > MAX_TIMED:
             return np.array([times.fixed(count).max()])
         return np.full(self.num_ranks, times.base) if self.radices else times.fixed(count)
 
     def _times(self, phase: RulePhase) -> Floats:
-        """Seconds of communication after each worker (row) waited for each (column), (m, m); -inf if it does not."""
+        """Return the seconds that a worker (row) communicates after waiting for a column's, (m, m); -inf: no wait."""
         if phase not in self._known:
             count, seconds = len(self._compute), self._loads(phase).seconds()
             times = np.where(np.eye(count, dtype=bool), 0.0, -np.inf)
@@ -190,7 +191,7 @@ class Choices:
         return self._known[phase]
 
     def busy(self, phase: RulePhase) -> float:
-        """Mean seconds that a worker communicates in the phase."""
+        """Return the mean seconds that a worker communicates in the phase."""
         return float(self._times(phase).diagonal().mean())
 
     def _loads(self, phase: RulePhase) -> loads.Loads:
@@ -204,12 +205,12 @@ class Choices:
         return Phase.from_groups(self.num_ranks, [block.local for block in phase])
 
     def everybody(self) -> RulePhase | None:
-        """The phase that averages over all workers; None if a limit forbids it."""
+        """Return the phase that averages over all workers; None if a limit forbids it."""
         full = np.flatnonzero(self.sizes == self.problem.cluster.num_workers)
         return (self.blocks[full[0]],) if len(full) else None
 
     def schedule(self, period: Period, worker_steps: Sequence[int]) -> Schedule:
-        """The schedule of a period, with a descriptive name such as `node-every-2-all-every-6`."""
+        """Return the schedule of a period, with a descriptive name such as `node-every-2-all-every-6`."""
         rounds: dict[str, list[int]] = {}
         nodes = 1 if self.radices else self.problem.cluster.num_nodes
         for t, phase in ((t, phase) for t, phase in enumerate(period) if phase):
@@ -228,7 +229,7 @@ class Choices:
         return Schedule("-".join(parts), self.problem.cluster, StaticGroups(phases=phases, steps_per_round=per_round))
 
     def aligned(self) -> Iterator[Period]:
-        """Periods that cross nodes with a few local ranks in turn, while the others average inside; explicit groups."""
+        """Yield periods of explicit groups: a few local ranks in turn average across nodes, the others inside."""
         cluster, most = self.problem.cluster, self.problem.limits.max_group or self.problem.cluster.num_workers
         if self.num_ranks > MAX_PLACES:
             return
@@ -252,14 +253,14 @@ class Choices:
                 yield (*period, inside)
 
     def matrices(self, phases: Period) -> Floats:
-        """The mixing matrices of A phases on each class, less the mean of all workers (class 0), (A, C, G, G)."""
+        """Return the mixing matrices of A phases on each class, less the mean (class 0), shape (A, C, G, G)."""
         view = RuleView(self.radices, phases, self.num_ranks)
         matrices = Operators.of_rule(view, list(every_class(len(self.radices)))).matrices()
         matrices[:, 0] -= 1 / self.num_ranks
         return matrices
 
     def space(self, worker_steps: Sequence[int]) -> Space:
-        """The classes of the blocks' digits, with the noise of a round with these steps per worker."""
+        """Return the weights and noise of all classes for rounds with these steps of each worker."""
         classes, eye = list(every_class(len(self.radices))), np.eye(self.num_ranks)
         center = eye - 1 / self.num_ranks  # the mean lives in the class of the empty set alone
         weight = np.array([prod(self.radices[d] - 1 for d in c) for c in classes]) / self.problem.cluster.num_workers
@@ -276,7 +277,7 @@ def _split(row: Sequence[int], size: int) -> list[tuple[int, ...]]:
 
 
 def choices_of(problem: Problem) -> list[Choices]:
-    """The sets of blocks to search: rules for even clusters; explicit groups for uneven or small ones, or by limits."""
+    """Return the sets of blocks to search: rules for even clusters; explicit groups for uneven or small ones."""
     cluster, most = problem.cluster, MAX_EXPLICIT_WORKERS
     if not is_even(cluster) or not holds_rules(cluster):
         return [explicit_groups(problem)] if cluster.num_workers <= most else []
@@ -285,7 +286,7 @@ def choices_of(problem: Problem) -> list[Choices]:
 
 
 def rule_blocks(problem: Problem) -> Choices:
-    """The blocks of the cluster's rules that keep the limit on groups."""
+    """Return the blocks of the cluster's rules whose groups keep the limit `max_group`."""
     size, radices = problem.cluster.workers_per_node, node_radices(problem.cluster)
     assert size is not None, "rules need a regular cluster"
     unit = next(d for d in divisors(size) if size // d <= MAX_RULE_PLACES)
@@ -301,7 +302,7 @@ def rule_blocks(problem: Problem) -> Choices:
 
 
 def explicit_groups(problem: Problem) -> Choices:
-    """Groups of any workers: all sizes, smallest first, as far as there is room; then groups that follow nodes."""
+    """Return groups of any workers: all of each size, up to MAX_GROUPS; then groups that follow nodes."""
     cluster, n = problem.cluster, problem.cluster.num_workers
     most, unit = problem.limits.max_group or n, -(-n // MAX_PLACES)
     nodes: list[list[int]] = []  # the places of each node
@@ -323,7 +324,7 @@ def explicit_groups(problem: Problem) -> Choices:
 
 
 def _groups_of_nodes(problem: Problem, nodes: list[list[int]], size: int) -> Iterator[tuple[int, ...]]:
-    """All, nodes, what is below a switch, parts of a node, and local ranks on some nodes: more than `size` places."""
+    """Yield groups along the topology: all workers, nodes, switches, parts of a node, local ranks on nodes."""
     every = range(len(nodes))
     ranks = [[node[r] for node in nodes if r < len(node)] for r in range(max(map(len, nodes)))]
     below = [switch.nodes for switch in problem.hardware.shared_switches(len(nodes))]

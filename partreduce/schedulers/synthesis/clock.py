@@ -1,8 +1,9 @@
-"""The budget of a search, in seconds on the wall or in counted work.
+"""Measure the budget of a search, in wall-clock seconds or in counted work.
 
-Under load a second holds less work. Counted work is the same everywhere: every stage charges the time of its operations
-on one quiet core (*nominal seconds*, from the sizes of its arrays, CP-SAT's deterministic time), and stops when
-its share of the *effort* is used up. If seconds are only a cap and decided nothing (`capped`), answers repeat.
+On a loaded machine a second holds less work. Counted work is the same everywhere: every stage charges the time that its
+operations take on one idle core (*nominal seconds*, from the sizes of its arrays and CP-SAT's deterministic time), and
+stops when its share of the *effort* is used up. Results are reproducible unless the limit in seconds took effect
+(`capped`).
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ MANY_SECONDS = 1e9  # stands for no time limit
 
 
 class Clock:
-    """The clock of a search. Positions run from 0 to `limit`, in seconds or, with an effort, in nominal seconds."""
+    """The budget of a search. Positions run from 0 to `limit`, in nominal seconds if there is an effort."""
 
     def __init__(self, *, seconds: float, effort: float | None = None) -> None:
-        """Start now; both are > 0 and finite, `seconds` on the wall, `effort` in nominal seconds."""
+        """Start now, with finite limits > 0: `seconds` of wall-clock time, `effort` in nominal seconds."""
         self.seconds, self.effort = seconds, effort
         self.limit = seconds if effort is None else effort
         self.capped = self.interrupted = False
@@ -25,11 +26,11 @@ class Clock:
 
     @property
     def elapsed(self) -> float:
-        """Seconds on the wall since the start."""
+        """Return the wall-clock seconds since the start."""
         return monotonic() - self._begun
 
     def position(self) -> float:
-        """The present position of the search, from 0 to a little above `limit`."""
+        """Return the current position of the search, from 0 to slightly above `limit`."""
         return self.elapsed if self.effort is None else self._work
 
     def charge(self, nominal_seconds: float) -> None:
@@ -37,11 +38,11 @@ class Clock:
         self._work += nominal_seconds
 
     def interrupt(self) -> None:
-        """Stop the search now; another run may give another answer."""
+        """Stop the search now; the result is then not reproducible."""
         self.capped = self.interrupted = True
 
     def passed(self, until: float) -> bool:
-        """Whether `until` is reached; `capped` records if seconds and not the effort decided it."""
+        """Return whether the position `until` is reached; set `capped` if seconds, not the effort, decided."""
         if self.interrupted or (self.effort is not None and self._work >= until):
             return True
         if self.elapsed < until * self.seconds / self.limit:
@@ -50,7 +51,7 @@ class Clock:
         return True
 
     def fits(self, nominal_seconds: float, until: float) -> bool:
-        """Whether work of about so many nominal seconds is likely to end before the position `until`."""
+        """Return whether work of about this many nominal seconds is likely to end before the position `until`."""
         if self.passed(until) or nominal_seconds > self.work_left(until):
             return False
         if nominal_seconds <= self.left(until):
@@ -59,15 +60,15 @@ class Clock:
         return False
 
     def left(self, until: float) -> float:
-        """Seconds on the wall until the position `until`, at least 0."""
+        """Return the wall-clock seconds until the position `until`, at least 0."""
         return max(0.0, until * self.seconds / self.limit - self.elapsed)
 
     def work_left(self, until: float) -> float:
-        """Nominal seconds until the position `until`; infinite if only seconds count."""
+        """Return the nominal seconds until the position `until`; infinite without an effort."""
         return inf if self.effort is None else max(0.0, until - self._work)
 
     def stopped_by(self) -> str:
-        """Why the search ended, in words: the effort, the time limit that capped it, or the time limit alone."""
+        """Return in words why the search ended: the effort, a time limit that cut it short, or the time limit alone."""
         if self.interrupted:
             return "it was interrupted"
         if self.effort is None:

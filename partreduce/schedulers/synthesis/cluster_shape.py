@@ -1,4 +1,4 @@
-"""Properties of a cluster that a search needs first: evenness, radices, steps per round, the crossing bound."""
+"""Compute what a search needs to know about a cluster: is it even, radices, steps per round, the crossing bound."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from partreduce.topo.phase import Phase
 from partreduce.topo.timing import loads
 
 MAX_STEPS_PER_ROUND, SLOWER = 8, 1.05
-"""Workers that take less than SLOWER times as long as the fastest are as fast."""
+"""Most steps per round; and the factor of step time up to which a worker counts as fast as the fastest one."""
 MAX_DIGITS, MAX_RULE_ENTRIES = 4, 750_000
-"""Digits of a node's index that rules may use: 2^4 classes of characters; and entries of one rule phase's matrices."""
+"""Most digits of a node's index in a rule (2^4 classes of characters), and most matrix entries of one rule phase."""
 MAX_EXPLICIT_WORKERS = 512
-"""Workers up to which explicit groups are searched: every phase of them is a dense n×n matrix."""
+"""Most workers for which explicit groups are searched; each phase is then a dense n×n matrix."""
 
 
 def holds_rules(cluster: Cluster) -> bool:
-    """Whether the matrices of a cluster's rules fit into memory; otherwise no rules are searched."""
+    """Return whether the matrices of a cluster's rules fit into memory; otherwise no rules are searched."""
     digits = min(MAX_DIGITS, len(prime_factors(cluster.num_nodes)))
     return (1 << digits) * (cluster.workers_per_node or 0) ** 2 <= MAX_RULE_ENTRIES
 
 
 def is_even(cluster: Cluster) -> bool:
-    """Whether all nodes are equal, so that a rule can treat them equally; switches must form a regular tree."""
+    """Return whether all nodes are equal and switches form a regular tree, as rules require."""
     hardware = cluster.hardware
     assert hardware is not None
     equal = has_equal_speeds(cluster) and not hardware.node_nic and not hardware.node_inside
@@ -35,9 +35,9 @@ def is_even(cluster: Cluster) -> bool:
 
 
 def node_radices(cluster: Cluster) -> tuple[int, ...]:
-    """Radices for the rules of an even cluster: the prime factors of each level of switches, the highest level first.
+    """Return radices for the rules of an even cluster: the prime factors of each level of switches, top level first.
 
-    So a block's digits show whether it crosses racks. At most MAX_DIGITS, one per level at least: factors are merged.
+    A block's digits thus show whether its groups cross racks. Factors are merged down to MAX_DIGITS, or one per level.
     """
     parts = [sorted(prime_factors(level), reverse=True) for level in _levels(cluster) or (cluster.num_nodes,)]
     while sum(map(len, parts)) > MAX_DIGITS and max(map(len, parts)) > 1:
@@ -53,12 +53,12 @@ def _levels(cluster: Cluster) -> tuple[int, ...] | None:
 
 
 def has_equal_speeds(cluster: Cluster) -> bool:
-    """Whether all workers are equally fast, so that they can take equally many steps per round."""
+    """Return whether all workers are equally fast, so that equal steps per round suit them."""
     return cluster.hardware is None or all(factor == 1 for _, factor in cluster.hardware.slowdown)
 
 
 def derived_worker_steps(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
-    """Steps per round to search: 1 for all; in proportion to speed, 1 for the slowest and 2 or more for the fastest."""
+    """Return the steps per round to search, per worker: 1 for all, and, if speeds differ, in proportion to speed."""
     hardware = cluster.hardware
     assert hardware is not None
     same = (1,) * cluster.num_workers
@@ -74,15 +74,15 @@ def derived_worker_steps(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
 
 
 def largest_steps(cluster: Cluster) -> int:
-    """The most steps per round that the search gives any worker."""
+    """Return the most steps per round that the search gives any worker."""
     return 1 if has_equal_speeds(cluster) else max(map(max, derived_worker_steps(cluster)))
 
 
 def crossing_bound(problem: Problem) -> float:
-    """A lower bound in seconds per step: below it, workers cannot all stay connected.
+    """Return the least communication, in seconds per step, with which workers can all stay connected.
 
-    Some group must cross every cut of the nodes, that of the slowest NIC and those below a switch, once in `max_period`
-    rounds of at most `largest_steps` steps. The cheapest one is a pair, for any all-reduce algorithm.
+    Every cut of the nodes (around the slowest NIC, below a switch) must be crossed by some group once in `max_period`
+    rounds of at most `largest_steps` steps. The cheapest such group is a pair, for any all-reduce algorithm.
     """
     cluster = problem.cluster
     if cluster.num_nodes == 1:
@@ -93,7 +93,7 @@ def crossing_bound(problem: Problem) -> float:
 
 
 def _costs_across_cuts(problem: Problem) -> Iterator[Iterator[float]]:
-    """Yield, for each cut, the seconds of the pairs across it, with two nodes of each kind (NIC, switches)."""
+    """Yield for each cut the seconds of pairs of workers across it; two nodes of each kind (NIC, switches) suffice."""
     cluster, hardware, num_nodes = problem.cluster, problem.hardware, problem.cluster.num_nodes
     switches, own = hardware.shared_switches(num_nodes), dict(hardware.node_nic)
     kinds: dict[object, list[int]] = {}
@@ -114,7 +114,7 @@ def _costs_across_cuts(problem: Problem) -> Iterator[Iterator[float]]:
 
 
 def _pair_cost(one: int, other: int, problem: Problem) -> float:
-    """Seconds of a phase in which two workers average and all others skip."""
+    """Return the seconds of a phase in which two workers average and all others skip."""
     phase, size = Phase.from_groups(problem.cluster.num_workers, [(one, other)]), problem.size
     algorithm = problem.algorithm.value
     found = loads.of_phase(phase, problem.cluster, problem.hardware, model_bytes=size, algorithm=algorithm)

@@ -1,4 +1,4 @@
-"""The search for the Pareto front of schedules for a problem, with a bound on all others; the entry point."""
+"""Search the Pareto front of schedules for a problem, with a proved bound on all others, by `search`."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from partreduce.topo.arithmetic.whole_numbers import ceil_log
 from partreduce.topo.rule import Block, RulePhase
 
 MAX_REPORTED, MAX_PHASES = 60, 4
-"""Reported candidates of one kind of groups and steps per round; phases of a period that is decided as a whole."""
+"""Most reported candidates per kind of groups and steps per round; most phases of a period that CP-SAT decides."""
 TIGHTER, MUCH_TIGHTER = 0.85, 0.6
-"""The next budget of phases and of periods, as a fraction of the seconds of the last one."""
+"""Next budget in seconds, as a fraction of the last result's seconds: for single phases, and for whole periods."""
 PROVING_SHARE, ALIGNED_SHARE, DECIDING_SHARE, COMPOSING_SHARE = 0.4, 0.1, 0.3, 0.6
-"""Fractions of the time: for proving a bound; until the end of aligned, decided and composed periods."""
+"""Fractions of the time: for proving a bound; and until the aligned, the decided and the composed periods end."""
 MAX_MORE, MAX_TRIES = 128, 4
-"""Additional phases to exchange, and tries per period."""
+"""Most additional phases for exchanges, and most exchanges tried per period."""
 MORE = (1, 2, 3, 5, 7, 11, 23)
-"""Phases added after each phase of a decided period, to communicate less."""
+"""Numbers of cheap or silent phases to insert after each phase of a decided period, to communicate less."""
 PER_METRIC, PER_PRODUCT, PER_TIMING = 3e-3, 2e-9, 1e-4
 """Nominal seconds of a schedule's consensus distance, of each of its phases' n³ products, and of timing a phase."""
 
@@ -90,10 +90,10 @@ def search(
 
 
 class Exploration:
-    """The state of a search: the `candidates` found so far by their periods, for each choice of steps per round."""
+    """The state of a search; `candidates` maps periods to the candidates found, for each choice of steps per round."""
 
     def __init__(self, choices: Choices, clock: Clock, seed: int, say: Callable[[str], object]) -> None:
-        """Decide nothing yet; all work from here on is charged to the clock."""
+        """Set up an empty search whose later work is charged to the clock."""
         self.choices, self.clock, self.seed, self.say = choices, clock, seed, say
         self.limits = choices.problem.limits
         self.worker_steps = ((1,),) if choices.radices else derived_worker_steps(choices.problem.cluster)
@@ -123,10 +123,10 @@ class Exploration:
         self._improve(until)
 
     def prove(self, until: float) -> float:
-        """A lower bound on the consensus distance of all schedules with equal steps; infinite if none keeps the limits.
+        """Return a lower bound on the consensus distance with equal steps; infinite if no schedule keeps the limits.
 
-        Short periods are decided one after the other, the best first, until no other can be better. For any period
-        the mean over its rounds is at least the least that two rounds in a row can have.
+        Short periods are solved one after the other, the best first, until no other can be better. For any period the
+        mean over its rounds is at least the minimum over two consecutive rounds.
         """
         clock, limits = self.clock, self.limits
         if limits.max_period > MAX_PHASES:
@@ -149,7 +149,7 @@ class Exploration:
         return min(best, *bounds)
 
     def _decide(self, models: dict[ScheduleModel, list[float]], until: float) -> None:
-        """Every model within its budgets and ever tighter ones, in turns; no period is decided twice."""
+        """Solve every model within its budgets, then tighter ones, the models in turn; no period is found twice."""
         left = {model: list(budgets) for model, budgets in models.items()}
         while any(left.values()) and not self.clock.passed(until):
             for model, budgets in left.items():
@@ -169,12 +169,12 @@ class Exploration:
                     budgets.extend(models[model])  # others that are as good by the model may be better
 
     def _budgets(self, num_phases: int) -> list[float]:
-        """Seconds of a period to begin with: without a limit, then those of the limit with as much silence as fits."""
+        """Return the first budgets in seconds per period: unlimited, then the limit's, with silent phases added."""
         most, lengths = self.limits.max_communication, [num_phases * (1 + more) for more in (0, *MORE)]
         return [inf, *(most * k for k in lengths if most is not None and k <= self.limits.max_period)]
 
     def _compose(self, full: RulePhase, until: float) -> None:
-        """Long periods of the decided phases; where only few phases may differ, of those that were decided together."""
+        """Compose long periods of decided phases; if few may differ, only of phases that were decided together."""
         self.say("composing periods")
         most, start = self.limits.max_distinct_phases, self.clock.position()
         pools = [frozenset(phase for together in self.decided for phase in together)]
@@ -191,7 +191,7 @@ class Exploration:
                 self._keep(period, value, s)
 
     def _improve(self, until: float) -> None:
-        """Exchange phases of the front's periods for decided ones."""
+        """Improve the periods on the front by exchanging their phases for decided ones."""
         self.say("improving periods")
 
         def costs(item: tuple[Period, Candidate]) -> tuple[float, float]:
@@ -222,7 +222,7 @@ class Exploration:
                         front.append((found, kept))
 
     def _offer(self, period: Period) -> Candidate | None:
-        """Keep a period, and if no other is better more of its cheapest phase or silence; the one of no more."""
+        """Keep a period, and variants with more cheap or silent phases; return the candidate of the period itself."""
         first, cheapest = None, min(period, key=self.choices.cost)
         for s, worker_steps in enumerate(self.worker_steps):
             known = list(map(_communication_and_distance, self.candidates[s].values()))
@@ -240,7 +240,7 @@ class Exploration:
         return first
 
     def _keep(self, period: Period, value: float, s: int) -> Candidate | None:
-        """The candidate with this consensus distance, None where it breaks a limit or its workers never agree."""
+        """Keep and return a period's candidate; None if it exceeds a limit or its workers never reach consensus."""
         limits, kept = self.limits, value < inf and len(period) <= self.limits.max_period
         if limits.max_distinct_phases is not None:
             kept &= len(set(period) - {()}) <= limits.max_distinct_phases
@@ -263,7 +263,7 @@ class Exploration:
 
 
 def _impossible(problem: Problem) -> str | None:
-    """Why no schedule can meet the limits, with the nearest possible thing; None if nothing is known against it."""
+    """Return why no schedule can keep the limits, with the nearest possible value; None if one may exist."""
     limits = problem.limits
     if limits.max_gap is not None and problem.cluster.num_nodes == 1:
         return f"max_gap: {limits.max_gap}; with 1 node no group crosses nodes; leave this limit out"
@@ -284,7 +284,7 @@ def _too_large(problem: Problem) -> str:
 
 
 def _nearest(problem: Problem, candidates: list[Candidate], bound: float) -> tuple[Status, str]:
-    """Whether it is proved that nothing keeps the limits; what comes nearest to them, in one line."""
+    """Return whether it is proved that no schedule keeps the limits, and one line on the nearest candidate."""
     limits, budget = problem.limits, problem.limits.max_communication
     if bound == inf and budget is None:
         most = limits.max_group or problem.cluster.num_workers
@@ -316,7 +316,7 @@ def _communication_and_distance(one: Candidate) -> tuple[float, float]:
 
 
 def _select_reported(problem: Problem, found: list[Candidate]) -> list[Candidate]:
-    """The best candidate, then the fronts of step time and of communication against consensus distance, spread."""
+    """Return the best candidate, then a spread over the fronts of consensus distance by time, and by communication."""
     both = (_step_and_distance, _communication_and_distance)
     fronts = (scatter(non_dominated(found, at, lambda one: (one.schedule.period,)), at) for at in both)
     listed = {id(one): one for turn in zip_longest(*fronts) for one in turn if one is not None}
@@ -325,7 +325,7 @@ def _select_reported(problem: Problem, found: list[Candidate]) -> list[Candidate
 
 
 def _name_apart(found: Iterable[Candidate]) -> list[Candidate]:
-    """The candidates with distinct names: the second of a name ends in 2, and so on."""
+    """Return the candidates with distinct names: the second one of a name ends in -2, and so on."""
     names, result = Counter[str](), []
     for one in found:
         names[name := one.schedule.name] += 1
@@ -335,7 +335,7 @@ def _name_apart(found: Iterable[Candidate]) -> list[Candidate]:
 
 
 def best_of(problem: Problem, candidates: Iterable[Candidate]) -> Candidate | None:
-    """The candidate within the limits with the least communication or consensus distance, as the objective says."""
+    """Return the candidate within the limits with the least communication or consensus distance, by the objective."""
     limits = problem.limits
     fitting = (
         one

@@ -1,13 +1,14 @@
 """Build long periods of decided phases: compose them between full averages, and improve them phase by phase.
 
-After a full average the past is forgotten, so costs and consensus distances of the pieces between full averages are
-sums: how often each stands in a period of given length is a knapsack with an exact objective, as of renewal cycles.
+After a full average all workers are equal, whatever happened before. So the cost and the consensus distance of a period
+are sums over its pieces between full averages, and how often to use each piece is a knapsack with an exact objective.
 Pieces come from a beam search over the decided phases, a full average and a silent phase; dynamic programming solves
 the knapsack for the whole front at once.
 
-An exchange puts another phase in the place of one, or of one kind, one more, or one less. What enters a phase and what
-all later rounds make of what leaves it are known matrices of the period, so every exchange has an estimate, exact but
-for its own recurrence in later periods; those that look best are scored exactly.
+An exchange replaces one phase (or all phases of one kind) by another, inserts a phase, or removes one. The covariance
+that enters a phase, and the effect of all later rounds on the covariance that leaves it, are known matrices, so every
+exchange has an estimate, exact except for the recurrence of the exchange in later periods. The best are then scored
+exactly.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ Floats = npt.NDArray[np.float64]
 Indices = tuple[int, ...]
 
 WIDTH, PER_COST, PRICES, MAX_ENTRIES = 480, 4, 16, 12_000_000
-"""Prefixes that the beam search extends: all, of one cost, prices of communication; entries of matrices in memory."""
+"""Beam width: most prefixes in all, and of one cost; prices of communication to try; and most matrix entries in
+memory."""
 BINS = 240
 """Bins of cost that the most expensive piece spans in the dynamic program."""
 TRIED, SCORED = 48, 24
-"""Phases that are estimated in each place, and exchanges scored exactly."""
+"""Most phases that are estimated in each position, and most exchanges scored exactly."""
 NEGLIGIBLE, MAX_DOUBLINGS, UNSETTLED = 1e-9, 12, 1e-3
-"""Workers agree if of 4096 periods no more is left of the first; what is slower no search wants."""
+"""Workers count as agreeing if at most a share UNSETTLED of a difference is left after 2^MAX_DOUBLINGS periods."""
 PER_PREFIX, PER_ENTRY, PER_TRIAL, PER_PLACE = 2e-5, 4e-10, 6e-6, 1.4e-9
 """Nominal seconds of one prefix, of each entry that it multiplies, of trying a piece, and of each of its places."""
 PER_CALL, PER_MATRIX, PER_PRODUCT = 5e-5, 5e-7, 4e-10
@@ -42,7 +44,7 @@ PER_CALL, PER_MATRIX, PER_PRODUCT = 5e-5, 5e-7, 4e-10
 
 
 class Piece(NamedTuple):
-    """Phases between two full averages: their indices, cost in seconds, and sum of consensus distances."""
+    """The phases between two full averages: their indices, cost in seconds, and sum of consensus distances."""
 
     indices: Indices
     cost: float
@@ -92,7 +94,7 @@ def compositions(
 
 
 def _worth_extending(spent: Floats, ahead: Floats, width: int) -> npt.NDArray[np.int64]:
-    """The best few of each cost; of too many, the best over a range of prices of communication."""
+    """Return the indices of prefixes to extend: the best few of each cost; of too many, the best at several prices."""
     order = np.lexsort((ahead, cents := np.round(spent * 1e7).astype(np.int64)))
     _, first, rank = np.unique(cents[order], return_index=True, return_inverse=True)
     kept = order[np.arange(len(order)) - first[rank] < PER_COST]
@@ -104,9 +106,10 @@ def _worth_extending(spent: Floats, ahead: Floats, width: int) -> npt.NDArray[np
 
 
 def _compose(pieces: Sequence[Piece], longest: int, clock: Clock, expired: Callable[[], bool]) -> dict[Indices, float]:
-    """Good compositions at every cost, with the sums of values, by dynamic programming on (period, cost).
+    """Return good compositions of pieces at every cost, with the sum of their values, by dynamic programming.
 
-    Costs are rounded to bins, so single entries may miss the optimum. O(period² · pieces · bins).
+    States are (period, cost), with costs rounded to bins, so single results may miss the optimum.
+    O(period² · pieces · bins).
     """
     unit = max(piece.cost for piece in pieces) / BINS or 1.0  # where links are free, all costs are 0
     places = longest * BINS + 1
@@ -138,13 +141,13 @@ def _compose(pieces: Sequence[Piece], longest: int, clock: Clock, expired: Calla
 
 
 class Exchanges:
-    """Improves a period by exchanges: puts in another phase of a given set, inserts one, or removes one.
+    """Local search on a period: replace a phase by another of a given set, insert one, or remove one.
 
     Each of the A phases has mixing matrices (A, C, G, G) and a cost in seconds (A,); in phase 0 no worker averages.
     """
 
     def __init__(self, choices: Choices, worker_steps: Sequence[int], phases: Iterable[RulePhase], seed: int) -> None:
-        """Take as many of the phases as memory holds."""
+        """Precompute the matrices and costs of as many of the phases as memory holds."""
         self.choices, self.worker_steps, self.space = choices, worker_steps, choices.space(worker_steps)
         self.rng = np.random.default_rng(seed)
         most = max(TRIED, MAX_ENTRIES // self.space.fresh.size)
@@ -171,7 +174,7 @@ class Exchanges:
             yield from zip(periods, zip(seconds.tolist(), values.tolist(), strict=True), strict=True)
 
     def distances(self, table: npt.NDArray[np.int64], clock: Clock) -> Floats:
-        """The consensus distance of N periods of phase indices, (N, T) → (N,); infinite if workers never agree."""
+        """Return the consensus distances, (N,), of N periods of T phase indices, (N, T); infinite without consensus."""
         space, noise = self.space, np.zeros((len(table), *self.space.fresh.shape))
         product = noise + np.eye(noise.shape[-1])
         clock.charge(self._work(noise.size, 4 * table.shape[1] + 24))
@@ -189,7 +192,7 @@ class Exchanges:
         return np.where(settled, space.floor + total / table.shape[1], np.inf)
 
     def _likely(self, own: Indices, front: Sequence[tuple[float, float]], clock: Clock) -> list[Indices]:
-        """The exchanges that are estimated to improve the front most, then one kind of phase exchanged everywhere."""
+        """Return the exchanges estimated to improve the front most, then those that replace one phase everywhere."""
         limits, size, kinds = self.choices.problem.limits, len(own), sorted(set(own) - {0})
         others = self.rng.permutation(len(self.phases))[:TRIED].tolist()
         is_full = limits.max_distinct_phases is not None and len(kinds) >= limits.max_distinct_phases
@@ -220,7 +223,10 @@ class Exchanges:
     def _estimates(
         self, own: Indices, pool: npt.NDArray[np.int64], clock: Clock
     ) -> tuple[float, Floats, Floats, Floats]:
-        """The sum of distances; what a phase of the pool adds in place of one, or before it, (T, A), and none, (T,)."""
+        """Return a period's sum of distances, and its estimated change by each exchange of one phase.
+
+        The changes are those by a replacement, (T, A), an insertion before a phase, (T, A), and a removal, (T,).
+        """
         space, size, chosen, tried = self.space, len(own), self.matrices[list(own)], self.matrices[pool]
         clock.charge(self._work(tried.size * size, 3))
         eye = np.broadcast_to(np.eye(chosen.shape[-1]), space.fresh.shape)
@@ -249,7 +255,7 @@ class Exchanges:
         return total, replaced, inserted, removed
 
     def work(self, period: Period) -> float:
-        """Approximate nominal seconds of trying all exchanges of a period."""
+        """Return the approximate nominal seconds of trying all exchanges of a period."""
         size, length = self.space.fresh.size, len(period)
         return self._work(TRIED * length * size, 3) + self._work(SCORED * size, 4 * length + 24)
 

@@ -1,4 +1,4 @@
-"""The request to the synthesizer, its limits, and its answer."""
+"""Define the search's request (`Problem`, `Limits`) and its result (`Front`)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from partreduce.topo.timing.cost import bytes_of
 
 
 class Status(StrEnum):
-    """What is proved about an answer.
+    """What is proved about the result of a search.
 
-    Optimal: no better one exists; feasible: a schedule was found, a better one may exist; infeasible: a named bound
-    proves that none exists; unknown: none was found in the time.
+    Optimal: no better schedule exists. Feasible: a schedule was found, and a better one may exist. Infeasible: a named
+    bound proves that no schedule keeps the limits. Unknown: no schedule was found in time.
     """
 
     OPTIMAL = "optimal"
@@ -40,10 +40,10 @@ class Objective(StrEnum):
 
 
 SEARCHED = frozenset({Objective.COMMUNICATION, Objective.CONSENSUS_DISTANCE})
-"""The objectives that the search knows."""
+"""The objectives that the search can minimize; the planner handles the others."""
 
 ROUNDING = 1e-9
-"""Figures and limits that differ by this share are equal."""
+"""Values within this relative difference of a limit count as equal to the limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class Limits:
     """Upper limits on a schedule; None means no limit. A fraction such as 8/7 is exact.
 
     `max_communication` is in seconds per step, `max_period` in phases, `max_group` in workers, `max_distinct_phases` in
-    communicator splits, `max_gap` the most steps in a row in which no group crosses nodes ("sync frequency").
+    communicator splits, `max_gap` in consecutive steps in which no group crosses nodes ("sync frequency").
     """
 
     max_communication: float | None = None
@@ -62,7 +62,7 @@ class Limits:
     max_gap: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse limits that no schedule can meet, whatever the cluster; named as the command line does."""
+        """Raise InputError for limits that no schedule can keep on any cluster; names are those of the command line."""
         check_fields(self)
         for name in ("max_communication", "max_consensus_distance"):
             value = getattr(self, name)
@@ -75,15 +75,15 @@ class Limits:
 
     @property
     def choose_groups(self) -> bool:
-        """Whether a limit restricts which groups and phases may be used, and not only their cost."""
+        """Return whether a limit restricts the groups and phases themselves, not only their cost."""
         return self.max_group is not None or self.max_distinct_phases is not None
 
     def allow_communication(self, seconds: float) -> bool:
-        """Whether so many seconds of communication per step are within the limit, up to rounding."""
+        """Return whether this many seconds of communication per step are within the limit, up to rounding."""
         return self.max_communication is None or seconds <= up_to(self.max_communication)
 
     def allow_consensus_distance(self, value: float, exact: Callable[[], Fraction | None] = lambda: None) -> bool:
-        """Whether a consensus distance is within the limit; `exact()` is called if rounding could decide it."""
+        """Return whether a consensus distance is within the limit; `exact()` is called if rounding could decide it."""
         if self.max_consensus_distance is None:
             return True
         limit = float(self.max_consensus_distance)
@@ -96,19 +96,19 @@ class Limits:
         return known <= self.max_consensus_distance
 
     def check(self, cluster: Cluster) -> None:
-        """Raise an error for a limit on groups that no schedule of this cluster can keep."""
+        """Raise InputError if no schedule on this cluster can keep the limit on groups."""
         n = cluster.num_workers
         if self.max_group is not None and not 2 <= self.max_group <= n:
             raise InputError(f"max-group: is {self.max_group}; it lies between 2 and the number of workers, {n}")
 
 
 def up_to(limit: float) -> float:
-    """The limit plus a tolerance for rounding errors."""
+    """Return the limit plus a tolerance for rounding errors."""
     return limit * (1 + ROUNDING) + 1e-12
 
 
 def check_cluster(cluster: Cluster) -> Hardware:
-    """The hardware of a cluster; raises if it has fewer than two workers, unknown links or no model size."""
+    """Return the hardware of a cluster; raise InputError for one worker, unknown links or no model size."""
     if cluster.num_workers < 2:
         raise InputError(f"cluster {cluster}: has 1 worker and no other to average with; 2 workers are the least")
     if cluster.hardware is None:
@@ -122,7 +122,7 @@ def check_cluster(cluster: Cluster) -> Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A cluster with its hardware, the objective, the limits, and the all-reduce algorithm."""
+    """The request to a search: a cluster with its hardware, the objective, the limits, and the all-reduce algorithm."""
 
     cluster: Cluster
     objective: Objective = Objective.CONSENSUS_DISTANCE
@@ -130,7 +130,7 @@ class Problem:
     algorithm: AllReduceAlgorithm = AllReduceAlgorithm.RING
 
     def __post_init__(self) -> None:
-        """Refuse clusters and limits as `check_cluster` and `Limits.check` do, and objectives of the planner alone."""
+        """Raise InputError for clusters and limits that cannot be searched, and for objectives of the planner."""
         check_cluster(self.cluster)
         self.limits.check(self.cluster)
         if self.objective not in SEARCHED:
@@ -141,20 +141,20 @@ class Problem:
 
     @property
     def hardware(self) -> Hardware:
-        """The cluster's hardware (checked at construction)."""
+        """Return the cluster's hardware (checked at construction)."""
         return check_cluster(self.cluster)
 
     @property
     def size(self) -> int:
-        """Bytes of the model."""
+        """Return the bytes of the model."""
         return bytes_of(self.hardware, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One schedule with its approximate costs in the search; the planner computes them again.
+    """A schedule that the search found, with its approximate costs; the planner computes them again.
 
-    `step_seconds` are about those of a step with computing and waiting, less than both together if rounds overlap.
+    `step_seconds` is the time of a step with computing, communication and waiting; overlapping rounds shorten it.
     """
 
     schedule: Schedule
@@ -165,11 +165,11 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Front:
-    """The result of a search: candidates in the order in which they are worth evaluating, and what is proved.
+    """The result of a search: candidates in the order in which to evaluate them, and what is proved about all others.
 
-    `best`, which the objective prefers within the limits, is first; others are spread over the front. No schedule of
-    synchronous group means and equal steps within the limits has an objective below `bound`; 0 if nothing is proved.
-    `reason` is one line about an infeasible or unknown answer with the nearest possible alternative.
+    `best`, which the objective prefers within the limits, is first; the others are spread over the Pareto front. No
+    schedule of synchronous group averages with equal steps within the limits has an objective below `bound`, which is 0
+    if nothing is proved. `reason` explains an infeasible or unknown result in one line, with the nearest alternative.
     """
 
     candidates: tuple[Candidate, ...] = ()

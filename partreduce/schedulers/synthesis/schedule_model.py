@@ -1,15 +1,15 @@
-"""Decide schedules by CP-SAT: one model of groups × phases under the limits, with a bound on all others.
+"""Find schedules with CP-SAT: a model of the groups in each phase under the limits, with a bound on all schedules.
 
 Boolean x[k, b] says that block b (groups of any workers, or those of a rule) is in phase k of a period of K phases.
-A worker is in at most one group of a phase; a phase lasts at least as long as each of its groups and as what they put
-together on each NIC, uplink and bus; the phases keep a budget; a group crosses every cut of the workers within the
-period (cuts are added as they turn out to be missing), and nodes as often as a limit says.
+A worker is in at most one group of a phase. A phase lasts at least as long as each of its groups, and as the total load
+of its groups on each NIC, uplink and bus. The phases together keep a budget in seconds. Within a period a group crosses
+every cut of the workers (cuts are added when a solution violates them), and nodes as often as a limit demands.
 
-The consensus distance is not linear in x, but this is, and it is nowhere above it. Of the noise of one round the phases
-p and q that follow leave tr(W_p) − 1, blocks minus one, and tr(W_p W_q) − 1 (all later terms are ≥ 0). With groups of
-at most S workers each entry of W_p is 0 or at least 1/S. So, with u = 1/(group size) on the diagonal, the trace is at
-least Σ_i (u_p,i + u_q,i)/S − n/S², plus 2/S² for every pair of workers that meets in both; Σ_i u_i is the number of
-blocks. Grids and hypercubes meet that value. The argument is ours.
+The consensus distance is not linear in x; the model minimizes a linear lower bound. Of the noise of one round the two
+phases p and q that follow leave tr(W_p) − 1, the number of groups minus one, and tr(W_p W_q) − 1 (all later terms are
+≥ 0). With groups of at most S workers each entry of W_p is 0 or at least 1/S. So, with u = 1/(group size) on the
+diagonal, the second trace is at least Σ_i (u_p,i + u_q,i)/S − n/S², plus 2/S² for every pair of workers that shares a
+group in both phases; Σ_i u_i is the number of groups. Grids and hypercubes attain the bound. The argument is ours.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 TICKS, LARGEST = 10_000, 1e9
-"""Units of time in the slowest group's seconds; coefficients of the metric up to about this, exact of few workers."""
+"""Time units per duration of the slowest group; and approximate largest coefficient of the metric."""
 SOLVE, PER_LITERAL, PER_SECOND = 2.0, 4e-6, 1.3
-"""CP-SAT's deterministic seconds for one model; nominal seconds to write one appearance of a variable, and of each."""
+"""CP-SAT's deterministic seconds per model; nominal seconds to write one literal, and per deterministic second."""
 
 
 class Decision(NamedTuple):
-    """The best period found, or (); no other has a distance below `bound`, infinite if none keeps the limits."""
+    """The best period found, or (); no period has a distance below `bound`, infinite if none keeps the limits."""
 
     phases: Period
     bound: float
 
 
 def new_model() -> cp_model.CpModel:
-    """An empty CP-SAT model; raises MissingDependencyError without OR-Tools."""
+    """Return an empty CP-SAT model; raise MissingDependencyError without OR-Tools."""
     try:
         from ortools.sat.python import cp_model
     except ModuleNotFoundError:
@@ -65,7 +65,7 @@ class ScheduleModel:
     """
 
     def __init__(self, choices: Choices, num_phases: int, *, agree: bool = True) -> None:
-        """Write the model; nothing is solved yet. O(phases² · meetings + phases · blocks · links)."""
+        """Write the model without solving it. O(phases² · kinds of pairs + phases · blocks · links)."""
         self.choices, self.num_phases, self.agree = choices, num_phases, agree
         self.seconds, self.loads = choices.seconds_and_loads
         self.tick = float(self.seconds.max(initial=0.0)) / TICKS or 1.0
@@ -116,7 +116,7 @@ class ScheduleModel:
         )
 
     def _solve(self, model: cp_model.CpModel, clock: Clock, until: float, seed: int) -> Decision:
-        """One worker, so that within the deterministic time the solution depends on the seed alone."""
+        """Solve with one thread, so that within the deterministic time only the seed determines the result."""
         from ortools.sat.python import cp_model
 
         solver = cp_model.CpSolver()
@@ -139,7 +139,7 @@ class ScheduleModel:
         return Decision(tuple(tuple(compress(self.choices.blocks, row)) for row in chosen), bound)
 
     def _components(self, phases: Period) -> list[frozenset[int]]:
-        """The places that the groups join, one set for each component; each is a cut that no group crosses."""
+        """Return the connected components of places under the groups; each is a cut that no group crosses."""
         found = [frozenset({place}) for place in range(len(self.choices.places))]
         within = dict(zip(self.choices.blocks, self.choices.within, strict=True))
         for block in (block for phase in phases for block in phase):
@@ -148,17 +148,17 @@ class ScheduleModel:
         return found
 
     def _cross(self, cut: frozenset[int]) -> None:
-        """Some block joins the places of the cut with others; one place that is all of them stands in some block."""
+        """Require a block that joins places of the cut with others (or any block, if the cut holds all places)."""
         whole = len(cut) == len(self.choices.places)
         self._some(whole or 0 < len(cut.intersection(within)) < len(within) for within in self.choices.within)
 
     def _some(self, blocks: Iterable[bool], phases: Iterable[int] | None = None) -> None:
-        """One of the blocks stands in one of the phases."""
+        """Require that at least one of the blocks is used in one of the phases."""
         listed = np.flatnonzero(list(blocks)).tolist()
         self.model.add_bool_or(self.x[k][b] for k in phases or range(self.num_phases) for b in listed)
 
     def _span(self, phase: Sequence[cp_model.IntVar]) -> cp_model.IntVar:
-        """The ticks of one phase, at least: the groups of a worker exclude each other, those on a link add up."""
+        """Return a lower bound on a phase's ticks: a worker has one group at most, and loads on a link add up."""
         from ortools.sat.python.cp_model import LinearExpr
 
         alone, shared = (np.floor(one / self.tick).astype(np.int64) for one in (self.seconds, self.loads))
@@ -171,7 +171,7 @@ class ScheduleModel:
         return span
 
     def _minimize_distance(self) -> None:
-        """What two phases leave of the noise, times S² and a weight; pairs that meet again decide between equals."""
+        """Minimize the noise that two successive phases leave, with fewest repeated pairs among equals."""
         from ortools.sat.python.cp_model import LinearExpr
 
         model, n, num_phases = self.model, self.choices.problem.cluster.num_workers, self.num_phases
