@@ -124,6 +124,55 @@ def test_a_parameter_that_the_optimizer_was_given_later_is_refused(world):
         optimizer.step()
 
 
+@pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")  # each loads its own again
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("model_first", [False, True])
+def test_a_rollback_repeats_the_first_run(ranks, late, model_first):
+    """Under step-normalized averaging, 1 and 2 steps per round: the same rounds give the same after a rollback."""
+    strategy = st.AllReduce(
+        steps_per_round=(1, 2),
+        averaging=st.Averaging.STEP_NORMALIZED,
+        sync=st.DelayedAveraging() if late else st.AllReduce(steps_per_round=2).sync,
+    )
+
+    def rounds(model, optimizer, rank, first):
+        for round_ in range(first, first + 2):
+            for _ in range(rank + 1):
+                optimizer.zero_grad()
+                model.backward(0.5 * (rank + 1) * (round_ + 1))
+                optimizer.step()
+
+    def work(world):
+        model, optimizer = make_optimizer(world, strategy)
+        rounds(model, optimizer, world.rank, 0)
+        saved, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+        rounds(model, optimizer, world.rank, 2)
+        gone_wrong = model.weight.item()
+        loads = [lambda: model.load_state_dict(saved), lambda: optimizer.load_state_dict(state)]
+        for load in loads if model_first else reversed(loads):
+            load()
+        start = model.weight.item()
+        rounds(model, optimizer, world.rank, 2)
+        again = model.weight.item()
+        optimizer.finish()
+        return start, gone_wrong, again
+
+    results = ranks.run(2, work)
+    # By hand: in round r worker i moves by −(r+1)(i+1)/2 a step; at the mean of 1.5 steps per round that is −0.75
+    # (r+1)(i+1).
+    moved = [sum(-0.75 * (r + 1) * (i + 1) for r in (2, 3)) for i in range(2)]
+    if not late:
+        for start, _, again in results:
+            assert again == pytest.approx(start + sum(moved) / 2, abs=1e-12)
+        return
+    # x_{k+1} = mean of x_k + own progress, from the models that were loaded.
+    models = [start for start, _, _ in results]
+    for r in (2, 3):
+        mean = sum(models) / 2
+        models = [mean - 0.75 * (r + 1) * (i + 1) for i in range(2)]
+    assert [again for _, _, again in results] == pytest.approx(models, abs=1e-12)
+
+
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
 @on_ranks(2)
 def test_a_state_saved_inside_a_round_is_refused_where_the_round_is_measured(world):
