@@ -156,16 +156,18 @@ def watch(
     width = len(str((num_workers or len(workers)) - 1))
     deduplicator = ErrorDeduplicator(outlet, num_here or sum(isinstance(source, Child) for source in sources))
     with defer_signals() as mask, selectors.DefaultSelector() as selector:
-        release()
         for source in sources:
             for descriptor in source.streams:
                 selector.register(descriptor, selectors.EVENT_READ, source)
-        running = True
+        running, is_released = True, False
         # A worker's pipes close before its exit code is available; a child of the worker may keep them open for ever.
         while running or (
             time.monotonic() < drained and any(isinstance(key.data, Child) for key in selector.get_map().values())
         ):
             try:
+                if not is_released:  # in here, since a thread of torch's may take the signal although it is blocked
+                    is_released = True
+                    release()
                 with allow_signals(mask):
                     reraise_pending()
                     for key, _ in selector.select(timeout=pause()):
