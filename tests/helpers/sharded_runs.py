@@ -304,7 +304,7 @@ def checkpoints():
     for name in os.environ.get("KINDS", ",".join(SAVED)).split(","):
         directory = Path(os.environ["DIRECTORY"], name)
         own = name == "groups"  # what belongs to a rank alone, and not to its replica: random numbers and statistics
-        model = shard(mesh, network(norm=own))
+        model = shard_model(mesh, network(norm=own))
         optimizer = DistributedOptimizer(adam(model), model, schedules(2)[name], mesh=mesh["dp_replicate"], timeout=60)
         try:
             resumed = load_checkpoint(optimizer, directory)

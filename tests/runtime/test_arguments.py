@@ -181,7 +181,7 @@ def test_averaged_state_is_that_of_each_parameter_group(ranks, make, key):
     """What only a group's own settings ask for stayed each worker's own, without a word."""
 
     def work(world):
-        model, optimizer = make(world, make, optimizer_state="average")
+        model, optimizer = make_optimizer(world, make, optimizer_state="average")
         train(model, optimizer, world.rank)
         kept = [optimizer.optimizer.state[p][key].tolist() for p in model.parameters()]
         optimizer.finish()

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import torch
 
-from helpers.conformance.cells import TOGETHER, problems_of, run_reference, run_time
+from helpers.conformance.cells import TOGETHER, problem_of, run_reference, run_time
 from helpers.conformance.kinds import Kind
 from partreduce import Cluster
 from partreduce import strategies as st
@@ -115,8 +115,9 @@ def problems(ranks, case, folder):
     """By worker, how a drawn run differs from the reference's; empty if it does not."""
     is_exact = case.dtype == torch.float64 and case.strategy.transport.codec is st.Codec.NONE
     near = {} if is_exact else {"rtol": 1e-4, "atol": 1e-5}
-    notes = [notes for notes, _ in run_time(ranks, case.loop, case, folder=folder)]
-    found = problems_of(case, notes, run_reference(case.loop, case), **near)
+    results = run_time(ranks, case.loop, case, folder=folder)
+    wanted = run_reference(case.loop, case)
+    found = [problem_of(mine, should, **near) for (mine, _), should in zip(results, wanted, strict=True)]
     return [f"worker {rank}: {problem} in {case}" for rank, problem in enumerate(found) if problem]
 
 

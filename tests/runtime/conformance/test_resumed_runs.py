@@ -76,7 +76,6 @@ ROWS = {
         st.StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), sync=LATE, **NORMALIZED),
         (5,),
         before=2,
-        by_states=(4,),
     ),
     "outer": SavedRun(st.AllReduce(steps_per_round=5, payload=OUTER), (8,), options=ON_HOST, by_states=(3, 5)),
     "outer, nested": SavedRun(

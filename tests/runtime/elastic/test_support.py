@@ -245,7 +245,7 @@ def test_the_nodes_left_follow_the_file_s_rule_and_not_all_in_one_group_as_for_l
 )  # fmt: skip
 def test_every_other_loss_is_refused_with_the_way_out(under_torchrun, schedule, size, on_each, why):
     under_torchrun(size, on_each)
-    told = rf"torchrun has under_torchrun {size}: .*{why}.*; "
+    told = rf"torchrun has started {size}: .*{why}.*; "
     way_out = rf"start 8, or design a schedule for {size} and load .*allow_different_run"
     with pytest.raises(InputError, match=told + way_out):
         schedule_for_present_nodes(schedule)
