@@ -180,12 +180,9 @@ def watch(
                 for started in [worker for worker in workers[known:] if isinstance(worker, Child)]:
                     for descriptor in started.streams:
                         selector.register(descriptor, selectors.EVENT_READ, started)
-            except Terminated as ended:
+            except (Terminated, KeyboardInterrupt) as ended:
                 mark_delivered()
-                shutdown.asked(ended.number, grace, workers)
-            except KeyboardInterrupt:
-                mark_delivered()
-                shutdown.asked(signal.SIGINT, grace, workers)
+                shutdown.asked(ended.number if isinstance(ended, Terminated) else signal.SIGINT, grace, workers)
         with allow_signals(mask):
             for key in list(selector.get_map().values()):
                 _forward(key.fd, key.data, outlet, deduplicator, width, last=True)
