@@ -136,7 +136,10 @@ def round_seconds(edges: Round, cluster: Cluster, hardware: Hardware, *, model_b
 def phase_loads(
     schedule: Schedule, index: int, hardware: Hardware, *, model_bytes: int, travel: Travel
 ) -> list[loads.Loads]:
-    """Return the loads that the groups of one phase put on the links, one entry per segment; rules are not expanded."""
+    """Return the loads that the groups of one phase put on the links, one entry per segment of the payload.
+
+    Segments are parts sent one after another, by `travel`. A rule (groups given by node digits) is not expanded.
+    """
     cluster, index = schedule.cluster, index % schedule.period
     if graphs := schedule.strategy.graphs:
         edges = graphs[index]

@@ -172,7 +172,10 @@ def _stage(schedule: Schedule, index: int, hardware: Hardware, model_bytes: int 
 
 
 def in_segments(sources: Whole, offsets: Whole, seconds: Floats, cell_of: Whole, travel: Travel) -> Stage:
-    """Return the stage of operations in segments, given the `seconds` (segments, cells) of each segment."""
+    """Return the stage of operations in segments, given the `seconds` (segments, cells) of each segment.
+
+    A cell is a group; `sources`, `offsets` and `cell_of` are those of `Stage`.
+    """
     if travel.turns:
         turns = tuple(Turn(at, move.fragment, move.merges, seconds[move.fragment]) for at, move in travel.turns)
         return Stage(sources, offsets, seconds.sum(axis=0), cell_of, turns=turns)
