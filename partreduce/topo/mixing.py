@@ -108,7 +108,7 @@ class Operators:
         return result
 
     def exact(self, index: int, which: int = 0, onto: ExactMatrix | None = None) -> ExactMatrix:
-        """Return W of round `index` on class `which`, in fractions, times `onto` if given.
+        """Return W of round `index` on character class number `which`, in fractions, times `onto` if given.
 
         O(entries of `onto`); for graphs times the number of edges.
         """
@@ -121,7 +121,7 @@ class Operators:
         return onto.averaged(((g.members, g.relaxation, lives) for g, lives in zip(step, alive, strict=True)), counts)
 
     def exact_period(self, which: int = 0, periods: int = 1) -> ExactMatrix:
-        """Return the period product W_T … W_1 on class `which`, to the power `periods`, in fractions."""
+        """Return (W_T … W_1)^`periods`, the product of periods, on character class number `which`, in fractions."""
         product = ExactMatrix.identity(self.size)
         for t in range(len(self.rounds) * periods):
             if product.is_zero():

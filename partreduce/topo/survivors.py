@@ -77,7 +77,7 @@ def after_failure_of_nodes(schedule: Schedule, count: int) -> Schedule:
 
 
 def _for_survivors(schedule: Schedule, failed: frozenset[int], rule: SurvivorRule) -> Schedule:
-    """Return the schedule of the survivors, with groups formed by this rule."""
+    """Return the schedule of the survivors, with groups formed in this way (`SurvivorRule`)."""
     cluster, strategy = schedule.cluster.without(failed), schedule.strategy
     steps_per_round = strategy.steps_per_round
     if not isinstance(steps_per_round, int):

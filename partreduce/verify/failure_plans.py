@@ -59,7 +59,8 @@ def planned_classes(schedule: Schedule) -> list[tuple[int, ...]]:
 def prove_survives(schedule: Schedule) -> Claim:
     """Prove that the survivors of every planned failure reach consensus, or refute it by one failure.
 
-    Rules: independent of the number of nodes. Listed groups: O(classes · period · n).
+    Rules (groups given by node digits): independent of the number of nodes. Listed groups: O(classes · period · n),
+    for the classes of symmetric failures.
     """
     read = ScheduleFacts(schedule).read
     try:

@@ -66,7 +66,7 @@ def prove_conflict_free(facts: ScheduleFacts) -> Claim:
 
 
 def _members(rule: RuleView, block: Block) -> list[int]:
-    """Return the ranks in the group that a block of the rule forms with node 0.
+    """Return the ranks in the group that a block of the rule (local ranks across node digits) forms with node 0.
 
     On a huge cluster they are truncated: a few members confirm the conflict.
     """
@@ -113,7 +113,7 @@ def prove_membership(schedule: Schedule) -> Claim | None:
 
 
 def asks_everyone(schedule: Schedule) -> bool:
-    """Return whether all groups of a period of a rule are small enough to evaluate `group_of` for every worker."""
+    """Return whether all groups of a rule's period are small enough, together, to evaluate `group_of` for everyone."""
     return members_of_answers(ScheduleFacts(schedule).read) <= EVALUATED
 
 

@@ -95,7 +95,7 @@ def prove_consensus_distance(schedule: Schedule) -> Claim:
 def _bound(motion: Sectors, start: Stack) -> float:
     """Return the consensus distance over a period that starts with these covariances: the mean of tr Σ / n.
 
-    `motion` is the period on the classes of a rule, or on all workers; `start` has a covariance Σ for each.
+    `motion` is the period, on all workers or on each character class of a rule; `start` has a covariance Σ for each.
     """
     (batch,) = motion.batches
     return noise_traces(batch, start, is_delayed=motion.is_delayed) / motion.num_workers

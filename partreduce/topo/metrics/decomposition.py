@@ -61,7 +61,8 @@ DEFAULT = MetricLimits()
 def sectors_of(schedule: Schedule, limit: MetricLimits = DEFAULT) -> Sectors | None:
     """Return the cheapest direct decomposition into sectors, invariant subspaces of the mixing matrices.
 
-    It is by a rule's character classes, by Fourier transform, or dense; None if the schedule is too large for that.
+    It is by the character classes of a rule (groups given by node digits), by Fourier transform, or dense; None if the
+    schedule is too large for that.
     """
     n = schedule.num_workers
     is_small = n <= limit.dense_workers and schedule.period * n * n <= limit.dense_entries
@@ -134,7 +135,7 @@ def rule_and_worker_steps(schedule: Schedule) -> tuple[RuleView, tuple[int, ...]
 
 
 def steps_of_ranks(schedule: Schedule, rule: RuleView) -> tuple[int, ...] | None:
-    """Return the steps per round of every local rank of a rule; None if they differ between nodes."""
+    """Return the steps per round of every local rank, the same on all of a rule's nodes; None if nodes differ."""
     steps = schedule.strategy.steps_per_round
     if isinstance(steps, int):  # a table of all workers would cost more than all metrics of a rule
         return (steps,) * rule.workers_per_node
@@ -225,9 +226,10 @@ def batch_of_classes(
     classes: Sequence[MergedClass],
     lumps: Sequence[tuple[int, ...]],
 ) -> Batch:
-    """Return the batch of these classes, the trivial one first, restricted to vectors that are constant on each lump.
+    """Return the batch of these character classes, the trivial one first, on vectors that are constant on each lump.
 
-    A lump is a set of local ranks that are always in the same block; the basis vectors are 1_lump / √size.
+    A batch holds matrices of equal size, here one for each class and phase. A lump is a set of local ranks that are
+    always in the same block; the basis vectors are 1_lump / √size.
     """
     roots = np.sqrt([len(lump) for lump in lumps])
     matrices = Operators.of_rule(rule, [merged.digits for merged in classes], lumps).matrices()
@@ -260,7 +262,7 @@ def _steps_of_ranks(
 
 
 def circulant_sectors(schedule: Schedule) -> Sectors | None:
-    """Return one sector per frequency if all rounds commute with cyclic (or xor) shifts of the ranks; None otherwise.
+    """Return one sector per Fourier mode if all rounds commute with cyclic (or xor) shifts of the ranks; else None.
 
     All workers must have equal steps per round. With T rounds in a period O(T n log n) once the shifts are found, and
     O(T n) for each kind of shift that is tried.

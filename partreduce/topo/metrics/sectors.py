@@ -145,7 +145,7 @@ class Batch:
         return result
 
     def off_mean_diagonal(self, diagonal: Floats) -> npt.NDArray[Any]:
-        """Return Π diag(d) Π in every sector, with Π the projection off the mean and d of shape (g,): (C, g, g)."""
+        """Return Π diag(d) Π in each of the C sectors, Π the projection off the mean, d = `diagonal`, (C, g, g)."""
         full = np.broadcast_to(np.diag(diagonal), (len(self.multiplicity), self.size, self.size))
         half = self.off_mean(full)
         return adjoint(self.off_mean(adjoint(half)))

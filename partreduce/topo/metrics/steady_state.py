@@ -50,7 +50,11 @@ def consensus_distance_of(sectors: Sectors) -> float:
 
 
 def noise_traces(batch: Batch, covariance: npt.NDArray[Any], *, is_delayed: bool) -> float:
-    """Return tr Σ averaged over instants and summed over sectors, from the covariance Σ (C, g, g) before phase 0."""
+    """Return tr Σ averaged over a period's instants and summed over the batch's C sectors (invariant subspaces).
+
+    Σ = `covariance` (C, g, g) is that of the workers' differences before phase 0; each sector counts as often as it
+    occurs.
+    """
     inner = traces(batch.off_mean_diagonal(batch.round_steps.partial))
     instants = batch.round_steps.instants
     total, before = np.zeros(len(batch.multiplicity)), traces(covariance)

@@ -66,7 +66,8 @@ def communication(
 ) -> Communication:
     """Compute the communication cost of one period, without the prologue. O(blocks) for rules, else O(n·period).
 
-    `model_bytes` and `algorithm` default to those of the hardware and of the schedule.
+    Rules give groups by blocks of local ranks and node digits, at the same cost for any number of nodes. `model_bytes`
+    and `algorithm` default to those of the hardware and of the schedule.
     """
     size, travel = bytes_of(hardware, model_bytes), Travel.of_strategy(schedule.strategy, hardware, algorithm)
     steps = schedule.largest_steps_per_round

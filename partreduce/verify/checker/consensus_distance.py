@@ -110,7 +110,7 @@ def read_steps(schedule: Schedule, unit: int, work: Work) -> Steps:
 
 
 def _means(schedule: Schedule, t: int, worker_steps: Sequence[int]) -> list[Fraction]:
-    """Return the progress of each place in round t, in steps: its own, or its group's mean if step-normalized.
+    """Return the progress of each place (row of W) in round t, in steps: its own, or its group's if step-normalized.
 
     Weighted graphs have no groups: for a worker with an edge in the round it is the mean of all workers.
     """

@@ -46,7 +46,7 @@ ClassAverage = tuple["Sequence[int]", bool, Fraction]
 
 
 def averages_on_class(phase: Sequence[Average], digits: Sequence[int]) -> list[ClassAverage]:
-    """Return the averages of a phase on the class of characters that vary along `digits` (none for explicit groups)."""
+    """Return the averages of a phase on the class of characters that vary along `digits`, () for explicit groups."""
     varying = frozenset(digits)
     groups = (average for average in phase if average.is_group)
     return [(members, not varying.isdisjoint(across), relaxation) for members, across, relaxation in groups]

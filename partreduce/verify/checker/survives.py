@@ -353,7 +353,7 @@ def hash_of_survivors(schedule: Schedule, plan: FailurePlan, work: Work) -> str:
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Check claim `survives`: `failures`, `classes` (a failure and a bound for each, in order) and `answers`."""
+    """Check claim `survives`: `failures`, `classes` (of equivalent failures: one, and its bound) and `answers`."""
     work, plan = Work(place), schedule.failure_plan
     confirm(plan is not None, place, "survives", "a schedule with a failure plan")
     assert plan is not None, "as was just asked"
@@ -425,7 +425,7 @@ def _number_of_parts(groups: Sequence[tuple[Sequence[int], Fraction]], vertices:
 
 
 def off_mean(cells: Cells, work: Work) -> Rational:
-    """Return P − J for the period P of the cells and the mean J over all their workers."""
+    """Return P − J for the period P of the cells (equivalent survivors) and the mean J over all their workers."""
     sizes = cells.sizes
     steps = (
         ((3 * factor_of(phase, sizes)).bit_length(), partial(after_averages, phase=phase, sizes=sizes))  # 0 ≤ t < 2
