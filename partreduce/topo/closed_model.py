@@ -199,7 +199,10 @@ def _first_error(errors: list[ErrorDetails], value: object, root: str) -> Docume
 
 
 def _walk(value: Any, location: tuple[int | str, ...]) -> list[int | str]:  # noqa: ANN401 - JSON, walked by a checked path
-    """Return the leading part of pydantic's error location that exists in the document; the rest are union tags."""
+    """Return the parts of pydantic's error location that exist in the document: keys and indices.
+
+    The others are names that pydantic adds for the alternatives of a union.
+    """
     path: list[int | str] = []
     for part in location:
         in_object = isinstance(value, dict) and part in value

@@ -186,7 +186,10 @@ class _Shape(NamedTuple):
 
 
 def _shapes(phase: Phase | RulePhase, cluster: Cluster, view: RuleView | None) -> list[_Shape]:
-    """Return the shapes of the groups of one round. O(members log members) for explicit groups."""
+    """Return the shapes of the groups of one round, each once. O(members log members) for explicit groups.
+
+    `view` is the rule of a phase that is given by blocks, None for explicit groups.
+    """
     if not isinstance(phase, Phase):
         assert view is not None, "phases that are no explicit groups are rules"
         of = [(len(block.local), view.span(block)) for block in phase if block.makes_groups]

@@ -53,7 +53,7 @@ class DocumentError(InputError):
 
 
 class ScheduleError(InputError):
-    """A schedule, rule or cluster is invalid."""
+    """A schedule, a rule (groups given by node digits) or a cluster is invalid."""
 
 
 class HandshakeError(InputError):

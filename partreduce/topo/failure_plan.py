@@ -102,7 +102,7 @@ def _mismatch(member: str, expected: str, got: object, way_out: str) -> Schedule
 def _first_overlap(cluster: Cluster, strategy: Strategy) -> int | None:
     """Return the index of the first phase in which two groups share a worker; None if there is none.
 
-    O(blocks) for rules, O(period · num_workers) for listed groups.
+    O(blocks) for rules (groups given by node digits), O(period · num_workers) for listed groups.
     """
     assert isinstance(strategy, HasGroups), "check_covered() lets only kinds with phases through"
     rule = strategy.rule(cluster, by_node=True)

@@ -43,8 +43,9 @@ MAX_EXACT_WORKERS = 2_000
 class Operators:
     """The mixing matrices of one period on a space of g places and C character classes (module docstring), in order.
 
-    `rounds` are groups of places, or graphs. `survives`, an array (groups, C) per round, is True where a group's mean
-    is not zero; None if places are workers and all means survive. `counts` (g,) is the number of workers of each place.
+    A place is a worker, or a local rank that stands for those of all nodes. `rounds` are groups of places, or graphs.
+    `survives`, an array (groups, C) per round, is True where a group's mean is not zero; None if places are workers and
+    all means survive. `counts` (g,) is the number of workers of each place.
     """
 
     rounds: tuple[MixingStep, ...]
@@ -60,9 +61,10 @@ class Operators:
     def of_rule(
         cls, rule: RuleView, classes: Sequence[Collection[int]], places: Sequence[Sequence[int]] | None = None
     ) -> Operators:
-        """Return the rounds of a rule on the characters that vary along exactly the digits of each class.
+        """Return the rounds of a rule (groups given by node digits) on the values that vary along exactly some digits.
 
-        A place is a local rank, or several local ranks that are in the same blocks. O(phases · blocks · classes).
+        `classes` lists the sets of digits. A place is a local rank, or several local ranks that are in the same blocks.
+        O(phases · blocks · classes).
         """
         home = np.arange(rule.workers_per_node, dtype=np.int32)
         if places is not None:
@@ -77,7 +79,7 @@ class Operators:
         return self.rounds[0].num_workers
 
     def apply(self, index: int, values: Floats) -> Floats:
-        """Multiply W of round `index` with values of shape (g, ...), or (g, C, ...) with classes.
+        """Multiply W of round `index` with values of shape (g, ...), or (g, C, ...) with C classes, for g places.
 
         O(values), or O(edges).
         """
@@ -87,7 +89,7 @@ class Operators:
         return step.averaged(values, None if self.survives is None else self.survives[index], self.counts)
 
     def matrices(self) -> Floats:
-        """Return the matrices of all rounds on all classes, (T, C, g, g), in an orthonormal basis.
+        """Return the matrices of all T rounds on all C classes of g places, (T, C, g, g), in an orthonormal basis.
 
         They are symmetric for groups.
         """
@@ -106,7 +108,7 @@ class Operators:
         return result
 
     def exact(self, index: int, which: int = 0, onto: ExactMatrix | None = None) -> ExactMatrix:
-        """Return W of round `index` on class `which`, in fractions, times `onto` if given.
+        """Return W of round `index` on character class number `which`, in fractions, times `onto` if given.
 
         O(entries of `onto`); for graphs times the number of edges.
         """
@@ -119,7 +121,7 @@ class Operators:
         return onto.averaged(((g.members, g.relaxation, lives) for g, lives in zip(step, alive, strict=True)), counts)
 
     def exact_period(self, which: int = 0, periods: int = 1) -> ExactMatrix:
-        """Return the period product W_T … W_1 on class `which`, to the power `periods`, in fractions."""
+        """Return (W_T … W_1)^`periods`, the product of periods, on character class number `which`, in fractions."""
         product = ExactMatrix.identity(self.size)
         for t in range(len(self.rounds) * periods):
             if product.is_zero():
@@ -170,7 +172,10 @@ class Operators:
 def _of_blocks(
     phase: RulePhase, classes: Sequence[Collection[int]], home: npt.NDArray[np.int32]
 ) -> tuple[Phase, Flags]:
-    """Return a rule phase's blocks as groups of places, and the classes on which their means survive, (blocks, C)."""
+    """Return the blocks of a rule's phase as groups of places, and whether a mean survives on a class, (blocks, C).
+
+    `home` is the place of every local rank. A mean is zero on a class if the block averages over one of its digits.
+    """
     groups = sorted(
         (np.unique(home[list(block.local)]).tolist(), block.relaxation, block.across)
         for block in phase

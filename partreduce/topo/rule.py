@@ -80,9 +80,10 @@ def nodes_of_group(node: int, radices: Sequence[int], across: Sequence[int]) -> 
 
 
 def group_of(worker: int, phase: RulePhase, workers_per_node: int, radices: Sequence[int]) -> Group | None:
-    """Return the group of one worker in a rule phase, None if the worker skips.
+    """Return the group of one worker in a phase of a rule, None if the worker skips.
 
-    O(size of the group), without expanding the phase, so that workers can call it at run time.
+    `radices` are those of the digits of the node index, the most significant first. O(size of the group), without
+    expanding the phase, so that workers can call it at run time.
     """
     node, local = worker // workers_per_node, worker % workers_per_node
     for block in phase:
@@ -98,7 +99,10 @@ def group_of(worker: int, phase: RulePhase, workers_per_node: int, radices: Sequ
 
 @dataclass(frozen=True, slots=True)
 class RuleView:
-    """A rule with all its groups depend on: radices of the node digits, phases of blocks, workers per node."""
+    """A rule, groups given by node digits, with all that they depend on.
+
+    These are the radices of the digits, the phases of blocks (module docstring) and the workers per node.
+    """
 
     radices: tuple[int, ...]
     phases: tuple[RulePhase, ...]
@@ -129,7 +133,10 @@ class RuleView:
         return prod(self.radices[digit] for digit in block.across)
 
     def shared_rank(self) -> int | None:
-        """Return the index of the first phase in which two blocks share a local rank; None if there is none."""
+        """Return the index of the first phase in which two blocks share a local rank; None if there is none.
+
+        Groups of such a phase overlap, so that it has no mixing matrix.
+        """
         for index, phase in enumerate(self.phases):
             ranks = [rank for block in phase for rank in block.local]
             if len(set(ranks)) != len(ranks):
@@ -193,7 +200,9 @@ def every_class(num_digits: int) -> Iterator[tuple[int, ...]]:
 def distinct_classes(rule: RuleView) -> list[tuple[int, ...]]:
     """Return one class of node digits for each different set of blocks whose mean is zero on that class.
 
-    Classes with the same set have the same matrices, so checking one of them is enough. O(2^k) for k digits.
+    A class holds the values of workers that vary along exactly a set of digits of the node index; a block that averages
+    over one of them makes such values zero. Classes with the same set have the same matrices, so checking one of them
+    is enough. O(2^k) for k digits.
     """
     seen: dict[tuple[bool, ...], tuple[int, ...]] = {}
     for digits in every_class(rule.num_digits):

@@ -138,8 +138,9 @@ class Schedule:
     def rule(self, *, by_node: bool = False) -> RuleView | None:
         """Return the rule of the schedule; None for explicit groups, graphs and groups formed at run time.
 
-        With `by_node` its nodes are those of the cluster; otherwise a strategy that treats all workers equally may
-        count every worker as a node.
+        A rule gives groups by the digits of node indices, for any number of nodes (`topo.rule`). With `by_node` its
+        nodes are those of the cluster; otherwise a strategy that treats all workers equally may count every worker as a
+        node.
         """
         return self.strategy.rule(self.cluster, by_node=by_node) if isinstance(self.strategy, HasGroups) else None
 
@@ -199,7 +200,10 @@ class Schedule:
 
     @property
     def meetings(self) -> Schedule:
-        """The schedule with separate outer parameters replaced by plain means, which keeps all groups and rounds."""
+        """The schedule with separate outer parameters (of DiLoCo's outer steps) replaced by plain means.
+
+        It keeps all groups and rounds, so claims about who averages with whom are proved of it.
+        """
         if not self.strategy.payload.outer.has_own_outer_params:
             return self
         payload = replace(self.strategy.payload, outer=PLAIN)

@@ -77,7 +77,7 @@ def after_failure_of_nodes(schedule: Schedule, count: int) -> Schedule:
 
 
 def _for_survivors(schedule: Schedule, failed: frozenset[int], rule: SurvivorRule) -> Schedule:
-    """Return the schedule of the survivors, with groups formed by this rule."""
+    """Return the schedule of the survivors, with groups formed in this way (`SurvivorRule`)."""
     cluster, strategy = schedule.cluster.without(failed), schedule.strategy
     steps_per_round = strategy.steps_per_round
     if not isinstance(steps_per_round, int):
@@ -118,7 +118,10 @@ def _without(failed: Collection[int], phases: Iterable[Phase]) -> GroupPhases:
 
 
 def _reapplied_phases(schedule: Schedule, failed: frozenset[int]) -> RulePhases | GroupPhases:
-    """Return the schedule's rule on the nodes with survivors, numbered in their order, without the failed workers."""
+    """Return the schedule's rule on the nodes with survivors, numbered in their order, without the failed workers.
+
+    A rule gives groups by node digits. The result lists the groups if a node has failed and surviving workers.
+    """
     cluster = schedule.cluster
     assert cluster.workers_per_node is not None, "check_failure_plan() refuses listed groups"
     per_node = Counter(worker // cluster.workers_per_node for worker in failed)
@@ -134,7 +137,7 @@ def _reapplied_phases(schedule: Schedule, failed: frozenset[int]) -> RulePhases 
 
 
 def reapply_rule(schedule: Schedule, num_nodes: int) -> RulePhases:
-    """Return the schedule's rule, refitted to another number of nodes.
+    """Return the schedule's rule (groups given by node digits), refitted to another number of nodes.
 
     Each prime factor of the number of nodes, largest first, is assigned to the digit that is furthest below its old
     radix (the first of several); digits of radix 1 are removed. The old number of nodes gives the old rule.

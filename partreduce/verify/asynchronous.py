@@ -251,7 +251,10 @@ DYNAMIC_GROUPS = (
 
 
 def _pairs(schedule: Schedule) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return the active workers, and every pair of an active and a passive worker that may meet."""
+    """Return the active workers of a `pairwise` strategy, and every pair of an active and a passive worker.
+
+    An active worker starts exchanges, a passive one answers; only pairs that the strategy allows are listed.
+    """
     strategy, n = schedule.strategy, schedule.num_workers
     assert isinstance(strategy, Pairwise), "the table of its kind"
     return sorted(strategy.active), [(one, two) for one in strategy.active for two in strategy.passive_of(one, n)]

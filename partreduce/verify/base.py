@@ -123,7 +123,7 @@ class Proof:
     def can_part(self) -> list[list[int]]:
         """Return sets of workers that never receive a value from the others; empty unless consensus is refuted.
 
-        Also empty for a rule, whose counterexample names local ranks instead of workers.
+        Also empty for a rule (groups given by node digits), whose counterexample names local ranks instead of workers.
         """
         against = self._against_consensus
         witness: Mapping[str, Any] = {} if against is None else against.witness or {}
@@ -200,12 +200,12 @@ class Proof:
 
 
 def proved(claim: str, explanation: str, witness: Mapping[str, Any] | None = None, /, **entry: object) -> Claim:
-    """Return a proved claim whose certificate entry holds the given fields."""
+    """Return a proved claim; its certificate entry, which the checker confirms, holds the keywords as fields."""
     return Claim(claim, Status.PROVED, explanation, witness, {"claim": claim, **entry})
 
 
 def follows(claim: str, explanation: str, witness: Mapping[str, Any] | None = None) -> Claim:
-    """Return a claim that holds for every program that obeys the rules of the protocol."""
+    """Return a claim that holds for every program that obeys the protocol's rules; it has no certificate entry."""
     return Claim(claim, Status.FOLLOWS, explanation, witness)
 
 
@@ -220,7 +220,10 @@ def not_proved(claim: str, explanation: str) -> Claim:
 
 
 def fraction_above(value: float, bits: int = 32) -> Fraction:
-    """Return the least fraction with a numerator of at most `bits` significant bits that is ≥ a positive float."""
+    """Return the least fraction ≥ a positive float whose numerator has at most `bits` significant bits.
+
+    Certificates hold it as a bound, which must not be below the computed value.
+    """
     unit = Fraction(2) ** (frexp(value)[1] - bits)
     return ceil(Fraction(value) / unit) * unit
 

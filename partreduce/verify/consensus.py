@@ -63,9 +63,9 @@ def prove_sums(facts: ScheduleFacts) -> Claim:
 def prove_consensus(schedule: Schedule) -> Claim:
     """Prove consensus of groups by spanning trees, or refute it by a set of workers that no group joins to the others.
 
-    Explicit groups: one tree over all workers, O(size · log size). Rules: one small tree per digit of the node index,
-    valid for every number of nodes. Trees suffice if 0 ≤ relaxation < 2 in every group; otherwise the period's matrix
-    must have a norm below 1, too.
+    Explicit groups: one tree over all workers, O(size · log size). Rules (groups given by node digits): one small tree
+    per digit of the node index, valid for every number of nodes. Trees suffice if 0 ≤ relaxation < 2 in every group;
+    otherwise the period's matrix must have a norm below 1, too.
     """
     rule = rule_view(schedule)
     found = _trees_of_classes(rule) if rule is not None else _tree(schedule.phased.steps(schedule.cluster))
@@ -100,8 +100,9 @@ def _tree(phases: tuple[Phase, ...]) -> Claim:
 def _tree_of_class(rule: RuleView, digits: set[int]) -> tuple[list[list[int]], set[int]]:
     """Return a spanning tree of the local ranks on one character class (Kruskal), and the ranks that it does not reach.
 
-    The class holds the functions that vary along `digits` of the node index. A block that averages over one of these
-    digits maps them to 0, so it is joined to the vertex GROUND, which stands for the value 0.
+    The class holds the functions of nodes that vary along exactly `digits` of the node index. Edges are [phase, rank,
+    rank]: a block of the rule joins its local ranks. A block that averages over one of these digits maps them to 0, so
+    it is joined to the vertex GROUND, which stands for the value 0.
     """
     home = {vertex: {vertex} for vertex in range(GROUND if digits else 0, rule.workers_per_node)}
     edges = []
@@ -200,7 +201,7 @@ def why_no_average(rounds: tuple[Round, ...]) -> str:
 
 
 def out_tree_of(schedule: Schedule, *, counts_weights: bool = True) -> Claim:
-    """Prove consensus by a tree of edges from one worker to all others; the claim is not proved if there is none.
+    """Prove consensus on a graph by a tree of edges from one worker to all others; if there is none it is not proved.
 
     Only edges of positive weight are used; without `counts_weights` all edges are. The explanation describes the tree
     only; the caller adds the conclusion.
@@ -236,7 +237,10 @@ def by_tree_or_apart(schedule: Schedule) -> Claim | None:
 def _out_tree(
     num_workers: int, rounds: tuple[Round, ...], *, counts_weights: bool
 ) -> tuple[int, list[list[int]]] | None:
-    """Return a root that reaches all workers over positive edges, with the first edges of a breadth-first search."""
+    """Return a worker that reaches all others, and the tree of edges [round, source, target] of the search from it.
+
+    Edges have positive weight, or with `counts_weights` False any weight. None if no worker reaches all others.
+    """
     import networkx as nx
 
     graph: nx.DiGraph[int] = nx.DiGraph()
@@ -285,7 +289,10 @@ def _refutation(rounds: tuple[Round, ...]) -> Claim | None:
 
 
 def _cyclic_parts(support: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.int64]]:
-    """Return the sets of workers around which values rotate (cyclic classes of a connected graph), in order."""
+    """Return the sets of workers around which values rotate (cyclic classes of a connected graph), in order.
+
+    `support[i, j]` says whether worker j's value enters that of worker i in a period. A single set means no rotation.
+    """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import shortest_path
 

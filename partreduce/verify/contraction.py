@@ -53,21 +53,30 @@ MAX_PRODUCT = 128
 def rule_view(schedule: Schedule) -> RuleView | None:
     """Return the schedule's rule in canonical order, so that a certificate holds for every file of the same hash.
 
-    None for explicit groups and graphs.
+    A rule gives groups by node digits, for any number of nodes (`topo.rule`). None for explicit groups and graphs.
     """
     rule = schedule.rule()
     return None if rule is None else rule.canonical
 
 
 def off_mean(schedule: Schedule, periods: int = 1) -> list[ExactMatrix] | None:
-    """Return P^periods − J exactly: one matrix per distinct class of a rule, else a single one; None if too large."""
+    """Return exactly what `periods` periods leave of differences from the mean: P^periods − J, module docstring.
+
+    For a rule (groups given by node digits) it splits into one small matrix per class of digits, of which the distinct
+    ones are returned; otherwise it is a single n×n matrix. None for a rule with too many digits or local ranks.
+    """
     rule = rule_view(schedule)
     return [product_minus_mean(schedule, periods)] if rule is None else _off_mean_of_classes(rule, periods)
 
 
 @lru_cache(maxsize=1)
 def _off_mean_of_classes(rule: RuleView, periods: int) -> list[ExactMatrix] | None:
-    """Return `off_mean` of a rule; cached because contraction and exact consensus both need it."""
+    """Return P^periods − J of a rule, as `off_mean` does, one matrix for each distinct class of node digits.
+
+    A class holds the differences that vary along a set of digits; only that of the empty set has a mean to subtract.
+    None with more than MAX_DIGITS digits or MAX_SIZE workers on a node. Cached, because contraction and exact consensus
+    both need it.
+    """
     if rule.num_digits > MAX_DIGITS or rule.workers_per_node > MAX_SIZE:
         return None
     classes = distinct_classes(rule)
@@ -77,7 +86,7 @@ def _off_mean_of_classes(rule: RuleView, periods: int) -> list[ExactMatrix] | No
 
 
 def product_minus_mean(schedule: Schedule, periods: int = 1) -> ExactMatrix:
-    """Return P^periods − J, shape (n, n)."""
+    """Return P^periods − J exactly, shape (n, n): what so many periods leave of differences from the mean."""
     return exact_product(schedule.steps() * periods).plus(-Fraction(1, schedule.num_workers))
 
 
@@ -140,7 +149,7 @@ def _by_pivots(schedule: Schedule, rule: RuleView | None) -> Claim:
 
 
 def _is_too_long(schedule: Schedule) -> bool:
-    """Return whether the integers of a period's exact product, over all denominators, are too long to check."""
+    """Return whether the exact product of a period is too much for the checker: over MAX_WORK or MAX_BITS."""
     bits, n = 0, schedule.num_workers
     work = 2 * n**3
     for step in schedule.steps():
@@ -193,7 +202,7 @@ def candidates(value: float) -> Iterable[Fraction]:
 
 
 def least_square(matrices: Sequence[ExactMatrix]) -> Fraction:
-    """Return the least c² among simple fractions with c²·I − MᵀM ⪰ 0 for every M, by exact pivots."""
+    """Return a bound c² ≥ ‖M‖₂² of all matrices M: the first of `candidates` with c²·I − MᵀM ⪰ 0, by exact pivots."""
     grams = [gram(matrix) for matrix in matrices]
     try:
         norms = [float(np.linalg.norm(matrix.floats(), 2)) for matrix in matrices if matrix.size]
@@ -230,7 +239,10 @@ def prove_exact(schedule: Schedule) -> Claim | None:
 
 
 def _may_be_exact(phases: tuple[Phase, ...]) -> bool:
-    """Return whether a period makes a random vector constant in floats: a cheap test that saves most exact ones."""
+    """Return whether a period makes a random vector constant in floats, so that its product may be the exact mean.
+
+    This cheap test saves most exact ones.
+    """
     values = np.random.default_rng(0).standard_normal(phases[0].num_workers)
     mean = values.mean()
     with np.errstate(over="ignore", invalid="ignore"):  # factors beyond the range of floats: not detected as exact

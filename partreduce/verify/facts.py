@@ -34,7 +34,7 @@ NONE = -1
 
 
 class If(NamedTuple):
-    """A clause of a sentence: `then` if the condition holds, else `otherwise`."""
+    """A clause of a sentence: the text `then` if the condition on schedule and numbers holds, else `otherwise`."""
 
     condition: Condition
     then: Sentence
@@ -45,7 +45,10 @@ Sentence = str | If | tuple["Sentence", ...]
 
 
 def format_sentence(sentence: Sentence, schedule: Schedule, numbers: Numbers, values: Values | None = None) -> str:
-    """Return the clauses of a sentence whose conditions hold, with numbers and values inserted."""
+    """Return the text of a sentence: the clauses whose conditions hold, with numbers and values in its placeholders.
+
+    `numbers` are the checker's, `values` computes further ones from them.
+    """
     known = {**numbers, **(values(schedule, numbers) if values else {}), "schedule": schedule}
 
     def clause(part: Sentence) -> str:
@@ -119,7 +122,10 @@ def of_protocol(
     where: Condition = always,
     witness: Callable[[Numbers], Mapping[str, Any]] | None = None,
 ) -> Statement:
-    """Return a statement that follows from a protocol's rules if `where` holds, for kinds without checked facts."""
+    """Return a statement that follows from a protocol's rules if `where` holds, for kinds without checked facts.
+
+    `values` computes the numbers that `sentence` quotes, `witness` the evidence of the claim from these numbers.
+    """
 
     def prove(facts: ScheduleFacts) -> Claim | None:
         if not where(facts.schedule, {}):
@@ -131,7 +137,7 @@ def of_protocol(
 
 
 class ScheduleFacts:
-    """All facts of one schedule; the checker computes each on first use."""
+    """All facts of one schedule, statements that need no certificate; the checker computes each on first use."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -166,7 +172,10 @@ class ScheduleFacts:
         return {} if found is None else found.numbers or {}
 
     def claim(self, name: str, sentence: Sentence, values: Values | None = None) -> Claim | None:
-        """Return a fact as a claim explained by the sentence; None if the fact does not apply."""
+        """Return a fact as a claim explained by the sentence; None if the fact does not apply.
+
+        The claim is not proved if computing the numbers takes too long.
+        """
         found = self._fact(name)
         if found is None:
             return None

@@ -47,6 +47,8 @@ MAX_RATED, MAX_RATES = 48, 4 * 10**6
 def planned_classes(schedule: Schedule) -> list[tuple[int, ...]]:
     """Return the failed ranks of one failure of each class that the plan covers, smaller failures first.
 
+    A class holds the failures that a symmetry of the schedule maps to one another.
+
     Raises:
         TooLarge: more than `survives.MAX_CLASSES` classes, or too many workers.
     """
@@ -57,7 +59,8 @@ def planned_classes(schedule: Schedule) -> list[tuple[int, ...]]:
 def prove_survives(schedule: Schedule) -> Claim:
     """Prove that the survivors of every planned failure reach consensus, or refute it by one failure.
 
-    Rules: independent of the number of nodes. Listed groups: O(classes · period · n).
+    Rules (groups given by node digits): independent of the number of nodes. Listed groups: O(classes · period · n),
+    for the classes of symmetric failures.
     """
     read = ScheduleFacts(schedule).read
     try:
@@ -86,7 +89,11 @@ def prove_survives(schedule: Schedule) -> Claim:
 
 
 def _apart(runs: Any, cells: Cells, known: Confirmed) -> str:  # noqa: ANN401 - the checker's own schedule
-    """Return why the survivors do not reach consensus, as a clause of a sentence; empty if they do."""
+    """Return why the survivors do not reach consensus, as a clause of a sentence; empty if they do.
+
+    `runs` is the schedule that survivors run, `cells` are their sets of interchangeable workers, `known` caches results
+    that do not depend on the failure.
+    """
     if not lengthens_nothing(runs):
         return "a group has relaxation < 0 or relaxation >= 2, so a spanning tree of groups is not enough"
     parts, digit = parts_left(runs, cells, known, Work(NAME))
@@ -98,8 +105,9 @@ def _apart(runs: Any, cells: Cells, known: Confirmed) -> str:  # noqa: ANN401 - 
 def _least_square(runs: Any, cells: Cells, rates: dict[tuple[int, ...], Fraction]) -> Fraction:  # noqa: ANN401
     """Return a bound c² ≤ 1 on the squared share of a difference that one period leaves among the survivors.
 
-    `rates` caches the bounds for functions that vary along free digits: digits of the node index with at least two
-    values that no failed node has.
+    `runs` is the schedule that they run, `cells` are their sets of interchangeable workers. `rates` caches the bounds
+    for functions that vary along free digits: digits of the node index with at least two values that no failed node
+    has.
     """
     free, sizes = tuple(cells.free), np.array(cells.sizes)
     if free not in rates:

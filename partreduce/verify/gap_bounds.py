@@ -23,7 +23,7 @@ from partreduce.verify.checker.refusal import Work
 
 
 def events_of(graph: Digraph, gap: IterationGap) -> EventGraph:
-    """Return the event graph of an iteration gap, from which the bounds follow. O(edges)."""
+    """Return the event graph of an iteration gap: which event of a worker waits for which. O(edges)."""
     spare = gap.backups(graph.num_workers)
     return EventGraph(graph.edges, spare, staleness=gap.staleness, max_ig=gap.max_ig, notify_ack=gap.notify_ack)
 

@@ -168,10 +168,10 @@ def _prove_consensus(facts: ScheduleFacts) -> Claim | None:
 
 
 def halves(sources: Sequence[Sequence[int]], spare: Sequence[int]) -> tuple[set[int], set[int]] | None:
-    """Return two disjoint sets of workers that need no outside update, if a quick search finds them.
+    """Return two disjoint sets of workers that need no outside update; None if a quick search finds none.
 
     The search tries the half of the workers nearest to a start worker, by edges or by rank, and then the others.
-    `spare` holds each worker's number of backup workers.
+    `sources` holds the in-neighbors of every worker, `spare` each worker's number of backup workers.
     """
     n = len(sources)
     targets: list[list[int]] = [[] for _ in sources]

@@ -66,13 +66,18 @@ def prove_conflict_free(facts: ScheduleFacts) -> Claim:
 
 
 def _members(rule: RuleView, block: Block) -> list[int]:
-    """Return the members of node 0's group, truncated on a huge cluster: a few members confirm the conflict."""
+    """Return the ranks in the group that a block of the rule (local ranks across node digits) forms with node 0.
+
+    On a huge cluster they are truncated: a few members confirm the conflict.
+    """
     nodes = nodes_of_group(0, rule.radices, block.across)[:64]
     return sorted(node * rule.workers_per_node + rank for node in nodes for rank in block.local)
 
 
 def prove_membership(schedule: Schedule) -> Claim | None:
     """Prove or refute that `Schedule.group_of` agrees with the rule's blocks; None for explicit schedules.
+
+    A block of a rule is a set of local ranks that average on nodes which differ only in some digits (`topo.rule`).
 
     O(members in the groups), which is bounded for any number of nodes.
     """
@@ -108,12 +113,15 @@ def prove_membership(schedule: Schedule) -> Claim | None:
 
 
 def asks_everyone(schedule: Schedule) -> bool:
-    """Return whether all groups of a period of a rule are small enough to evaluate `group_of` for every worker."""
+    """Return whether all groups of a rule's period are small enough, together, to evaluate `group_of` for everyone."""
     return members_of_answers(ScheduleFacts(schedule).read) <= EVALUATED
 
 
 def expected_group(rule: RuleView, phase: RulePhase, worker: int) -> Expected:
-    """Return one worker's members and relaxation by the definition of a block; None if the worker skips the phase."""
+    """Return the group of one worker, as members and relaxation; None if the worker skips the phase.
+
+    It follows the definition of a rule's block: local ranks `local`, on nodes that agree outside the digits `across`.
+    """
     node, local = divmod(worker, rule.workers_per_node)
     block = next((block for block in phase if local in block.local), None)
     if block is None or not block.makes_groups:
@@ -136,7 +144,10 @@ def _answer(schedule: Schedule, worker: int, round_: int) -> Expected:
 
 
 def _ask_everyone(schedule: Schedule, rule: RuleView) -> tuple[dict[str, Any] | None, str]:
-    """Evaluate every worker in every phase; return the first wrong result, and the hash of all results."""
+    """Evaluate `group_of` for every worker in every phase; return the first wrong result, and the hash of all results.
+
+    The first is None, and the hash a SHA-256 as in the certificate, if all are right; else the hash is empty.
+    """
     text = hashlib.sha256()
     for t, phase in enumerate(rule.phases):
         due: dict[int, Expected] = {}

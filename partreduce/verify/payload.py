@@ -55,7 +55,7 @@ CODEC_ERROR = fact("codec-error", CODEC_ERROR_SENTENCE, _of_codec, essential=has
 
 
 def _codec_error_of_server(facts: ScheduleFacts) -> Claim | None:
-    """Bound the rounding error of parameter servers, which decode, add and encode again.
+    """Bound the rounding error of parameter servers, which decode, add and encode again; None without a lossy codec.
 
     It is computed here because the checker reads no schedules of servers.
     """
@@ -193,7 +193,11 @@ def _prove_one_owner(facts: ScheduleFacts) -> Claim | None:
 
 
 def _wrong_owner(schedule: Schedule, route: TablePlacement) -> dict[str, int] | None:
-    """Return a row for which `Schedule.owner_of` is not the host of the row's part; None if there is none."""
+    """Return a row of a sharded table for which `Schedule.owner_of` is not the host of the row's part.
+
+    The result, the witness of a refuted claim, has the row and the rank that was returned, −1 for none. None if all
+    rows agree, or in a large table all that were drawn.
+    """
     hosts = route.hosts or range(schedule.num_workers)
     parts = route.partitions or len(hosts)
     rows = range(route.rows) if route.rows <= ASKED else sorted(random.Random(0).sample(range(route.rows), ASKED))

@@ -93,13 +93,19 @@ def prove_consensus_distance(schedule: Schedule) -> Claim:
 
 
 def _bound(motion: Sectors, start: Stack) -> float:
-    """Return the consensus distance over a period that starts with these covariances: the mean of tr Σ / n."""
+    """Return the consensus distance over a period that starts with these covariances: the mean of tr Σ / n.
+
+    `motion` is the period, on all workers or on each character class of a rule; `start` has a covariance Σ for each.
+    """
     (batch,) = motion.batches
     return noise_traces(batch, start, is_delayed=motion.is_delayed) / motion.num_workers
 
 
 def _shrinks(motion: Sectors, rounded: Stack, bits: int) -> bool:
-    """Return whether X ≻ F(X) by diagonal dominance, with a margin for the checker's rounding and float errors here."""
+    """Return whether X ≻ F(X) by diagonal dominance, with a margin for the checker's rounding and float errors here.
+
+    X = `rounded` / 2^`bits` is the covariance in the certificate, F the effect of a period and its noise on it.
+    """
     (batch,) = motion.batches
     start = np.ldexp(rounded, -bits)
     difference = start - after_period(batch, start, is_delayed=motion.is_delayed)
@@ -111,7 +117,10 @@ def _shrinks(motion: Sectors, rounded: Stack, bits: int) -> bool:
 
 
 def motion_of(schedule: Schedule) -> Sectors | str:
-    """Return one period as linear maps with noise, for workers or a rule's classes; or why the check is impossible."""
+    """Return one period as linear maps with noise; or, as a clause of a sentence, why the check is impossible.
+
+    The maps act on all workers, or for a rule on the local ranks, once for each class of node digits.
+    """
     rule = rule_view(schedule)
     worker_steps = None if rule is None else steps_of_ranks(schedule, rule)
     found = _by_workers(schedule) if rule is None or worker_steps is None else _by_classes(schedule, rule, worker_steps)
@@ -182,7 +191,8 @@ def prove_outer_consensus(schedule: Schedule) -> Claim:
 def _weights(matrix: npt.NDArray[np.float64], c: float) -> list[int] | None:
     """Return the matrix P of a norm in which M shrinks by c: Σ (Mᵏ/cᵏ)ᵀ(Mᵏ/cᵏ) in integers, lower triangle by rows.
 
-    None if the integers would be too long.
+    M = `matrix` is one period of outer steps; the checker confirms c²·P − MᵀPM ⪰ 0. None if the integers would be too
+    long.
     """
     scaled = matrix.T / c
     found, remainder = lyapunov.steady_state(scaled, np.eye(len(matrix)), negligible=1e-18)

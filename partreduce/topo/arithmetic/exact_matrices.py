@@ -101,8 +101,8 @@ class ExactMatrix:
     ) -> ExactMatrix:
         """Return W·self, where W averages disjoint groups of rows: x ← (1 − t)x + t·mean.
 
-        A group is (row indices, relaxation t, whether its mean survives). If the mean does not survive, as on a
-        character of a rule that varies along the group's digits, the rows become (1 − t)x. Row i has the weight
+        A group is (row indices, relaxation t, whether its mean survives). If the mean does not survive, because the
+        values that the matrix describes sum to zero over each group, the rows become (1 − t)x. Row i has the weight
         `counts[i]` in a mean. O(columns) per member.
         """
         sizes = np.ones(self.size, dtype=object) if counts is None else np.array(counts, dtype=object)

@@ -22,7 +22,10 @@ from partreduce.topo.schedule import Schedule
 
 
 def canonical_bytes(schedule: Schedule) -> bytes:
-    """Return the canonical form as UTF-8 JSON. O(size of the file), so for rules independent of the number of nodes."""
+    """Return the canonical form as UTF-8 JSON. O(size of the file).
+
+    For rules (groups given by node digits) that does not depend on the number of nodes.
+    """
     document = encodable(schedule)
     document.pop("certificate", None)
     return _text(document).encode()

@@ -238,7 +238,10 @@ def _take_repeats(raw: dict[str, Any], where: str) -> tuple[dict[str, Any], list
 
 
 def dump_phases(phases: RulePhases | GroupPhases) -> dict[str, Any]:
-    """Return the members `phases` and, for rules, `node_radices`, in canonical order; explicit phases stay `Phase`s."""
+    """Return the members `phases` and `node_radices` of a strategy's JSON object, in canonical order.
+
+    Only rules (groups given by node digits) have radices; explicit phases stay `Phase` values.
+    """
     if len(phases) > MAX_PERIOD:
         raise ScheduleError(f"phases: has {len(phases)} entries; a document holds at most {MAX_PERIOD}")
     if isinstance(phases, GroupPhases):

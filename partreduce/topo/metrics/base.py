@@ -71,7 +71,8 @@ METRICS = ("contraction", "radius", "consensus_distance", "drift", "hop_gap", "p
 class ScheduleMetrics:
     """All metrics of one schedule.
 
-    `radius` is the spectral radius of the period product off the mean. `pipeline` is None unless gradients are late.
+    `radius` is the spectral radius of the product of a period's mixing matrices, with the mean projected out.
+    `pipeline` is None unless gradients are late.
     """
 
     period: int | None

@@ -1,5 +1,8 @@
 """Decompose a schedule into sectors (invariant subspaces) by the cheapest direct method within the cost limits.
 
+A sector is a subspace of the values of all workers that every mixing matrix of the schedule maps into itself. A rule
+gives groups by the digits of the nodes' indices, for any number of nodes (`topo.rule`).
+
 All-reduce with equal steps_per_round has two sectors, a rule has one per character class, a round that is invariant
 under shifts has one per frequency. A schedule without such structure is a single sector of size n, if n is not too
 large.
@@ -56,7 +59,11 @@ DEFAULT = MetricLimits()
 
 
 def sectors_of(schedule: Schedule, limit: MetricLimits = DEFAULT) -> Sectors | None:
-    """Return the cheapest direct decomposition (classes, Fourier, dense); None if the schedule is too large."""
+    """Return the cheapest direct decomposition into sectors, invariant subspaces of the mixing matrices.
+
+    It is by the character classes of a rule (groups given by node digits), by Fourier transform, or dense; None if the
+    schedule is too large for that.
+    """
     n = schedule.num_workers
     is_small = n <= limit.dense_workers and schedule.period * n * n <= limit.dense_entries
     structured = uniform_sectors(schedule) or rule_sectors(schedule) or circulant_sectors(schedule)
@@ -64,7 +71,11 @@ def sectors_of(schedule: Schedule, limit: MetricLimits = DEFAULT) -> Sectors | N
 
 
 def dense_sectors(schedule: Schedule) -> Sectors:
-    """Return all workers as one sector. O(T n²) memory; every metric then costs O((T + 30) n³)."""
+    """Return the space of all n workers as a single sector (invariant subspace): its matrices are those of the rounds.
+
+    O(T n²) memory for T rounds in a period. A metric then costs O((T + d) n³), where d, some 30, is the number of
+    doublings that reach the steady state.
+    """
     n, steps = schedule.num_workers, schedule.steps()
     strategy, worker_steps = schedule.mixing, schedule.worker_steps()
     matrices = Operators(steps).matrices()
@@ -80,8 +91,9 @@ def dense_sectors(schedule: Schedule) -> Sectors:
 def uniform_sectors(schedule: Schedule) -> Sectors | None:
     """Return the sectors of an all-reduce with equal steps_per_round, None for other schedules. O(num_nodes).
 
-    Off the mean W is 0 and steps are a multiple of the identity, so only the trace of the node covariance C matters
-    there: tr C − tr JC = n − Σ (workers on a node)² / n, spread over n − 1 directions.
+    The two sectors (invariant subspaces) are the mean and all differences from it. On the differences W is 0 and steps
+    are a multiple of the identity, so only the trace of the node covariance C (1 for two workers on one node, else 0)
+    matters there: tr C − tr JC = n − Σ (workers on a node)² / n, spread over n − 1 directions.
     """
     strategy = schedule.strategy
     if not strategy.averages_everyone or strategy.sync.kept or not isinstance(strategy.steps_per_round, int):
@@ -95,10 +107,11 @@ def uniform_sectors(schedule: Schedule) -> Sectors | None:
 
 
 class MergedClass(NamedTuple):
-    """A class of characters of a rule on which all blocks act in the same way.
+    """A class of characters (functions of the node index, module docstring) on which all blocks act in the same way.
 
-    `digits` is one representative set c of digits, `met` holds the digit sets of the rule that c intersects,
-    `multiplicity` is the number of characters. `holds_mean` marks the trivial character, which is a class by itself.
+    `digits` is one representative set c of node digits, `met` holds the digit sets of the rule's blocks that c
+    intersects, `multiplicity` is the number of characters. `holds_mean` marks the trivial character, a constant, which
+    is a class by itself.
     """
 
     digits: tuple[int, ...]
@@ -108,7 +121,7 @@ class MergedClass(NamedTuple):
 
 
 def rule_and_worker_steps(schedule: Schedule) -> tuple[RuleView, tuple[int, ...]] | None:
-    """Return the schedule as a rule, with the steps per round of each local rank.
+    """Return the schedule as a rule (groups given by node digits), with the steps per round of each local rank.
 
     None if the schedule is not a rule, or if steps per round differ between nodes. Raises ScheduleError if two blocks
     of a phase share a local rank.
@@ -122,7 +135,7 @@ def rule_and_worker_steps(schedule: Schedule) -> tuple[RuleView, tuple[int, ...]
 
 
 def steps_of_ranks(schedule: Schedule, rule: RuleView) -> tuple[int, ...] | None:
-    """Return the steps per round of every local rank of a rule; None if they differ between nodes."""
+    """Return the steps per round of every local rank, the same on all of a rule's nodes; None if nodes differ."""
     steps = schedule.strategy.steps_per_round
     if isinstance(steps, int):  # a table of all workers would cost more than all metrics of a rule
         return (steps,) * rule.workers_per_node
@@ -131,9 +144,10 @@ def steps_of_ranks(schedule: Schedule, rule: RuleView) -> tuple[int, ...] | None
 
 
 def merged_classes(rule: RuleView) -> list[MergedClass]:
-    """Return the character classes of a rule, the trivial one first.
+    """Return the character classes of a rule (module docstring), the trivial one first.
 
-    O(digits · classes); there are at most 2^min(digits, digit sets) + 1 classes.
+    O(digits · classes); there are at most 2^min(digits, digit sets) + 1 classes, where the digit sets are those that
+    the rule's blocks average over.
     """
     sets = sorted({tuple(sorted(block.across)) for phase in rule.phases for block in phase})
     counts: dict[frozenset[tuple[int, ...]], tuple[int, tuple[int, ...]]] = {frozenset(): (1, ())}
@@ -155,7 +169,10 @@ def merged_classes(rule: RuleView) -> list[MergedClass]:
 
 
 def rule_sectors(schedule: Schedule) -> Sectors | None:
-    """Return the sectors of a rule schedule; None if the schedule is no rule or its classes are too large."""
+    """Return the sectors (invariant subspaces) of a rule, one for each character class.
+
+    None if the groups are not given by a rule, or if the matrices of all classes together are too large.
+    """
     if (known := rule_and_worker_steps(schedule)) is None:
         return None
     rule, worker_steps = known
@@ -178,9 +195,10 @@ def rule_sectors(schedule: Schedule) -> Sectors | None:
 
 
 def num_entries(schedule: Schedule) -> int:
-    """Return the sum of g³ over a rule's classes of size g, to which the cost of every metric is proportional.
+    """Return the operations of one product of matrices on all classes of a rule, the unit of the cost of a metric.
 
-    The result is 0 for schedules that are no rule.
+    A rule (groups given by node digits) has a g×g matrix on each of its character classes, so it is the sum of g³. The
+    result is 0 for schedules that are no rule, or whose steps per round differ between nodes.
     """
     if (known := rule_and_worker_steps(schedule)) is None:
         return 0
@@ -189,7 +207,10 @@ def num_entries(schedule: Schedule) -> int:
 
 
 def _lumps(rule: RuleView, worker_steps: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the sets of local ranks that share all blocks and the same steps_per_round."""
+    """Return the sets of local ranks that are in the same blocks of a rule in all phases, with equal steps_per_round.
+
+    `worker_steps` has the steps per round of every local rank.
+    """
     keys: dict[tuple[int, ...], list[int]] = {}
     homes = [{rank: index for index, block in enumerate(phase) for rank in block.local} for phase in rule.phases]
     for rank in range(rule.workers_per_node):
@@ -205,9 +226,10 @@ def batch_of_classes(
     classes: Sequence[MergedClass],
     lumps: Sequence[tuple[int, ...]],
 ) -> Batch:
-    """Return the batch of these classes, the trivial one first, restricted to vectors that are constant on each lump.
+    """Return the batch of these character classes, the trivial one first, on vectors that are constant on each lump.
 
-    A lump is a set of local ranks that are always in the same block; the basis vectors are 1_lump / √size.
+    A batch holds matrices of equal size, here one for each class and phase. A lump is a set of local ranks that are
+    always in the same block; the basis vectors are 1_lump / √size.
     """
     roots = np.sqrt([len(lump) for lump in lumps])
     matrices = Operators.of_rule(rule, [merged.digits for merged in classes], lumps).matrices()
@@ -240,9 +262,10 @@ def _steps_of_ranks(
 
 
 def circulant_sectors(schedule: Schedule) -> Sectors | None:
-    """Return one sector per frequency if all rounds commute with cyclic (or xor) shifts of the ranks; None otherwise.
+    """Return one sector per Fourier mode if all rounds commute with cyclic (or xor) shifts of the ranks; else None.
 
-    All workers must have equal steps per round. O(T n log n) once the shifts are found, O(T n) for each kind of shift.
+    All workers must have equal steps per round. With T rounds in a period O(T n log n) once the shifts are found, and
+    O(T n) for each kind of shift that is tried.
     """
     rounds, steps_per_round = schedule.strategy.graphs, schedule.strategy.steps_per_round
     if not rounds or not isinstance(steps_per_round, int) or (found := _shifts_of(rounds)) is None:
@@ -266,7 +289,7 @@ def circulant_sectors(schedule: Schedule) -> Sectors | None:
 
 
 def _shifts_of(rounds: Sequence[Round]) -> tuple[tuple[int, ...], Floats] | None:
-    """Return a shift group that commutes with all rounds, and the rounds' first columns (T, n); None if none is found.
+    """Return a shift group that commutes with all T rounds, and their first columns (T, n); None if none is found.
 
     The group is given by its radices: ranks are written in mixed radix, the first digit the most significant, and
     shifted digit by digit. The candidates are the cyclic group (n,), xors (2, 2, …), and each a×b = n: tori, and two

@@ -60,12 +60,18 @@ LARGE = absent(
 
 
 def contraction(schedule: Schedule, *, start: int = 0, limit: MetricLimits = DEFAULT) -> Metric:
-    """Return ‖W_T … W_1 − J‖₂ over the period from phase `start`: 0 is exact consensus, below 1 converges."""
+    """Return ‖W_T … W_1 − J‖₂ over the period from phase `start`: 0 is exact consensus, below 1 converges.
+
+    W_t is the mixing matrix of a round, J the matrix that replaces every value by the mean of all workers.
+    """
     return _contraction(schedule, _prepare(schedule, limit), start)
 
 
 def radius(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> Metric:
-    """Return the spectral radius of the period product off the mean; equal for all starts, at most the contraction."""
+    """Return the spectral radius of the product of a period's mixing matrices, with the mean projected out.
+
+    It is equal for all phases at which the period may start, and at most the contraction.
+    """
     return _exact(lambda found: found.radius, _prepare(schedule, limit))
 
 
@@ -115,7 +121,7 @@ class Convergence(NamedTuple):
 
 
 def convergence(schedule: Schedule, push: Push, *, limit: MetricLimits = DEFAULT) -> Convergence:
-    """Return the four metrics of a schedule from one decomposition; `push` as in `drift`."""
+    """Return the four metrics of a schedule from one decomposition into invariant subspaces; `push` as in `drift`."""
     sectors = _prepare(schedule, limit)
     spread = _exact(consensus_distance_of, sectors)
     late = _late_distance(schedule, sectors, spread) if schedule.strategy.mixes_late else 0.0
@@ -123,7 +129,10 @@ def convergence(schedule: Schedule, push: Push, *, limit: MetricLimits = DEFAULT
 
 
 def retime(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricLimits = DEFAULT) -> RetimedMetrics:
-    """Return the metrics at 1 synchronous step per round, from which those at other steps and delays follow."""
+    """Return the metrics at 1 synchronous step per round, from which those at other steps and delays follow.
+
+    `push` as in `drift`.
+    """
     if schedule.strategy.steps_per_round != 1 or schedule.strategy.mixes_late:
         raise InputError(
             "retime: the schedule has steps_per_round 1 and is synchronous, so that other numbers of steps follow"
@@ -193,12 +202,19 @@ def growth_bits(schedule: Schedule) -> float:
 
 
 def _of_groups(factors: Iterable[Fraction]) -> float:
-    """Return log2 of the norm of group means with these relaxations: each has the eigenvalues 1 and 1 − relaxation."""
+    """Return log2 of the 2-norm of a phase whose groups have these relaxations; 0 if all lie between 0 and 2.
+
+    A group mean has the eigenvalues 1 and 1 − relaxation, and groups are disjoint: the norm is the largest modulus.
+    """
     return max((math.log2(abs(1 - factor)) for factor in set(factors) if not 0 <= factor <= 2), default=0.0)
 
 
 def _of_step(step: MixingStep) -> float:
-    """Return log2 of the smaller of two norms of a round: of distances to the mean, and of the largest difference."""
+    """Return an upper bound on log2 of the factor by which one phase or round may enlarge differences; 0 for none.
+
+    For a round with negative weights it is the smaller of two norms of W: of distances to the mean (2-norm), and of the
+    largest absolute value (row sums).
+    """
     if isinstance(step, Phase):
         return _of_groups(step.relaxation or ())
     if not has_negative_entries(step):
@@ -241,7 +257,10 @@ def _contraction(schedule: Schedule, sectors: Sectors | None, start: int) -> Met
 
 
 def _large_contraction(schedule: Schedule, start: int) -> Metric:
-    """Estimate ‖P − J‖₂ from below, by Lanczos on factors that are never multiplied out. O(steps · T · n)."""
+    """Estimate the contraction ‖P − J‖₂ from below, by Lanczos on the T factors of P, which are never multiplied out.
+
+    P is the product of the mixing matrices of the period from phase `start`. O(Lanczos steps · T · n).
+    """
     from scipy.sparse.linalg import ArpackNoConvergence, aslinearoperator, svds
 
     n = schedule.num_workers
@@ -258,7 +277,7 @@ def _large_contraction(schedule: Schedule, start: int) -> Metric:
 
 
 def _exact(find: Callable[[Sectors], float], sectors: Sectors | None) -> Metric:
-    """Return the metric that `find` computes from all sectors; an absent one if there are no sectors."""
+    """Return the metric that `find` computes from all sectors (invariant subspaces); an absent one without sectors."""
     if sectors is None:
         return LARGE
     value, how = find(sectors), sectors.how

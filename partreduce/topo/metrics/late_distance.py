@@ -62,16 +62,18 @@ MOST = 64
 
 
 def late_distance_of(sectors: Sectors, steps_per_round: int, curvature: float = CURVATURE) -> float:
-    """Return the late distance of a schedule, given the sectors of its phases at 1 synchronous step per round.
+    """Return the late distance of a schedule (module docstring) from the sectors of its phases.
+
+    `sectors` are invariant subspaces of the mixing matrices, with the noise of 1 synchronous step per round.
 
     All workers take `steps_per_round`; `curvature` is h of the module docstring, 0 gives the consensus distance of the
-    late schedule. O(Σ C g³ log(HORIZON / period)).
+    late schedule. O(Σ C g³ log(HORIZON / period)), over the batches of C sectors of size g.
     """
     return _late_distances(sectors, (steps_per_round,), curvature)[steps_per_round]
 
 
 def _late_distances(sectors: Sectors, steps: Sequence[int], curvature: float) -> dict[int, float]:
-    """Return the late distance for each number of steps per round; all must have equal `_doublings`."""
+    """Return the late distance for each number of steps per round, by that number; all must have equal `_doublings`."""
     total = np.zeros(len(steps))
     for batch in sectors.batches:
         off_mean = batch.off_mean_diagonal(np.ones(batch.size))
@@ -98,7 +100,7 @@ def late_distance_like(
 
 
 def is_small(sectors: Sectors) -> bool:
-    """Return whether all sectors are small enough (`MOST`) to compute the late distance for many steps per round."""
+    """Return whether all sectors (invariant subspaces) are at most `MOST` in size, so that late distances are cheap."""
     return all(batch.size <= MOST for batch in sectors.batches)
 
 
@@ -110,10 +112,11 @@ def _doublings(steps_per_round: int, period: int) -> int:
 def _traces(
     mixing: npt.NDArray[Any], off_mean: npt.NDArray[Any], steps: Sequence[int], curvature: float
 ) -> npt.NDArray[np.float64]:
-    """Return tr Σ averaged over the instants of a period, for each number of steps per round and each class.
+    """Return tr Σ averaged over the instants of a period, for each number of steps per round and each sector.
 
-    All steps per round must have equal `_doublings`. `mixing` is (T, C, g, g) and `off_mean` (C, g, g); the result is
-    (len(steps), C).
+    Σ is the covariance of the late schedule after `HORIZON` steps. All steps per round must have equal `_doublings`.
+    `mixing` (T, C, g, g) are the T rounds on C sectors of size g, `off_mean` (C, g, g) the projections that remove the
+    mean; the result is (len(steps), C).
     """
     most, period = max(steps), len(mixing)
     kept = (1 - curvature) ** (2 * np.arange(most + 1))  # variance that remains after s local steps
@@ -141,7 +144,8 @@ def _traces(
 class RetimedMetrics:
     """Metrics at 1 synchronous step per round, which derives those at other steps per round and delays from them.
 
-    `noise` and `push` are e and b of the module docstring; `late_drift` is D'.
+    `noise` and `push` are the mean squares of one worker's noise and push off the mean (e and b of the module
+    docstring); `late_drift` is the drift with averages one round late at 1 step per round (D' there).
     """
 
     contraction: Metric

@@ -33,7 +33,7 @@ NEVER = 1 - 1e-12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundSteps:
-    """The steps of g workers (or classes of workers) in one round, and sums of them over the inner instants.
+    """The steps of g workers (or sets of equal workers) in the T rounds of a period, and sums over instants s < P.
 
     `push[t]` is the progress that is averaged at the end of round t, `noise[t]` its variance. With plain means both are
     steps_per_round; with step-normalized averaging they are steps_per_round·c and steps_per_round·c², where
@@ -73,7 +73,10 @@ class RoundSteps:
 
 
 def _sums(distinct: Whole, instants: int) -> tuple[Floats, Floats]:
-    """Return Σ_s f_s and Σ_s f_s f_sᵀ over s = 1 … P−1 for the distinct steps per round, in slices to bound memory."""
+    """Return Σ_s f_s and Σ_s f_s f_sᵀ over s = 1 … P−1, where f_s are the steps taken by instant s of P = `instants`.
+
+    `distinct` are the distinct steps per round; the sums are made in slices to bound memory.
+    """
     sums = np.zeros(len(distinct))
     grams = np.zeros((len(distinct), len(distinct)))
     width = max(1, 2**20 // len(distinct))
@@ -86,7 +89,7 @@ def _sums(distinct: Whole, instants: int) -> tuple[Floats, Floats]:
 
 
 def group_worker_steps(steps: Sequence[MixingStep], worker_steps: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the mean steps per round of each worker's group in each phase, (T, n).
+    """Return the mean steps per round of each worker's group in each of the T phases, (T, n).
 
     A worker that skips is its own group.
 
@@ -107,7 +110,8 @@ def group_worker_steps(steps: Sequence[MixingStep], worker_steps: npt.NDArray[An
 class Batch:
     """C sectors of the same size g; each occurs `multiplicity` times in the space of all workers.
 
-    `matrices` (T, C, g, g), real or complex, are the phases with the mean projected out; `mean` (C, g) is the unit
+    A sector is an invariant subspace of all mixing matrices. `matrices` (T, C, g, g), real or complex, are those of the
+    T phases with the mean projected out; `mean` (C, g) is the unit
     vector of the mean in each sector, or zeros; `round_steps` are the steps of the g workers in a round; `node_columns`
     (C, g, k) are columns U with U Uᴴ = the sector's part of the covariance that is all ones inside each node (None if
     unavailable).
@@ -128,7 +132,7 @@ class Batch:
         return int(self.matrices.shape[0])
 
     def product(self, start: int = 0) -> npt.NDArray[Any]:
-        """Return the period product from phase `start` in every sector, shape (C, g, g)."""
+        """Return the product of the period's mixing matrices from phase `start` in every sector, shape (C, g, g)."""
         result: npt.NDArray[Any] = self.matrices[start % self.period]
         for t in range(1, self.period):
             result = self.matrices[(start + t) % self.period] @ result
@@ -141,7 +145,7 @@ class Batch:
         return result
 
     def off_mean_diagonal(self, diagonal: Floats) -> npt.NDArray[Any]:
-        """Return Π diag(d) Π in every sector, with Π the projection off the mean and d of shape (g,): (C, g, g)."""
+        """Return Π diag(d) Π in each of the C sectors, Π the projection off the mean, d = `diagonal`, (C, g, g)."""
         full = np.broadcast_to(np.diag(diagonal), (len(self.multiplicity), self.size, self.size))
         half = self.off_mean(full)
         return adjoint(self.off_mean(adjoint(half)))
@@ -149,7 +153,10 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Sectors:
-    """The decomposition of one schedule: its batches of sectors, which together span the space of all n workers."""
+    """The decomposition of one schedule into sectors: invariant subspaces that together span the values of n workers.
+
+    Sectors of equal size form a batch.
+    """
 
     num_workers: int
     batches: Sequence[Batch]
@@ -158,7 +165,10 @@ class Sectors:
 
     @cached_property
     def radius(self) -> float:
-        """Return the spectral radius of the period product off the mean, equal for all starts; computed once."""
+        """Return the spectral radius of a period's matrix with the mean projected out; computed once.
+
+        It is equal for all phases at which the period may start.
+        """
         return _clean(max(float(spectral_radii(batch.product()).max()) for batch in self.batches))
 
 
@@ -174,14 +184,14 @@ def traces(stack: npt.NDArray[Any]) -> Floats:
 
 
 def spectral_norms(matrices: npt.NDArray[Any]) -> Floats:
-    """Return ‖A‖₂ of every matrix in a stack, shape (C,)."""
+    """Return ‖A‖₂ of every matrix A in a stack (C, g, g), shape (C,)."""
     if matrices.shape[-1] == 1:
         return np.asarray(np.abs(matrices[:, 0, 0]), dtype=np.float64)
     return np.asarray(np.linalg.svd(matrices, compute_uv=False)[:, 0], dtype=np.float64)
 
 
 def spectral_radii(matrices: npt.NDArray[Any]) -> Floats:
-    """Return the largest modulus of an eigenvalue of every matrix in a stack, shape (C,).
+    """Return the largest modulus of an eigenvalue of every matrix in a stack (C, g, g), shape (C,).
 
     Eigenvalue solvers return ε^(1/g) instead of 0 for nilpotent matrices (de Bruijn graphs); the function therefore
     first looks for a power that vanishes up to rounding.
@@ -211,12 +221,18 @@ def _nilpotent(matrices: npt.NDArray[Any]) -> Flags:
 
 
 def contraction_of(sectors: Sectors, start: int = 0) -> float:
-    """Return ‖W_{s+T−1} … W_s − J‖₂. O(Σ C g³)."""
+    """Return ‖W_{s+T−1} … W_s − J‖₂ for s = `start`, by which a period of T rounds at least shrinks differences.
+
+    J is the matrix of the mean. O(Σ C g³), over the batches of C sectors of size g.
+    """
     return _clean(max(float(spectral_norms(batch.product(start)).max()) for batch in sectors.batches))
 
 
 def contraction_per_start(sectors: Sectors) -> tuple[float, ...]:
-    """Return the contraction of the period from each phase. O(T Σ C g³ T)."""
+    """Return the contraction (`contraction_of`) of the period that starts at each of its T phases.
+
+    O(T² Σ C g³), over the batches of C sectors of size g.
+    """
     return tuple(contraction_of(sectors, start) for start in range(sectors.batches[0].period))
 
 

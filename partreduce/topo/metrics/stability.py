@@ -101,7 +101,8 @@ def stability_limit(width: int, *, momentum: float = 0.0) -> float:
 def noise_factor(h: float, width: int) -> float:
     """Return the stationary variance under gradient noise, divided by that of synchronous steps with the same h. O(1).
 
-    The result is infinite from the stability limit on.
+    h is learning rate times curvature; gradients are applied `width` − 1 steps late. The result is infinite from the
+    stability limit on.
     """
     if not 0 <= h < 2:
         raise InputError(f"h: is {h}; rate times curvature lies in 0 <= h < 2, where synchronous steps are stable")
@@ -159,7 +160,7 @@ def outer_radius(schedule: Schedule) -> float | None:
 
 
 def radius_of(parts: Parts) -> float:
-    """Return the largest spectral radius of the operators that `outer_operators` returns."""
+    """Return the largest spectral radius of the period matrices of `outer_operators`; infinite on overflow."""
     matrices = [part for _, part in parts]
     if not np.isfinite(matrices).all():
         return inf
@@ -180,8 +181,9 @@ def check_unstable(schedule: Schedule) -> None:
 def outer_operators(schedule: Schedule) -> Parts | None:
     """Return the period matrix of outer steps for every class of node digits, with the fixed points projected out.
 
-    Explicit groups have a single class without digits. O(2^k · period · G³) for rules with k digits and G workers on a
-    node, O(period · n³) for explicit groups. None if either is too large.
+    A class is a set of digits of a rule's node index along which differences vary (module docstring); each entry of the
+    result is (digits, matrix). Explicit groups have a single class without digits. O(2^k · period · G³) for rules with
+    k digits and G workers on a node, O(period · n³) for explicit groups. None if either is too large.
     """
     rule, outer = schedule.rule(), schedule.strategy.payload.outer
     if rule is None:
@@ -202,7 +204,10 @@ def outer_operators(schedule: Schedule) -> Parts | None:
 
 
 def _period(outer: OuterStep, operators: Operators, num_classes: int) -> Matrix:
-    """Return the period matrix M of the module docstring, acting on (a, b), per class: (C, 2·size, 2·size)."""
+    """Return the matrix M of one period, for each of the C = `num_classes` classes: (C, 2·size, 2·size).
+
+    M acts on the outer parameters a and momenta b of all `size` places (module docstring).
+    """
     lr, factor, size = float(outer.lr), float(outer.momentum), operators.size
     units = np.broadcast_to(np.eye(2 * size).reshape(2, size, 1, 2 * size), (2, size, num_classes, 2 * size))
     a, b = units

@@ -34,8 +34,9 @@ MAX_LOCAL = 8
 def consensus_distance_of(sectors: Sectors) -> float:
     """Return tr Σ / n averaged over all instants, infinite if the workers never converge. O(Σ C g³ log(1/gap)).
 
-    Every worker adds independent unit noise in every step; Σ solves the periodic Lyapunov equation Σ ← W(Σ + D)Wᵀ, or
-    with delayed averages Σ ← WΣWᵀ + D, off the mean.
+    Σ is the steady-state covariance of the workers' distances to their mean. Every worker adds independent unit noise
+    in every step, D in a round; Σ solves the periodic Lyapunov equation Σ ← W(Σ + D)Wᵀ, or with delayed averages
+    Σ ← WΣWᵀ + D, with the mean projected out. The gap is 1 − `sectors.radius`.
     """
     if sectors.radius >= NEVER:
         return math.inf
@@ -49,7 +50,11 @@ def consensus_distance_of(sectors: Sectors) -> float:
 
 
 def noise_traces(batch: Batch, covariance: npt.NDArray[Any], *, is_delayed: bool) -> float:
-    """Return tr Σ averaged over instants and summed over sectors, from the covariance Σ (C, g, g) before phase 0."""
+    """Return tr Σ averaged over a period's instants and summed over the batch's C sectors (invariant subspaces).
+
+    Σ = `covariance` (C, g, g) is that of the workers' differences before phase 0; each sector counts as often as it
+    occurs.
+    """
     inner = traces(batch.off_mean_diagonal(batch.round_steps.partial))
     instants = batch.round_steps.instants
     total, before = np.zeros(len(batch.multiplicity)), traces(covariance)
@@ -77,7 +82,7 @@ def _covariances(batch: Batch, covariance: npt.NDArray[Any], *, is_delayed: bool
 def after_noise(covariance: Any, matrix: Any, turned: Any, noise: Any, *, is_delayed: bool) -> Any:  # noqa: ANN401
     """Return the covariance Σ after one round with its noise, for float stacks or an ExactMatrix.
 
-    `matrix` is the round's W, `turned` its adjoint.
+    `matrix` is the round's W, `turned` its adjoint; a delayed average takes the covariance before the noise.
     """
     return matrix @ covariance @ turned + noise if is_delayed else matrix @ (covariance + noise) @ turned
 
@@ -123,7 +128,10 @@ def _push_squares(batch: Batch, push: Push, *, is_delayed: bool) -> float:
 
 
 def _inner_squares(batch: Batch, columns: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return Σ_s ‖Π F_s U‖² over the inner instants s, with F_s = diag(steps taken so far), from `RoundSteps.gram`."""
+    """Return Σ_s ‖Π F_s U‖² over the inner instants s of a round, per sector, from `RoundSteps.gram`.
+
+    F_s = diag(steps taken by instant s), U = `columns`, and Π projects the mean out.
+    """
     gram = batch.round_steps.gram
     whole = (np.abs(columns) ** 2).sum(axis=-1) @ np.diag(gram)
     along = batch.mean.conj()[:, :, None] * columns
@@ -135,9 +143,10 @@ def _squares(stack: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 
 def exact_consensus_distance(schedule: Schedule) -> Fraction | None:
-    """Return the consensus distance of a rule schedule as a fraction, None if the workers never converge.
+    """Return the consensus distance of a rule (groups given by node digits) exactly; None if workers never converge.
 
-    O(classes · G⁶) fraction operations, so for at most 8 local ranks; `consensus_distance` has no such limit.
+    O(classes · G⁶) fraction operations for G local ranks, of which there may be at most 8; `consensus_distance` has no
+    such limit.
     """
     known = rule_and_worker_steps(schedule)
     if known is None:
@@ -179,7 +188,11 @@ def exact_consensus_distance(schedule: Schedule) -> Fraction | None:
 def _exact_traces(
     matrices: list[ExactMatrix], noises: list[ExactMatrix], inner: Fraction, instants: int, schedule: Schedule
 ) -> Fraction | None:
-    """Return the sum of tr Σ over a period's instants on one class; None if Σ ← PΣPᵀ has a nonzero fixed point."""
+    """Return the sum of tr Σ over a period's instants on one character class of a rule.
+
+    `matrices` are the rounds' W there, `noises` the noise of each round. None if Σ ← PΣPᵀ, with P their product, has a
+    nonzero fixed point: then some differences never decay.
+    """
     is_delayed, size = schedule.mixing.mixes_late, matrices[0].size
     product, covariance = ExactMatrix.identity(size), ExactMatrix.identity(size).scaled(Fraction(0))
     for matrix, noise in zip(matrices, noises, strict=True):

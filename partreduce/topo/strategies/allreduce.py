@@ -88,7 +88,9 @@ class AllReduce(HasGroups):
         return 1 - self.sync.kept
 
     def rule(self, cluster: Cluster, *, by_node: bool = False) -> RuleView | None:
-        """Return one block over all workers, each counted as a node; with `by_node`, over the nodes of the cluster.
+        """Return the all-reduce as a rule: one block (of groups given by node digits) over all workers.
+
+        Each worker counts as a node; with `by_node` the nodes are those of the cluster.
 
         The result is None with `by_node` if the nodes are unequal.
         """

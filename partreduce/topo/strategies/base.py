@@ -319,7 +319,7 @@ class HasGroups(HasMixingMatrix):
 
     @abstractmethod
     def rule(self, cluster: Cluster, *, by_node: bool = False) -> RuleView | None:
-        """Return the phases as a rule; None for explicit groups.
+        """Return the phases as a rule, groups given by node digits (`topo.rule`); None for explicit groups.
 
         With `by_node` the rule's nodes are those of the cluster, as needed for steps per round and links; otherwise a
         strategy that treats all workers equally may count every worker as a node, which keeps proofs small.

@@ -120,7 +120,7 @@ class Move(NamedTuple):
 
 
 def moves(num_fragments: int, steps_per_round: int, late: int) -> tuple[Move, ...]:
-    """Return the operations on fragments in one round, equal on all workers.
+    """Return the operations on fragments (parts of the model, averaged in turn) in one round, equal on all workers.
 
     Each is merged `late` steps after it is sent.
 
@@ -205,7 +205,8 @@ def _cut(count: int, parameters: Sequence[tuple[tuple[str, ...], int]]) -> list[
 def _parts(sizes: Sequence[int], room: int, least: int) -> list[int]:
     """Number the fragments greedily: a layer joins the current one while it fits into `room` elements.
 
-    A new fragment begins earlier if otherwise fewer than `least` fragments would get a layer.
+    `sizes` are the elements of the layers; the result has the fragment of each. A new fragment begins earlier if
+    otherwise fewer than `least` fragments would get a layer.
     """
     numbers, number, filled = [], 0, 0
     for place, size in enumerate(sizes):

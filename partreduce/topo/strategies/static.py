@@ -70,7 +70,10 @@ class RulePhases(Bulk):
 
 
 def partition_of(phase: RulePhase) -> frozenset[tuple[frozenset[int], frozenset[int]]]:
-    """Return the groups of a rule phase in a form independent of the order of its blocks; empty if it has none."""
+    """Return the groups of a rule's phase, as (local ranks, digits averaged over) of its blocks, in no order.
+
+    Phases with equal groups have equal results; empty if no block forms a group.
+    """
     return frozenset((frozenset(block.local), frozenset(block.across)) for block in phase if block.makes_groups)
 
 

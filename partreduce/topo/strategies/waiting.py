@@ -46,7 +46,10 @@ class Waiting:
         return 0
 
     def due(self, turn: int) -> int:
-        """Return the index of the averaging operation at which the result of operation `turn` is applied."""
+        """Return the index of the averaging operation at which the result of operation `turn` is applied.
+
+        In a pipeline it is `lag` operations later, after the warm-up; otherwise it is the operation itself.
+        """
         return turn + self.lag if self.delays_gradients and turn >= self.warm_up else turn
 
     @property

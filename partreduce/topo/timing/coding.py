@@ -139,7 +139,7 @@ class Travel:
 class Shape:
     """Sizes of groups: their workers and nodes, and the most and the fewest workers of a group on one node.
 
-    `here` holds, per (group, node) incidence, the group's workers on the node.
+    `here` holds, for each pair of a group and a node on which it has workers, the number of these workers.
     """
 
     sizes: Whole
@@ -224,7 +224,7 @@ def of_sum(shape: Shape, algorithm: str, coding: Coding = PLAIN) -> Traffic:
 def _with_codec(plain: Traffic, shape: Shape, split: Flags, coding: Coding) -> Traffic:
     """Return the traffic of the same all-reduces with a codec: fewer bytes, and half of the ring as an all_to_all.
 
-    A ring of 16 bits stays a ring.
+    `split` is True for groups with separate stages inside nodes. A ring of 16 bits stays a ring.
     """
     k, few = shape.members, shape.inside
     coded = shape.crosses if coding.across_only else np.ones(len(k), dtype=bool)

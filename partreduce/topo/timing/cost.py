@@ -66,7 +66,8 @@ def communication(
 ) -> Communication:
     """Compute the communication cost of one period, without the prologue. O(blocks) for rules, else O(n·period).
 
-    `model_bytes` and `algorithm` default to those of the hardware and of the schedule.
+    Rules give groups by blocks of local ranks and node digits, at the same cost for any number of nodes. `model_bytes`
+    and `algorithm` default to those of the hardware and of the schedule.
     """
     size, travel = bytes_of(hardware, model_bytes), Travel.of_strategy(schedule.strategy, hardware, algorithm)
     steps = schedule.largest_steps_per_round
@@ -136,7 +137,10 @@ def round_seconds(edges: Round, cluster: Cluster, hardware: Hardware, *, model_b
 def phase_loads(
     schedule: Schedule, index: int, hardware: Hardware, *, model_bytes: int, travel: Travel
 ) -> list[loads.Loads]:
-    """Return the loads that the groups of one phase put on the links, one entry per segment; rules are not expanded."""
+    """Return the loads that the groups of one phase put on the links, one entry per segment of the payload.
+
+    Segments are parts sent one after another, by `travel`. A rule (groups given by node digits) is not expanded.
+    """
     cluster, index = schedule.cluster, index % schedule.period
     if graphs := schedule.strategy.graphs:
         edges = graphs[index]

@@ -89,7 +89,10 @@ class TimedPeriod:
         model_bytes: int | None = None,
         algorithm: Algorithm = None,
     ) -> TimedPeriod:
-        """Build from a schedule; arguments and errors as in `cycle_time`."""
+        """Build from a schedule; arguments and errors as in `cycle_time`.
+
+        If all nodes are equivalent, its workers are the local ranks of one node.
+        """
         times.check(schedule.num_workers)
         steps_per_round, sync = schedule.strategy.steps_per_round, schedule.strategy.sync
         if not _is_homogeneous(schedule, hardware, times):
@@ -114,8 +117,8 @@ class TimedPeriod:
     def merged(self) -> TimedPeriod:
         """Return an equivalent period in which one worker represents all that always arrive at the same time.
 
-        Workers are merged if they have equal step times and wait for equivalent groups. O(n log n · period), a few
-        times.
+        Such workers are of one kind: they have equal step times and wait for groups of equal kinds. O(n log n · period)
+        for each refinement of the kinds, of which few are needed.
         """
         distinct = {id(stage): stage for stage in self.stages}
         if any(stage.turns for stage in distinct.values()):
@@ -141,10 +144,10 @@ def _kinds(*columns: npt.NDArray[Any]) -> Whole:
 
 
 def _cell_kinds(stage: Stage, kinds: Whole) -> Whole:
-    """Return a key of each worker's cell, made from its seconds and the kinds it waits for.
+    """Return a key of each worker's cell (its group in this round): its seconds and the kinds that it waits for.
 
-    -1 for workers without a cell.
-    The set of kinds is hashed: the sum of 62 random bits per kind.
+    A kind is a set of workers that arrive at the same time, by number in `kinds`. The set of kinds is hashed: the sum
+    of 62 random bits per kind. -1 for workers without a cell.
     """
     if not len(stage.seconds):
         return np.full(len(kinds), -1, dtype=np.int64)
@@ -158,7 +161,11 @@ def _cell_kinds(stage: Stage, kinds: Whole) -> Whole:
 
 
 def _of_kinds(stage: Stage, kinds: Whole, first: Whole) -> Stage:
-    """Return the stage reduced to the first worker of each kind."""
+    """Return the stage (the communication of one round) with one worker for each kind, `first`, in place of all.
+
+    Workers of one kind have equal step times and wait for groups of equal kinds (`merged`), so they always arrive
+    together and any of them may stand for its kind. `kinds` (num_workers,) is the kind of each worker.
+    """
     own = stage.cell_of[first]
     cells = np.unique(own[own >= 0])
     sources = [np.unique(kinds[stage.sources[stage.offsets[c] : stage.offsets[c + 1]]]) for c in cells.tolist()]
@@ -189,7 +196,11 @@ def _is_homogeneous(schedule: Schedule, hardware: Hardware, times: ComputeTimes)
 
 
 def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, algorithm: Algorithm) -> list[Stage]:
-    """Return the stages over one node's local ranks: by symmetry a block's members on all nodes arrive together."""
+    """Return the stages of a rule's period over one node's local ranks.
+
+    All nodes are equivalent, so the members of a block (a set of local ranks, on nodes that agree on some digits) with
+    equal local rank arrive together on all nodes.
+    """
     rule = schedule.rule(by_node=True)
     assert rule is not None, "homogeneous nodes have a rule"
     size, sent = rule.workers_per_node, size_or_one(hardware, model_bytes)
@@ -219,14 +230,20 @@ def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, a
 
 
 class _Ways(NamedTuple):
-    """A path of the policy for every worker: the state at the period's start that it leads back to, and its seconds."""
+    """For every worker the path of who waits for whom by the policy: the state that it leads back to, and its seconds.
+
+    `origin` is a state at the period's start (`_howard`), `weight` the seconds from there.
+    """
 
     origin: Whole
     weight: Floats
 
 
 class _Potential(NamedTuple):
-    """The current values of policy iteration, per state: the rank of its cycle's mean among all means, and its bias."""
+    """The current values of policy iteration for each state (`_howard`).
+
+    `rank` is that of its cycle's mean weight among all means; `values` are seconds ahead of that mean (the bias).
+    """
 
     rank: Whole
     values: Floats
@@ -239,7 +256,7 @@ class _Potential(NamedTuple):
         return _Ways(np.where(keep, one.origin, other.origin), np.where(keep, one.weight, other.weight))
 
     def ready(self, stage: Stage, ways: _Ways) -> _Ways:
-        """Return, for every worker, the latest way of its cell's sources; its own way if it has no cell."""
+        """Return, for every worker, the latest way of the workers that its cell (group) waits for; else its own way."""
         best = _largest(stage, self.rank[ways.origin], self.values[ways.origin] + ways.weight)
         own = np.arange(len(ways.origin))
         pick = np.where(stage.cell_of >= 0, best[stage.cell_of] if len(best) else 0, own)
@@ -249,9 +266,9 @@ class _Potential(NamedTuple):
 def _howard(stages: list[Stage], compute: Floats, sync: Sync) -> tuple[Floats, tuple[int, ...]]:
     """Return the largest cycle mean per period that reaches each worker, and the workers of one cycle with the maximum.
 
-    A state is a worker at the beginning of a round, or one of the operations that it has in flight. The states of the
-    operations follow those of the workers: in a pipeline K−1 operations, newest first; of fragments in turn, oldest
-    first.
+    `compute` (num_workers,) are the seconds that a worker computes in a round. A state is a worker at the beginning of
+    a round, or one of the operations that it has in flight. The states of the operations follow those of the workers:
+    in a pipeline K−1 operations, newest first; of fragments in turn, oldest first.
     """
     count = len(compute) * (1 + (sync.lag if sync.delays_gradients else stages[0].carried))
     means, values = np.full(count, -np.inf), np.zeros(count)
@@ -271,10 +288,11 @@ def _howard(stages: list[Stage], compute: Floats, sync: Sync) -> tuple[Floats, t
 def _improve(
     stages: list[Stage], compute: Floats, means: Floats, values: Floats, sync: Sync
 ) -> tuple[Whole, Floats, Flags]:
-    """Improve the policy by one period: each cell waits for the source with the largest (mean, value).
+    """Improve the policy by one period: each cell (group) waits for the member with the largest (mean, value).
 
-    Returns, for every state at the period's end, the state at its start to which it leads back, the seconds in between,
-    and whether that is strictly better than the state's old choice.
+    `means` and `values` are those of the states (`_howard`). Returns, for every state at the period's end, the state at
+    its start to which it leads back, the seconds in between, and whether that is strictly better than the state's old
+    choice.
     """
     potential = _Potential(_levels(means), values)
     blocks = np.split(np.arange(len(means)), len(means) // len(compute))
@@ -292,7 +310,10 @@ def _improve(
 
 
 def _forward(stage: Stage, compute: Floats, states: list[_Ways], potential: _Potential, sync: Sync) -> list[_Ways]:
-    """Advance the ways of policy iteration by one round (equations in `topo.timing.stages`)."""
+    """Advance the ways of policy iteration by one round (equations in `topo.timing.stages`).
+
+    `states` holds the ways of the workers, then those of each operation in flight.
+    """
     now, *under_way = states
     before: float | Floats = 0.0
     for turn in stage.turns:
@@ -330,7 +351,10 @@ def _levels(means: Floats) -> Whole:
 
 
 def _largest(stage: Stage, rank: Whole, value: Floats) -> Whole:
-    """Return the source of each cell with the largest (rank, value), the first if several are equal; shape (cells,)."""
+    """Return the worker with the largest (rank, value) that each cell (group) waits for, the first of equal ones.
+
+    Shape (cells,).
+    """
     if not len(stage.seconds):
         return np.zeros(0, dtype=np.int64)
     sources, starts = stage.sources, stage.offsets[:-1]
@@ -345,7 +369,7 @@ def _largest(stage: Stage, rank: Whole, value: Floats) -> Whole:
 def _evaluate(origin: Whole, weight: Floats) -> tuple[Floats, Floats]:
     """Return the mean weight of the cycle to which each state leads back, and the state's value relative to it.
 
-    O(n).
+    State i leads back to state `origin[i]`, `weight[i]` seconds earlier. O(n).
     """
     count = len(origin)
     if (origin[origin] == origin).all():  # all cycles have length 1

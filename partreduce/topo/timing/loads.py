@@ -23,7 +23,8 @@ from partreduce.topo.timing.coding import PLAIN, Coding, Shape, Traffic, all_to_
 class Crossings(NamedTuple):
     """Every uplink that a group crosses: the group, the switch, and the group's workers and nodes below the switch.
 
-    `climb` has one entry for every (group, node) incidence: the summed latencies of the uplinks crossed above the node.
+    `climb` has one entry for every (group, node) incidence, a group with a worker on the node: the summed latencies of
+    the uplinks crossed above the node.
     """
 
     group: Whole
@@ -304,7 +305,10 @@ def of_pieces(
 
 
 def shape_of(phase: Phase, cluster: Cluster) -> tuple[Shape, Whole]:
-    """Return the shape of explicit groups and their (group, node) incidences, shape (count, 2)."""
+    """Return the shape of explicit groups, and all (group, node) pairs with a worker of the group on the node.
+
+    The pairs, called incidences, have shape (count, 2).
+    """
     sizes = phase.sizes
     group = np.repeat(np.arange(len(phase)), sizes)
     keys = group * cluster.num_nodes + cluster.node_of()[phase.members]
@@ -327,7 +331,7 @@ def of_rule(
     algorithm: str,
     coding: Coding = PLAIN,
 ) -> Loads:
-    """Return the loads of a rule phase, computed on the fewest nodes that show every possible cost.
+    """Return the loads of a rule's phase (blocks over node digits), on the fewest nodes that show every possible cost.
 
     Every node is crossed by exactly one group of each block, so nodes with equal links carry the same load. The result
     has the nodes with their own links, and representatives of ordinary nodes: as many as the largest group that mixes
@@ -359,7 +363,10 @@ def _rule_loads(
 def _show_nodes(
     phase: RulePhase, radices: Sequence[int], cluster: Cluster, hardware: Hardware
 ) -> tuple[Shape, Whole, Links]:
-    """Return shape and incidences as `shape_of`, for a rule phase on the nodes that `of_rule` keeps, and the links."""
+    """Return shape and (group, node) incidences as `shape_of`, for a rule's phase, and the links of the nodes.
+
+    Nodes are those that `of_rule` keeps: the ones with their own links, and representatives of the others.
+    """
     num_nodes, own = cluster.num_nodes, sorted({node for node, _ in (*hardware.node_nic, *hardware.node_inside)})
     for node in own:
         check_node(node, num_nodes)
@@ -397,7 +404,11 @@ def _show_nodes(
 def _assemble(
     shape: Shape, pairs: Whole, links: Links, traffic: Traffic, *, num_nics: int, model_bytes: float
 ) -> Loads:
-    """Turn traffic into loads on links; `pairs` (count, 2) lists the (group, node) incidences that matter."""
+    """Return the loads that the groups' traffic, given as shares of the payload, puts on the links of nodes.
+
+    `pairs` (count, 2) lists which group has workers on which node, for the nodes in `links` (a rule's phase leaves out
+    nodes with equal costs); `model_bytes` is the size of the payload.
+    """
     pair_group, pair_node = pairs[:, 0], pairs[:, 1]
     groups, few, crosses = len(shape.sizes), shape.inside, shape.crosses
     worst_inverse, worst_inside, worst_nic = np.zeros(groups), np.zeros(groups), np.zeros(groups)
@@ -438,5 +449,9 @@ def _assemble(
 
 
 def _shared_once(latency: Floats, group: Whole, place: Whole, bytes_: Floats, inverse: Floats) -> Loads:
-    """Return the loads on a kind of link of which every place has one, shared by all crossings at the place."""
+    """Return the loads on a kind of link of which every node or switch has one, such as a bus or an uplink.
+
+    Crossing e sends `bytes_[e]` of group `group[e]` over the link of node or switch `place[e]`, at `inverse[e]` seconds
+    per byte, shared with the other crossings there; `latency` (groups,) is added to a group's seconds.
+    """
     return Loads(latency, np.zeros(len(latency)), group, place, bytes_, np.ones(len(group)), inverse, 1)

@@ -76,9 +76,9 @@ def _num_gradients(seconds: Floats, period: float) -> float:
 
 
 def _majority(seconds: Floats, least: float) -> ManyRounds:
-    """Return the expected rounds if each lasts until a randomly drawn worker arrives.
+    """Return the expected rounds if each lasts until a randomly drawn worker arrives, but at least `least` seconds.
 
-    Workers that arrive earlier take part in the round.
+    `seconds` (samples, num_workers) are compute times. Workers that arrive earlier take part in the round.
     """
     count, means = seconds.shape[1], seconds.mean(axis=0)
     if not means.all():

@@ -45,7 +45,7 @@ class Segments:
     """The pieces of an operation that are sent one after another, each as soon as it is ready.
 
     Segment j is ready when the share `ready[j]` of a round's computing is done; from its start to the operation's end
-    cell c takes `left[j, c]` seconds, without waiting. Shapes (segments,) and (segments, cells).
+    cell c (a group) takes `left[j, c]` seconds, without waiting. Shapes (segments,) and (segments, cells).
     """
 
     ready: Floats
@@ -55,7 +55,8 @@ class Segments:
 class Turn(NamedTuple):
     """The point of a round, as a share `at` of its computing, where a fragment's operation starts or is awaited.
 
-    `seconds` (cells,) is how long the operation takes.
+    A fragment is a part of the model that is averaged in turn with the others. `seconds` (cells,) is how long the
+    operation takes in each cell (group).
     """
 
     at: float | Floats
@@ -84,6 +85,7 @@ class Stage:
     def ready(self, arrival: Floats) -> Floats:
         """Return when the operation of each worker's cell can begin, shape (..., num_workers).
 
+        A cell is a group, or a worker with its in-neighbors; it begins when the last worker that it waits for arrives.
         For a worker without a cell it is the worker's own arrival.
         """
         if not len(self.seconds):
@@ -172,7 +174,10 @@ def _stage(schedule: Schedule, index: int, hardware: Hardware, model_bytes: int 
 
 
 def in_segments(sources: Whole, offsets: Whole, seconds: Floats, cell_of: Whole, travel: Travel) -> Stage:
-    """Return the stage of operations in segments, given the `seconds` (segments, cells) of each segment."""
+    """Return the stage of operations in segments, given the `seconds` (segments, cells) of each segment.
+
+    A cell is a group; `sources`, `offsets` and `cell_of` are those of `Stage`.
+    """
     if travel.turns:
         turns = tuple(Turn(at, move.fragment, move.merges, seconds[move.fragment]) for at, move in travel.turns)
         return Stage(sources, offsets, seconds.sum(axis=0), cell_of, turns=turns)

@@ -92,7 +92,8 @@ class RowAccess(CheckedFields):
 class Exchange:
     """The cost of table exchanges in each step: seconds at lookups and after backward, and bytes through NICs.
 
-    `meetings` are latencies in seconds, by name, that all tables share. `nic_bytes` leave the busiest node.
+    `meetings` are latencies of messages by which workers announce exchanges, as (name, seconds); tables share those of
+    one name, so a sum of costs counts them once. `nic_bytes` leave the busiest node.
     """
 
     lookups: float = 0.0
@@ -125,7 +126,9 @@ def exchange(
 ) -> Exchange:
     """Return the cost of exchanging one table in a step.
 
-    `beside_gathered` means that another table is gathered, so that all workers communicate with all others.
+    `touched` are the shares of its rows that a step uses; with `local_aggregation` the workers of a node first combine
+    their rows, if that is possible. `beside_gathered` means that another table is gathered, so that all workers
+    communicate with all others.
     """
     if route.way is Placement.DENSE:
         return Exchange()
@@ -175,7 +178,10 @@ def exchange(
 
 
 def exchanges(routes: Payload, touched: Mapping[str, RowAccess], cluster: Cluster, hardware: Hardware) -> Exchange:
-    """Return the cost per step of all tables of a schedule, exchanged one after another."""
+    """Return the cost per step of all tables of a schedule, exchanged one after another.
+
+    `touched` holds, by a table's parameter name, the shares of its rows that a step uses.
+    """
     total, gathers = Exchange(), any(route.way is Placement.GATHER for route in routes.apart)
     for route in routes.apart:
         if route.parameter not in touched:
@@ -189,7 +195,13 @@ def exchanges(routes: Payload, touched: Mapping[str, RowAccess], cluster: Cluste
 
 
 def _apart(own: float, collected: float, owners: int, cluster: Cluster, latencies: tuple[float, float]) -> float:
-    """Return the extra seconds of row numbers that are too many for the common message, inside nodes and across."""
+    """Return the extra seconds at a lookup if its row numbers need separate messages, inside nodes or across.
+
+    Row numbers travel in the message that announces the lookup if no worker requests more than `ROOM` of them from
+    another; otherwise they cost one more latency. Inside nodes a worker requests `own` rows, spread over its node;
+    across nodes `collected` rows (those of its node if aggregated) from the `owners`, the workers that hold parts of
+    the table. `latencies` are seconds (inside, across).
+    """
     longest = own / float(cluster.node_sizes().max()), collected / owners
     return sum(latency for latency, one in zip(latencies, longest, strict=True) if one > ROOM)
 
@@ -258,7 +270,11 @@ class TableRounds:
 
 
 def exchange_of(schedule: Schedule, hardware: Hardware, touched: Mapping[str, RowAccess] | None) -> Exchange | None:
-    """Return the cost per step of a schedule's table exchanges; None if it has no separate tables."""
+    """Return the cost per step of a schedule's table exchanges; None if no embedding table is exchanged separately.
+
+    `touched` holds, by a table's parameter name, the shares of its rows that a step uses; None is valid if no link
+    takes time for bytes.
+    """
     check_names(schedule, touched)
     if not schedule.routes.apart:
         return None

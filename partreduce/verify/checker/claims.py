@@ -33,7 +33,7 @@ MATRICES: frozenset[Mode] = frozenset({"rounds", "gap"})
 
 
 class Claim(NamedTuple):
-    """One kind of claim: the function that checks an entry, the schemas of its members, and the modes it applies to."""
+    """One kind of claim: the check of an entry, its members' schemas, and the modes (`Schedule.mode`) it applies to."""
 
     check: Callable[[Schedule, dict[str, Any], str], None]
     members: dict[str, Schema]

@@ -83,7 +83,7 @@ MAX_ROWS = 1024
 
 
 def check_by_trees(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Check claim `consensus` by spanning trees: one for explicit groups; for rules one, and one for each digit."""
+    """Check claim `consensus` by spanning trees: one for explicit groups; for rules one, and one per node digit."""
     confirm(
         schedule.form != "graph" and lengthens_nothing(schedule), place, "trees", "0 <= relaxation < 2 in every group"
     )
@@ -95,15 +95,15 @@ def check_by_trees(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
 
 
 def lengthens_nothing(schedule: Schedule) -> bool:
-    """Return whether 0 ≤ t < 2 in every group, so that no group lengthens a vector or swaps two values."""
+    """Return whether every relaxation t has 0 ≤ t < 2, so that no group lengthens a vector or swaps two values."""
     return all(0 <= relaxation < 2 for sizes in schedule.group_sizes() for _, relaxation in sizes)
 
 
 def _confirm_tree(schedule: Schedule, digits: Sequence[int], tree: list[Any], place: str) -> None:
     """Confirm a spanning tree of edges [phase, first worker of a contracting group, another of its workers], in order.
 
-    In a group that acts as 0 the first is ZERO. The edges are one fewer than the vertices, and each joins two separate
-    components, so together they join all vertices.
+    In a group that acts as 0 on the class of `digits` (`period.py`) the first is ZERO, the vertex of value 0. The edges
+    are one fewer than the vertices, and each joins two separate components, so together they join all vertices.
     """
     num_edges = schedule.width - (0 if digits else 1)
     confirm(len(tree) == num_edges, place, "…", f"{num_edges} witnesses")
@@ -126,7 +126,7 @@ def _confirm_tree(schedule: Schedule, digits: Sequence[int], tree: list[Any], pl
 
 
 class Components:
-    """The components of ZERO and the workers under the edges joined so far (union-find with path halving)."""
+    """The components of ZERO (the value 0) and the workers under the edges joined so far (union-find, path halving)."""
 
     def __init__(self, num_workers: int) -> None:
         self._parent = {vertex: vertex for vertex in range(ZERO, num_workers)}
@@ -168,7 +168,7 @@ def check_by_graph(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
 
 
 def check_by_pivots(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Check claim `contraction`, ‖P − J‖₂² ≤ `squared`, or `consensus`, ‖Pᵏ − J‖₂² ≤ `squared` < 1 for a `power` k."""
+    """Check claim `contraction`, ‖P − J‖₂² ≤ `squared`, or `consensus`, ‖Pᵏ − J‖₂² ≤ `squared` < 1, k = `periods`."""
     work, at = Work(place), f"{place}.squared"
     squared, listed = as_fraction(entry["squared"], at), classes(schedule, place)
     require(schedule.width <= MAX_SIZE, place, "too large for exact pivots; use another method")

@@ -110,7 +110,7 @@ def read_steps(schedule: Schedule, unit: int, work: Work) -> Steps:
 
 
 def _means(schedule: Schedule, t: int, worker_steps: Sequence[int]) -> list[Fraction]:
-    """Return the progress of each place in round t, in steps: its own, or its group's mean if step-normalized.
+    """Return the progress of each place (row of W) in round t, in steps: its own, or its group's if step-normalized.
 
     Weighted graphs have no groups: for a worker with an edge in the round it is the mean of all workers.
     """
@@ -128,7 +128,7 @@ def _means(schedule: Schedule, t: int, worker_steps: Sequence[int]) -> list[Frac
 
 
 def rounded_after_phase(schedule: Schedule, t: int, digits: Sequence[int], rows: IntegerMatrix) -> IntegerMatrix:
-    """Return W·X·Wᵀ, each entry rounded to the nearest integer, for a symmetric X and phase t's W on a class."""
+    """Return W·X·Wᵀ on the class of `digits`, rounded to integers, for phase t's W and the symmetric X = `rows`."""
     rows, scale = after_phase(schedule, t, digits, rows)
     rows, factor = after_phase(schedule, t, digits, list(map(list, zip(*rows, strict=True))))
     scale *= factor
@@ -137,7 +137,7 @@ def rounded_after_phase(schedule: Schedule, t: int, digits: Sequence[int], rows:
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Check claim `consensus-distance`: the bound `at_most`, by lower triangles `covariance`[c] / 2^`bits` = X."""
+    """Check claim `consensus-distance`, ≤ `at_most`: `covariance` / 2^`bits` has X's lower triangle for each class."""
     work = Work(place)
     schedule = with_places(schedule, place)
     steps = read_steps(schedule, 1 << (entry["bits"] + GUARD), work)
@@ -157,7 +157,7 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
 def _sum_of_traces(
     schedule: Schedule, steps: Steps, digits: Sequence[int], start: IntegerMatrix, work: Work
 ) -> Fraction:
-    """Return the sum over a period's instants of the trace off the mean, from X = start / unit; confirm X ≻ F(X)."""
+    """Return, on one class, the sum of traces off the mean over a period from X = start / unit; confirm X ≻ F(X)."""
     size, is_late = schedule.width, schedule.is_late
     half = (size + 1) // 2
     # Inside a round W has not acted yet: noise of the steps made so far comes to what stood at its start.

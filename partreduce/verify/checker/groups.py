@@ -77,7 +77,7 @@ def check_membership(schedule: Schedule, entry: dict[str, Any], place: str) -> N
 
 
 def members_of_answers(schedule: Schedule) -> int:
-    """Return the total size of the groups that all workers of a rule compute in all phases; 1 for a skipped phase."""
+    """Return the total size of the groups that all workers compute in all phases of a rule; 1 for a skipped phase."""
     members = schedule.period * schedule.width
     for local_ranks, across, _ in chain.from_iterable(schedule.phases):
         size = len(local_ranks) * prod(schedule.radices[digit] for digit in across)

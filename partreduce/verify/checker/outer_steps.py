@@ -32,7 +32,11 @@ from .strict_json import as_fraction
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Check claim `outer-consensus`, c² = `squared` < 1: `weights` has for each class P's lower triangle by rows."""
+    """Check claim `outer-consensus`: V(Mz) ≤ c²·V(z) for the period M, V(z) = zᵀPz, c² = `squared` < 1 (theorem above).
+
+    `weights` proves it: for each class of characters of a rule (`period.py`; one class for explicit groups) it has the
+    lower triangle of an integer matrix P, by rows.
+    """
     work = Work(place)
     squared = as_fraction(entry["squared"], f"{place}.squared")
     confirm(squared < 1, f"{place}.squared", entry["squared"], "below 1")
@@ -57,7 +61,7 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
 
 
 def joint_period(schedule: Schedule, digits: Sequence[int], work: Work) -> Rational:
-    """Return Π·M on one class: first the rows of the outer parameters, then those of the momenta."""
+    """Return Π·M on one class of characters (`period.py`): the rows of outer parameters, then those of momenta."""
     half = schedule.width
     rows, scale = multiply(2 * half, (_step(schedule, t, digits) for t in range(schedule.period)), work)
     if digits:
@@ -68,14 +72,14 @@ def joint_period(schedule: Schedule, digits: Sequence[int], work: Work) -> Ratio
 
 
 def _step(schedule: Schedule, t: int, digits: Sequence[int]) -> Step:
-    """Return round t on one class. As |m| ≤ 2·max |a| and μ < 1, the largest entry grows by 3 + 5·r times at most."""
+    """Return round t on the class of `digits`. As |m| ≤ 2·max |a| and μ < 1, entries grow by 3 + 5·r times at most."""
     averages, (r, s) = averages_on_class(schedule.phases[t], digits), schedule.outer.lr.as_integer_ratio()
     k, q = lcm(*(len(members) for members, _, _ in averages)), schedule.outer.momentum.denominator
     return (k * q * q * (3 * s + 5 * r)).bit_length(), partial(_after_round, schedule.outer, averages, k)
 
 
 def _after_round(outer: OuterStep, averages: Sequence[ClassAverage], k: int, rows: IntegerMatrix) -> Rational:
-    """Return the rows of (a, b) after a round, where k is a common multiple of the group sizes."""
+    """Return the rows of (a, b) after a round of these averages; k is a common multiple of the group sizes."""
     half = len(rows) // 2
     (p, q), (r, s) = outer.momentum.as_integer_ratio(), outer.lr.as_integer_ratio()
     factor = k * q * q * s

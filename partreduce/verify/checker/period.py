@@ -46,7 +46,7 @@ ClassAverage = tuple["Sequence[int]", bool, Fraction]
 
 
 def averages_on_class(phase: Sequence[Average], digits: Sequence[int]) -> list[ClassAverage]:
-    """Return the averages of a phase on the class of characters that vary along `digits` (none for explicit groups)."""
+    """Return the averages of a phase on the class of characters that vary along `digits`, () for explicit groups."""
     varying = frozenset(digits)
     groups = (average for average in phase if average.is_group)
     return [(members, not varying.isdisjoint(across), relaxation) for members, across, relaxation in groups]
@@ -75,7 +75,7 @@ def classes(schedule: Schedule, place: str, among: Sequence[int] | None = None) 
 
 
 def multiply(size: int, steps: Iterable[Step], work: Work) -> Rational:
-    """Return the product … W₂·W₁ of square matrices of this size."""
+    """Return the product … W₂·W₁ of square matrices of this size, given as steps: X ↦ W·X with its growth in bits."""
     work.spend(size**3)  # before the first matrix is made: a small file may speak of a billion workers
     rows, scale = [[int(i == j) for j in range(size)] for i in range(size)], 1
     for growth, step in steps:
@@ -88,7 +88,7 @@ def multiply(size: int, steps: Iterable[Step], work: Work) -> Rational:
 
 
 def distance_from_mean(schedule: Schedule, digits: Sequence[int], num_periods: int, work: Work) -> Rational:
-    """Return Pᵏ − J on one class, for k = `num_periods`."""
+    """Return Pᵏ − J on the class of characters that vary along `digits`, for k = `num_periods`."""
     steps = [(growth_bits(schedule, t), partial(after_phase, schedule, t, digits)) for t in range(schedule.period)]
     rows, scale = multiply(schedule.width, chain.from_iterable(repeat(steps, num_periods)), work)
     return (rows, scale) if digits else minus_mean(rows, scale, [1] * schedule.width)
@@ -111,7 +111,7 @@ def growth_bits(schedule: Schedule, t: int) -> int:
 
 
 def after_phase(schedule: Schedule, t: int, digits: Sequence[int], rows: IntegerMatrix) -> Rational:
-    """Return W · rows for the mixing matrix W of phase or round t on one class."""
+    """Return W · rows for the mixing matrix W of phase or round t on the class of characters along `digits`."""
     if schedule.form == "graph":
         return _after_edges(rows, schedule.rounds[t])
     return after_averages(rows, averages_on_class(schedule.phases[t], digits))
@@ -124,7 +124,7 @@ def factor_of(phase: Sequence[ClassAverage], sizes: Sequence[int] | None = None)
 
 
 def after_averages(rows: IntegerMatrix, phase: Sequence[ClassAverage], sizes: Sequence[int] | None = None) -> Rational:
-    """Return W · rows for a phase of groups; the denominator is `factor_of`."""
+    """Return W · rows for a phase of groups, over the denominator `factor_of`; member i stands for sizes[i] workers."""
     factor = factor_of(phase, sizes)
     result = [[factor * entry for entry in row] for row in rows]
     for members, vanishes, relaxation in phase:

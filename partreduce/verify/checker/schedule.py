@@ -353,7 +353,7 @@ def _read_phases(strategy: dict[str, Any], n: int, size: int) -> tuple[dict[str,
 
 
 def _read_averages(phase: list[dict[str, Any]], key: str, high: int, place: str) -> list[Average]:
-    """Return one phase of groups or blocks. Files hold millions of groups, so all are checked at once, in C."""
+    """Return a phase of groups or of a rule's blocks. As files hold millions, all are checked at once, in C."""
     members = list(map(itemgetter(key), phase))
     across = [block["across"] for block in phase] if key == "local" else repeat(())
     given = [item.get("relaxation", 1) for item in phase]

@@ -112,7 +112,7 @@ Pattern = tuple[tuple[int, ...], ...]
 class Symmetries(NamedTuple):
     """The symmetries of a schedule: nodes with these radices, and for each local rank the first rank of its kind.
 
-    Explicit groups are one node without digits, whose local ranks are all workers.
+    Ranks of one kind share all groups. Explicit groups are one node without digits, whose local ranks are all workers.
     """
 
     radices: Sequence[int]
@@ -146,7 +146,7 @@ class Symmetries(NamedTuple):
         return (*columns[:1], *(tuple(map(column.index, column)) for column in columns[1:]))
 
     def classes(self, count: int, work: Work) -> dict[Pattern, Failure]:
-        """Return one failure for each pattern of at most `count` failed workers, including no failure."""
+        """Return one failure (failed ranks) for each pattern of at most `count` failed workers, and the empty one."""
         found: dict[Pattern, Failure] = {}
         grown: Iterable[Failure] = [()]
         for _ in range(count + 1):
@@ -210,7 +210,7 @@ def all_nodes(schedule: Schedule) -> Iterator[Sequence[int]]:
 
 
 def classes_of_plan(schedule: Schedule, plan: FailurePlan, work: Work) -> list[Failure]:
-    """Return one failure of each class that a plan covers, smaller ones first; All-Reduce needs none."""
+    """Return one failure of each class of equivalent failures of a plan, smaller ones first; All-Reduce needs none."""
     n, size = schedule.num_workers, schedule.node_size
     found: list[Failure] = []
     if plan.rule == "keep_groups":
@@ -292,7 +292,7 @@ def all_failures(num_workers: int, nodes: Iterable[Sequence[int]], most: int) ->
 
 
 class Cells(NamedTuple):
-    """The survivors' cells: workers in each (`sizes`), the groups of cells of every phase, and the free digits."""
+    """Cells, sets of equivalent survivors: their `sizes`, the groups of cells of every phase, and the free digits."""
 
     sizes: list[int]
     phases: list[list[Average]]
@@ -353,7 +353,7 @@ def hash_of_survivors(schedule: Schedule, plan: FailurePlan, work: Work) -> str:
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Check claim `survives`: `failures`, `classes` (a failure and a bound for each, in order) and `answers`."""
+    """Check claim `survives`: `failures`, `classes` (of equivalent failures: one, and its bound) and `answers`."""
     work, plan = Work(place), schedule.failure_plan
     confirm(plan is not None, place, "survives", "a schedule with a failure plan")
     assert plan is not None, "as was just asked"
@@ -379,7 +379,7 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
 
 
 class Confirmed(NamedTuple):
-    """Results confirmed for a rule without failures: the digits with trees, and the bounds on classes."""
+    """Results confirmed for a rule without failures: digits whose class has a tree, and (bound, class) pairs."""
 
     joined: set[int]
     bounds: set[tuple[Fraction, tuple[int, ...]]]
@@ -404,7 +404,7 @@ def parts_left(runs: Schedule, cells: Cells, known: Confirmed, work: Work) -> tu
 
 
 def _confirm_rate(runs: Schedule, cells: Cells, squared: Fraction, known: Confirmed, work: Work) -> None:
-    """Confirm the bound on the classes that hold a free digit, and on the cells."""
+    """Confirm ‖P − J‖₂² ≤ `squared` on the classes of characters that hold a free digit, and on the cells."""
     place = work.place
     confirm(len(cells.sizes) <= MAX_SIZE, place, str(squared), f"1: there are over {MAX_SIZE} cells")
     for digits in classes(runs, place, cells.free) if runs.radices else ():
@@ -425,7 +425,7 @@ def _number_of_parts(groups: Sequence[tuple[Sequence[int], Fraction]], vertices:
 
 
 def off_mean(cells: Cells, work: Work) -> Rational:
-    """Return P − J for the period P of the cells and the mean J over all their workers."""
+    """Return P − J for the period P of the cells (equivalent survivors) and the mean J over all their workers."""
     sizes = cells.sizes
     steps = (
         ((3 * factor_of(phase, sizes)).bit_length(), partial(after_averages, phase=phase, sizes=sizes))  # 0 ≤ t < 2
