@@ -173,7 +173,10 @@ class Hop:
         raise AssertionError(f"not an event of Hop: {event}")
 
     def _served(self, process: int, state: HopState, by: int) -> bool:
-        """Whether updates of step (step + by − 1), or recent enough ones, have arrived from enough in-neighbors."""
+        """Whether updates have arrived from enough in-neighbors for the worker to advance by `by` steps.
+
+        They are those of step (step + by − 1), or under staleness recent enough ones.
+        """
         if self.setting.staleness:
             have = sum(1 for queue in state.updates if queue >> (by - 1))
         else:
@@ -249,7 +252,7 @@ def hop_of(graph: Round, setting: IterationGap) -> Hop:
 
 
 def check_setting(graph: Digraph, setting: IterationGap) -> None:
-    """Raise ScheduleError for a setting that does not fit the graph or contradicts itself."""
+    """Raise ScheduleError for an iteration gap that contradicts itself or needs more in-neighbors than there are."""
     setting.check()
     setting.check_neighbors([len(sources) for sources in graph.sources])
 
