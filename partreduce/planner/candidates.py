@@ -81,7 +81,7 @@ Pay = Callable[[float], bool]
 
 
 class Setting(NamedTuple):
-    """An iteration gap, and its description in words."""
+    """A setting of Hop's protocol: an iteration gap (how far workers may be ahead), and its description in words."""
 
     words: str
     gap: IterationGap
@@ -200,7 +200,10 @@ def _outer(job: PlanRequest, _pay: Pay) -> Iterator[Candidate]:
 
 
 def _price_outer(schedule: Schedule, setting: OuterSetting, job: PlanRequest) -> CandidateSchedule:
-    """Return the candidate of outer steps: seconds by the event graph (sampled if step times vary), measured steps."""
+    """Return the candidate of a schedule with outer steps (DiLoCo): predicted seconds, and the measured steps ratio.
+
+    The seconds are those of the event graph, sampled if step times vary.
+    """
     optimizer, option = Optimizer(job.optimizer or ""), measure(schedule, job)
     arrays = ScheduleFacts(option.schedule).numbers("memory")["arrays"]
     cost = communication(option.schedule, job.hardware, algorithm=option.algorithm)
@@ -230,7 +233,7 @@ def _weighs_gaps(job: PlanRequest) -> bool:
 
 
 def _gaps(job: PlanRequest, pay: Pay) -> Iterator[Candidate]:
-    """Yield iteration-gap candidates: all settings of the graphs that are best at even speeds, if their queues fit.
+    """Yield candidates of Hop (iteration gap): all settings of the graphs best at even speeds, if their queues fit.
 
     If no queue fits and the job asks for nothing else, yield the smallest one.
     """
@@ -256,7 +259,10 @@ def _gaps(job: PlanRequest, pay: Pay) -> Iterator[Candidate]:
 
 
 def _graphs(job: PlanRequest, pay: Pay) -> Iterator[tuple[CandidateSchedule, UpdateOrder]]:
-    """Yield every graph in both update orders, with metrics and costs for equal and constant step times."""
+    """Yield every graph in both update orders (averaging after or during computing), as a candidate and its order.
+
+    Metrics and costs are for equal and constant step times. `pay` charges nominal seconds; False: no time is left.
+    """
     hardware = replace(job.hardware, slowdown=(), jitter=0.0)
     even = replace(
         job, cluster=replace(job.cluster, hardware=hardware), disturbance=None, sync=Delay.SYNCHRONOUS,
@@ -305,7 +311,9 @@ def _quorums(job: PlanRequest, _pay: Pay) -> Iterator[Candidate]:
 def quorum_settings(
     base: CandidateSchedule, job: PlanRequest, seconds: npt.NDArray[np.float64]
 ) -> list[PartialAllReduce]:
-    """Return quorums of All-Reduce to try: all but the slow workers, all but one, half, majority, and solo.
+    """Return the quorums (workers that a round waits for) to try: all but the slow ones, all but one, half, and fewer.
+
+    The fewer are eager-SGD's majority and solo: a round starts when a drawn worker, or the first one, arrives.
 
     Each has a queue that holds the rounds that pass during the longest step, so that no worker waits for it; shorter if
     memory does not allow that. `seconds`, shape (samples, num_workers), are step times.
@@ -372,8 +380,8 @@ class Kind(NamedTuple):
     """A kind of strategy among the candidates of a job.
 
     `name` is used in sentences, `share` is its fraction of the planning time, `weighs` returns whether a job considers
-    the kind, and `candidates` yields its schedules. The quick effort omits kinds without `is_quick`, which were never
-    the best ones for a job.
+    the kind, and `candidates` yields its schedules (`pay` charges nominal seconds and returns whether they fit). The
+    quick effort omits kinds without `is_quick`, which were never the best ones for a job.
     """
 
     name: str
