@@ -216,7 +216,7 @@ def _estimates(noise: float, by_worker: float, by_node: float, job: PlanRequest,
 
 
 def price_option(candidate: Candidate, outcome: Outcome, job: PlanRequest) -> CandidateSchedule:
-    """Return a simulated candidate with the steps over All-Reduce's predicted from its consensus distance and delays."""
+    """Return a simulated candidate, its steps over All-Reduce's predicted from its consensus distance and delays."""
     schedule, model, facts, metrics = candidate.schedule, job.steps_model, outcome.facts, outcome.metrics
     strategy, spread, pushed = schedule.strategy, metrics.consensus_distance, pushed_by(metrics.drift, job)
     is_gap, adds = facts.kind == "iteration_gap", facts.kind in ("partial", "server")
