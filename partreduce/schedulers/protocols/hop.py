@@ -264,9 +264,9 @@ def weights_of(
 
     `edge_weights` are those of each in-neighbor in the graph; `step` is k, or the last skipped step, `own_step` the
     step of the worker's own parameters, and `used` holds (source, step of its update), ascending. O(in-neighbors). With
-    weights `graph`, the weight of an unused update stays with the worker. With `iteration`, an update of step i counts
-    i − (k − s) + 1 times in step k, the worker's own too; before a skip, when k is the step before the destination and
-    the own parameters are older than s steps, they still count once.
+    weights `graph`, the weight of an unused update stays with the worker. With `iteration` and staleness s, an update
+    of step i counts i − (k − s) + 1 times in step k, the worker's own too; before a skip, when k is the step before the
+    destination and the own parameters are older than s steps, they still count once.
     """
     if gap.weights is EdgeWeighting.GRAPH:
         taken = [edge_weights[source] for source, _ in used]

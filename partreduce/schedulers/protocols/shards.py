@@ -113,7 +113,8 @@ class ShardState:
 class Plan:
     """A fixed script for workers without a driver.
 
-    `rounds` is the number of rounds; before the rounds `pulls` and `drains` workers pull the model or drain.
+    `rounds` is the number of rounds; before the rounds `pulls` workers request the newest model, and before the rounds
+    `drains` they drop open answers and end the generation (`Drain`).
     """
 
     rounds: int

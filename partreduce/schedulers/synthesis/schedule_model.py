@@ -62,9 +62,10 @@ def new_model() -> cp_model.CpModel:
 
 
 class ScheduleModel:
-    """A CP-SAT model of a period of K phases under the limits, solved within ever tighter budgets.
+    """A CP-SAT model of a period of `num_phases` phases under the limits.
 
-    Without `agree`, any K rounds are allowed, even if workers do not reach consensus.
+    It is solved within ever tighter budgets, in seconds of communication per period. Without `agree`, phases are
+    allowed under which workers do not reach consensus.
     """
 
     def __init__(self, choices: Choices, num_phases: int, *, agree: bool = True) -> None:
@@ -184,7 +185,10 @@ class ScheduleModel:
         return span
 
     def _minimize_distance(self) -> None:
-        """Minimize the noise that two successive phases leave, with fewest repeated pairs among equals."""
+        """Minimize the noise that two successive phases leave; among equals prefer fewest repeated pairs.
+
+        A pair of workers repeats if it shares a group in two phases.
+        """
         from ortools.sat.python.cp_model import LinearExpr
 
         model, n, num_phases = self.model, self.choices.problem.cluster.num_workers, self.num_phases

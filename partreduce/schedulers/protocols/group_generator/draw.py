@@ -118,7 +118,9 @@ class Drawing:
         return ahead - now.counts[now.initiator] >= self.setting.slow_threshold
 
     def fast_enough(self, now: Situation, workers: frozenset[int]) -> frozenset[int]:
-        """Return the workers that pass the paper's filter: c_i − c_w < threshold; the initiator i always passes.
+        """Return the workers w that pass the paper's filter: c_i − c_w < threshold, c being the rounds requested.
+
+        The initiator i, whose request is answered, always passes.
 
         If `slow` is known, all workers outside it pass instead. By counts, a worker that was delayed once would be
         excluded forever, and so would all workers that it then averages with, until no group spans nodes.
