@@ -285,7 +285,10 @@ def all_reduce(job: PlanRequest) -> CandidateSchedule:
 
 
 def _weighs_quorums(job: PlanRequest) -> bool:
-    """Return whether to consider quorums: the job asks for them, or leaves the kind open and step times differ."""
+    """Return whether to consider quorums, under which a round starts before all workers are ready.
+
+    The job asks for them, or leaves the kind of strategy open and step times differ.
+    """
     if job.quorum is not None:
         return job.quorum
     is_small = job.cluster.num_workers <= MOST_BY_THE_WAY
@@ -346,7 +349,7 @@ def _weighs_on_request(job: PlanRequest) -> bool:
 
 
 def _on_request(kind: str, job: PlanRequest, _pay: Pay) -> Iterator[Candidate]:
-    """Yield the candidates of a kind that forms groups at run time, as far as they suit the cluster and the limits.
+    """Yield the candidates of a `kind` without fixed groups (on request, pairs, servers) that suit cluster and limits.
 
     Groups are Prague's, of two or three workers, so that stragglers delay no other group, or with rare averages over
     all. For pairs every second worker is active, so that each node has both sides. Servers have one shard on each node.

@@ -70,7 +70,10 @@ NOT_SEARCHED = Front(reason="it was not searched")
 
 @dataclass
 class Weighing:
-    """The candidates collected for a job, the search's result, and by kind the names not reached in time."""
+    """The candidates collected for a job (`options`), the search's result, and what was not reached in time.
+
+    `left_out` has the names of the latter by kind of strategy.
+    """
 
     options: list[CandidateSchedule] = field(default_factory=list)
     searched: Front = NOT_SEARCHED

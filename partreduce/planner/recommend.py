@@ -188,7 +188,7 @@ def own_error(option: CandidateSchedule, job: PlanRequest) -> float:
 
 @lru_cache(maxsize=1024)
 def family(schedule: Schedule) -> str:
-    """Return the name of the simple baseline that a schedule is an instance of; empty if there is none."""
+    """Return the simple baseline that a schedule is: "All-Reduce", "DiLoCo" or "node, then all"; empty if none."""
     strategy, has_one_number = schedule.strategy, isinstance(schedule.strategy.steps_per_round, int)
     if strategy.is_delayed or strategy.takes_turns or strategy.protocol or not has_one_number:
         return ""
@@ -301,7 +301,7 @@ def beats(option: CandidateSchedule, other: CandidateSchedule) -> bool:
 
 
 def unbeaten(options: Options) -> list[CandidateSchedule]:
-    """Return the candidates that no other beats. O(k · front) for k candidates."""
+    """Return the candidates that no other `beats` in all costs. O(k · front) for k candidates."""
     best = non_dominated(options, lambda option: option.costs.all())
     return [option for option in options if not any(beats(other, option) for other in best)]
 

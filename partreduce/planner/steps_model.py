@@ -79,6 +79,7 @@ class FailurePoint(NamedTuple):
     def includes(self, synchronous: float, late_distance: float) -> bool:
         """Return whether the task failed with such metrics: with averages as rare, or as late.
 
+        `synchronous` is the consensus distance without what delay adds to it, a measure of how rare averages are.
         A late distance alone does not measure how rare averages are: it hardly grows with a period in which most rounds
         have no average.
         """
