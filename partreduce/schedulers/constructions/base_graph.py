@@ -98,7 +98,11 @@ def base(num_workers: int, k: int) -> list[Exchange]:
 
 
 def as_phase(exchange: Exchange) -> Phase | None:
-    """Return the round as groups, pairs relaxed by twice their weight; None if a worker has several weighted edges."""
+    """Return the round as groups; None if a worker has several weighted edges.
+
+    The two workers of a weighted edge form a group whose relaxation (how far they move to its mean) is twice the
+    weight.
+    """
     ends = np.concatenate([exchange.ends, exchange.others])
     if len(np.unique(ends)) != len(ends):
         return None

@@ -345,7 +345,10 @@ class Partial:
         return int.from_bytes(shake_256(words.encode()).digest(8)) % self.num_workers
 
     def awaited(self, process: int, state: PartialState) -> tuple[int, ...]:
-        """Return the workers whose arrival may start the open round, as far as known; else all others."""
+        """Return the workers whose arrival may start the round that this one waits for.
+
+        They are all others if none is known to be missing.
+        """
         going_on = _going_on(state)
         if self.setting.quorum is QuorumStart.MAJORITY and going_on:
             return (self._initiator(state.entered, going_on),)

@@ -160,7 +160,7 @@ def inter_intra(cluster: Cluster) -> StaticGroups:
 
 
 def rotating_heads(cluster: Cluster) -> StaticGroups:
-    """Return inter-intra with rotating heads.
+    """Return Prague's inter-intra schedule (`inter_intra`) with rotating heads.
 
     Each local rank in turn averages across nodes while the others average inside nodes; then whole nodes average.
     """

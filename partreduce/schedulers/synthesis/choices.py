@@ -90,7 +90,10 @@ class Choices:
 
     @cached_property
     def joined(self) -> Floats:
-        """Return by how much each block lowers the number of groups, single workers included, shape (B,)."""
+        """Return by how much each of the B blocks lowers the number of groups, shape (B,).
+
+        A worker without a group counts as a group.
+        """
         members = np.array([len(block.local) for block in self.blocks]) * prod(self.radices)
         return np.asarray(members / self.sizes * (self.sizes - 1))
 
@@ -103,7 +106,7 @@ class Choices:
 
     @cached_property
     def within(self) -> list[list[int]]:
-        """Return for each block the indices of its places."""
+        """Return for each block the indices of its places (sets of local ranks that stay together)."""
         home = {rank: place for place, ranks in enumerate(self.places) for rank in ranks}
         return [sorted({home[rank] for rank in block.local}) for block in self.blocks]
 

@@ -21,7 +21,10 @@ MAX_EXPLICIT_WORKERS = 512
 
 
 def holds_rules(cluster: Cluster) -> bool:
-    """Return whether the matrices of a cluster's rules fit into memory; otherwise no rules are searched."""
+    """Return whether the matrices of a cluster's rules (phases in node digits) fit into memory.
+
+    Otherwise no rules are searched.
+    """
     digits = min(MAX_DIGITS, len(prime_factors(cluster.num_nodes)))
     return (1 << digits) * (cluster.workers_per_node or 0) ** 2 <= MAX_RULE_ENTRIES
 

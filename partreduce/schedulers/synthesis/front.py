@@ -204,7 +204,7 @@ class Exploration:
                 self._keep(period, value, s)
 
     def _improve(self, until: float) -> None:
-        """Improve the periods on the front by exchanging their phases for decided ones."""
+        """Improve the periods on the Pareto front by exchanging their phases for others that CP-SAT found."""
         self.say("improving periods")
 
         def costs(item: tuple[Period, Candidate]) -> tuple[float, float]:

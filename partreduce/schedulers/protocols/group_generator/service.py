@@ -236,7 +236,7 @@ class GroupGenerator:
     def counted(self, state: GeneratorState, worker: int) -> tuple[int, ...]:
         """Return the rounds requested by each worker, one more for `worker`.
 
-        The counts are relative to the slowest if numbers wrap.
+        The counts are relative to the slowest worker's in endless explorations, whose numbers wrap at `modulus`.
         """
         counts = replace_at(state.counts, worker, state.counts[worker] + 1)
         if self.modulus is None:

@@ -99,7 +99,10 @@ class Workers(Setting):
         return (Summed(),) if self._has_message_of_all(state, process, state.group, Share(*here)) else ()
 
     def _own_group(self, worker: int, state: Member) -> Members:
-        """Return the members with which a worker of an explored run averages at its place."""
+        """Return the members with which a worker averages at its place (position in the run), if no driver decides.
+
+        Only runs of the exhaustive explorer have no driver.
+        """
         assert self.groups is not None
         groups = self.groups(state.view.members, state.place[0])
         return next((tuple(group) for group in groups if worker in group), ())
@@ -215,7 +218,7 @@ class Workers(Setting):
 
 
 def _donor_state(state: Member) -> tuple[tuple[Place, int, Members], ...] | None:
-    """Return the state that a joined worker has received from its donor; None until then."""
+    """Return the state, a list of commits, that a joined worker has received from its donor; None until then."""
     donor, generation = state.view.donor, state.view.generation
     given = (said for source, said in state.heard if source == donor and isinstance(said, Given))
     return next((said.held for said in given if said.generation == generation), None)
