@@ -44,7 +44,7 @@ def calibrate(curves: Sequence[Curve], *, data: str, steps: int, finalists: Coll
     """Fit the prices of consensus distance, drift and delay to the loss curves of a pilot's training runs.
 
     Each curve is compared with All-Reduce's of the same seed. For `finalists` (hashes by `trained_sha256`) the pilot
-    also names the schedule that has the measured steps ratio.
+    also holds the hash next to the measured steps ratio, so that a plan can find the schedule.
 
     Raises:
         InputError: All-Reduce did not learn, a schedule learned nothing compared with it, or there are too few seeds.
@@ -114,7 +114,10 @@ def _six_digits(value: float) -> float:
 
 
 def drift_that_counts(schedule: Schedule, data: str) -> float:
-    """Return the drift that costs training steps for this distribution of data: 0 for shuffled data."""
+    """Return the schedule's drift of workers, or of nodes, whose `data` differ; 0 for shuffled data.
+
+    It is the drift that costs training steps.
+    """
     return 0.0 if data == "shuffled" else float(drift(schedule, "node" if data == "per-node" else "worker"))
 
 

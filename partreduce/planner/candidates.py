@@ -170,7 +170,7 @@ def is_thin(job: PlanRequest) -> bool:
 
 
 def why_no_outer_steps(job: PlanRequest) -> str:
-    """Return why the job excludes outer steps, as a clause of a sentence; empty if it does not."""
+    """Return why the job excludes outer steps (DiLoCo), as a clause of a sentence; empty if it does not."""
     reasons = {
         "another kind is asked for": not job.is_open,
         "a pilot does not price them": job.pilot is not None,

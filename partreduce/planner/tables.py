@@ -327,7 +327,7 @@ def choose_routes(
 
 
 def check_unpriced(schedule: Schedule) -> None:
-    """Raise ScheduleError if the placements of tables cannot be priced under this schedule."""
+    """Raise ScheduleError if the cost of the placements of tables cannot be predicted under this schedule."""
     strategy = schedule.strategy
     if reason := strategy.tables_unsupported_reason():
         raise ScheduleError(f"tables: their rows are exchanged in every step, synchronously, and {reason}")
