@@ -4,9 +4,10 @@ Everything public is a name of this package and is imported on first use, so tha
 
     import partreduce
 
-    schedule = partreduce.design("4x4", build="prague-figure-10") assert partreduce.verify(schedule).verdict == "proved"
-    partreduce.write_schedule("schedule.json", schedule) optimizer = partreduce.DistributedOptimizer(optimizer, model,
-    "schedule.json")
+    schedule = partreduce.design("4x4", build="prague-figure-10")
+    assert partreduce.verify(schedule).verdict == "proved"
+    partreduce.write_schedule("schedule.json", schedule)
+    optimizer = partreduce.DistributedOptimizer(optimizer, model, "schedule.json")
 
 The names stand in `__init__.pyi`, for type checkers and for the import on first use. Four modules hold what few
 scripts name: `strategies` (what a schedule says), `errors`, `files` and `types` (what plans and proofs are made of).

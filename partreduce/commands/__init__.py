@@ -237,13 +237,16 @@ def usage_error(error: InputError, context: Any) -> Exception:  # noqa: ANN401 -
 
 
 def _keys(value: object) -> list[str]:
-    """Return the keys of a repeatable option `OPTION KEY=VALUE`."""
+    """Return the keys in the value of a repeatable option, a list of texts `KEY=VALUE`; empty for other values."""
     entries = [str(entry).partition("=") for entry in value] if isinstance(value, list) else []
     return [key for key, sign, _ in entries if sign]
 
 
 def _place_in_help(parameter: Any) -> int:  # noqa: ANN401 - of typer's own click
-    """Return the position of a parameter's panel in the help; put an option without a panel into one."""
+    """Return the position of a parameter's panel (a titled box of options) in the help, −1 for an argument.
+
+    An option without a panel is put into one.
+    """
     if parameter.param_type_name == "argument":
         return -1
     if parameter.rich_help_panel is None:

@@ -126,9 +126,10 @@ def hardware_defaults(cluster: Cluster, given: Mapping[str, Any], *, model_bytes
 
 
 def _free_links(cluster: Cluster, stated: Hardware) -> dict[str, str]:
-    """Return the links that a job uses but the cluster file gives no bandwidth, by key of `--set`, as text.
+    """Return the links that a job uses but for which the cluster file states no bandwidth.
 
-    They cost nothing, which few users intend.
+    The result maps the key of `--set`, "nic" or "inside", to a text such as "free on 2 of 4 nodes": they cost nothing,
+    which few users intend.
     """
     nodes = range(cluster.num_nodes)
     shared = [node for node, size in enumerate(cluster.node_sizes()) if size > 1]

@@ -205,7 +205,7 @@ def command(
 
 
 def limits_of(entries: list[str] | None) -> tuple[Limits, int | None]:
-    """Return the limits that `--max` states, and the most bytes of queues on a worker."""
+    """Return the limits that `--max` states, and the most bytes of queues on a worker (None: no limit)."""
     readers: dict[str, Callable[[str], object]] = dict(
         zip(LIMITS, (parse_time, parse_number, _period, options.whole(2), options.whole(1), parse_size), strict=True)
     )

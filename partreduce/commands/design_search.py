@@ -100,7 +100,7 @@ def _print_more(planned: Plan, job: PlanRequest, hybrid: Hybrid | None, *, show_
 
 
 def _how_long(job: PlanRequest) -> str:
-    """Return how long planning may take, as a clause."""
+    """Return how long planning may take, and the options that change it, as a clause."""
     if not job.searches:
         return "a quick answer; --effort thorough searches for better ones"
     return f"the search takes {seconds(job.clock().seconds)} at most; --time-limit and --effort change it"

@@ -30,7 +30,7 @@ in_model, in_output = panel("The model"), panel("Output")
 
 
 def members(*names: str) -> Callable[[str], list[str]]:
-    """Return a shell completion for an option with the values `names`."""
+    """Return a function from the text typed so far to the values among `names` that continue it: shell completion."""
     return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
@@ -107,7 +107,7 @@ def settings_of(
 
 
 def quantity(place: str, parse: Callable[[str], T], text: str) -> T:
-    """Return `parse(text)`; an InputError gets the option's name, `place`, as a prefix."""
+    """Return `parse(text)`; the message of an InputError gets the option's name, `place`, as a prefix."""
     try:
         return parse(text)
     except InputError as error:

@@ -135,7 +135,7 @@ def command(
 
 @dataclass(frozen=True)
 class _Run:
-    """A run with the settings of `command`; `path` is where workers of this machine read the schedule."""
+    """A run with the options of `partreduce run`; `path` is where workers of this machine read the schedule."""
 
     script: Path
     args: list[str]
@@ -152,7 +152,7 @@ class _Run:
         return {} if self.path is None else {SCHEDULE: str(self.path)}
 
     def as_node(self, rank: int, nnodes: int, endpoint: Endpoint, run_id: str) -> int:
-        """Run as one of several nodes: node 0 coordinates, the others follow it."""
+        """Run as one of several nodes: node 0 coordinates, the others follow it; return the run's exit code."""
         os.environ.setdefault(TORCH_CPP_LOG_LEVEL, "ERROR")  # torch reads it at import
         text = "" if self.path is None else self.path.read_text(encoding="utf-8")
         facts = same_on_all(text, nnodes=nnodes, tolerate_failures=self.max_failures, max_restarts=self.max_restarts)
@@ -173,7 +173,11 @@ class _Run:
             return code
 
     def attempt(self, variables: Mapping[str, str], restarts: Restarts, nodes: Nodes | None = None) -> int:
-        """Launch all workers once, with a new group generator if needed; `variables` are added to their environment."""
+        """Launch all workers once, and return the exit code of this attempt.
+
+        A group generator (the service that forms groups) is started if the schedule needs one; `variables` are added to
+        the workers' environment; `restarts` counts those that are left.
+        """
         on_request = self.schedule is not None and self.schedule.strategy.needs_generator
         return launch(
             self.script,

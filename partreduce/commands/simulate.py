@@ -170,7 +170,11 @@ def _table_facts(
     algorithm: Algorithm,
     free: bool,
 ) -> dict[str, Any]:
-    """Return what separate embedding tables add to a step, and with fixed speeds the exact time of a step with them."""
+    """Return, for the JSON output, what separate embedding tables add to a step.
+
+    With fixed speeds it has the exact time of a step, too. With `free`, as the model's size is unknown, seconds and
+    bytes are left out.
+    """
     exchange = exchange_of(schedule, hardware, touched)
     assert exchange is not None, "asked only where there are tables"
     routes = schedule.routes.tables
@@ -204,9 +208,10 @@ def _print_tables(tables: dict[str, Any]) -> None:
 
 
 def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:
-    """Return the gaps of a run, that over an edge with its proved bound (None: no bound), and what was skipped.
+    """Return what Hop's workers did in a run, under the key "gaps": how many steps they were apart, skipped and waited.
 
-    Shares are of all workers' time or steps.
+    The largest gap over an edge of the graph has its proved bound (None: no bound). Shares are of all workers' time or
+    steps.
     """
     over_edges, shares = ScheduleFacts(schedule).numbers("gap").get("bound", -1), record.distribution()
     passed = float(record.finish[-1].sum()) or 1.0
@@ -225,7 +230,10 @@ def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:
 
 
 def _quorum_facts(schedule: Schedule, observed: AsynchronousMetrics) -> dict[str, Any]:
-    """Return the speed and the contributions of a quorum's rounds after the first quarter, and the proved bounds."""
+    """Return the facts of partial all-reduce under the key "quorum", measured after the first quarter of the rounds.
+
+    They are rates, how many workers contribute to a round, ages of gradients, and the proved bounds.
+    """
     record, setting = observed.quorum, schedule.strategy.sync
     assert record is not None, "asked before"
     assert isinstance(setting, PartialAllReduce), "nothing else records rounds"
@@ -248,9 +256,9 @@ def _quorum_facts(schedule: Schedule, observed: AsynchronousMetrics) -> dict[str
 
 
 def workers_of(timeline: Timeline) -> dict[str, Any]:
-    """Return the computing, communicating and waiting seconds of each worker, under `workers`.
+    """Return the computing, communicating and waiting seconds of each worker, as a dict with the key "workers".
 
-    The result is empty beyond 4096 workers.
+    The dict is empty beyond 4096 workers.
     """
     if timeline.finish.shape[1] > 4096:
         return {}

@@ -62,7 +62,11 @@ def simulate_several(
 
 
 def _to_a_loss(schedule: Schedule, job: PlanRequest) -> dict[str, Any]:
-    """Return the predicted steps to a loss divided by All-Reduce's, on shuffled data; None if the model prices none."""
+    """Return {"steps_ratio": predicted steps to a loss divided by All-Reduce's, on shuffled data}.
+
+    The value is None for schedules whose steps the steps model cannot predict: with outer steps, fragments of the
+    model, or no mixing matrices.
+    """
     strategy = schedule.strategy
     if not schedule.is_mixing or not strategy.payload.outer.is_plain or strategy.payload.num_fragments > 1:
         return {"steps_ratio": None}

@@ -104,7 +104,11 @@ def print_sent(sent: dict[str, int], schedule: Schedule | None) -> None:
 def _load_and_prove(
     place: Path, cluster: str | None, period: int | None, max_bytes: int
 ) -> tuple[Schedule | None, Proof]:
-    """Return the schedule and its proof; no schedule if the results of a user's `group_of` function make none."""
+    """Return the schedule and its proof.
+
+    `place` is a schedule file, or `FILE.py:NAME`, a user's function of the group of a rank in a step (`group_of`). The
+    schedule is None if the function's groups make none; the proof then says why.
+    """
     if place.stem.endswith(".py") or ".py:" in place.name:
         if cluster is None or period is None:
             needs = "a function needs --cluster and --period, the declared number of steps of a period"
@@ -219,9 +223,9 @@ def verdict_line(schedule: Schedule | None, proof: Proof) -> str:
 
 
 def in_plain_words(schedule: Schedule, proof: Proof) -> tuple[str, str]:
-    """Return the guarantees for training as two clauses: those of the file, and those that the protocol adds.
+    """Return what is proved for training as two clauses: by the schedule file, and by the protocol that runs it.
 
-    If the verdict itself says that everything depends on the protocol, the first clause has all guarantees.
+    Either may be empty. If the verdict itself says that everything depends on the protocol, the first has all.
     """
     held = {claim.claim: claim for claim in proof.claims if claim.holds}
     said = {"conflict-free": "no conflict", "deadlock-free": "no deadlock"}

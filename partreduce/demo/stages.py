@@ -182,7 +182,10 @@ def train(plan: Plan, folder: Path, watch: Callable[[str, int], None]) -> None:
 
 
 def results(plan: Plan, candidates: list[Candidate]) -> list[Result]:
-    """Read the results of all runs, one per schedule: `seconds` of every turn, losses and bytes of the first turn."""
+    """Read the results of all runs, one Result per schedule.
+
+    A turn is one run of every schedule; `seconds` are those of every turn, losses and bytes those of the first.
+    """
     found = []
     for one in candidates:
         turns = [_read_turn(plan.place(one.key, turn), one.schedule, one.label) for turn in range(plan.turns)]
@@ -212,7 +215,10 @@ def conclusion(measured: list[Result], target: float) -> list[str]:
 
 
 def _format_speed(base: str, reference: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]) -> str:
-    """Return a sentence with the seconds of all turns, and their speedups over the same turns of the base."""
+    """Return a sentence with a schedule's `seconds` in all turns, and its speedups over the schedule named `base`.
+
+    `reference` are the seconds of `base` in the same turns.
+    """
     ratios = reference / seconds
     low, high = float(ratios.min()), float(ratios.max())
     if low > 1:

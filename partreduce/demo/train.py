@@ -103,7 +103,10 @@ class Plan:
 
 
 def work(plan: Plan, name: str, turn: int, digits: Digits) -> None:
-    """Train as one worker under schedule `name` and write the loss curve to a file; the environment has its rank."""
+    """Train as one worker under schedule `name` in one turn, and write the losses to a file in the turn's folder.
+
+    The worker's rank and the number of workers are in the environment, as torchrun sets them.
+    """
     folder = plan.place(name, turn)
     rank, count = int(os.environ[RANK]), int(os.environ[WORLD_SIZE])
     model = make_model(plan.seed)
@@ -137,7 +140,10 @@ def work(plan: Plan, name: str, turn: int, digits: Digits) -> None:
 
 
 def _sums(model: torch.nn.Module, digits: Digits, rank: int, count: int) -> dict[str, float]:
-    """Return this worker's share of the loss over all training images and of the correct test predictions."""
+    """Return the part of worker `rank` of `count` in two sums: "loss_sum" over training images, and "right".
+
+    The latter counts correct predictions on test images.
+    """
     with torch.no_grad():
         part = slice(rank, None, count)
         scores = model(digits.train_images[part])

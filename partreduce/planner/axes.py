@@ -50,6 +50,8 @@ whose metrics lie in the range that the steps model was fitted to."""
 class Setting(NamedTuple):
     """One setting of a schedule: delay, steps per round, and whether gradients are sent in one piece or by layers.
 
+    The delay is that between an average and its use.
+
     For a schedule whose workers take unequal numbers of steps, `steps_per_round` is 1 and the schedule's numbers are
     kept.
     """
@@ -203,9 +205,10 @@ class Axes:
         pays: Callable[[], bool] = lambda: True,
         status: str = "catalogue",
     ) -> list[CandidateSchedule]:
-        """Return candidates: synchronous with 1 and with `rounds` steps per round, delayed with 1, and the best one.
+        """Return candidates: synchronous with 1 and with each of `rounds` steps per round, delayed with 1, the best.
 
-        The first is synchronous if the job allows that; each later one is added only while `pays()` is true.
+        `name` begins their names. The first is synchronous if the job allows that; each later one is added only while
+        `pays()` is true.
         """
         allowed = [delay for delay in self.job.sync_types if delay.suits(self.schedule.strategy)]
         if not allowed:
@@ -262,7 +265,7 @@ class Axes:
         return min(near, key=lambda count: preference(costs[count], goal), default=None)
 
     def _timing(self, setting: Setting) -> Timings:
-        """Return the timings with the finest codec, or with a coarser one if it saves enough in this setting."""
+        """Return the timings with the finest codec, or with a coarser one that saves enough seconds in this setting."""
         if len(self.timings) == 1:
             return self.timings[0]
         costs = [self.reached(setting, timing, self.usual) for timing in self.timings]
@@ -306,13 +309,16 @@ class Axes:
 
 @lru_cache(maxsize=16)
 def _models(usual: StepsModel, is_alone: bool) -> list[StepsModel]:
-    """Return the steps model, and unless `is_alone` its cases with the lowest and highest price of distance."""
+    """Return the steps model, and unless `is_alone` its cases (tasks) with the lowest and highest price of distance."""
     cases = sorted(usual.cases, key=lambda case: case.a)
     return [usual] if is_alone else [usual, *dict.fromkeys((cases[0], cases[-1]))]
 
 
 def _lengths(late: Delay, rounds: Sequence[int], most: int) -> list[int]:
-    """Return the steps per round that a delay allows, up to `most`; a pipeline averages gradients in every step."""
+    """Return those of `rounds`, numbers of steps per round, that a delay allows, up to `most`.
+
+    A pipeline averages gradients in every step.
+    """
     most = min(most, 1) if late is Delay.PIPELINE else most
     return [steps for steps in rounds if steps <= most]
 
@@ -329,13 +335,16 @@ def within_limits(schedule: Schedule, limits: Limits) -> bool:
 
 
 def within_gap(schedule: Schedule, limits: Limits) -> bool:
-    """Return whether some group crosses nodes in any `max_gap` consecutive steps."""
+    """Return whether some group crosses nodes in any `max_gap` + 1 consecutive steps."""
     most = most_steps_per_round(schedule, limits)
     return most is None or schedule.largest_steps_per_round <= most
 
 
 def most_steps_per_round(schedule: Schedule, limits: Limits) -> int | None:
-    """Return the most steps per round that keep `max_gap`; 0 if none does, None without that limit."""
+    """Return the most steps per round that keep `max_gap` (most consecutive steps in which no group crosses nodes).
+
+    0 if no number does, None without that limit.
+    """
     if limits.max_gap is None:
         return None
     crossing = [t for t in range(schedule.period) if _crosses_nodes(schedule, t)]

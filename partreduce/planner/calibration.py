@@ -44,7 +44,7 @@ def calibrate(curves: Sequence[Curve], *, data: str, steps: int, finalists: Coll
     """Fit the prices of consensus distance, drift and delay to the loss curves of a pilot's training runs.
 
     Each curve is compared with All-Reduce's of the same seed. For `finalists` (hashes by `trained_sha256`) the pilot
-    also names the schedule that has the measured steps ratio.
+    also holds the hash next to the measured steps ratio, so that a plan can find the schedule.
 
     Raises:
         InputError: All-Reduce did not learn, a schedule learned nothing compared with it, or there are too few seeds.
@@ -81,7 +81,10 @@ def calibrate(curves: Sequence[Curve], *, data: str, steps: int, finalists: Coll
 
 
 def _probe(runs: Sequence[Curve], references: dict[int, Curve], data: str) -> Probe:
-    """Return the metrics and measured steps ratios of a schedule; no ratios if a run was unstable."""
+    """Return the metrics of a schedule, and its steps over All-Reduce's for each seed; none if a run was unstable.
+
+    `references` are All-Reduce's loss curves by seed.
+    """
     schedule = runs[0].schedule
     steps_ratios: tuple[float, ...] = ()
     if len(runs) == len(references) and all(run.is_stable for run in runs):
@@ -111,7 +114,10 @@ def _six_digits(value: float) -> float:
 
 
 def drift_that_counts(schedule: Schedule, data: str) -> float:
-    """Return the drift that costs training steps for this distribution of data: 0 for shuffled data."""
+    """Return the schedule's drift of workers, or of nodes, whose `data` differ; 0 for shuffled data.
+
+    It is the drift that costs training steps.
+    """
     return 0.0 if data == "shuffled" else float(drift(schedule, "node" if data == "per-node" else "worker"))
 
 
@@ -139,7 +145,9 @@ def steps_ratio_between(losses: Sequence[float], reference: Sequence[float]) -> 
 
 
 def fit_prices(probes: Sequence[Probe], *, data: str, bears_delay: bool = True) -> Prices:
-    """Fit the prices to the probes, with 90 % intervals over the seeds and the error on left-out probes.
+    """Fit the prices (extra steps per unit of a metric) to the probes, the schedules that the pilot ran.
+
+    Each has a 90 % interval over the seeds; the error is that on probes left out of the fit.
 
     If `bears_delay` is false, every late probe was unstable and the shipped price of delay is kept.
 
@@ -169,7 +177,10 @@ def fit_prices(probes: Sequence[Probe], *, data: str, bears_delay: bool = True) 
 
 
 def _features(probes: Sequence[Probe], data: str, *, bears_delay: bool) -> dict[str, list[float]]:
-    """Return the regressor of each price, one value per probe; the last two only if no probe is indispensable."""
+    """Return the regressor (metric) of each price by its name, one value for each probe, a schedule that the pilot ran.
+
+    The prices "averaging" and "later" are fitted only if the others remain determined without any single probe.
+    """
     columns = {"consensus_distance": [probe.consensus_distance for probe in probes]}
     if bears_delay:
         columns["late"] = [probe.late for probe in probes]
@@ -187,7 +198,7 @@ def _features(probes: Sequence[Probe], data: str, *, bears_delay: bool) -> dict[
 
 
 class _Runs(NamedTuple):
-    """The data of the fit: All-Reduce's run first, then the probes.
+    """The data of the fit: All-Reduce's run first, then the probes (schedules that the pilot ran).
 
     `features`, shape (runs, prices), and `excess`, the steps ratio minus 1, shape (runs, seeds), are divided by the
     run's mean steps ratio.
@@ -281,7 +292,11 @@ def steps_model(pilot: Pilot) -> StepsModel:
 
 
 def _error(pilot: Pilot) -> float:
-    """Return the error on left-out probes, or the uncertainty of a probe's predicted steps ratio if that is larger."""
+    """Return the relative error of a pilot's predictions of steps.
+
+    It is the error on probes (schedules that it ran) left out of the fit, or, if that is larger, the uncertainty of a
+    probe's predicted steps by the intervals of the prices.
+    """
     prices = pilot.prices
     errors = [prices.error]
     for probe in pilot.probes:

@@ -81,7 +81,7 @@ Pay = Callable[[float], bool]
 
 
 class Setting(NamedTuple):
-    """An iteration gap, and its description in words."""
+    """A setting of Hop's protocol: an iteration gap (how far workers may be ahead), and its description in words."""
 
     words: str
     gap: IterationGap
@@ -170,7 +170,7 @@ def is_thin(job: PlanRequest) -> bool:
 
 
 def why_no_outer_steps(job: PlanRequest) -> str:
-    """Return why the job excludes outer steps, as a clause of a sentence; empty if it does not."""
+    """Return why the job excludes outer steps (DiLoCo), as a clause of a sentence; empty if it does not."""
     reasons = {
         "another kind is asked for": not job.is_open,
         "a pilot does not price them": job.pilot is not None,
@@ -200,7 +200,10 @@ def _outer(job: PlanRequest, _pay: Pay) -> Iterator[Candidate]:
 
 
 def _price_outer(schedule: Schedule, setting: OuterSetting, job: PlanRequest) -> CandidateSchedule:
-    """Return the candidate of outer steps: seconds by the event graph (sampled if step times vary), measured steps."""
+    """Return the candidate of a schedule with outer steps (DiLoCo): predicted seconds, and the measured steps ratio.
+
+    The seconds are those of the event graph, sampled if step times vary.
+    """
     optimizer, option = Optimizer(job.optimizer or ""), measure(schedule, job)
     arrays = ScheduleFacts(option.schedule).numbers("memory")["arrays"]
     cost = communication(option.schedule, job.hardware, algorithm=option.algorithm)
@@ -230,7 +233,7 @@ def _weighs_gaps(job: PlanRequest) -> bool:
 
 
 def _gaps(job: PlanRequest, pay: Pay) -> Iterator[Candidate]:
-    """Yield iteration-gap candidates: all settings of the graphs that are best at even speeds, if their queues fit.
+    """Yield candidates of Hop (iteration gap): all settings of the graphs best at even speeds, if their queues fit.
 
     If no queue fits and the job asks for nothing else, yield the smallest one.
     """
@@ -256,7 +259,10 @@ def _gaps(job: PlanRequest, pay: Pay) -> Iterator[Candidate]:
 
 
 def _graphs(job: PlanRequest, pay: Pay) -> Iterator[tuple[CandidateSchedule, UpdateOrder]]:
-    """Yield every graph in both update orders, with metrics and costs for equal and constant step times."""
+    """Yield every graph in both update orders (averaging after or during computing), as a candidate and its order.
+
+    Metrics and costs are for equal and constant step times. `pay` charges nominal seconds; False: no time is left.
+    """
     hardware = replace(job.hardware, slowdown=(), jitter=0.0)
     even = replace(
         job, cluster=replace(job.cluster, hardware=hardware), disturbance=None, sync=Delay.SYNCHRONOUS,
@@ -279,7 +285,10 @@ def all_reduce(job: PlanRequest) -> CandidateSchedule:
 
 
 def _weighs_quorums(job: PlanRequest) -> bool:
-    """Return whether to consider quorums: the job asks for them, or leaves the kind open and step times differ."""
+    """Return whether to consider quorums, under which a round starts before all workers are ready.
+
+    The job asks for them, or leaves the kind of strategy open and step times differ.
+    """
     if job.quorum is not None:
         return job.quorum
     is_small = job.cluster.num_workers <= MOST_BY_THE_WAY
@@ -305,7 +314,9 @@ def _quorums(job: PlanRequest, _pay: Pay) -> Iterator[Candidate]:
 def quorum_settings(
     base: CandidateSchedule, job: PlanRequest, seconds: npt.NDArray[np.float64]
 ) -> list[PartialAllReduce]:
-    """Return quorums of All-Reduce to try: all but the slow workers, all but one, half, majority, and solo.
+    """Return the quorums (workers that a round waits for) to try: all but the slow ones, all but one, half, and fewer.
+
+    The fewer are eager-SGD's majority and solo: a round starts when a drawn worker, or the first one, arrives.
 
     Each has a queue that holds the rounds that pass during the longest step, so that no worker waits for it; shorter if
     memory does not allow that. `seconds`, shape (samples, num_workers), are step times.
@@ -338,7 +349,7 @@ def _weighs_on_request(job: PlanRequest) -> bool:
 
 
 def _on_request(kind: str, job: PlanRequest, _pay: Pay) -> Iterator[Candidate]:
-    """Yield the candidates of a kind that forms groups at run time, as far as they suit the cluster and the limits.
+    """Yield the candidates of a `kind` without fixed groups (on request, pairs, servers) that suit cluster and limits.
 
     Groups are Prague's, of two or three workers, so that stragglers delay no other group, or with rare averages over
     all. For pairs every second worker is active, so that each node has both sides. Servers have one shard on each node.
@@ -372,8 +383,8 @@ class Kind(NamedTuple):
     """A kind of strategy among the candidates of a job.
 
     `name` is used in sentences, `share` is its fraction of the planning time, `weighs` returns whether a job considers
-    the kind, and `candidates` yields its schedules. The quick effort omits kinds without `is_quick`, which were never
-    the best ones for a job.
+    the kind, and `candidates` yields its schedules (`pay` charges nominal seconds and returns whether they fit). The
+    quick effort omits kinds without `is_quick`, which were never the best ones for a job.
     """
 
     name: str

@@ -42,7 +42,7 @@ WORDS = {
 
 
 class Survival(NamedTuple):
-    """A schedule with its failure plan, and a description in words of the survivors' schedule."""
+    """A schedule with its failure plan (the rule that survivors follow), and the survivors' schedule in words."""
 
     schedule: Schedule
     words: str
@@ -80,9 +80,10 @@ def survival(schedule: Schedule, job: PlanRequest, *, say: Callable[[str], None]
 
 
 def _time(planned: Schedule, rule: SurvivorRule, job: PlanRequest) -> float:
-    """Return the predicted time to the loss after the slowest failure of each class; infinite if it is not reached.
+    """Return the predicted time to the loss after the slowest failure; infinite if the loss is not reached.
 
-    All-Reduce has no failure classes, but its survivors' placement matters: the classes of `keep_groups` represent it.
+    Of each class of failures (equal up to symmetry) one is measured. All-Reduce has no classes, but its survivors'
+    placement matters: the classes of the rule `keep_groups` represent it.
     """
     schedule, job = _smaller_copy(planned, job)
     if schedule.num_workers > COMPARED:

@@ -158,7 +158,7 @@ class PlanRequest:
             )
 
     def _wrong_numbers(self) -> dict[str, bool]:
-        """Return the errors of single arguments, and whether the request has each."""
+        """Return the messages for invalid single arguments, each with whether this request deserves it."""
         limit, effort, queues, inf = self.time_limit, self.effort, self.max_queues, float("inf")
         most = min(MAX_FAILURES, self.cluster.num_workers - 2)
         failures, advice = (f"1 to {most}", "tolerate fewer failures") if most > 0 else ("0", "use more workers")
@@ -176,7 +176,7 @@ class PlanRequest:
         }
 
     def _wrong_kinds(self) -> dict[str, bool]:
-        """Return the errors of arguments that exclude each other, and whether the request has each."""
+        """Return the messages for arguments that exclude each other, each with whether this request deserves it."""
         kind, waits = ("a gap", "iteration_gap") if self.gap else ("a quorum", "partial")
         is_alone, failures = bool(self.gap or self.quorum), bool(self.tolerate_failures)
         return {
@@ -212,7 +212,7 @@ class PlanRequest:
 
     @property
     def push(self) -> Literal["worker", "node"]:
-        """Return whether the drift that costs steps on the job's data is that of each `worker` or of each `node`."""
+        """Return whose data differ, "worker" or "node": the constant push of its data makes models drift apart."""
         return "node" if self.data is Data.PER_NODE else "worker"
 
     @property
@@ -227,7 +227,7 @@ class PlanRequest:
         return tuple(Delay) if self.sync is None else (self.sync,)
 
     def bears_drift(self, drift: float) -> bool:
-        """Return whether the price of this drift on the job's data can be trusted.
+        """Return whether the extra steps predicted for this drift (workers' data differ) can be trusted for the job.
 
         The price of drift was measured under SGD, or by the job's pilot. Under Adam two of two jobs with any drift,
         drawn at random, had not reached All-Reduce's loss after five times its steps; under momentum one of two seeds
@@ -246,7 +246,7 @@ class PlanRequest:
 
     @property
     def sends_layers(self) -> bool:
-        """Return whether gradients may be sent layer by layer: only if the hardware states the layers."""
+        """Return whether gradients may be sent layer by layer: only if the cluster file states the model's layers."""
         return self.hardware.layers is not None
 
     @property

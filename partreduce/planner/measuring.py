@@ -72,7 +72,10 @@ class CostedTransport(NamedTuple):
 
 
 def transports_of(schedule: Schedule, job: PlanRequest) -> tuple[CostedTransport, ...]:
-    """Return for each codec the cheapest transport, if it costs less than those of all finer codecs; finest first."""
+    """Return for each codec the cheapest transport, if it costs less than those of all finer codecs; finest first.
+
+    A transport is the all-reduce algorithm, the codec of sums, and whether gradients are sent by layers.
+    """
     chosen: list[CostedTransport] = []
     for costed in cheapest_transports(schedule, job):
         if all(costed.cheapness < finer.cheapness for finer in chosen):
@@ -127,7 +130,7 @@ def coded_words(transport: Transport) -> list[str]:
 
 
 def worth(schedule: Schedule) -> float:
-    """Return the fraction of the objective that the schedule's codec must save to be chosen; 0 without a codec."""
+    """Return which fraction of the cost to minimize the schedule's codec must save to be chosen; 0 without a codec."""
     if schedule.strategy.transport.codec is Codec.NONE:
         return 0.0
     return WORTH_OVERLAPPED if schedule.strategy.is_delayed else WORTH
@@ -277,7 +280,7 @@ def reprice(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
 
 
 def pushed_by(drift: Metric, job: PlanRequest) -> float:
-    """Return the drift that costs steps for the job's data: 0 if all workers have the same mixture of samples."""
+    """Return the drift as a number if it costs steps for the job's data: 0 if all workers have the same mixture."""
     return 0.0 if job.data is Data.SHUFFLED else known(drift)
 
 
@@ -335,7 +338,10 @@ def work_of_setting(job: PlanRequest) -> float:
 
 
 def payer(clock: Clock, until: float) -> Callable[[float], bool]:
-    """Return a function that charges nominal seconds to the clock if they fit before `until`, and returns whether."""
+    """Return a function that charges nominal seconds of work to the clock if they fit before `until`.
+
+    It returns whether they did; otherwise nothing is charged.
+    """
 
     def pay(work: float) -> bool:
         if not clock.fits(work, until):

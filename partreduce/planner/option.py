@@ -38,7 +38,10 @@ class Costs(NamedTuple):
         return self.step_seconds * self.steps_ratio
 
     def keep(self, limits: Limits, exactly: Callable[[], Fraction | None] = lambda: None) -> bool:
-        """Return whether workers reach consensus within the limits; `exactly()` decides within the rounding error."""
+        """Return whether workers reach consensus within the limits.
+
+        `exactly()` returns the exact consensus distance, or None, where rounding could decide.
+        """
         if not math.isfinite(self.steps_ratio) or not limits.allow_communication(self.communication):
             return False
         return limits.allow_consensus_distance(self.consensus_distance, exactly)
@@ -48,7 +51,7 @@ class Costs(NamedTuple):
 
 
 def merit(costs: Costs, objective: Objective) -> tuple[float, ...]:
-    """Return the costs that an objective minimizes, in lexicographic order."""
+    """Return the costs that an objective minimizes, the most important first (compared as tuples)."""
     if objective is Objective.COMMUNICATION:
         return (float(costs.steps_ratio > MAX_STEPS_RATIO_WHEN_CHEAP), costs.communication, costs.time)
     if objective is Objective.CONSENSUS_DISTANCE:
@@ -69,7 +72,8 @@ def preference(costs: Costs, objective: Objective) -> tuple[float, ...]:
 class Facts:
     """Results of a candidate that was simulated or measured, with the values specific to its `kind` of protocol.
 
-    `words` describe the setting; `memory_bytes` is the busiest worker's memory in addition to its parameters;
+    Kinds are the iteration gap (Hop), quorum (partial all-reduce), groups on request, pairs, servers, and outer steps
+    (DiLoCo). `words` describe the setting; `memory_bytes` is the busiest worker's memory in addition to its parameters;
     `least_share` is the smallest weight of a worker's gradients, relative to an even share of 1; `unheard` lists the
     workers with a weight near 0. `more` is the possible extra cost of delay beyond `steps_ratio`, as a fraction of
     All-Reduce's steps.
@@ -183,7 +187,10 @@ class CandidateSchedule:
 
     @property
     def time_at_worst(self) -> float:
-        """Return `time` at the highest price of delay; candidates that ran on the job keep their measured steps."""
+        """Return the predicted time to a loss if delay costs as many steps as it ever did in measurements.
+
+        Candidates that ran on the job itself keep their measured steps.
+        """
         more = 0.0
         if self.surprise is None and self.facts is not None:
             more = max((0.0, self.facts.more, *(ratio - self.steps_ratio for ratio in self.facts.by_task)))
@@ -215,7 +222,7 @@ class CandidateSchedule:
         )
 
     def time_in(self, case: StepsModel, usual: StepsModel, *, delay: bool) -> float:
-        """Return the predicted time to a loss at the prices of `case`, one of the cases of the `usual` steps model.
+        """Return the predicted time to a loss at the prices (extra steps per metric) of `case`, a case of `usual`.
 
         Delay is priced only if `delay` is true. A candidate that ran on the job itself takes equally long in every
         case.
@@ -278,7 +285,10 @@ class CandidateSchedule:
         return self.is_plain and self.schedule.strategy.averages_gradients and not self.late and is_default
 
     def steps_ratio_error(self, data: Data) -> float:
-        """Return the relative error of `steps_ratio` that 9 of 10 schedules kept; 0 for synchronous gradients."""
+        """Return the relative error of `steps_ratio` within which 9 of 10 measured schedules stayed.
+
+        It is 0 for synchronous gradients, which need All-Reduce's steps.
+        """
         if self.delay is Delay.PIPELINE:
             return self.model.delay_error
         if self.quorum:
@@ -289,7 +299,7 @@ class CandidateSchedule:
 
     @property
     def basis(self) -> str:
-        """Return in words the measurements behind `steps_ratio_error`, as the subject of a sentence."""
+        """Return in words the measurements behind `steps_ratio_error`, such as "9 of 10 measured schedules"."""
         return "measured pipelines" if self.delay is Delay.PIPELINE or self.quorum else self.model.basis
 
     @property

@@ -70,7 +70,10 @@ NOT_SEARCHED = Front(reason="it was not searched")
 
 @dataclass
 class Weighing:
-    """The candidates collected for a job, the search's result, and by kind the names not reached in time."""
+    """The candidates collected for a job (`options`), the search's result, and what was not reached in time.
+
+    `left_out` has the names of the latter by kind of strategy.
+    """
 
     options: list[CandidateSchedule] = field(default_factory=list)
     searched: Front = NOT_SEARCHED
@@ -78,7 +81,10 @@ class Weighing:
 
 
 def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], None]) -> Weighing:
-    """Collect candidates of all kinds until the clock's position `until`, each kind within its share of the time."""
+    """Collect candidates of all kinds until the clock's position `until`, each kind within its share of the time.
+
+    `say` receives progress messages.
+    """
     kinds, alone = weighed_kinds(job), bool(job.gap or job.quorum)
     weighed, missed = Weighing(), list[str]()
     rules = RULES_SHARE * clock.limit
@@ -133,9 +139,9 @@ def competitors(
 ) -> list[CandidateSchedule]:
     """Measure every catalogue entry that fits the cluster in all settings; entries that cannot run are left out.
 
-    Rules and All-Reduce are measured until the clock's position `stop` (All-Reduce in every step always), and other
-    entries, baselines first, until `until`; `left_out` is called with the name of each entry not reached in time. With
-    `names` only the entries of these names are measured.
+    Rules (groups by digits of the node's number, cheap to measure) and All-Reduce are measured until the clock's
+    position `stop` (All-Reduce in every step always), and other entries, baselines first, until `until`; `left_out` is
+    called with the name of each entry not reached in time. With `names` only the entries of these names are measured.
     """
     clock = clock or Clock(seconds=MANY_SECONDS)
     pay = payer(clock, stop)
@@ -167,7 +173,7 @@ def competitors(
 
 
 def _sources(job: PlanRequest, names: Sequence[str]) -> Iterator[tuple[str, bool, Iterator[Schedule]]]:
-    """Yield in measuring order: a name, whether its metrics are cheap at any size, and its schedules.
+    """Yield catalogue entries in measuring order: (name, whether its metrics are cheap at any size, its schedules).
 
     Outer steps are left out, since `candidates.KINDS` weighs them by their own prices.
     """
@@ -251,6 +257,7 @@ def _search(weighed: Weighing, job: PlanRequest, clock: Clock, until: float, say
 def _sample_times(weighed: Weighing, job: PlanRequest, pay: Callable[[float], bool]) -> list[CandidateSchedule]:
     """Return the baselines, and the candidates that may be best, with seconds sampled from the job's step times.
 
+    `pay` charges nominal seconds of work and returns whether they fit.
     No step is longer at mean speeds, so a candidate that is slower at mean speeds than the best sampled one is omitted.
     """
     by_time = job.objective is Objective.BALANCED

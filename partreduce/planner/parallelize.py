@@ -182,7 +182,11 @@ def _decide(
     sample: Callable[[], SampledRows],
     place: Callable[[Mapping[str, RowAccess]], tuple[Schedule, tuple[str, ...]]],
 ) -> dict[str, Any]:
-    """Return worker 0's choice from all workers' counts; an error on any worker stops all with the same line."""
+    """Return worker 0's choice, {"schedule": file content, "reasons": lines}, from all workers' counts of rows.
+
+    `sample` counts the rows that this worker touches, `place` chooses the tables' placements from the shares by table.
+    An error on any worker stops all with the same line.
+    """
     _counts[world] = _counts.get(world, 0) + 1
     key = str(_counts[world])
     try:

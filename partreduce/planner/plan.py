@@ -172,7 +172,10 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
 
 
 class Decision(NamedTuple):
-    """A recommendation not yet proved, the candidates that it was chosen from, and the reasons against others."""
+    """A recommendation not yet proved (`chosen`), the candidates that it was chosen from, and sentences against others.
+
+    `lost` are these sentences, `weighed` the result of collecting, `steady` the check of simulated candidates.
+    """
 
     chosen: CandidateSchedule
     options: list[CandidateSchedule]
@@ -202,7 +205,10 @@ def decide(job: PlanRequest, say: Callable[[str], None] = lambda _: None) -> Dec
 
 
 def _over_quick(job: PlanRequest, say: Callable[[str], None]) -> Callable[[CandidateSchedule], str]:
-    """Return a function that states the gain over the plan with the quick effort; "" if this is that plan."""
+    """Return a function of the recommendation that states its gain over the quick effort's plan, as a text.
+
+    The text is empty if this is that plan.
+    """
     is_thorough = job.searches and job.effort is not None and job.effort >= EFFORTS["thorough"]
     if not is_thorough or job.take is not None or job.time_limit is not None or job.gap or job.quorum:
         return lambda _: ""
@@ -244,6 +250,7 @@ def _recommend(
 class RunOff:
     """The choice of training runs that a pilot adds until its recommendation is a schedule that ran.
 
+    A pilot runs the user's job under a few schedules (probes) to measure prices: the extra steps per unit of a metric.
     `finalists` are the hashes of the schedules chosen so far, and `plans` the plans so far: the first by the probes'
     prices alone, the last with all runs.
     """
@@ -257,7 +264,10 @@ class RunOff:
         return calibrate(curves, data=self.job.data, steps=self.steps, finalists=self.finalists)
 
     def next(self, curves: Sequence[Curve]) -> list[Schedule]:
-        """Plan with these loss curves; return the finalists that have not run yet, none after `ROUNDS` calls."""
+        """Plan with these loss curves; return the schedules to train next in the pilot, none after `ROUNDS` calls.
+
+        They are the recommendation and the best of each kind, unless they have run already.
+        """
         job = replace(self.job, pilot=self.pilot(curves))
         planned = plan(job)
         self.plans.append(planned)

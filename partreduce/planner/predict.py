@@ -155,14 +155,17 @@ def _predict_by_run(schedule: Schedule, timeline: Timeline, size: int) -> Predic
 
 
 def _age_of_everyone(schedule: Schedule) -> tuple[float, float]:
-    """Return the largest and mean age in steps if every round averages over all workers, which makes them equal."""
+    """Return the largest and mean age in steps, by how much averaged values are behind, if all average every round.
+
+    The two are equal: only a delay makes values old.
+    """
     sync = schedule.strategy.sync
     age = float(sync.lag * int(schedule.worker_steps().max()) + sync.late_steps)
     return age, age
 
 
 def _server_arrays(strategy: Strategy, num_workers: int) -> float:
-    """Return the parameter-sized arrays of a server's host, which is also a worker.
+    """Return the number of parameter-sized arrays of a server's host, which is also a worker.
 
     Synchronous: one for the sums, its answers, and for every worker a part of the shard that waits for the parts before
     it. Asynchronous: the parameters from which progress counts, the progress, the answers; for the shard its value, a
@@ -175,7 +178,7 @@ def _server_arrays(strategy: Strategy, num_workers: int) -> float:
 
 
 def _pairwise_arrays(strategy: Strategy, num_workers: int) -> float:
-    """Return the parameter-sized arrays of a pairwise worker: model copy, last adopted model, progress, messages.
+    """Return the number of parameter-sized arrays of an AD-PSGD worker: model copy, last model, progress, messages.
 
     The messages are a request and its answer for an active worker, and one request of every active worker for a passive
     one.
@@ -185,7 +188,7 @@ def _pairwise_arrays(strategy: Strategy, num_workers: int) -> float:
 
 
 def _gap_arrays(strategy: Strategy, num_workers: int) -> float:
-    """Return the busiest worker's parameter-sized arrays under an iteration gap: queues, snapshots, sums, step start.
+    """Return the number of parameter-sized arrays of the busiest worker of Hop: queues, snapshots, sums, step start.
 
     A queue has a place for each step that its in-neighbor can be ahead, plus one; under staleness only one. A snapshot
     is kept while an out-neighbor may have to reduce it, and the next one is made before it is freed. With more than
@@ -202,7 +205,7 @@ def _gap_arrays(strategy: Strategy, num_workers: int) -> float:
 
 
 def _quorum_arrays(strategy: Strategy, _num_workers: int) -> float:
-    """Return the parameter-sized arrays under a quorum: mean model, send buffer, results that wait, results taken.
+    """Return the number of parameter-sized arrays under a quorum: mean model, send buffer, results waiting and taken.
 
     The running sum is one of the waiting results. A call takes all waiting results, or one, and more may arrive while
     it applies them. With `latest` one result waits in addition to the running sum.

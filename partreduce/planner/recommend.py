@@ -174,7 +174,7 @@ def wins_surely(option: CandidateSchedule, simpler: CandidateSchedule, job: Plan
 
 
 def own_error(option: CandidateSchedule, job: PlanRequest) -> float:
-    """Return the error of a candidate's predicted time, as a logarithm, without the error common to all candidates.
+    """Return the relative error of a candidate's predicted time, as a logarithm, without that common to all candidates.
 
     It is `LEAST_ERROR` where one model prices both synchronous schedules, plus the excess error of late rounds. Outer
     steps share no error with the model.
@@ -188,7 +188,7 @@ def own_error(option: CandidateSchedule, job: PlanRequest) -> float:
 
 @lru_cache(maxsize=1024)
 def family(schedule: Schedule) -> str:
-    """Return the name of the simple baseline that a schedule is an instance of; empty if there is none."""
+    """Return the simple baseline that a schedule is: "All-Reduce", "DiLoCo" or "node, then all"; empty if none."""
     strategy, has_one_number = schedule.strategy, isinstance(schedule.strategy.steps_per_round, int)
     if strategy.is_delayed or strategy.takes_turns or strategy.protocol or not has_one_number:
         return ""
@@ -222,7 +222,10 @@ def is_outer(option: CandidateSchedule) -> bool:
 
 
 def soonest(options: Options, job: PlanRequest) -> CandidateSchedule | None:
-    """Return the candidate with the least decisive time; None if no time is finite."""
+    """Return the candidate with the least decisive time (predicted, pessimistic where errors are known).
+
+    None if no time is finite.
+    """
     finite = [option for option in options if math.isfinite(option.time)]
     return min(finite, key=lambda option: (decisive_time(option, job), option.communication), default=None)
 
@@ -233,7 +236,7 @@ def best_plain(options: Options, job: PlanRequest) -> CandidateSchedule | None:
 
 
 def simplest(options: Options, job: PlanRequest) -> CandidateSchedule | None:
-    """Return the simple baseline with the least decisive time; None if there is none."""
+    """Return the simple baseline (`family`) with the least decisive time; None if there is none."""
     return soonest([option for option in options if is_simple(option)], job)
 
 
@@ -259,7 +262,10 @@ def _is_asked_for(option: CandidateSchedule, job: PlanRequest) -> bool:
 
 
 def times_by_case(options: Options, job: PlanRequest) -> npt.NDArray[np.float64]:
-    """Return the predicted time of each candidate in each case of prices, shape (candidates, cases)."""
+    """Return the predicted time to a loss of each candidate in each case, shape (candidates, cases).
+
+    A case is a vector of prices (extra steps per unit of a metric) that the job may pay.
+    """
     usual, rows = job.steps_model, []
     for one in options:
         delay = not _is_asked_for(one, job)
@@ -268,7 +274,10 @@ def times_by_case(options: Options, job: PlanRequest) -> npt.NDArray[np.float64]
 
 
 def regrets(options: Options, job: PlanRequest) -> list[float]:
-    """Return each candidate's largest ratio, over all cases, of its time to the best one's. O(candidates · cases)."""
+    """Return each candidate's largest ratio, over all cases of prices, of its time to a loss to the best candidate's.
+
+    O(candidates · cases).
+    """
     times = times_by_case(options, job)
     best = times.min(axis=0)
     return [float(worst) for worst in np.where(best > 0, times / np.where(best > 0, best, 1.0), 1.0).max(axis=1)]
@@ -292,7 +301,7 @@ def beats(option: CandidateSchedule, other: CandidateSchedule) -> bool:
 
 
 def unbeaten(options: Options) -> list[CandidateSchedule]:
-    """Return the candidates that no other beats. O(k · front) for k candidates."""
+    """Return the candidates that no other `beats` in all costs. O(k · front) for k candidates."""
     best = non_dominated(options, lambda option: option.costs.all())
     return [option for option in options if not any(beats(other, option) for other in best)]
 

@@ -53,7 +53,7 @@ class Optimizer(StrEnum):
 
 
 class Prices(NamedTuple):
-    """The extra steps of one task, as fractions of All-Reduce's steps.
+    """Prices: the extra steps that one task needs per unit of a metric, as fractions of All-Reduce's steps.
 
     `noise` is the noise of a worker's gradient, which makes averaging of parameters cost steps (`price_of_moments`),
     `a` is the price of a unit of consensus distance, `late` that of a unit of late distance, and `later` that of the
@@ -79,6 +79,7 @@ class FailurePoint(NamedTuple):
     def includes(self, synchronous: float, late_distance: float) -> bool:
         """Return whether the task failed with such metrics: with averages as rare, or as late.
 
+        `synchronous` is the consensus distance without what delay adds to it, a measure of how rare averages are.
         A late distance alone does not measure how rare averages are: it hardly grows with a period in which most rounds
         have no average.
         """
@@ -92,17 +93,18 @@ DELAY_MORE = 0.63
 
 @dataclass(frozen=True, slots=True)
 class StepsModel:
-    """A model of steps to a loss: 1 + own + a·(consensus distance) + c·drift^p + price of delay, over All-Reduce's.
+    """A model of the steps to a loss divided by All-Reduce's: 1 + own + a·(consensus distance) + c·drift^p + delay.
 
-    Drift is 0 for shuffled data. `errors` holds, per placement of the data, the relative error that 9 of 10 schedules
-    kept: for shuffled data on held-out kinds of networks, for sorted data on held-out schedules; `late_errors` the same
-    for overlapped schedules, where measured; `basis` is their source, as the subject of a sentence. `noise` is the
-    squared noise of a worker's gradient over its squared mean, where steps are normalized by it (Adam); its price
-    depends on `num_workers`. `own` is an additional price of averaging parameters at all, and `later` the price of the
-    part of a late distance above 1, times the whole. `a_beyond` and `c_beyond` are prices beyond the largest metrics
-    that were measured, by default those below them. Gradients late by a step cost `delay`, and possibly `delay_more`
-    beyond that; `delay_error` is the relative error that measured pipelines kept. `tasks` are alternative prices of the
-    job: calibrated tasks, or the corners of a pilot's intervals.
+    The factors a, c and the others are *prices*: extra steps per unit of a metric. Drift is 0 for shuffled data.
+    `errors` holds, for each way to spread the data over workers, the relative error of the prediction within which 9 of
+    10 schedules stayed: for shuffled data on held-out kinds of networks, for sorted data on held-out schedules;
+    `late_errors` the same for overlapped schedules, where measured; `basis` is their source, as the subject of a
+    sentence. `noise` is the squared noise of a worker's gradient over its squared mean, where steps are normalized by
+    it (Adam); its price depends on `num_workers`. `own` is an additional price of averaging parameters at all, and
+    `later` the price of the part of a late distance above 1, times the whole. `a_beyond` and `c_beyond` are prices
+    beyond the largest metrics that were measured, by default those below them. Gradients late by a step cost `delay`,
+    and possibly `delay_more` beyond that; `delay_error` is the relative error that measured pipelines kept. `tasks` are
+    alternative prices of the job: calibrated tasks, or the corners of a pilot's intervals.
     """
 
     a: float
@@ -154,7 +156,7 @@ class StepsModel:
 
     @property
     def cases(self) -> tuple[StepsModel, ...]:
-        """Return the model at the prices of each task that the job may resemble; only itself if there are none.
+        """Return the model at the prices of each calibrated task that the job may resemble; only itself without tasks.
 
         For a task whose price of distance is 0, distances beyond the measured range have the shared price of all tasks.
         """
@@ -168,12 +170,19 @@ class StepsModel:
         return max((_delay(task, late) for task in self.tasks), default=0.0) - _delay(self, late)
 
     def error(self, data: str, *, late: bool = False) -> float:
-        """Return the relative error that 9 of 10 schedules, or with `late` overlapped ones, kept for this placement."""
+        """Return the relative error of the predicted steps ratio within which 9 of 10 measured schedules stayed.
+
+        `data` is how samples are spread over the workers (a key of `errors`). With `late` the schedules are those whose
+        averages overlap computing, if such ones were measured.
+        """
         return dict(self.late_errors if late and self.late_errors else self.errors)[data]
 
     @property
     def is_unpriced_beyond(self) -> bool:
-        """Return whether consensus distances outside the measured range have no price; a pilot always has one."""
+        """Return whether the extra steps of consensus distances outside the measured range are unknown.
+
+        A pilot (a calibration by the job's own runs) always has a price there.
+        """
         return self.a_beyond is None
 
     def extrapolates(self, consensus_distance: float, drift: float) -> bool:
@@ -182,19 +191,25 @@ class StepsModel:
 
 
 def _charge(amount: float, most: float, price: float, beyond: float | None) -> float:
-    """Return the cost of an amount: up to `most` at `price`, the rest at the price `beyond`."""
+    """Return the cost of an amount: up to `most` at `price` a unit, the rest at the price `beyond` (None: `price`)."""
     if beyond is None or amount <= most:
         return price * amount
     return price * most + beyond * (amount - most)
 
 
 def price_of_moments(noise: float, num_workers: float) -> float:
-    """Return the extra steps, as a fraction of All-Reduce's, that Adam needs if second moments are per worker."""
+    """Return the extra steps, as a fraction of All-Reduce's, that Adam needs if second moments are per worker.
+
+    `noise` is the squared noise of a worker's gradient over its squared mean.
+    """
     return math.sqrt((1 + noise) / (1 + noise / num_workers)) - 1
 
 
 def _delay(prices: StepsModel | Prices, late: float) -> float:
-    """Return the extra steps, as a fraction, that a late distance costs; 0 in synchronous rounds for any price."""
+    """Return the extra steps that a late distance costs, as a fraction of All-Reduce's; 0 in synchronous rounds.
+
+    The late distance measures averages that are applied a round late (`topo.metrics.late_distance`).
+    """
     return prices.late * late + prices.later * long_delay(late) if late else 0.0
 
 
@@ -266,7 +281,7 @@ LOST_RATIO = 5.0
 
 @lru_cache
 def shipped_model(optimizer: Optimizer | None = None, num_workers: int = 16) -> StepsModel:
-    """Return the model with the shipped prices of an optimizer, or of all (None), for a number of workers."""
+    """Return the model with the shipped prices (extra steps per metric) of an optimizer, or of all (None)."""
     synchronous, late = ERRORS[optimizer]
     most, beyond = (MEASURED, None) if optimizer is None else BEYOND.get(optimizer, (MEASURED, None))
     sorted_data = (("per-worker", 0.27), ("per-node", 0.59))
@@ -316,7 +331,7 @@ class OuterSetting:
         return geometric_mean(self.ratios.values())
 
     def by_task(self, optimizer: Optimizer) -> tuple[float, ...]:
-        """Return the steps ratio on each of the steps model's tasks; the highest one for tasks without a run."""
+        """Return the steps over All-Reduce's on each of the model's tasks; the highest one for tasks without a run."""
         return tuple(self.ratios.get(kind, max(self.ratios.values())) for kind in TASKS[optimizer])
 
 

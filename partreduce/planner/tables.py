@@ -66,7 +66,7 @@ Ways = Sequence[Placement]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """An embedding table, with the fractions of its rows that a step touches (None if unknown).
+    """An embedding table; `touched` are the fractions of its rows that a step touches (None: unknown).
 
     `ways` are its possible placements; `because` explains why the others are not. A sparse gradient, of which the
     optimizer sees only touched rows, is never averaged densely, since the optimizer would then change the other rows.
@@ -113,7 +113,10 @@ class Table:
         return seen * self.num_bytes / (num_workers if way is Placement.SHARDED else 1)
 
     def handled(self, way: Placement, cluster: Cluster, *, local_aggregation: bool) -> float:
-        """Return the number of rows that a worker requests, answers, sends, receives or gathers in a step."""
+        """Return the number of rows that a worker requests, answers, sends, receives or gathers in a step.
+
+        With `local_aggregation` the rows of a node's workers are first added up on the node.
+        """
         own, most = self.shares.worker * self.rows, int(cluster.node_sizes().max())
         together = self.shares.node * self.rows
         aggregates = local_aggregation and aggregates_in(cluster)
@@ -136,7 +139,11 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pricing:
-    """Prices placements of all tables by the predicted cost per step; `applying` is in seconds per byte visited."""
+    """The predicted cost per step of placements of all tables (dense, gathered or sharded).
+
+    `schedule` averages all other parameters, of `dense_bytes`. `applying` is the optimizer's seconds per byte of the
+    rows that it visits; `codecs` are those allowed for rows, the finest first.
+    """
 
     tables: tuple[Table, ...]
     schedule: Schedule
@@ -162,7 +169,11 @@ class Pricing:
         return self._averaging[num_bytes]
 
     def own(self, table: Table, way: Placement, *, gathers: bool) -> tuple[Codec, Exchange]:
-        """Return a table's best codec and its exchange, with row visits; cached. `gathers`: some table is gathered."""
+        """Return the best codec for a table's rows in this placement, and the cost of its exchange in a step; cached.
+
+        The cost includes the optimizer's work and the handling of rows. `gathers` is whether some table is gathered, so
+        that all workers communicate with all others.
+        """
         key, cluster = (table.parameter, way, gathers), self.schedule.cluster
         if key not in self._own:
             finest, *coarser = self.codecs if way is not Placement.DENSE else (Codec.NONE,)
@@ -263,7 +274,7 @@ def choose_routes(
     applying: float = APPLYING,
     codecs: Sequence[Codec] = (Codec.NONE,),
 ) -> TableChoice:
-    """Choose the placements with the least communication time of a step by the α–β model; ties take the simplest.
+    """Choose the placement of each table with the least seconds per step by the α–β model; ties take the simplest.
 
     Up to 7 tables every combination is tried: O(3^tables). With more tables, each in turn takes its best placement with
     the others fixed, until none changes, from each of the three uniform starts: O(tables²) and more. `applying` is in
@@ -316,7 +327,7 @@ def choose_routes(
 
 
 def check_unpriced(schedule: Schedule) -> None:
-    """Raise ScheduleError if the placements of tables cannot be priced under this schedule."""
+    """Raise ScheduleError if the cost of the placements of tables cannot be predicted under this schedule."""
     strategy = schedule.strategy
     if reason := strategy.tables_unsupported_reason():
         raise ScheduleError(f"tables: their rows are exchanged in every step, synchronously, and {reason}")
@@ -416,7 +427,7 @@ def tables_of(
     *,
     other_uses: Mapping[str, str] | None = None,
 ) -> tuple[tuple[Table, ...], int]:
-    """Return the trained tables of embeddings, and the bytes of all other trained parameters.
+    """Return (the trained tables of embeddings, the bytes of all other trained parameters).
 
     `touched` holds known fractions of rows, `optimizer` is the tables' optimizer if known (some read whole tensors),
     and `other_uses` names by table the function that uses its weight other than by lookup (`OtherUses`).
@@ -450,7 +461,9 @@ def tables_of(
 def possible_ways(
     model: torch.nn.Module, name: str, optimizer: torch.optim.Optimizer | None = None
 ) -> tuple[tuple[Placement, ...], str]:
-    """Return the placements that the runtime allows for a table, and why it forbids the simplest other placement.
+    """Return the placements that the runtime allows for the table `name`, and why it forbids the simplest other one.
+
+    The reason is a text, empty if all are allowed.
 
     A table with `max_norm` may be dense only if it cannot be sharded: each worker would shorten the rows that it looks
     up, and the copies would diverge.
@@ -533,7 +546,9 @@ def _forward(model: torch.nn.Module, batch: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hybrid:
-    """The plan for the strategy's averages, the placements of the tables, and the schedule of both with its proof.
+    """The plan for a model with embedding tables: for the averages of its other parameters, and for its tables.
+
+    `planned` is the plan for the averages, `chosen` the placements of the tables, `schedule` combines both.
 
     `job` is the request of the plan, and `num_steps` the number of steps in which touched rows were counted.
     `step_seconds` and `nic_bytes` are those of a whole step, including the tables' exchange.

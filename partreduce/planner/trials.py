@@ -85,7 +85,7 @@ LISTED = 8
 
 
 class Candidate(NamedTuple):
-    """A schedule before its trial: its name, its setting in words, and the number of rounds to run.
+    """A schedule before its trial (a simulation that prices it): its name, setting in words, and rounds to run.
 
     `make` replaces the simulation for a schedule with fixed phases whose steps were measured; it takes `seconds`
     nominal seconds.
@@ -216,7 +216,7 @@ def _estimates(noise: float, by_worker: float, by_node: float, job: PlanRequest,
 
 
 def price_option(candidate: Candidate, outcome: Outcome, job: PlanRequest) -> CandidateSchedule:
-    """Return a simulated candidate with the steps ratio that follows from its consensus distance and delays."""
+    """Return a simulated candidate, its steps over All-Reduce's predicted from its consensus distance and delays."""
     schedule, model, facts, metrics = candidate.schedule, job.steps_model, outcome.facts, outcome.metrics
     strategy, spread, pushed = schedule.strategy, metrics.consensus_distance, pushed_by(metrics.drift, job)
     is_gap, adds = facts.kind == "iteration_gap", facts.kind in ("partial", "server")
@@ -281,7 +281,8 @@ def try_all(
 ) -> tuple[list[CandidateSchedule], list[str]]:
     """Simulate the candidates for which there is time; if there is time for none, the cheapest, given `in_any_case`.
 
-    `pay` charges work in nominal seconds, and returns whether it fits. The second list names those not reached in time.
+    `pay` charges work in nominal seconds, and returns whether it fits. Returns the priced candidates, and the names of
+    those not reached in time.
     """
     options, missed = list[CandidateSchedule](), list[Candidate]()
     for candidate in candidates:
@@ -403,7 +404,10 @@ class SteadyCheck:
         return best_of(shown) if shown else None
 
     def _longer(self, option: CandidateSchedule) -> CandidateSchedule | None:
-        """Return the candidate priced by a simulation in which it is steady; None if there is none."""
+        """Return the candidate priced by a longer simulation in which its consensus distance is steady.
+
+        None if it is in none, or there is no time; `left_out` then has the reason.
+        """
         candidate, name = option.longer, option.name
         assert isinstance(candidate, Candidate), "it was chosen for that"
         self._tries[candidate.kind] += 1

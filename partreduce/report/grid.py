@@ -101,7 +101,10 @@ def grid_of(
 
 
 def _styles(table: npt.NDArray[np.int64], groups: list[bytes], chosen: dict[bytes, int]) -> tuple[Style, ...]:
-    """Choose a style for each group, as far as possible different from others in its first phase; updates `chosen`."""
+    """Choose a style (color and hatch) for each group, as far as possible unlike others in its first phase.
+
+    `groups` are the groups' members as bytes, by number; `chosen` maps those that have a style, and is updated.
+    """
     used = [0] * NUM_STYLES
     for number in chosen.values():
         used[number] += 1
@@ -118,7 +121,10 @@ def _styles(table: npt.NDArray[np.int64], groups: list[bytes], chosen: dict[byte
 
 
 def _shown_nodes(schedule: Schedule, max_workers: int) -> list[int]:
-    """Return nodes from the start and, if not all fit, from the middle: the two ends of a long-distance group."""
+    """Return the nodes to show, of at most `max_workers` workers in all: the first and, if not all fit, middle ones.
+
+    These are the two ends of a group between distant nodes.
+    """
     cluster = schedule.cluster
     if cluster.num_workers <= max_workers:
         return list(range(cluster.num_nodes))

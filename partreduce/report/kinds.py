@@ -81,7 +81,11 @@ def _models(facts: Facts, job: PlanRequest) -> str:
 
 
 def _not_taken(best: CandidateSchedule, chosen: CandidateSchedule, job: PlanRequest) -> str:
-    """Return a sentence on the cost of the best candidate of another kind, or on what a quorum would gain."""
+    """Return a sentence on the cost of the best candidate of another kind of strategy.
+
+    For a quorum (a round starts when enough workers have arrived) it states what that would gain. It is empty if the
+    best of another kind is not slower.
+    """
     if best.quorum:
         against, is_dear = gain(best, chosen, job.data), decisive_time(best, job) > decisive_time(chosen, job)
         pays = "it does not pay if delay costs as much as it may" if is_dear else "what was taken is simpler"
@@ -173,7 +177,7 @@ def _gap(option: CandidateSchedule) -> IterationGap:
 
 
 def _momentum(chosen: CandidateSchedule) -> str:
-    """Return a warning if momentum makes workers drift apart at rates that All-Reduce allows; else nothing."""
+    """Return a sentence if momentum makes workers drift apart at learning rates that All-Reduce allows; else ""."""
     gap, usual = _gap(chosen), 2 * (1 + USUAL_MOMENTUM)
     most = largest_rate(chosen.schedule.strategy.graphs[0], USUAL_MOMENTUM, parallel=gap.lag > 0)
     if most > usual / 4:
@@ -203,7 +207,10 @@ def _answers(chosen: CandidateSchedule, slowdown: Slowdown) -> str:
 
 
 def _without(chosen: CandidateSchedule, options: Options) -> str:
-    """Return the step time of the same graph without the gap's settings, as a clause; empty if that was not priced."""
+    """Return the step time of the same graph with a plain iteration gap (no staleness, backups, skips), as a clause.
+
+    It is empty if that was no candidate.
+    """
     plain, graph = IterationGap(update_order=_gap(chosen).update_order), chosen.schedule.strategy.graphs
     for one in options:
         strategy = one.schedule.strategy
@@ -213,7 +220,10 @@ def _without(chosen: CandidateSchedule, options: Options) -> str:
 
 
 def _quorum_reasons(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> list[str]:
-    """Return the imbalance that suggests a quorum, its gain over synchronous All-Reduce, and its memory."""
+    """Return sentences on a quorum (rounds that do not wait for all workers).
+
+    They name the unequal speeds that suggest it, its gain over synchronous All-Reduce, and its memory.
+    """
     facts, slowdown, found = _facts(chosen), Slowdown.of(job), []
     every = [option for option in options if option.is_every_step]
     ratio = gain(chosen, best_of(every or [all_reduce(job)]), job.data)  # the limits may exclude All-Reduce

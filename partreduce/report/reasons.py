@@ -221,7 +221,10 @@ def _why_not(fastest: CandidateSchedule, chosen: CandidateSchedule, allowed: Opt
 
 
 def _not_sure(fastest: CandidateSchedule, rival: CandidateSchedule, name: str, job: PlanRequest) -> str:
-    """Return why a candidate does not certainly beat its rival, whose name in the sentence is `name`."""
+    """Return, as a clause, why the error of a candidate's predicted time leaves open whether it beats its rival.
+
+    `name` is the rival's name in the clause.
+    """
     there = float((times_by_case([fastest], job) / times_by_case([rival], job)).max())
     lack = f"on the task that suits it least it would take {there:.2f} times as long as {name}"
     if there <= 1 or not is_outer(fastest):
@@ -288,7 +291,7 @@ def failed_networks(option: CandidateSchedule, job: PlanRequest) -> str:
 
 
 def _is_too_late(option: CandidateSchedule) -> bool:
-    """Return whether test networks failed because averages were that late; otherwise because they were that rare."""
+    """Return whether test networks missed their loss because averages were that late, rather than that rare."""
     return option.late_distance >= option.model.lost.late
 
 
@@ -300,7 +303,7 @@ def _beyond(option: CandidateSchedule) -> str:
 
 
 def late_and_small(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> list[str]:
-    """Return up to two sentences: the predicted effects of a codec, and of late gradients."""
+    """Return up to two sentences: what a codec, and what gradients one step late (a pipeline), would gain or cost."""
     return [line for line in (_codec_pays(chosen, options, job), _pipeline_pays(chosen, options, job)) if line]
 
 

@@ -66,7 +66,7 @@ class Comparison:
 
 
 class Variant(NamedTuple):
-    """The answer for another optimizer: its predicted speedup, and whether another schedule is recommended."""
+    """The answer for another optimizer: its best schedule's predicted speedup over All-Reduce, and if it differs."""
 
     optimizer: Optimizer
     speedup: float
@@ -107,9 +107,9 @@ def compare(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job
 
 
 def _strongest(options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSchedule | None:
-    """Return the candidate with the least decisive time.
+    """Return the candidate with the least `recommend.decisive_time`; None if there is none.
 
-    Regret is ignored, so that no baseline looks weaker than it is.
+    Worst-case regret over tasks, by which a recommendation is chosen, is ignored: no baseline looks weaker than it is.
     """
     return min(contenders(options, job), key=lambda option: decisive_time(option, job), default=None)
 
@@ -233,7 +233,7 @@ def _tuning(chosen: CandidateSchedule) -> str:
 
 
 def _risk(chosen: CandidateSchedule, job: PlanRequest, *, capped: bool) -> str:
-    """Return the risks of the prediction beyond its error; empty if none is known."""
+    """Return, as a text, what may make the prediction wrong beyond its stated error; empty if nothing is known."""
     said = []
     if chosen.extrapolated:
         said.append("nothing that averages as rarely was measured, so its steps are a guess")

@@ -62,7 +62,7 @@ class Run:
 
 
 def events_of(folder: Path) -> tuple[list[Event], dict[str, Any]]:
-    """Return all events of a folder's traces, by start time in seconds, and the run's data from the first trace.
+    """Return all events of a folder's traces, sorted by start time, and the run's metadata from the first trace.
 
     Raises:
         FileError: the folder has no trace, or a trace of another program.
@@ -174,7 +174,10 @@ def _meeting(event: Event) -> tuple[Any, ...]:
 
 
 def verdict(base: list[Run], others: list[Run], loss: float | None) -> str:
-    """Return a sentence on the ratios of one schedule's runs to another's, and on which schedule is faster."""
+    """Return a clause on how the runs `others` of a schedule compare with those of `base`, and which is faster.
+
+    It has the ratios of seconds per step, bytes and, unless `loss` is None, seconds to that loss.
+    """
     name, of = others[0].schedule, base[0].schedule
     ratios = [run.step_seconds / one.step_seconds for run in others for one in base]
     said = [f"{name} takes {_span(ratios)} of {of}'s seconds a step"]

@@ -97,7 +97,7 @@ class Entry:
     metrics: str = ""
 
     def resolve(self, given: Mapping[str, object]) -> dict[str, Value]:
-        """Return all parameters with typed values: those `given`, and defaults for the others."""
+        """Return all parameters by name with typed values: those `given` (text or values), defaults for the others."""
         known = {parameter.name: parameter for parameter in self.parameters}
         values = {name: parameter.default for name, parameter in known.items()}
         for raw, value in given.items():

@@ -30,5 +30,8 @@ def entry(name: str) -> Entry:
 
 
 def build(name: str, cluster: Cluster, **parameters: object) -> Schedule:
-    """Build the schedule `name` of the catalogue for a cluster. Rules cost the same for any number of nodes."""
+    """Build the schedule `name` of the catalogue for a cluster.
+
+    Rules (groups given by digits of the node's number) cost the same for any number of nodes.
+    """
     return entry(name).build(cluster, **parameters)

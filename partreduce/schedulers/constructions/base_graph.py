@@ -38,7 +38,7 @@ def base_k_plus_1(cluster: Cluster, k: int) -> StaticGroups | NeighborAveraging:
 
 
 def base_unsupported_reason(cluster: Cluster, k: int) -> str | None:
-    """Return why Base-(k+1) does not exist for this cluster (k exceeds n − 1); None if it exists."""
+    """Return why Base-(k+1) does not exist for this cluster of n workers (k exceeds n − 1); None if it exists."""
     count = cluster.num_workers
     return None if k < count else f"k {k} partners need more than {k} workers; the largest k here is {count - 1}"
 
@@ -98,7 +98,11 @@ def base(num_workers: int, k: int) -> list[Exchange]:
 
 
 def as_phase(exchange: Exchange) -> Phase | None:
-    """Return the round as groups, pairs relaxed by twice their weight; None if a worker has several weighted edges."""
+    """Return the round as groups; None if a worker has several weighted edges.
+
+    The two workers of a weighted edge form a group whose relaxation (how far they move to its mean) is twice the
+    weight.
+    """
     ends = np.concatenate([exchange.ends, exchange.others])
     if len(np.unique(ends)) != len(ends):
         return None
@@ -130,7 +134,10 @@ def as_round(exchange: Exchange) -> Round:
 
 
 def _parts(number: int, k: int) -> list[tuple[int, int]]:
-    """Return (size, a_l) of the parts, the largest first; every part is a_l blocks of a power of k + 1."""
+    """Return (size, a_l) of the parts into which `number` workers are split, the largest first.
+
+    Every part has a_l blocks, whose size is a power of k + 1.
+    """
     parts, power = [], 1
     while number:
         number, digit = divmod(number, k + 1)
@@ -141,7 +148,7 @@ def _parts(number: int, k: int) -> list[tuple[int, int]]:
 
 
 def _averages(count: int, parts: list[tuple[int, int]], k: int, t: int) -> Exchange:
-    """Return opening round t: every part averages along an axis of its own hyper-cuboid.
+    """Return opening round t of `count` workers: every part averages along an axis of its own hyper-cuboid.
 
     Parts with fewer axes begin again with the first one, which no longer changes anything.
     """
@@ -157,7 +164,7 @@ def _averages(count: int, parts: list[tuple[int, int]], k: int, t: int) -> Excha
 
 
 def _exchange(count: int, parts: list[tuple[int, int]], k: int, t: int) -> Exchange:
-    """Return round t after the opening, in which part t exchanges with all smaller parts.
+    """Return round t after the opening rounds, in which part t of `count` workers exchanges with all smaller parts.
 
     Earlier parts average inside their blocks.
     """

@@ -45,7 +45,7 @@ def one_peer_exponential(cluster: Cluster) -> NeighborAveraging:
 
 
 def moshpit_grid(cluster: Cluster, side: int | None) -> StaticGroups:
-    """Return Moshpit's grid: in phase l, workers whose base-`side` ranks differ only in digit l average together."""
+    """Return Moshpit's grid: in phase l, workers average whose ranks in base `side` differ only in digit l."""
     count = cluster.num_workers
     chosen = max(2, isqrt(count - 1) + 1) if side is None else side  # the smallest side whose square is at least n
     return StaticGroups(phases=GroupPhases(grid_phases(count, (chosen,) * ceil_log(count, chosen))))

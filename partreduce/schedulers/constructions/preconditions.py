@@ -76,7 +76,7 @@ def power_of_base(cluster: Cluster, base: int | None) -> str | None:
 
 
 def exponent(number: int, base: int) -> int | None:
-    """Return the L with base^L = number; None if there is none."""
+    """Return the exponent L with base^L = number; None if the number is no power of the base."""
     length = ceil_log(number, base)
     return length if base**length == number else None
 

@@ -80,7 +80,7 @@ Row = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """DiLoCo settings of another tool, in common terms: every `spacing` steps one of the fragments is sent.
+    """DiLoCo settings of another tool, in common terms: every `spacing` steps one fragment (part of the model) is sent.
 
     It is merged `delay` steps later; `asked` is the number of steps between two averages of a fragment that the file
     asks for.
@@ -226,7 +226,10 @@ def _torchtitan(members: _Members) -> Settings:
 
 
 def _turns_of_torchft(members: _Members, every: str, fragments: int) -> tuple[int, int, int]:
-    """Return (steps between averages of one fragment, steps between two fragments, steps until a merge)."""
+    """Return (steps between averages of one fragment, steps between two fragments, steps until a merge).
+
+    `every` is the name of the setting with the first number; a fragment is a part of the model with its own rounds.
+    """
     asked, delay = members.whole(every, 1), members.whole("fragment_sync_delay", 0)
     spacing, rest = divmod(asked, fragments)
     if rest:

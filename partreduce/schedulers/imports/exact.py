@@ -73,7 +73,7 @@ def current_notes() -> Notes:
 
 
 def exact(value: object, place: str) -> Fraction:
-    """Return the fraction that was rounded to this decimal number: 0.333333333 gives 1/3.
+    """Return the fraction that was rounded to this decimal number: 0.333333333 gives 1/3; `place` is for messages.
 
     A fraction with a denominator up to 10⁴ within 1e-8 is preferred. A 32-bit number (or its shortest decimal) becomes
     the fraction with a denominator up to 1,000 that rounds to it, if there is one: 0.6666667 is 2/3. Any other number

@@ -57,8 +57,8 @@ def import_schedule(
         cluster: the nodes on which the workers run; by default every worker has its own node.
         weights: the method that computes mixing weights of a graph without weights.
         notes: a list to which a sentence is added for each change, such as a corrected rounding error.
-        rows: a list to which DiLoCo settings are added as (name, value, meaning), and findings as (claim, status,
-            reason), also before an error is raised.
+        rows: a list to which DiLoCo settings are added as (name, value, meaning), and claims about them as (claim,
+            proved or refuted, reason), also before an error is raised.
         **options: options of the format: `directed` (edge-list).
 
     Returns:

@@ -78,10 +78,7 @@ class Pairing:
         return PairState(), ()
 
     def ready(self, process: int, state: PairState) -> Sequence[Choose]:
-        """Return the neighbors that an active worker may pick: all that can answer.
-
-        The result is None while it waits for an answer.
-        """
+        """Return the neighbors that an active worker may pick: all that can answer; none while it waits itself."""
         if state.waits_for >= 0 or self.roles[process] == Role.PASSIVE:
             return ()
         return tuple(Choose(v) for v in self.graph.targets[process] if self.roles[v] != Role.ACTIVE)

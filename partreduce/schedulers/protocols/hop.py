@@ -173,7 +173,10 @@ class Hop:
         raise AssertionError(f"not an event of Hop: {event}")
 
     def _served(self, process: int, state: HopState, by: int) -> bool:
-        """Whether updates of step (step + by − 1), or recent enough ones, have arrived from enough in-neighbors."""
+        """Whether updates have arrived from enough in-neighbors for the worker to advance by `by` steps.
+
+        They are those of step (step + by − 1), or under staleness recent enough ones.
+        """
         if self.setting.staleness:
             have = sum(1 for queue in state.updates if queue >> (by - 1))
         else:
@@ -249,7 +252,7 @@ def hop_of(graph: Round, setting: IterationGap) -> Hop:
 
 
 def check_setting(graph: Digraph, setting: IterationGap) -> None:
-    """Raise ScheduleError for a setting that does not fit the graph or contradicts itself."""
+    """Raise ScheduleError for an iteration gap that contradicts itself or needs more in-neighbors than there are."""
     setting.check()
     setting.check_neighbors([len(sources) for sources in graph.sources])
 
@@ -261,9 +264,9 @@ def weights_of(
 
     `edge_weights` are those of each in-neighbor in the graph; `step` is k, or the last skipped step, `own_step` the
     step of the worker's own parameters, and `used` holds (source, step of its update), ascending. O(in-neighbors). With
-    weights `graph`, the weight of an unused update stays with the worker. With `iteration`, an update of step i counts
-    i − (k − s) + 1 times in step k, the worker's own too; before a skip, when k is the step before the destination and
-    the own parameters are older than s steps, they still count once.
+    weights `graph`, the weight of an unused update stays with the worker. With `iteration` and staleness s, an update
+    of step i counts i − (k − s) + 1 times in step k, the worker's own too; before a skip, when k is the step before the
+    destination and the own parameters are older than s steps, they still count once.
     """
     if gap.weights is EdgeWeighting.GRAPH:
         taken = [edge_weights[source] for source, _ in used]

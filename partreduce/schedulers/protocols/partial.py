@@ -59,7 +59,9 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Message: a worker's contribution to the sum of a round, given by the numbers of its gradients.
+    """Message: a worker's contribution to the sum of a round: which of its gradients are in it.
+
+    A worker counts its gradients 0, 1, 2, …; `gradients` holds these numbers, since the protocol has no tensors.
 
     A driver with a real collective starts that instead of sending shares, and passes in the shares of the others.
     Two fields are for observers: `oldest` is how many rounds the worker had taken when it began to compute its oldest
@@ -102,7 +104,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class PartialState:
-    """The state of one worker under a partial collective. Its gradients are numbered.
+    """The state of one worker under a partial collective. Its gradients are numbered 0, 1, 2, … in order of its calls.
 
     Training: `calls` made, `version` rounds taken, `stage`, whether it is `resting` for good; `buffer` holds the
     gradients that are in no round, `oldest` is the version with which the oldest of them was begun (−1: none). Thread:
@@ -234,7 +236,7 @@ class Partial:
     def _called(self, process: int, state: PartialState) -> Outcome[PartialState]:
         """Add the gradient to the buffer; its worker arrives for the next round that its thread will enter.
 
-        With `count` call it only arrives for the call's own round.
+        If the setting's `count` is "call", it only arrives for the round with the call's own number.
         """
         called = replace(
             state,
@@ -260,10 +262,10 @@ class Partial:
         return state.stage != MEETING and state.done > state.version
 
     def _taken(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """Take results: one of them with `count` call, unless the worker has ended, else all that are there.
+        """Take results: one of them if the setting's `count` is "call" and the worker has not ended, else all.
 
-        With `count` call and `missed` latest, a call that is behind takes the newest result, even if the call before
-        took it.
+        With `count` "call" and `missed` "latest", a call that is behind takes the newest result, even if the call
+        before took it.
         """
         taken, version = state.results, state.done
         left: tuple[Result, ...] = ()
@@ -327,7 +329,7 @@ class Partial:
         return started, self._to_others(process, Activate(open_))
 
     def _is_quorate(self, come: int, counted: int) -> bool:
-        """Whether `come` workers that have arrived are enough, out of `counted` that have arrived or still may."""
+        """Whether `come` arrived workers are enough, where `counted` workers have arrived or still may."""
         return come >= self.setting.needed(counted)
 
     def _initiator(self, round_: int, going_on: Sequence[int]) -> int:
@@ -343,7 +345,10 @@ class Partial:
         return int.from_bytes(shake_256(words.encode()).digest(8)) % self.num_workers
 
     def awaited(self, process: int, state: PartialState) -> tuple[int, ...]:
-        """Return the workers whose arrival may start the open round, as far as known; else all others."""
+        """Return the workers whose arrival may start the round that this one waits for.
+
+        They are all others if none is known to be missing.
+        """
         going_on = _going_on(state)
         if self.setting.quorum is QuorumStart.MAJORITY and going_on:
             return (self._initiator(state.entered, going_on),)
@@ -388,7 +393,10 @@ class Partial:
         return not self.collective or all(known and known[0].round == state.done for known in state.shares)
 
     def _finished(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """End the running round: its result queues for the training, or with `missed` latest replaces older ones."""
+        """End the running round, and put its result into the queue that the training side takes results from.
+
+        If the setting's `missed` is "latest", the result replaces those in the queue.
+        """
         counts = tuple(len(known[0].gradients) for known in state.shares) if self.collective else ()
         result = Result(state.done, counts)
         done = replace(

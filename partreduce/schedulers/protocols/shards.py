@@ -94,7 +94,9 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """The state of a shard: for each worker the round of its last progress (`rounds`), and its last request (`heard`).
+    """The state of a shard, one server's part of the model.
+
+    For each worker it has the round of its last progress (`rounds`) and the number of its last request (`heard`).
 
     `waiting` has for each worker the request that is not answered yet (0: none), `early` the requests of a generation
     that has not begun here.
@@ -111,7 +113,8 @@ class ShardState:
 class Plan:
     """A fixed script for workers without a driver.
 
-    `rounds` is the number of rounds; before the rounds `pulls` and `drains` workers pull the model or drain.
+    `rounds` is the number of rounds; before the rounds `pulls` workers request the newest model, and before the rounds
+    `drains` they drop open answers and end the generation (`Drain`).
     """
 
     rounds: int
@@ -124,9 +127,11 @@ ServerState = WorkerState | ShardState
 
 @dataclass(frozen=True)
 class Shards:
-    """The parameter server's protocol, of all workers and shards; a `Machine`.
+    """The parameter server's protocol, of all workers and shards (parts of the model); a `Machine`.
 
-    Without `plan` workers may execute any event that the protocol allows.
+    Shard k is at worker `hosts[k]`; its answer waits while a worker is more than `staleness` rounds ahead (None:
+    never). With `is_delayed` a worker takes the answers a round later. Without `plan` workers may execute any event
+    that the protocol allows.
     """
 
     num_workers: int

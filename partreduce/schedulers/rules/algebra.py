@@ -13,7 +13,10 @@ from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGro
 
 
 def all_digits(num_nodes: int) -> tuple[int, ...]:
-    """Return radices that treat all nodes equally: one digit, or none for a single node."""
+    """Return radices (sizes of the digits of a node's number) that treat all nodes equally.
+
+    That is one digit, or none for a single node.
+    """
     return (num_nodes,) if num_nodes > 1 else ()
 
 
@@ -27,8 +30,8 @@ def local_ranks(cluster: Cluster) -> tuple[int, ...]:
 def static(cluster: Cluster, rule: RulePhases) -> StaticGroups:
     """Return the strategy of a rule on a cluster: in rule form for equal nodes, else with explicit groups.
 
-    Blocks with a single worker are left out, so that every group has at least two. On an irregular cluster a block has
-    those of its local ranks that exist.
+    A block is a set of local ranks with the node digits across which they average. Blocks with a single worker are left
+    out, so that every group has at least two. On an irregular cluster a block has those of its local ranks that exist.
     """
 
     def keep_groups(phase: RulePhase) -> RulePhase:

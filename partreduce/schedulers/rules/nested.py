@@ -31,7 +31,7 @@ def node_then_all(cluster: Cluster, node_rounds: int) -> StaticGroups:
 def lone_workers_unsupported_reason(so: str, cluster: Cluster, **rounds: int) -> str | None:
     """Return why rounds inside nodes are useless (every node has one worker); None if they are not.
 
-    `so` ends the sentence.
+    `so` states the consequence in that sentence; `rounds` are the rounds inside nodes, by name.
     """
     if len(local_ranks(cluster)) < 2:
         return f"every node has 1 worker, so {so}; use allreduce(every={sum(rounds.values()) + 1})"
@@ -72,7 +72,10 @@ def hierarchy(cluster: Cluster, levels: tuple[int, ...] | None, rounds: int) -> 
 
 
 def default_levels(cluster: Cluster) -> tuple[int, ...]:
-    """Return the levels of the cluster's switches if these are regular, else racks × nodes, as square as possible."""
+    """Return the levels, as factors of the number of nodes: those of the switches if these form a regular tree.
+
+    Else they are racks × nodes, as square as possible.
+    """
     num_nodes = cluster.num_nodes
     if cluster.hardware is not None and cluster.hardware.switches:
         known = regular_levels(cluster.hardware.shared_switches(num_nodes), num_nodes)
@@ -83,7 +86,10 @@ def default_levels(cluster: Cluster) -> tuple[int, ...]:
 
 
 def _firsts(cluster: Cluster, radices: tuple[int, ...]) -> range:
-    """Return the first digit that each level spans, the smallest level first; nodes of one worker are no level."""
+    """Return for each level, smallest first, the first digit of the node's number over which it averages.
+
+    It averages over all later digits, too. Nodes of one worker are no level.
+    """
     return range(len(radices) - (len(local_ranks(cluster)) < 2), -1, -1)
 
 
@@ -154,7 +160,7 @@ def inter_intra(cluster: Cluster) -> StaticGroups:
 
 
 def rotating_heads(cluster: Cluster) -> StaticGroups:
-    """Return inter-intra with rotating heads.
+    """Return Prague's inter-intra schedule (`inter_intra`) with rotating heads.
 
     Each local rank in turn averages across nodes while the others average inside nodes; then whole nodes average.
     """

@@ -70,7 +70,7 @@ def _outer(lr: float, momentum: float) -> OuterStep:
 
 
 def _radices(cluster: Cluster, regions: int | None) -> tuple[int, ...]:
-    """Return the radices (regions, nodes of a region).
+    """Return the radices of a rule, (regions, nodes of a region), without those that are 1.
 
     Without `regions` a region is what the largest switches hold if these are regular, else a node.
     """

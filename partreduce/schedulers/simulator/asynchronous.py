@@ -58,10 +58,7 @@ class GroupTiming(Recorder):
         return 0.0 if state.ask.computed or state.ask.last else self.seconds[state.rounds][process]
 
     def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002
-        """Return the average of a worker's group that an `Enter` event begins, with its members.
-
-        The result is None for other events.
-        """
+        """Return the operation of a worker's group that an `Enter` event begins; None for other events."""
         if not isinstance(event, Enter):
             return None
         return Meeting(state.seq, state.members, self.group(state.members))
@@ -84,7 +81,8 @@ def group_machine(
 ) -> VirtualMachine:
     """Return a simulator of the workers and the generator.
 
-    Every worker runs `rounds` rounds; groups are drawn from the setting's seed.
+    Every worker runs `rounds` rounds and reports `costs`, the compute time of a round, to the generator; groups are
+    drawn from the setting's seed, ties among events from `seed`.
     """
     system = GroupSystem(setting, rounds=rounds, collective=False, ways=None, costs=costs)
     return VirtualMachine(system, timing, seed=seed)

@@ -22,7 +22,8 @@ class Case:
 
     `seed` is that of jitter, of stragglers and of draws of partners, `model_bytes` the model's size unless the
     hardware has one, and `algorithm` the all-reduce algorithm. `exchange` is the cost of separate tables in each step,
-    None without them. `listeners` are called for the actions of workers in kinds without common rounds.
+    None without them. `listeners`, which measure ages and metrics, are called for each average in kinds of strategy
+    without common rounds.
     """
 
     schedule: Schedule

@@ -47,9 +47,9 @@ class Listener(Protocol):
 class GapTiming(Recorder):
     """The durations of the steps of a `Hop`, whose updates of `num_bytes` and tokens are sent on `links`.
 
-    It also records when each step was `reduced`, and in `order` the rank of the instant at which it was left. `fill`
-    (num_workers,) is the largest number of updates that a queue held. Listeners are called for every update, reduce and
-    step.
+    A token permits a neighbor to enter a step. Recorded are also when each step was `reduced` (averaged), and in
+    `order` the rank of the instant at which it was left. `fill` (num_workers,) is the largest number of updates that a
+    queue held. Listeners are called for every update, reduce and step.
     """
 
     sees_messages = False

@@ -25,7 +25,10 @@ from partreduce.topo.timing.loads import Loads
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """An operation that begins when the last of `members` has arrived; it takes fixed seconds, or loads the network."""
+    """An operation that begins when the last of `members` has arrived.
+
+    `key` identifies it among those in progress; it `takes` fixed seconds, or has loads on the network's links.
+    """
 
     key: Hashable
     members: tuple[int, ...]
@@ -77,7 +80,10 @@ class Timing:
         return False
 
     def picked(self, offered: Sequence[Hashable], *, pending: bool, rng: np.random.Generator) -> Sequence[Hashable]:  # noqa: ARG002
-        """Return the newly offered events that the process will execute; `pending` is whether it already has others."""
+        """Return those of the newly offered events that the process will execute.
+
+        `pending` is whether it already works for other events.
+        """
         return offered
 
     def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002
@@ -123,7 +129,7 @@ class _Process:
 
 
 class VirtualMachine:
-    """The simulator: runs a machine in virtual time.
+    """The simulator: runs a machine (a protocol as pure functions over states of processes) in virtual time.
 
     Deterministic for a seed, which is used for ties and by the timing. The work before an event begins when the process
     last acted by itself; messages do not interrupt it, unless the timing says that one `resumes` it. The event happens
@@ -165,7 +171,7 @@ class VirtualMachine:
         return due if self._network is None else min(due, self._network.next_end())
 
     def _is_due(self, at: float, network: Network) -> bool:
-        """Advance time on the links and queue what arrives; return whether an event of the queue is due then."""
+        """Advance time on the links to `at` and queue what arrives; return whether a queued event is due by then."""
         for moment, gone in network.go_to(at):
             if isinstance(gone, _RunningOperation):
                 self._leave(gone, moment)

@@ -88,7 +88,8 @@ class Ways:
 class _Flow(NamedTuple):
     """A transfer in progress: the links on its path, with the amount through a lane of each and the number of lanes.
 
-    `least` is the seconds that it takes even on free links, and `latency` is added to them.
+    `key` is returned to the sender at its end. `least` is the seconds that it takes even on free links, and `latency`
+    is added to them.
     """
 
     key: Any
@@ -163,7 +164,10 @@ class Network:
         self._left, self._kept_seconds = np.append(self._left, amount), None
 
     def _seconds_per_unit(self) -> npt.NDArray[np.float64]:
-        """Return the seconds per unit of the remaining amount of each transfer, shape (flows,)."""
+        """Return the seconds per unit of what each transfer has left, shape (flows,).
+
+        A unit is a byte of a message, or the whole of a group's operation.
+        """
         if self._kept_seconds is None:
             inverse, num_lanes = np.array(self._ways.inverse), np.array(self._ways.lanes)
             # Place 0 takes no time; with it every flow has a place.
@@ -178,9 +182,10 @@ class Network:
 
 
 class _Line(NamedTuple):
-    """A path whose links can be busy, with the seconds per byte of one message, and of the link as a whole.
+    """A path: for each link its index, the seconds per byte of one message, and of all messages on the link together.
 
-    `nic_of` is the node whose NIC it leaves through; None inside a node.
+    They differ where a link has several lanes (NICs). `latency` is in seconds; `nic_of` is the node whose NIC it leaves
+    through; None inside a node.
     """
 
     places: tuple[tuple[int, float, float], ...]

@@ -1,6 +1,7 @@
 """Simulate partial all-reduce: the protocol objects, with seconds for their operations.
 
-A call is ready when its worker has computed a gradient. The notice of a round's start takes the latency of its path; an
+A worker's training *calls* to hand a gradient over to its *thread*, which takes part in all-reduces (rounds). A call is
+ready when its worker has computed a gradient. The notice of a round's start takes the latency of its path; an
 all-reduce begins when the last thread has entered the round, and takes as long as in a synchronous round. A thread that
 may enter a round waits up to `grace` for a call of its worker. The mean of all models, every `synchronize_every`
 rounds, is one more all-reduce, for which trainings wait. Adding up, and applying results, take no time.
@@ -65,7 +66,7 @@ class Waiting(Partial):
 
 
 class QuorumTiming(Recorder):
-    """The durations of the calls and rounds of partial all-reduce.
+    """The durations of the calls (gradients handed over) and rounds (all-reduces) of partial all-reduce.
 
     Each worker computes for `seconds` (num_rounds, num_workers) for each of its calls; a message from source to
     destination takes `way`, an all-reduce of gradients or models `sum_seconds`; a thread waits up to `grace` for a
@@ -99,7 +100,11 @@ class QuorumTiming(Recorder):
         self._versions: list[list[int]] = [[] for _ in self._everybody]
 
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
-        """Return the seconds of a call's computing, or of a thread's wait for a call; 0 for other events."""
+        """Return the seconds before an event: a call's computing, a thread's wait for a call, or 0 for other events.
+
+        A call hands a computed gradient over to the worker's thread, which runs the all-reduces. None for a call after
+        the results of all rounds were taken: the worker stops.
+        """
         if not isinstance(event, Call):
             return self._grace if isinstance(event, BeginWithout) else 0.0
         return self.seconds[state.calls][process] if state.version < len(self.seconds) else None
@@ -108,7 +113,7 @@ class QuorumTiming(Recorder):
         return self._way(source, to)
 
     def resumes(self, process: int, message: Hashable) -> bool:  # noqa: ARG002
-        """Whether a message begins a thread's grace period: the notice that a round starts does."""
+        """Whether a message begins a thread's grace period (its wait for a gradient), as a round's notice does."""
         return self._grace > 0
 
     def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002

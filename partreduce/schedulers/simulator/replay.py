@@ -30,9 +30,11 @@ WARM_UP = 1 / 3
 
 
 def squares_apart(off: npt.NDArray[np.float64], on_node: npt.NDArray[np.float64]) -> list[float]:
-    """Return mean squared distances of rows to their mean: of noise, and of zero-mean pushes by worker and by node.
+    """Return mean squared distances to the mean: of noise, and of zero-mean pushes by worker and by node.
 
-    A row has numbers of noise, then one for each worker's push; `on_node` is (num_workers, num_nodes).
+    A push is a constant gradient of one worker, a stand-in for data that differ. The rows of `off` are workers'
+    distances to the mean: numbers of noise, then one for each worker's push; `on_node`, shape (num_workers, num_nodes),
+    is 1 where a worker is on a node.
     """
     columns = off.shape[1] - len(on_node)
     pushed = off[:, columns:] - off[:, columns:].mean(axis=1, keepdims=True)
@@ -44,12 +46,12 @@ def squares_apart(off: npt.NDArray[np.float64], on_node: npt.NDArray[np.float64]
 class ReplayResult:
     """The metrics of a simulated asynchronous run, after its warm-up.
 
-    `consensus_distance` and the drifts are those of the metrics, over the parameters with which workers enter one and
-    the same step. `progress` is how far a step moves the mean if every gradient is 1, where synchronous rounds give 1:
-    less if averaged values are old, more if newer updates are used than the worker's own. `gradients` is the number of
-    workers whose gradients, averaged synchronously, would leave as much noise in the mean: below n if some count
-    more than others. `shares` (num_workers,) is each worker's share of the progress, and `computed` the share of
-    all steps in which gradients were computed, rather than skipped.
+    `consensus_distance` and the drifts (for data that differ by worker, and by node) are those of the metrics, over the
+    parameters with which workers enter one and the same step. `progress` is how far a step moves the mean if every
+    gradient is 1, where synchronous rounds give 1: less if averaged values are old, more if newer updates are used than
+    the worker's own. `gradients` is the number of workers whose gradients, averaged synchronously, would leave as much
+    noise in the mean: below n if some count more than others. `shares` (num_workers,) is each worker's share of the
+    progress, and `computed` the share of all steps in which gradients were computed, rather than skipped.
     """
 
     consensus_distance: float
@@ -62,7 +64,7 @@ class ReplayResult:
 
 
 class Replay(SentValues):
-    """A listener of `run_gaps` that applies the run's averages to vectors. O(degree · numbers) per reduce.
+    """A listener of `run_gaps` (Hop) that applies the run's averages to vectors. O(degree · numbers in a row) each.
 
     Every worker has `COLUMNS` numbers of noise and then n, of which entry i is the contribution of worker i's
     gradients. `now` (num_workers, numbers) are its parameters, `update` (the same shape) the progress of its own step.
@@ -95,7 +97,7 @@ class Replay(SentValues):
         self.keep(worker, step, self.now[worker])
 
     def averages(self, worker: int, step: int, used: Sequence[tuple[int, int]], *, adds_own: bool) -> None:
-        """Average a worker's parameters with updates; if `adds_own`, add its own update afterwards."""
+        """Average a worker's parameters with updates, `used` as (source, step); if `adds_own`, then add its own."""
         own, weights = weights_of(self.gap, self._weight[worker], step, self.step[worker], used)
         now = self.now[worker]
         now *= float(own)
@@ -132,7 +134,10 @@ class Replay(SentValues):
 
 
 class Meetings:
-    """A listener that applies the averages of a run to noise and to one unit vector per worker. O(n · numbers) each.
+    """A listener that estimates consensus distance and drift of a run without common rounds, from its averages.
+
+    They are applied to stand-ins for gradients: `MEETING_COLUMNS` numbers of noise (consensus distance), and one unit
+    vector for each worker, a constant push of its data (drift). O(n · numbers in a row) per average.
 
     `apart` holds, after each average, the mean and the largest number of rounds that workers have ended, and squared
     distances to the mean: of noise, and of zero-mean pushes by worker and by node.
@@ -156,10 +161,10 @@ class Meetings:
         self.apart.append((float(done.mean()), float(done.max()), noise, by_worker, by_node))
 
     def mean(self, num_rounds: int, part: int = 1) -> tuple[float, float, float]:
-        """Return the mean squared distances in the first 1/`part` of `num_rounds`, without a warm-up.
+        """Return mean squared distances (of noise, pushes by worker, pushes by node) in the first 1/`part` of the run.
 
-        0 without averages. Only the time until the first worker has ended the run counts, since that worker takes no
-        more steps.
+        The warm-up is left out; all are 0 without averages. The run has `num_rounds` rounds. Only the time until the
+        first worker has ended the run counts, since that worker takes no more steps.
         """
         apart = np.array(self.apart).reshape(-1, 5)
         apart = apart[apart[:, 1] < num_rounds]

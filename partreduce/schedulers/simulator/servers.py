@@ -1,9 +1,9 @@
 """Simulate parameter servers: the protocol object, with seconds for computing and for shards on links.
 
-A push and an answer carry a shard of the model. Concurrent transfers share the links (`network`), so all share the NIC
-of a single host; adding up takes no time. A synchronous server has staleness 0, so that its answers are sent when a
-round is complete. With `is_delayed` it averages the parameters of a round's start, so the push leaves then; an
-asynchronous server gets the progress of the round before.
+A push (a worker's progress, to a server) and an answer carry a shard, one server's part of the model. Concurrent
+transfers share the links (`network`), so all share the NIC of a single host; adding up takes no time. A synchronous
+server has staleness 0, so that its answers are sent when a round is complete. With `is_delayed` it averages the
+parameters of a round's start, so the push leaves then; an asynchronous server gets the progress of the round before.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ShardsTiming(Recorder):
             """Those in what each worker's round began with, in the newest answer to it, and behind its last push."""
 
     def _computes(self, state: Any, event: Hashable) -> int | None:  # noqa: ANN401 - a worker's
-        """Return the round whose computing an event ends; None if it ends none."""
+        """Return the number of the round whose computing an event of a worker ends; None if it ends none."""
         if isinstance(event, Push) and (state.round or not self._pushes_first):
             return int(state.round) - self._pushes_first
         return int(state.round) - 1 if isinstance(event, Take) and self._pushes_first else None
@@ -158,7 +158,7 @@ def _seconds_without_waiting(
 
 
 def _exchange(strategy: Server, workers: list[int], network: Network, shard: float, now: float) -> float:
-    """Return the time when `workers` have all answers to pushes that they send now, over otherwise free links."""
+    """Return the time when `workers` have all answers to pushes of shards that they send at `now`, over free links."""
     for is_push in (True, False):
         for worker in workers:
             for host in strategy.hosts:

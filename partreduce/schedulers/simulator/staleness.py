@@ -13,7 +13,7 @@ MAX_WORKERS = 1024
 
 
 class Ages:
-    """The largest and the mean of many measured ages, in steps of a worker."""
+    """The largest and the mean of many measured ages: by how many steps of a worker a value is behind."""
 
     def __init__(self, worker_steps: npt.NDArray[np.int64]) -> None:
         self.worker_steps = worker_steps
@@ -42,7 +42,9 @@ class Ages:
 
 
 class IndirectAge:
-    """A listener that tracks how many rounds of every other worker each worker's parameters contain, even indirectly.
+    """A listener (called for each average) that tracks how many rounds of each worker the parameters of others contain.
+
+    Rounds that arrived indirectly, in a third worker's parameters, count.
 
     `known[w, v]` (num_workers, num_workers) is the number of rounds of v whose progress is in w's parameters. Above
     `MAX_WORKERS` it is not tracked.

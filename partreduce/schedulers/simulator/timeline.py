@@ -94,7 +94,7 @@ class QuorumRecord:
         return np.asarray(np.bincount(ages) / len(ages))
 
     def rates(self, *, warm_up: int = 0) -> tuple[float, float]:
-        """Return rounds per second, and gradients per second, after `warm_up` rounds; infinite if they take no time."""
+        """Return (rounds per second, gradients per second) after `warm_up` rounds; infinite if they take no time."""
         begun = self.summed[1, warm_up - 1] if warm_up else 0.0
         passed = float(self.summed[1, -1] - begun)
         rounds, gradients = len(self.gradients) - warm_up, int(self.gradients[warm_up:].sum())

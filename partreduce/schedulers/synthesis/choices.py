@@ -46,9 +46,10 @@ MAX_PLACES, MAX_RULE_PLACES, FEW_WORKERS = 64, 16, 8
 class Space(NamedTuple):
     """Data from which the consensus distance of a period is computed, for each of C classes of characters.
 
-    `weight` (C,) is the multiplicity of a class divided by the number of workers. `fresh` (C, G, G) is the covariance
-    off the mean that a round's steps add. `floor` is the part of the consensus distance from steps inside a round of
-    `instants` steps, the same for all periods.
+    A class is the set of node digits on which a character (a Fourier mode over the nodes) depends: a rule mixes each
+    class by a G×G matrix over local ranks. `weight` (C,) is the number of characters of a class divided by the number
+    of workers. `fresh` (C, G, G) is the covariance off the mean that a round's steps add. `floor` is the part of the
+    consensus distance from steps inside a round of `instants` steps, the same for all periods.
     """
 
     weight: Floats
@@ -61,8 +62,9 @@ class Space(NamedTuple):
 class Choices:
     """The blocks from which a search composes phases; `radices` are the rule's, () for explicit groups.
 
-    A place is a set of local ranks that are always in the same group; `places` lists all of them. If `is_complete`, the
-    blocks are all groups that the limits allow, so a proof about these blocks holds for all schedules.
+    A block (local ranks L, digits D) forms one group for every setting of the node digits outside D. A place is a set
+    of local ranks that are always in the same group; `places` lists all of them. If `is_complete`, the blocks are all
+    groups that the limits allow, so a proof about these blocks holds for all schedules.
     """
 
     problem: Problem
@@ -88,7 +90,10 @@ class Choices:
 
     @cached_property
     def joined(self) -> Floats:
-        """Return by how much each block lowers the number of groups, single workers included, shape (B,)."""
+        """Return by how much each of the B blocks lowers the number of groups, shape (B,).
+
+        A worker without a group counts as a group.
+        """
         members = np.array([len(block.local) for block in self.blocks]) * prod(self.radices)
         return np.asarray(members / self.sizes * (self.sizes - 1))
 
@@ -101,13 +106,16 @@ class Choices:
 
     @cached_property
     def within(self) -> list[list[int]]:
-        """Return for each block the indices of its places."""
+        """Return for each block the indices of its places (sets of local ranks that stay together)."""
         home = {rank: place for place, ranks in enumerate(self.places) for rank in ranks}
         return [sorted({home[rank] for rank in block.local}) for block in self.blocks]
 
     @cached_property
     def meetings(self) -> list[tuple[float, tuple[int, ...]]]:
-        """Return for each kind of pair of workers the number of pairs, and the blocks that average such pairs."""
+        """Return (number of pairs of workers, indices of the blocks that average these pairs).
+
+        Pairs that the same blocks average form one entry.
+        """
         meeting: dict[tuple[int, int, tuple[int, ...]], list[int]] = {}
         for b, block in enumerate(self.blocks):
             for one, other in combinations_with_replacement(self.within[b], 2):
@@ -122,7 +130,10 @@ class Choices:
 
     @cached_property
     def seconds_and_loads(self) -> tuple[Floats, Floats]:
-        """Return the seconds of each block alone, (B,), and on each shared link, (B, S), where blocks add up."""
+        """Return the seconds of each of the B blocks alone, (B,), and its load in seconds on each shared link, (B, S).
+
+        A shared link is a NIC, an uplink or a bus; the loads of a phase's blocks on it add up.
+        """
         known: dict[object, tuple[float, dict[tuple[int, int], float]]] = {}
         rows, node_of = [], None if self.radices else self.problem.cluster.node_of()
         for block in self.blocks:
@@ -148,6 +159,7 @@ class Choices:
     def step_seconds(self, periods: Sequence[Period], worker_steps: Sequence[int]) -> Floats:
         """Return approximate seconds per step of N periods of equal length, shape (N,), with computing and waiting.
 
+        `worker_steps` are the steps per round of each worker, or a single number for all of them.
         A group begins when its last member arrives, so rounds overlap if their groups share no workers; with more than
         MAX_TIMED workers all wait for all. The result is a mean over a few simulated periods; `topo.timing.event_graph`
         computes the exact cycle time of a single schedule.
@@ -166,14 +178,21 @@ class Choices:
 
     @cached_property
     def _compute(self) -> Floats:
-        """Return the compute seconds per step of each timed worker: one per local rank of a rule, or one in all."""
+        """Return the compute seconds per step of each timed worker.
+
+        One per local rank for a rule, one per worker for explicit groups; a single one, the slowest, if these are more
+        than MAX_TIMED.
+        """
         count, times = self.problem.cluster.num_workers, ComputeTimes.of(self.problem.hardware)
         if self.num_ranks > MAX_TIMED:
             return np.array([times.fixed(count).max()])
         return np.full(self.num_ranks, times.base) if self.radices else times.fixed(count)
 
     def _times(self, phase: RulePhase) -> Floats:
-        """Return the seconds that a worker (row) communicates after waiting for a column's, (m, m); -inf: no wait."""
+        """Return the seconds that a worker (row) communicates after the worker of the column has arrived, (m, m).
+
+        m is the number of timed workers (`_compute`); -inf: they share no group, so the row does not wait.
+        """
         if phase not in self._known:
             count, seconds = len(self._compute), self._loads(phase).seconds()
             times = np.where(np.eye(count, dtype=bool), 0.0, -np.inf)
@@ -253,14 +272,21 @@ class Choices:
                 yield (*period, inside)
 
     def matrices(self, phases: Period) -> Floats:
-        """Return the mixing matrices of A phases on each class, less the mean (class 0), shape (A, C, G, G)."""
+        """Return the mixing matrices of A phases, shape (A, C, G, G).
+
+        There is one for each of C classes of characters (`Space`), over G local ranks. The mean over all workers, which
+        lies in class 0, is subtracted.
+        """
         view = RuleView(self.radices, phases, self.num_ranks)
         matrices = Operators.of_rule(view, list(every_class(len(self.radices)))).matrices()
         matrices[:, 0] -= 1 / self.num_ranks
         return matrices
 
     def space(self, worker_steps: Sequence[int]) -> Space:
-        """Return the weights and noise of all classes for rounds with these steps of each worker."""
+        """Return the weights and noise of all classes for rounds with these steps of each worker.
+
+        A rule has one step per round, whatever `worker_steps` is.
+        """
         classes, eye = list(every_class(len(self.radices))), np.eye(self.num_ranks)
         center = eye - 1 / self.num_ranks  # the mean lives in the class of the empty set alone
         weight = np.array([prod(self.radices[d] - 1 for d in c) for c in classes]) / self.problem.cluster.num_workers
@@ -277,7 +303,11 @@ def _split(row: Sequence[int], size: int) -> list[tuple[int, ...]]:
 
 
 def choices_of(problem: Problem) -> list[Choices]:
-    """Return the sets of blocks to search: rules for even clusters; explicit groups for uneven or small ones."""
+    """Return the sets of blocks to search: rules for even clusters; explicit groups for uneven or small ones.
+
+    A rule is a phase given by digits of the node's number, for any number of nodes. The result is empty if the cluster
+    is too large for either.
+    """
     cluster, most = problem.cluster, MAX_EXPLICIT_WORKERS
     if not is_even(cluster) or not holds_rules(cluster):
         return [explicit_groups(problem)] if cluster.num_workers <= most else []
@@ -324,7 +354,11 @@ def explicit_groups(problem: Problem) -> Choices:
 
 
 def _groups_of_nodes(problem: Problem, nodes: list[list[int]], size: int) -> Iterator[tuple[int, ...]]:
-    """Yield groups along the topology: all workers, nodes, switches, parts of a node, local ranks on nodes."""
+    """Yield groups along the topology, as tuples of places: all workers, nodes, switches, parts of a node, local ranks.
+
+    `nodes` has the places (sets of workers that stay together) of each node; every group of up to `size` places is
+    listed elsewhere.
+    """
     every = range(len(nodes))
     ranks = [[node[r] for node in nodes if r < len(node)] for r in range(max(map(len, nodes)))]
     below = [switch.nodes for switch in problem.hardware.shared_switches(len(nodes))]

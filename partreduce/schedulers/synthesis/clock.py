@@ -51,7 +51,10 @@ class Clock:
         return True
 
     def fits(self, nominal_seconds: float, until: float) -> bool:
-        """Return whether work of about this many nominal seconds is likely to end before the position `until`."""
+        """Return whether work of about this many nominal seconds is likely to end before the position `until`.
+
+        It sets `capped` if only the limit in seconds forbids it.
+        """
         if self.passed(until) or nominal_seconds > self.work_left(until):
             return False
         if nominal_seconds <= self.left(until):

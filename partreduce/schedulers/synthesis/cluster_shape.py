@@ -21,7 +21,10 @@ MAX_EXPLICIT_WORKERS = 512
 
 
 def holds_rules(cluster: Cluster) -> bool:
-    """Return whether the matrices of a cluster's rules fit into memory; otherwise no rules are searched."""
+    """Return whether the matrices of a cluster's rules (phases in node digits) fit into memory.
+
+    Otherwise no rules are searched.
+    """
     digits = min(MAX_DIGITS, len(prime_factors(cluster.num_nodes)))
     return (1 << digits) * (cluster.workers_per_node or 0) ** 2 <= MAX_RULE_ENTRIES
 
@@ -79,7 +82,7 @@ def largest_steps(cluster: Cluster) -> int:
 
 
 def crossing_bound(problem: Problem) -> float:
-    """Return the least communication, in seconds per step, with which workers can all stay connected.
+    """Return the least communication, in seconds per step, with which workers can all stay connected: a lower bound.
 
     Every cut of the nodes (around the slowest NIC, below a switch) must be crossed by some group once in `max_period`
     rounds of at most `largest_steps` steps. The cheapest such group is a pair, for any all-reduce algorithm.
@@ -93,7 +96,10 @@ def crossing_bound(problem: Problem) -> float:
 
 
 def _costs_across_cuts(problem: Problem) -> Iterator[Iterator[float]]:
-    """Yield for each cut the seconds of pairs of workers across it; two nodes of each kind (NIC, switches) suffice."""
+    """Yield for each cut of the nodes the seconds of a phase with one pair of workers across it, for several pairs.
+
+    Nodes with the same NIC and switches are equal, so two of each sort represent all.
+    """
     cluster, hardware, num_nodes = problem.cluster, problem.hardware, problem.cluster.num_nodes
     switches, own = hardware.shared_switches(num_nodes), dict(hardware.node_nic)
     kinds: dict[object, list[int]] = {}

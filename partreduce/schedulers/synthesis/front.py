@@ -90,7 +90,11 @@ def search(
 
 
 class Exploration:
-    """The state of a search; `candidates` maps periods to the candidates found, for each choice of steps per round."""
+    """The state of a search among the blocks of `choices`; `say` receives progress messages.
+
+    `candidates` has for each entry of `worker_steps` (the steps per round of each worker) a map from periods to the
+    candidates found. `decided` are the phases that CP-SAT has found, those of one period together.
+    """
 
     def __init__(self, choices: Choices, clock: Clock, seed: int, say: Callable[[str], object]) -> None:
         """Set up an empty search whose later work is charged to the clock."""
@@ -149,7 +153,10 @@ class Exploration:
         return min(best, *bounds)
 
     def _decide(self, models: dict[ScheduleModel, list[float]], until: float) -> None:
-        """Solve every model within its budgets, then tighter ones, the models in turn; no period is found twice."""
+        """Solve every model within its budgets (most seconds of a period's communication), then within tighter ones.
+
+        The models take turns until the clock's position `until`; no period is found twice.
+        """
         left = {model: list(budgets) for model, budgets in models.items()}
         while any(left.values()) and not self.clock.passed(until):
             for model, budgets in left.items():
@@ -169,12 +176,18 @@ class Exploration:
                     budgets.extend(models[model])  # others that are as good by the model may be better
 
     def _budgets(self, num_phases: int) -> list[float]:
-        """Return the first budgets in seconds per period: unlimited, then the limit's, with silent phases added."""
+        """Return the first budgets in seconds of communication per period: infinity, then what the limit allows.
+
+        There is one for each number of silent phases (without an average) that may be inserted.
+        """
         most, lengths = self.limits.max_communication, [num_phases * (1 + more) for more in (0, *MORE)]
         return [inf, *(most * k for k in lengths if most is not None and k <= self.limits.max_period)]
 
     def _compose(self, full: RulePhase, until: float) -> None:
-        """Compose long periods of decided phases; if few may differ, only of phases that were decided together."""
+        """Compose long periods of the phases that CP-SAT found, of silent phases and of `full`, an average over all.
+
+        If only few distinct phases are allowed, the phases of a period were found together.
+        """
         self.say("composing periods")
         most, start = self.limits.max_distinct_phases, self.clock.position()
         pools = [frozenset(phase for together in self.decided for phase in together)]
@@ -191,7 +204,7 @@ class Exploration:
                 self._keep(period, value, s)
 
     def _improve(self, until: float) -> None:
-        """Improve the periods on the front by exchanging their phases for decided ones."""
+        """Improve the periods on the Pareto front by exchanging their phases for others that CP-SAT found."""
         self.say("improving periods")
 
         def costs(item: tuple[Period, Candidate]) -> tuple[float, float]:
@@ -222,7 +235,10 @@ class Exploration:
                         front.append((found, kept))
 
     def _offer(self, period: Period) -> Candidate | None:
-        """Keep a period, and variants with more cheap or silent phases; return the candidate of the period itself."""
+        """Keep a period, and variants with more cheap or silent phases; return the candidate of the period itself.
+
+        It is the candidate with equal steps; None if the period exceeds a limit or does not reach consensus.
+        """
         first, cheapest = None, min(period, key=self.choices.cost)
         for s, worker_steps in enumerate(self.worker_steps):
             known = list(map(_communication_and_distance, self.candidates[s].values()))
@@ -240,7 +256,10 @@ class Exploration:
         return first
 
     def _keep(self, period: Period, value: float, s: int) -> Candidate | None:
-        """Keep and return a period's candidate; None if it exceeds a limit or its workers never reach consensus."""
+        """Keep and return a period's candidate; None if it exceeds a limit or its workers never reach consensus.
+
+        `value` is its consensus distance, `s` the index of its steps per round in `worker_steps`.
+        """
         limits, kept = self.limits, value < inf and len(period) <= self.limits.max_period
         if limits.max_distinct_phases is not None:
             kept &= len(set(period) - {()}) <= limits.max_distinct_phases
@@ -284,7 +303,11 @@ def _too_large(problem: Problem) -> str:
 
 
 def _nearest(problem: Problem, candidates: list[Candidate], bound: float) -> tuple[Status, str]:
-    """Return whether it is proved that no schedule keeps the limits, and one line on the nearest candidate."""
+    """Return the status of a search without a schedule in the limits, and one line on the nearest candidate.
+
+    `bound` is the proved lower bound on the objective of all schedules. It is infinite if every allowed period was
+    decided and none connects all workers: the status is then infeasible, otherwise unknown.
+    """
     limits, budget = problem.limits, problem.limits.max_communication
     if bound == inf and budget is None:
         most = limits.max_group or problem.cluster.num_workers

@@ -44,7 +44,11 @@ PER_CALL, PER_MATRIX, PER_PRODUCT = 5e-5, 5e-7, 4e-10
 
 
 class Piece(NamedTuple):
-    """The phases between two full averages: their indices, cost in seconds, and sum of consensus distances."""
+    """The phases up to and including a full average (one over all workers), all workers being equal before them.
+
+    `indices` count in the list of phases to compose; `cost` is in seconds, `value` the sum of the rounds' consensus
+    distances.
+    """
 
     indices: Indices
     cost: float
@@ -56,7 +60,8 @@ def compositions(
 ) -> Iterator[tuple[Period, float]]:
     """Yield good periods of these phases with their consensus distances; the last phase must average over all workers.
 
-    Beam search from consensus keeps the prefixes of least distance at many costs. Shapes: B prefixes, A phases.
+    A beam search that starts with equal workers keeps, at many costs, the prefixes of least distance. Shapes in
+    comments: B prefixes, A phases, C classes and G local ranks (`choices.Space`).
     """
     begun_at, left = clock.position(), until - clock.position()
     space, limits, matrices = choices.space(worker_steps), choices.problem.limits, choices.matrices(phases)
@@ -94,7 +99,11 @@ def compositions(
 
 
 def _worth_extending(spent: Floats, ahead: Floats, width: int) -> npt.NDArray[np.int64]:
-    """Return the indices of prefixes to extend: the best few of each cost; of too many, the best at several prices."""
+    """Return the indices of the beam's prefixes to extend: the best few of each cost, at most about `width` in all.
+
+    `spent` are their costs in seconds, `ahead` their sums of distances with what is still to come. Of too many, those
+    are kept that minimize distance + price · cost at one of several prices.
+    """
     order = np.lexsort((ahead, cents := np.round(spent * 1e7).astype(np.int64)))
     _, first, rank = np.unique(cents[order], return_index=True, return_inverse=True)
     kept = order[np.arange(len(order)) - first[rank] < PER_COST]
@@ -106,10 +115,10 @@ def _worth_extending(spent: Floats, ahead: Floats, width: int) -> npt.NDArray[np
 
 
 def _compose(pieces: Sequence[Piece], longest: int, clock: Clock, expired: Callable[[], bool]) -> dict[Indices, float]:
-    """Return good compositions of pieces at every cost, with the sum of their values, by dynamic programming.
+    """Return good compositions of pieces at every cost, with the sum of their consensus distances.
 
-    States are (period, cost), with costs rounded to bins, so single results may miss the optimum.
-    O(period² · pieces · bins).
+    Dynamic programming over states (period, cost) up to the period `longest`; costs are rounded to bins, so single
+    results may miss the optimum. It ends early once `expired()`. O(period² · pieces · bins).
     """
     unit = max(piece.cost for piece in pieces) / BINS or 1.0  # where links are free, all costs are 0
     places = longest * BINS + 1
@@ -143,7 +152,8 @@ def _compose(pieces: Sequence[Piece], longest: int, clock: Clock, expired: Calla
 class Exchanges:
     """Local search on a period: replace a phase by another of a given set, insert one, or remove one.
 
-    Each of the A phases has mixing matrices (A, C, G, G) and a cost in seconds (A,); in phase 0 no worker averages.
+    Each of the A phases has mixing matrices (A, C, G, G), one for each of C classes of characters over G local ranks
+    (`choices.Space`), and a cost in seconds (A,); in phase 0 no worker averages.
     """
 
     def __init__(self, choices: Choices, worker_steps: Sequence[int], phases: Iterable[RulePhase], seed: int) -> None:
@@ -161,7 +171,10 @@ class Exchanges:
     def better(
         self, period: Period, front: Sequence[tuple[float, float]], clock: Clock
     ) -> Iterator[tuple[Period, tuple[float, float]]]:
-        """Yield periods one exchange away that improve `front`, with their seconds per step and consensus distance."""
+        """Yield periods one exchange away that may improve `front`, with their (seconds per step, consensus distance).
+
+        `front` lists such pairs of the Pareto front in ascending order of seconds.
+        """
         if not self.place.keys() >= set(period):
             return
         found = self._likely(tuple(self.place[phase] for phase in period), front, clock)
@@ -192,7 +205,10 @@ class Exchanges:
         return np.where(settled, space.floor + total / table.shape[1], np.inf)
 
     def _likely(self, own: Indices, front: Sequence[tuple[float, float]], clock: Clock) -> list[Indices]:
-        """Return the exchanges estimated to improve the front most, then those that replace one phase everywhere."""
+        """Return periods, as indices of phases, one exchange away from the period `own`.
+
+        First those estimated to improve the front most, then those that replace all occurrences of one phase.
+        """
         limits, size, kinds = self.choices.problem.limits, len(own), sorted(set(own) - {0})
         others = self.rng.permutation(len(self.phases))[:TRIED].tolist()
         is_full = limits.max_distinct_phases is not None and len(kinds) >= limits.max_distinct_phases
@@ -223,9 +239,11 @@ class Exchanges:
     def _estimates(
         self, own: Indices, pool: npt.NDArray[np.int64], clock: Clock
     ) -> tuple[float, Floats, Floats, Floats]:
-        """Return a period's sum of distances, and its estimated change by each exchange of one phase.
+        """Return the sum of the consensus distances of a period's rounds, and its estimated change by each exchange.
 
-        The changes are those by a replacement, (T, A), an insertion before a phase, (T, A), and a removal, (T,).
+        `own` are the T phases of the period and `pool` the A phases to try, as indices into `self.phases`. The changes
+        are those by a replacement, (T, A), an insertion before a phase, (T, A), and a removal, (T,). `clock` is charged
+        for the work.
         """
         space, size, chosen, tried = self.space, len(own), self.matrices[list(own)], self.matrices[pool]
         clock.charge(self._work(tried.size * size, 3))

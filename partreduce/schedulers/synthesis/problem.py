@@ -83,7 +83,10 @@ class Limits:
         return self.max_communication is None or seconds <= up_to(self.max_communication)
 
     def allow_consensus_distance(self, value: float, exact: Callable[[], Fraction | None] = lambda: None) -> bool:
-        """Return whether a consensus distance is within the limit; `exact()` is called if rounding could decide it."""
+        """Return whether a consensus distance is within the limit.
+
+        If rounding could decide it, `exact()` is called for the exact value; None (unknown) counts as within.
+        """
         if self.max_consensus_distance is None:
             return True
         limit = float(self.max_consensus_distance)
@@ -103,7 +106,7 @@ class Limits:
 
 
 def up_to(limit: float) -> float:
-    """Return the limit plus a tolerance for rounding errors."""
+    """Return the limit plus a tolerance for rounding errors, up to which values keep the limit."""
     return limit * (1 + ROUNDING) + 1e-12
 
 

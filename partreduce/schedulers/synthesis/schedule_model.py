@@ -37,7 +37,10 @@ SOLVE, PER_LITERAL, PER_SECOND = 2.0, 4e-6, 1.3
 
 
 class Decision(NamedTuple):
-    """The best period found, or (); no period has a distance below `bound`, infinite if none keeps the limits."""
+    """The result of one solution: the best period found, () if none was, and a proved lower bound.
+
+    No period has a consensus distance below `bound`, which is infinite if no period keeps the limits.
+    """
 
     phases: Period
     bound: float
@@ -59,13 +62,14 @@ def new_model() -> cp_model.CpModel:
 
 
 class ScheduleModel:
-    """A CP-SAT model of a period of K phases under the limits, solved within ever tighter budgets.
+    """A CP-SAT model of a period of `num_phases` phases under the limits.
 
-    Without `agree`, any K rounds are allowed, even if workers do not reach consensus.
+    It is solved within ever tighter budgets, in seconds of communication per period. Without `agree`, phases are
+    allowed under which workers do not reach consensus.
     """
 
     def __init__(self, choices: Choices, num_phases: int, *, agree: bool = True) -> None:
-        """Write the model without solving it. O(phases² · kinds of pairs + phases · blocks · links)."""
+        """Write the model without solving it. O(phases² · entries of `choices.meetings` + phases · blocks · links)."""
         self.choices, self.num_phases, self.agree = choices, num_phases, agree
         self.seconds, self.loads = choices.seconds_and_loads
         self.tick = float(self.seconds.max(initial=0.0)) / TICKS or 1.0
@@ -91,7 +95,10 @@ class ScheduleModel:
         self._minimize_distance()
 
     def decide(self, *, clock: Clock, until: float, seed: int, budget: float = inf, below: float = inf) -> Decision:
-        """Find the period of least consensus distance within `budget` seconds, and with a distance below `below`."""
+        """Find a period of least consensus distance, below `below`, whose communication takes at most `budget` seconds.
+
+        The solver stops at the clock's position `until`.
+        """
         while True:
             model = self.model.clone()
             if budget < inf:
@@ -139,7 +146,10 @@ class ScheduleModel:
         return Decision(tuple(tuple(compress(self.choices.blocks, row)) for row in chosen), bound)
 
     def _components(self, phases: Period) -> list[frozenset[int]]:
-        """Return the connected components of places under the groups; each is a cut that no group crosses."""
+        """Return the connected components of places (sets of local ranks that stay together) under the groups.
+
+        Each is a cut that no group crosses.
+        """
         found = [frozenset({place}) for place in range(len(self.choices.places))]
         within = dict(zip(self.choices.blocks, self.choices.within, strict=True))
         for block in (block for phase in phases for block in phase):
@@ -153,12 +163,16 @@ class ScheduleModel:
         self._some(whole or 0 < len(cut.intersection(within)) < len(within) for within in self.choices.within)
 
     def _some(self, blocks: Iterable[bool], phases: Iterable[int] | None = None) -> None:
-        """Require that at least one of the blocks is used in one of the phases."""
+        """Require that one of the phases (all if None) uses at least one of the blocks for which `blocks` is true."""
         listed = np.flatnonzero(list(blocks)).tolist()
         self.model.add_bool_or(self.x[k][b] for k in phases or range(self.num_phases) for b in listed)
 
     def _span(self, phase: Sequence[cp_model.IntVar]) -> cp_model.IntVar:
-        """Return a lower bound on a phase's ticks: a worker has one group at most, and loads on a link add up."""
+        """Return the variable of a phase's duration in ticks, and constrain it from below.
+
+        A worker is in one group at most; a phase lasts as long as each of its groups, and as the sum of their loads on
+        each link.
+        """
         from ortools.sat.python.cp_model import LinearExpr
 
         alone, shared = (np.floor(one / self.tick).astype(np.int64) for one in (self.seconds, self.loads))
@@ -171,7 +185,10 @@ class ScheduleModel:
         return span
 
     def _minimize_distance(self) -> None:
-        """Minimize the noise that two successive phases leave, with fewest repeated pairs among equals."""
+        """Minimize the noise that two successive phases leave; among equals prefer fewest repeated pairs.
+
+        A pair of workers repeats if it shares a group in two phases.
+        """
         from ortools.sat.python.cp_model import LinearExpr
 
         model, n, num_phases = self.model, self.choices.problem.cluster.num_workers, self.num_phases

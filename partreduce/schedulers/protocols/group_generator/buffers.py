@@ -52,7 +52,7 @@ class GroupBuffers:
 
 
 class Locking:
-    """The operations on group buffers; each returns new buffers and keeps no state."""
+    """The operations on group buffers (queues of groups per worker); each returns new buffers and keeps no state."""
 
     def pushed(self, state: GroupBuffers, members: tuple[int, ...]) -> GroupBuffers:
         """Return the buffers with a new group at the end of each of its members' buffers. O(num_workers)."""
@@ -118,7 +118,7 @@ class Locking:
         return state
 
     def voided(self, state: GroupBuffers, worker: int) -> tuple[GroupBuffers, tuple[Outstanding, ...]]:
-        """End every running group of a failed worker, even groups that it finished.
+        """End every running group of a failed worker, even groups that it finished; return buffers and groups.
 
         Other members may still wait in them.
         """
@@ -127,7 +127,7 @@ class Locking:
     def dissolved(
         self, state: GroupBuffers, ended: tuple[Outstanding, ...]
     ) -> tuple[GroupBuffers, tuple[Outstanding, ...]]:
-        """Return the buffers after these running groups end for all of their members, and the groups."""
+        """Return the buffers after these running groups end for all of their members, and again the groups."""
         free = [member for group in ended for member in group.active]
         groups = tuple(group for group in state.groups if group not in ended)
         return replace(state, groups=groups, locks=_clear_locks(state, free)), ended

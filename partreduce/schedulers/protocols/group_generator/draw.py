@@ -62,7 +62,7 @@ class GeneratorSetting:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """The input of a draw.
+    """The input of a draw: what the generator knows when it draws groups for the request of one worker, the initiator.
 
     `alive` are the workers that take part, `idle` those of them with an empty buffer (including the initiator),
     `counts` the rounds requested so far, `alone` the initiator's requests in a row without a group, `known` the groups
@@ -105,7 +105,7 @@ class Drawing:
         return (*self.inter(now, taking_part), *self.intra(now, taking_part))
 
     def is_limited(self, now: Situation) -> bool:
-        """Whether the initiator lags behind and therefore gets only one small group."""
+        """Whether the initiator (which requested a group) lags behind, and so gets only one small group."""
         return self.setting.slow_worker_policy != SlowWorkerPolicy.PAPER and self.is_slow_worker(now)
 
     def is_slow_worker(self, now: Situation) -> bool:
@@ -118,7 +118,9 @@ class Drawing:
         return ahead - now.counts[now.initiator] >= self.setting.slow_threshold
 
     def fast_enough(self, now: Situation, workers: frozenset[int]) -> frozenset[int]:
-        """Return the workers that pass the paper's filter: c_i − c_w < threshold; the initiator i always passes.
+        """Return the workers w that pass the paper's filter: c_i − c_w < threshold, c being the rounds requested.
+
+        The initiator i, whose request is answered, always passes.
 
         If `slow` is known, all workers outside it pass instead. By counts, a worker that was delayed once would be
         excluded forever, and so would all workers that it then averages with, until no group spans nodes.
@@ -137,9 +139,9 @@ class Drawing:
         return order_from_salt(self.fast_enough(now, everybody) or everybody, now.salt)
 
     def slow(self, costs: dict[int, int]) -> frozenset[int] | None:
-        """Return the workers that compute slowly, by each worker's cost of a round (0: unknown).
+        """Return the workers that compute slowly, by each worker's compute time of a round, `costs` (0: unknown).
 
-        The result is None if counts decide.
+        The result is None under the policies that judge by the number of rounds requested instead.
         """
         if self.setting.slow_worker_policy != SlowWorkerPolicy.DEFER or self.setting.slow_threshold is None:
             return None
@@ -159,7 +161,10 @@ class Drawing:
         return order_from_salt(local & now.idle or local or others & now.idle or others, now.salt)
 
     def around(self, now: Situation, partners: Sequence[int], size: int) -> tuple[Members, ...]:
-        """Return one group of the initiator and the first partners; a known group if the initiator is at its bound."""
+        """Return one group of `size` workers, the initiator and the first partners.
+
+        If the initiator is in `max_known` distinct groups already, it is one of these.
+        """
         if not partners:
             return ()
         if self.is_bounded(now, now.initiator):
@@ -216,8 +221,7 @@ class Drawing:
     def all_of(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:
         """Return one group of all `workers`.
 
-        If the initiator is at its bound, the largest known group that contains it and lies in `workers` is returned
-        instead.
+        If the initiator is in `max_known` distinct groups already, it is the largest of these within `workers` instead.
         """
         group = _members(workers | {now.initiator})
         if self.is_bounded(now, now.initiator):
@@ -226,16 +230,19 @@ class Drawing:
         return (group,) if len(group) > 1 else ()
 
     def is_due(self, now: Situation, apart: int) -> bool:
-        """Whether workers that are not slow requested `all_every` rounds on average since the last group of all."""
+        """Whether workers that are not slow requested `all_every` rounds on average since the last group of all.
+
+        `apart` is the number of requests since then.
+        """
         if self.setting.division != GroupSplit.NODE_THEN_ALL or self.is_limited(now):
             return False
         fast = len(self.fast_enough(now, now.alive))
         return fast > 1 and apart >= self.setting.all_every * fast
 
     def further(self, apart: int) -> int:
-        """Return the number of requests since the last group of all, plus one.
+        """Return `apart`, the number of requests since the last group of all workers, plus one.
 
-        The result is 0 if the division has no groups of all.
+        The result is 0 if the way to divide workers into groups (`division`) has no groups of all.
         """
         if self.setting.division != GroupSplit.NODE_THEN_ALL:
             return 0

@@ -155,10 +155,7 @@ class GroupGenerator:
         return ask.request == state.requests[worker]
 
     def repeated(self, state: GeneratorState, worker: int) -> tuple[Action, ...]:
-        """Return the message that sends the same answer again, in the present generation.
-
-        The result is None if there is no answer yet.
-        """
+        """Return the message that repeats the last answer, in the present generation; empty if there is none."""
         answer = state.answers[worker]
         return () if answer is None else (Send(worker, replace(answer, generation=state.generation)),)
 
@@ -203,7 +200,7 @@ class GroupGenerator:
         return state, self.void(state, ended, worker)
 
     def set_aside(self, state: GeneratorState, worker: int) -> GeneratorState:
-        """Exclude a worker until its next request: it is removed from all groups that have not started."""
+        """Exclude a worker from draws until its next request: it is removed from all groups that have not started."""
         buffers = self.locking.withdrawn(state.buffers, worker)
         return replace(state, status=replace_at(state.status, worker, LEFT), buffers=buffers)
 
@@ -239,7 +236,7 @@ class GroupGenerator:
     def counted(self, state: GeneratorState, worker: int) -> tuple[int, ...]:
         """Return the rounds requested by each worker, one more for `worker`.
 
-        The counts are relative to the slowest if numbers wrap.
+        The counts are relative to the slowest worker's in endless explorations, whose numbers wrap at `modulus`.
         """
         counts = replace_at(state.counts, worker, state.counts[worker] + 1)
         if self.modulus is None:
@@ -317,7 +314,7 @@ class GroupGenerator:
         return state, (Send(worker, Evicted(state.generation)), *self.void(state, groups, worker), *sent)
 
     def forgotten(self, state: GeneratorState, groups: tuple[Outstanding, ...]) -> GeneratorState:
-        """Replace recorded grants of canceled groups by `Alone`, so that no repeated request gets a canceled group."""
+        """Replace recorded answers that name a canceled group by `Alone`, so that no repeated request gets it."""
         seqs = {group.seq for group in groups}
         answers = tuple(
             Alone(a.generation, a.request) if isinstance(a, Grant) and a.seq in seqs else a for a in state.answers

@@ -40,11 +40,12 @@ from partreduce.schedulers.protocols.membership.messages import (
 class Member:
     """The state of one worker in the membership protocol.
 
-    `group` has the members of its present operation (empty: none). `stands` is whether it has reached an operation of
-    its rounds that it has not committed; `meets` is whether its operation is outside the rounds. `blank` means that it
-    has no model yet. `heard` holds the messages (sender, message) about the present or later operations, `held` its
-    commits (place, generation, group) in order. `knocks` is how often it may still ask to join; `has_knocked` is True
-    while it waits for the answer.
+    `place` is its position in the run, (round, operations outside rounds so far); `prepared` is whether it has the sum
+    of its present operation. `group` has the members of its present operation (empty: none). `stands` is whether it has
+    reached an operation of its rounds that it has not committed; `meets` is whether its operation is outside the
+    rounds. `blank` means that it has no model yet. `heard` holds the messages (sender, message) about the present or
+    later operations, `held` its commits (place, generation, group) in order. `knocks` is how often it may still ask to
+    join; `has_knocked` is True while it waits for the answer.
     """
 
     view: View
@@ -98,7 +99,10 @@ class Workers(Setting):
         return (Summed(),) if self._has_message_of_all(state, process, state.group, Share(*here)) else ()
 
     def _own_group(self, worker: int, state: Member) -> Members:
-        """Return the members with which a worker of an explored run averages at its place."""
+        """Return the members with which a worker averages at its place (position in the run), if no driver decides.
+
+        Only runs of the exhaustive explorer have no driver.
+        """
         assert self.groups is not None
         groups = self.groups(state.view.members, state.place[0])
         return next((tuple(group) for group in groups if worker in group), ())
@@ -157,7 +161,10 @@ class Workers(Setting):
         return replace(state, heard=state.heard | {(source, said)})
 
     def _entered(self, worker: int, state: Member, entry: Enter) -> Outcome[Member]:
-        """Enter an operation; advance without averaging if there is no group, or before the place where all resume."""
+        """Enter an operation of the run (an all-reduce of a group).
+
+        The worker advances without averaging if it has no group, or has not reached the place where all resume.
+        """
         state = replace(state, place=entry.place, meets=entry.meets)
         if state.place < state.view.resume or not entry.group:
             return _at_next_place(state), ()
@@ -172,7 +179,7 @@ class Workers(Setting):
         return tuple(Send(member, message) for member in members if member != own)
 
     def _suspected(self, state: Member) -> Outcome[Member]:
-        """Vote, without waiting for a request, if a member has failed or seems to have."""
+        """Vote for the next generation, without waiting for a request: a member has failed or seems to have."""
         return self._voted(state) if state.phase in (Phase.RUN, Phase.REBUILD) else (state, ())
 
     def _asked(self, state: Member, generation: int) -> Outcome[Member]:
@@ -211,7 +218,7 @@ class Workers(Setting):
 
 
 def _donor_state(state: Member) -> tuple[tuple[Place, int, Members], ...] | None:
-    """Return the state that a joined worker has received from its donor; None until then."""
+    """Return the state, a list of commits, that a joined worker has received from its donor; None until then."""
     donor, generation = state.view.donor, state.view.generation
     given = (said for source, said in state.heard if source == donor and isinstance(said, Given))
     return next((said.held for said in given if said.generation == generation), None)
@@ -229,7 +236,7 @@ def _with_commit(state: Member) -> Member:
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """The state of the authority, which decides views.
+    """The state of the authority, the process that decides views (the members of each generation).
 
     `log` has its views, the present one last; `told` of them are sent. `lost` are the missing workers, `joining` those
     that have asked to be members, `left` those that have ended, `votes` the workers' votes for the next view; `is_open`
@@ -348,14 +355,17 @@ class Decisions(Setting):
         return self._written(state, self._view(state, remaining))
 
     def _written(self, state: Authority, view: View) -> Outcome[Authority]:
-        """Log a view: members that it leaves out are missing from now on, workers that have joined no longer are."""
+        """Log a view (a generation's members): those left out are missing from now on, those that joined no longer."""
         left_out = frozenset(state.view.members).difference(view.members, state.left) if view.members else frozenset()
         lost, votes = (state.lost | left_out).difference(view.members), (None,) * self.num_workers
         after = replace(state, log=(*state.log, view), lost=lost, votes=votes, is_open=False, admits=False)
         return after, (Note(("write", view)),)
 
     def _view(self, state: Authority, members: Members) -> View:
-        """Return the next view by the commit rule, from the votes of all that continue and the commits of others."""
+        """Return the next view by the commit rule: if one survivor has committed an operation, all commit it.
+
+        It is decided from the votes of all members that continue, and from the commits of others.
+        """
         generation, votes = state.view.generation + 1, state.votes
         cast = {worker: vote for worker in members if (vote := votes[worker]) is not None and not vote.blank}
         nobody_changed = len(members) == len(state.view.members) and not (state.admits or state.joining)

@@ -17,7 +17,7 @@ Groups: TypeAlias = Callable[[Members, int], Sequence[Members]]
 
 
 class Phase(StrEnum):
-    """What a worker is doing: it is outside, runs, votes, connects, or has ended."""
+    """The stage of a worker: it is outside, runs, votes, connects, leaves, or is no longer part of the run."""
 
     OUTSIDE = "outside"
     RUN = "run"
