@@ -61,7 +61,7 @@ def segments_of(buckets: Sequence[Bucket], order: Iterable[torch.nn.Parameter]) 
 
 
 class LayerSender:
-    """Sender of gradients in segments during the backward pass, which overlaps communication with computation.
+    """Sender of gradients in segments (ranges of a flat array) during the backward pass, overlapped with it.
 
     `order` has the parameters from the first to the last layer.
     """
@@ -112,7 +112,7 @@ class LayerSender:
         return reduction
 
     def check_late(self) -> None:
-        """Raise InputError if a backward pass added gradients after this step's gradients were averaged."""
+        """Raise InputError if a backward pass added gradients after this step's were averaged and before `step()`."""
         if self._problem is not None:
             problem, self._problem = self._problem, None
             raise problem

@@ -125,7 +125,7 @@ class FlatModel:
         return [buffer for _, buffer in self.named_buffers()]
 
     def layout(self) -> list[str]:
-        """Describe each parameter and buffer in one line; the handshake compares the lines between workers."""
+        """Describe each parameter and buffer (name, shape, dtype) in one line; the lines must be equal everywhere."""
         lines = []
         for bucket in self.buckets:
             for slot in bucket.slots:
@@ -149,7 +149,10 @@ class FlatModel:
         return {"model": self.layout(), "buffer rules": rules}
 
     def undecided_values(self) -> dict[str, str]:
-        """Return the kind of values of each buffer whose rule depends on them; waits for a device."""
+        """Return the kind of values (`Values`) of each buffer whose averaging rule depends on them, by name.
+
+        Waits for a device.
+        """
         named = dict(self.named_buffers())
         return {name: values_of(named[name]).value for name in self._undecided if name in named}
 

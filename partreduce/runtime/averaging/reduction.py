@@ -30,7 +30,12 @@ from partreduce.topo.phase import Group
 
 @dataclass(slots=True)
 class CodedPart:
-    """One bucket's array in an all-reduce with a codec: `bucket.size` elements are coded, the rest is not."""
+    """One bucket's array in an all-reduce with a codec (compression of the values sent).
+
+    The first `bucket.size` elements, the parameters, are sent coded. The rest is sent as it is, in the separate tensor
+    `extra`: piggybacked tensors, presence flags, the tag (it shows whether all members ran the same operation), and the
+    number of members with infinite or NaN values.
+    """
 
     bucket: Bucket
     array: torch.Tensor
@@ -44,7 +49,11 @@ class CodedPart:
     def made(
         cls, bucket: Bucket, array: torch.Tensor, tag: tuple[int, ...], given: CodecInput, streams: Streams
     ) -> CodedPart:
-        """Create the uncoded part for an array whose coded elements are being sent already."""
+        """Create the state of an array whose parameters are being sent coded already.
+
+        `tag` identifies the operation; `given` tells what this worker's values were before coding, such as whether all
+        are finite.
+        """
         with_rest = bucket.exact and not streams.runs_ahead
         rest = array[bucket.size :] if with_rest else streams.upload(tag, torch.float32)
         extra = torch.cat((rest, given.not_finite.to(rest.dtype)))
@@ -56,7 +65,7 @@ class CodedPart:
         return [self.extra] if self.with_rest or not len(rest) else [rest, self.extra]
 
     def take_back(self) -> torch.Tensor:
-        """Copy the sums that were sent uncoded back into the array; return the sums of the tags."""
+        """Copy the sums of the uncoded rest back into the array; return the sums of the members' tags."""
         if not self.with_rest:
             return self.extra[:TAG_LENGTH]
         self.array[self.bucket.size :].copy_(self.extra[:-1])
@@ -70,7 +79,10 @@ class CodedPart:
         return whole
 
     def beyond_range(self) -> str:
-        """Describe which sum exceeded the codec's range; empty if none did. Waits for the device."""
+        """Return a message on the parameter whose sum exceeded the codec's range; empty if none did.
+
+        Waits for the device.
+        """
         values = self.array[: self.bucket.size]
         if _peak(values) < math.inf:
             return ""
@@ -99,7 +111,7 @@ class CodedPart:
 
 
 class CodecInput(NamedTuple):
-    """Facts about a worker's values before they are coded: the coding, whether all are finite, and the largest one."""
+    """What is known of a worker's values before they are coded: the coding, whether all are finite, and the largest."""
 
     coding: Coding
     not_finite: torch.Tensor  # one element on the values' device: 1 if any value is infinite or NaN, else 0
@@ -148,7 +160,7 @@ PARAMETERS = Content()
 
 
 class Alone(Communicator):
-    """Communicator of the only member left: an all-reduce returns its input."""
+    """Stand-in for a group's communicator if this worker is the only member left: an all-reduce returns its input."""
 
     def __init__(self, rank: int) -> None:
         super().__init__((rank,), rank, None)
@@ -158,7 +170,11 @@ class Alone(Communicator):
 
 
 class Reduction:
-    """State of one all-reduce: its group, tag and the scratch arrays that it borrows until it is committed."""
+    """State of one all-reduce: its group, its tag and the scratch arrays that it borrows from the buckets.
+
+    The arrays are returned after the result is committed, that is, written to the model. The tag shows whether all
+    members ran the same operation.
+    """
 
     def __init__(
         self,
@@ -185,7 +201,7 @@ class Reduction:
         return len(self.group.members)
 
     def release(self) -> None:
-        """Return the scratch arrays to their buckets, after the sums are committed or dropped."""
+        """Return the scratch arrays to their buckets, after the sums are written to the model or dropped."""
         for bucket, array in zip(self.buckets, self.arrays, strict=True):
             bucket.give_back(array)
         self.arrays = []
