@@ -50,7 +50,7 @@ class Slot:
         return torch.as_strided(flat, self.values.shape, self.stride, flat.storage_offset() + self.start)
 
     def window(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return the parameter's view in a flat array, with separate storage, so that `torch.save` writes no more."""
+        """Return the parameter's view in a flat array; its storage is separate, so that `torch.save` writes no more."""
         own: torch.Tensor = from_dlpack(to_dlpack(flat[self.start : self.start + self.room]))
         return own.as_strided(self.values.shape, self.stride)
 

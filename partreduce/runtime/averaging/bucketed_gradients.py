@@ -132,7 +132,7 @@ class LayerSender:
             self._problem = None
 
     def drop(self) -> None:
-        """Give up this step's gradients: send the rest with a tag that makes the all-reduce fail everywhere."""
+        """Give up this step's gradients: send the rest with a tag that no other member sends; all members then fail."""
         if self.is_under_way:
             step, self._gives_up = self.clock(), True
             reduction = self._open_reduction(step)

@@ -22,7 +22,7 @@ from partreduce.topo.strategies.axes import GradientBuckets
 
 
 class Guard(Facts):
-    """Checks for misuse of one optimizer's run, with the hooks that trigger them at the right moments.
+    """Checks for misuse of one optimizer's run (`table.TABLE`), with the hooks that trigger them at the right moments.
 
     If several optimizers wrap the same model, its forward hooks belong to the newest.
     """

@@ -32,7 +32,7 @@ from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScop
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """The user's options for buffers, optimizer state, initial parameters and the place of outer state."""
+    """The user's options for buffers, optimizer state, initial parameters, and where outer parameters are stored."""
 
     buffers: BufferPolicy
     optimizer_state: StatePolicy
@@ -202,7 +202,7 @@ def warn_of_rounded_signs(schedule: Schedule, optimizer: torch.optim.Optimizer) 
 
 
 def fact_of(transport: Transport) -> str:
-    """Describe how the payload is sent, except the algorithm, as a short text to compare between workers."""
+    """Describe how values are sent (codec and where it applies, except the algorithm), to compare between workers."""
     if transport.codec is Codec.NONE:
         return f"none, sending {transport.gradient_buckets}"
     text = f"{transport.codec} {transport.where}"

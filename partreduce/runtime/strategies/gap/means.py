@@ -110,14 +110,20 @@ class GapMeans(OneSided):
         self.run.reducer.recorder.end(operation)
 
     def drain(self) -> str:
-        """Clear the queues; all workers start again from their parameters at their next step."""
+        """Clear the queues of neighbors' parameters; all workers start again from their parameters at their next step.
+
+        Returns an empty string: nothing to warn of is lost.
+        """
         self.driver.drop()
         self._start = []
         return ""
 
     @property
     def is_measured(self) -> bool:
-        """Whether this round's change is added to the average later, as in the parallel order."""
+        """Whether this round's change is added to the average later, as in the parallel order.
+
+        If so, no model may be loaded alone.
+        """
         return self.is_parallel and self.driver.state is not None
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -186,7 +192,10 @@ class GapMeans(OneSided):
             raise self.run.reducer.failure(operation, error) from None
 
     def _send(self, recipients: Recipients) -> None:
-        """Send an update; the mailbox's thread sends a delayed one while the arrays do not change."""
+        """Send an update (the parameters of one step) to these ranks.
+
+        The mailbox's thread calls this too, for an update that was not allowed before, while the arrays do not change.
+        """
         self._sender.send("update", self._start if self.is_parallel else self.run.flat.arrays(), recipients)
 
     def _await(self, operation: Operation, kind: type[Reduce | Advance]) -> Outcome:
