@@ -322,7 +322,7 @@ class Member(FixedMembership):
         return self.notes.has(f"{OPEN}/{self.state.view.generation + 1}")
 
     def poll(self) -> None:
-        """Record whether the launcher has called a vote (after a failure, on how far each worker came).
+        """Record whether the launcher has called a vote, in which each worker tells how far it came.
 
         The heartbeat thread calls this.
         """

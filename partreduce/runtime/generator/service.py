@@ -227,7 +227,7 @@ class GeneratorService:
         return [(action.to, action.message) for action in actions if isinstance(action, Send)]
 
     def _expire(self) -> None:
-        """Evict workers that have connected and then been silent for longer than their lease."""
+        """Evict workers that have connected and then been silent for longer than their lease (`lease_of`)."""
         now = self._clock()  # excludes time in which this process was stopped
         late = [worker for worker, seen in self._seen.items() if now - seen > self.lease_of(worker)]
         for worker in late:

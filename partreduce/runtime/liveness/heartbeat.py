@@ -240,10 +240,9 @@ class Heartbeat(SignsOfLife):
     def cause(self, members: Iterable[int], round_: int | None = None) -> str | None:
         """Return why a member cannot take part, as a clause like `worker 3 was killed by signal 9`; else None.
 
-        With `round_`, a member that ended after at most that many rounds counts too; inside a gathering or exchange,
-        one that did not enter it. A signal, an exception or a death precedes the run's first failure, and that precedes
-        its
-        consequences: exit codes, and workers that gave up.
+        With `round_`, a member that ended after at most that many rounds counts too; inside a gathering or exchange
+        (operations of all workers), one that did not enter it. A signal, an exception or a death precedes the run's
+        first failure, and that precedes its consequences: exit codes, and workers that gave up.
         """
         others = [rank for rank in members if rank != self.rank]
         deaths = {rank: self._death(rank) for rank in others}

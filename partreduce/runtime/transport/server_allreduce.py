@@ -133,7 +133,7 @@ class _Sum:
 
 
 class _ThroughServers:
-    """A world whose group of all workers is replaced by one that all-reduces through the hosts."""
+    """A world (set of groups) whose group of all workers is replaced by one that all-reduces through the hosts."""
 
     def __init__(self, world: World, communicator: ServerCommunicator) -> None:
         self._world, self._communicator = world, communicator
@@ -163,5 +163,5 @@ class _ThroughServers:
 
 
 def through_servers(world: World, communicator: ServerCommunicator) -> World:
-    """Return a world whose group of all workers all-reduces through the hosts; all else is the given world's."""
+    """Return a world like `world`, except that its group of all workers all-reduces through the hosts."""
     return cast("World", _ThroughServers(world, communicator))
