@@ -113,7 +113,10 @@ class BlockCodec:
         self._work = torch.empty(0, dtype=torch.float32)
 
     def encode(self, values: torch.Tensor, encoded: torch.Tensor) -> None:
-        """Write the code of `values` [count] into `encoded`, uint8 [`block_bytes`], aligned to 4 bytes."""
+        """Write the code of `values` [count] into `encoded`, uint8 [`block_bytes(codec, count, block)`].
+
+        `encoded` is aligned to 4 bytes, as the scales in it are float32.
+        """
         if not len(values):
             return
         values = values.to(torch.float32)

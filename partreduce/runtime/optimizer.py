@@ -661,7 +661,7 @@ def _run(
     plan: Schedule, reducer: Reducer, flat: FlatModel, optimizer: torch.optim.Optimizer, policies: Policies, *,
     tables: Tables, membership: FixedMembership,
 ) -> Run:  # fmt: skip
-    """Create the state on which the schedule's runner works: the model's buckets with their reducers."""
+    """Create the state on which the schedule's runner, which averages, works: the buckets with their reducers."""
     nodes = plan.cluster.node_of().tolist()
     reducer.recorder.attach("run", lambda: {"schedule": plan.name, "words": describe(plan), "node_of": nodes})
     mean_reducers = [reducer, *([reducer.of(flat.buffer_buckets, "buffers")] if flat.buffer_buckets else [])]

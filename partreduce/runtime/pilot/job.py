@@ -52,7 +52,7 @@ class PilotJob:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Loss of the mean model in one pilot run, on fixed evaluation batches, at steps 0, `every`, 2 · `every`, …"""
+    """Loss of the mean model in one pilot run, on fixed evaluation batches, each `every` steps from step 0 on."""
 
     schedule: Schedule
     seed: int

@@ -31,7 +31,7 @@ class Marker(Protocol):
 class Streams:
     """Streams of the CPU, and the interface of CUDA's: here every operation is complete when its call returns.
 
-    On CUDA, work is queued in the current stream, torch's, or in a side stream that runs beside it.
+    On CUDA, work is queued in torch's current stream, or in a side stream, which runs at the same time.
     """
 
     runs_ahead = False  # whether the host may run ahead of the device, so that it must not read results
