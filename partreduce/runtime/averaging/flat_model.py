@@ -92,7 +92,10 @@ class FlatModel:
         self._known = {slot.parameter: slot for slot in self._slots}
 
     def fragment(self, number: int) -> list[Bucket]:
-        """Return the buckets of fragment `number`; a buffer is in the first fragment with its device and dtype."""
+        """Return the buckets of fragment `number`, a part of the model that is averaged in its turn.
+
+        A buffer is in the first fragment with its device and dtype.
+        """
         return [bucket for bucket in self.buckets if bucket.fragment == number]
 
     def arrays(self) -> list[torch.Tensor]:
@@ -220,7 +223,11 @@ class FlatModel:
 def _ride(
     buckets: list[Bucket], name: str, like: torch.Tensor, rule: BufferRule, fetch: Callable[[], torch.Tensor | None]
 ) -> None:
-    """Add a tensor to the bucket of its device and dtype (uint8 under the rule `own`), or to a new bucket."""
+    """Add a buffer or optimizer state to the bucket of its device and dtype, or to a new bucket, to be sent along.
+
+    Under the rule `own` (each worker keeps its values) it is added as bytes. `like` is a tensor of its shape, `fetch`
+    returns its current value.
+    """
     dtype = torch.uint8 if rule is BufferRule.OWN else like.dtype
     bucket = next((known for known in buckets if known.device == like.device and known.dtype == dtype), None)
     if bucket is None:

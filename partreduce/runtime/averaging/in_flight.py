@@ -161,8 +161,8 @@ class FixedMembership:
     ) -> Reference:
         """Return reference parameters, equal on all workers, from which they then measure their change.
 
-        `starts` counts the starts of the run, for unique names; `host` offloads the reference to host memory, if not
-        None.
+        `starts` counts how often the run has taken a new reference, for unique names; `host`, unless None, offloads it
+        to host memory.
         """
         del name  # for members that communicate through the store
         return common_start(reducer, self._members, starts, step, round_, host=host)
@@ -185,11 +185,11 @@ class FixedMembership:
         """Create a communicator of the ranks `members`, which all call this; here they are connected already."""
 
     def check_to_go_back(self, round_: int) -> None:
-        """Raise InputError unless all members would restart averaging at round `round_`; here they always do."""
+        """Raise InputError if other members would not restart averaging at round `round_`; here all do."""
 
 
 def state_of(flight: Flight, prefix: str, buckets: Sequence[Bucket], *, joins: bool = False) -> State:
-    """Return the tensors that save an operation in flight, by name.
+    """Return the tensors that save an operation in flight (an average, not written back yet), by name.
 
     For a worker that `joins`, only the inputs are returned, from which the operation restarts.
     """

@@ -142,7 +142,10 @@ def _peak(values: torch.Tensor) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What a worker sends in an all-reduce: parameters, their change since a reference, or gradients."""
+    """What a worker sends in an all-reduce: parameters, their change since reference parameters, or gradients.
+
+    The reference is equal on all workers; `kept` has copies to send in place of current values.
+    """
 
     gradients: bool = False
     divisor: int | None = None  # of gradients; by default the number of members
@@ -215,8 +218,8 @@ class Reduction:
     def load(self, index: int, part: slice, kept: Snapshot | None = None) -> None:
         """Copy this worker's parameters, or their change since the reference, divided by the group size, into an array.
 
-        `index` is that of the bucket, `part` the range of elements, `kept` a copy to send in place of the current
-        values.
+        The reference is parameters equal on all workers. `index` is that of the bucket, `part` the range of elements,
+        `kept` a copy to send in place of the current values.
         """
         whole = self.buckets[index].flat if kept is None or kept.array is None else kept.array
         values, share = whole[part], self.arrays[index][part]

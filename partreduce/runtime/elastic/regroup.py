@@ -125,7 +125,10 @@ class Regroup:
         handshake(store, place, len(view.members), facts, key=f"{self.key}-{name}{what}", timeout=self.timeout)
 
     def _hand_over(self, view: View, members: Members, is_open: Callable[[], bool], healed: Callable[[], None]) -> None:
-        """Copy the donor's state to the joining workers, by an all-reduce to which the latter contribute zeros."""
+        """Copy the state of the donor, one of the old members, to the joining workers.
+
+        All of these take part in an all-reduce, to which the joining ones contribute zeros.
+        """
         held, first = self.held, self.first
         assert held is not None, "as above"
         is_donor, line = self.world.rank == view.donor, self.world.communicator(members)

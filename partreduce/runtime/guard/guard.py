@@ -138,7 +138,7 @@ class Guard(Facts):
             training.same_batches(self)
 
     def compares_data(self, store: Store, key: str, num_workers: int) -> None:
-        """Turn on the comparison of first gradients and data sets between workers, through the run's store."""
+        """Turn on the comparison of first gradients and data sets between workers, by hashes in the run's store."""
         self.notes, self.num_compared = Notes(store, f"data/{key}"), num_workers
 
     def after_averaging(self) -> None:

@@ -58,10 +58,10 @@ PACED = (
 class Heartbeat(SignsOfLife):
     """This worker's heartbeat and failure notes in the store, and access to other workers'; tolerates a lost store.
 
-    A *gathering* is an operation of all workers outside the rounds, such as `mean_model()` or a checkpoint. An
-    *exchange* is another operation of all workers that belongs to no round, such as a lookup in tables. Each worker
-    counts both, and records the gathering that it waits in, so that a worker that waits for it elsewhere stops with a
-    reason.
+    A note is a text in the store; a heartbeat is one that tells, again and again, what the worker does. A *gathering*
+    is an operation of all workers outside the rounds, such as `mean_model()` or a checkpoint. An *exchange* is another
+    operation of all workers that belongs to no round, such as a lookup in tables. Each worker counts both, and records
+    the gathering that it waits in, so that a worker that waits for it elsewhere stops with a reason.
     """
 
     def __init__(
@@ -355,7 +355,10 @@ class Heartbeat(SignsOfLife):
         )
 
     def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:
-        """Like `cause`, but also report members that gave up; after `finished`, ended members are not missing."""
+        """Return why a member can no longer take part, as a clause; None if not known.
+
+        Like `cause`, but members that gave up count too; after `finished`, ended members are not missing.
+        """
         if (problem := self._notes.problem) is not None:
             return problem
         members = list(members)

@@ -44,8 +44,9 @@ class Part:
     """Averaging of one fragment of the model, or the whole: x ← x + relaxation · (mean − x) over the round's group.
 
     With a delay the mean is that of snapshots at the start of the round and is computed during the round: x_{k+1} = W_k
-    x_k + u_k(x_k). With step-normalized averaging a member's progress is first multiplied by the members' mean steps
-    per round and divided by its own. Either needs one more copy of the parameters.
+    x_k + u_k(x_k), where W_k averages over the groups of round k and u_k is the worker's change in it. With
+    step-normalized averaging a member's progress is first multiplied by the members' mean steps per round and divided
+    by its own. Either needs one more copy of the parameters.
 
     With a codec or outer steps, workers hold reference parameters, bitwise equal on all: they send x − reference, and
     the mean over all workers is the next reference. Outer steps (DiLoCo) use the mean change as the gradient of an
@@ -334,9 +335,10 @@ class ParameterAverage(Runner):
     steps later, at the steps that `topo.strategies.payload.moves` defines. A worker without a group in the round, or
     that has not sent a fragment, merges nothing.
 
-    Neighbors (D-PSGD): x ← W_k (x + u) after each round; with a delay x ← W_k x + u(x): Hop's serial and parallel order
-    (its Figure 2). A worker without edges in a round keeps its parameters. Step-normalized averaging scales every
-    worker's progress to the mean steps per round of all, since neighborhoods overlap.
+    Neighbors (D-PSGD), with the weights W_k of round k and the worker's change u in it: x ← W_k (x + u) after each
+    round; with a delay x ← W_k x + u(x): Hop's serial and parallel order (its Figure 2). A worker without edges in a
+    round keeps its parameters. Step-normalized averaging scales every worker's progress to the mean steps per round of
+    all, since neighborhoods overlap.
     """
 
     def __init__(self, strategy: StaticGroups | AllReduce | NeighborAveraging, run: Run) -> None:

@@ -97,7 +97,7 @@ def _decode_answer(frame: Any, length: int, dtype: torch.dtype, coding: Coding |
 
 
 def _decode_push(message: Message, length: int) -> torch.Tensor:
-    """Return the numbers in a worker's message; in float32 if they were encoded."""
+    """Return the numbers in the message by which a worker sends its part to a host; in float32 if they were encoded."""
     _, *algorithm = message.kind.split()
     if len(algorithm) == 1:
         return tensor_of(message.payload[0], getattr(torch, algorithm[0]))

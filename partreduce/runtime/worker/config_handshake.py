@@ -81,7 +81,10 @@ class Policies:
 
 
 class HandshakeResult(NamedTuple):
-    """Result of a handshake: the world, the optimizer's key (equal on all workers), and keepalive sockets."""
+    """Result of a handshake: the world (connection to all workers), the optimizer's key, and keepalive sockets.
+
+    The key is equal on all workers.
+    """
 
     world: World
     key: str

@@ -210,7 +210,7 @@ class Engine:
         return drops
 
     def check_load(self, steps: int) -> None:
-        """Raise InputError if a state of step `steps` cannot be loaded: the start of its round is needed."""
+        """Raise InputError if a state of step `steps` cannot be loaded: it is inside a round whose start is needed."""
         if self.traits.needs_round_start and steps % self._steps_per_round:
             raise InputError(
                 f"load_state_dict: step {steps} lies inside a round of {self._steps_per_round} steps, whose "
@@ -230,7 +230,10 @@ class Engine:
             self._joining, self.run.applier.after_averaging = False, None
 
     def declare(self) -> None:
-        """Declare the current round to workers without data; a worker that has joined the run has caught up now."""
+        """Tell workers without data (inside `join`) that this worker runs the current round.
+
+        A worker that has joined the run has then caught up with the others.
+        """
         if self.is_behind:
             self.is_behind, self._batches_to_drop = False, 0
         if self._joining:

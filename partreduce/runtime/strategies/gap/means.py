@@ -34,11 +34,12 @@ from partreduce.topo.strategies.neighbor import NeighborAveraging
 class GapMeans(OneSided):
     """Runner for Hop (Luo et al., ASPLOS 2019): averages with its in-neighbors' parameters after each round.
 
-    Serial order: x ← W (x + u); the update is sent after computing, and tokens separately when a round is entered, so
-    that neighbors need not wait for the next update. Parallel order: x ← W x + u(x); the update is sent with the tokens
-    when a round is entered. A worker without data continues with unchanged parameters. Buffers are averaged in the mean
-    model only. Memory: one snapshot per round in flight, one more array (two in the parallel order with skips), and the
-    queues.
+    With the weights W and a worker's change u in the round: serial order: x ← W (x + u); the update (the parameters) is
+    sent after computing, and tokens (leave for a neighbor to enter one more round) separately when a round is entered,
+    so that neighbors need not wait for the next update. Parallel order: x ← W x + u(x); the update is sent with the
+    tokens when a round is entered. A worker without data continues with unchanged parameters. Buffers are averaged in
+    the mean model only. Memory: one snapshot per round in flight, one more array (two in the parallel order with
+    skips), and the queues.
     """
 
     def __init__(self, strategy: NeighborAveraging, run: Run) -> None:
@@ -233,8 +234,8 @@ class GapMeans(OneSided):
 def message_bound(machine: Hop, layout: Layout) -> Bound:
     """Return the limit of messages in flight to a neighbor; equal on all workers, and never reached by the protocol.
 
-    A queue holds at most 1 + `max_ig` updates; without token queues, 1 + (staleness + 1) · (workers − 1), since no path
-    between two workers is longer.
+    A queue of received updates holds at most 1 + `max_ig` (the largest iteration gap); without token queues, 1 +
+    (staleness + 1) · (workers − 1), since no path between two workers is longer.
     """
     setting = machine.setting
     longest = (setting.staleness + 1) * max(1, machine.num_processes - 1)
