@@ -265,7 +265,7 @@ class Part:
     def _measure(self, index: int, mean: torch.Tensor, reduction: Reduction, reference: Reference) -> None:
         """Turn the members' mean change of bucket `index` into new parameters, by an outer step if there is one.
 
-        If all workers took part, the mean is the new reference.
+        If all workers took part, the result is the new reference.
         """
         if self._is_own:
             self.outer.step(index, mean.sub_(reference.arrays[index].here()), reduction.ok)

@@ -26,7 +26,7 @@ Recipients = Mapping[int, tuple[int, ...]]  # ranks that get an update, each wit
 class Letter(NamedTuple):
     """A message without arrays to a neighbor: tokens, an acknowledgement, or the mark of a pause.
 
-    A token allows the neighbor one step more; a mark tells that all messages before the pause have been sent.
+    A token lets the neighbor enter one more step; a mark tells that all messages before the pause have been sent.
     """
 
     to: int

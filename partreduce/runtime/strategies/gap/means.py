@@ -34,12 +34,12 @@ from partreduce.topo.strategies.neighbor import NeighborAveraging
 class GapMeans(OneSided):
     """Runner for Hop (Luo et al., ASPLOS 2019): averages with its in-neighbors' parameters after each round.
 
-    With the weights W and a worker's change u in the round: serial order: x ← W (x + u); the update (the parameters) is
-    sent after computing, and tokens (leave for a neighbor to enter one more round) separately when a round is entered,
-    so that neighbors need not wait for the next update. Parallel order: x ← W x + u(x); the update is sent with the
-    tokens when a round is entered. A worker without data continues with unchanged parameters. Buffers are averaged in
-    the mean model only. Memory: one snapshot per round in flight, one more array (two in the parallel order with
-    skips), and the queues.
+    W are the weights, u is a worker's change in the round. Serial order: x ← W (x + u); the update (the parameters) is
+    sent after computing, and tokens (each lets a neighbor enter one more round) separately when a round is entered, so
+    that neighbors need not wait for the next update. Parallel order: x ← W x + u(x); the update is sent with the tokens
+    when a round is entered. A worker without data continues with unchanged parameters. Buffers are averaged in the mean
+    model only. Memory: one snapshot per round in flight, one more array (two in the parallel order with skips), and the
+    queues.
     """
 
     def __init__(self, strategy: NeighborAveraging, run: Run) -> None:
