@@ -316,8 +316,8 @@ def levels_of(
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Return this worker's groups in a hierarchical all-reduce: (members on its node, one member per node).
 
-    The latter have the same local index on their nodes. None if a ring applies: fewer than two nodes, or unequally many
-    members on them. `members` are ascending and contain `rank`; `nodes` has the node of every worker.
+    The latter have the same local index on their nodes. None if a ring applies: fewer than two nodes, or fewer than two
+    or unequally many members on them. `members` are ascending and contain `rank`; `nodes` has the node of every worker.
     """
     on_node: dict[int, list[int]] = {}
     for member in members:
