@@ -275,7 +275,7 @@ def deaths_of(store: Store, members: Iterable[int]) -> str | None:
 
 
 def publish_stage(store: Store, rank: int, stage: str, beat: str = "") -> None:
-    """Write how far this worker's start has come, its stage, so that the launcher can report it if the worker dies.
+    """Write to the store how far this worker has come, its stage, for the launcher's report if the worker dies.
 
     `stage` is a clause such as "connected its groups", `beat` the key of the worker's heartbeat in the store. A query
     confirms the write, since torch's store does not answer a `set`.
