@@ -87,7 +87,10 @@ def _check(norm_type: float) -> None:
 
 
 class _Apart:
-    """Global norm of gradients of which each worker holds only some rows, computed in float32 or a wider dtype."""
+    """Global norm of gradients that no worker has completely, computed in float32 or a wider dtype.
+
+    Of sharded tables each worker has only some rows; unless `equal`, dense gradients differ between workers too.
+    """
 
     def __init__(
         self, parameters: Sequence[torch.Tensor], tables: Tables | None, norm_type: float, *, equal: bool
@@ -105,7 +108,7 @@ class _Apart:
         return _powers(self._rows, self._norm_type) + _powers(self._differing, self._norm_type) / self._num_workers
 
     def norm(self, said: Sequence[float]) -> torch.Tensor:
-        """Return the global norm from all workers' contributions and the gradients that are equal on all."""
+        """Return the global norm from all workers' contributions (`share`) and the gradients that are equal on all."""
         dtype = torch.float32
         for parameter in (*self._rows, *self._differing, *self._known):
             if parameter.grad is not None:

@@ -24,8 +24,8 @@ DTYPES = {Codec.FLOAT16: torch.float16, Codec.BFLOAT16: torch.bfloat16}
 class Leftovers:
     """Error feedback: stores each repeated sum's rounding errors, and adds them to the same values before the next sum.
 
-    Errors are stored by place: one for this worker's contribution, one for the sum of the shard that it owns. Sources:
-    Seide et al., Interspeech 2014; for both roundings, Tang et al., DoubleSqueeze, ICML 2019.
+    A `place` names what was rounded: this worker's contribution, or the sum of the shard that it adds up; each has its
+    own error. Sources: Seide et al., Interspeech 2014; for both roundings, Tang et al., DoubleSqueeze, ICML 2019.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Leftovers:
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How the values of one all-reduce are encoded: codec, block size and, with error feedback, rounding errors."""
+    """How the values of one all-reduce are encoded: codec, block size and, with error feedback, its rounding errors."""
 
     transport: Transport
     leftovers: Leftovers | None = None
@@ -70,7 +70,7 @@ class Coding:
 
 
 class Codings:
-    """The codings of one strategy's repeated all-reduces, one per bucket in `of_buckets`."""
+    """How one strategy's repeated all-reduces are encoded; `of_buckets` has a Coding for each bucket (flat array)."""
 
     def __init__(self, transport: Transport, num_buckets: int) -> None:
         self._transport, self._num_buckets = transport, num_buckets
@@ -113,7 +113,10 @@ class BlockCodec:
         self._work = torch.empty(0, dtype=torch.float32)
 
     def encode(self, values: torch.Tensor, encoded: torch.Tensor) -> None:
-        """Write the code of `values` [count] into `encoded`, uint8 [`block_bytes`], aligned to 4 bytes."""
+        """Write the code of `values` [count] into `encoded`, uint8 [`block_bytes(codec, count, block)`].
+
+        `encoded` is aligned to 4 bytes, as the scales in it are float32.
+        """
         if not len(values):
             return
         values = values.to(torch.float32)
@@ -146,7 +149,7 @@ class BlockCodec:
                 values[first:end].copy_(work.view(-1))
 
     def _parts(self, encoded: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return views of the encoded bytes: levels (int8 [count], int4 [count / 2]) and scales [blocks]."""
+        """Return views of the encoded bytes: integer levels (int8 [count], int4 [count / 2]) and scales [blocks]."""
         assert len(encoded) == block_bytes(self.codec, count, self.block), "the array has the size of the code"
         num_scales = -(-count // self.block)
         codes = count if self.codec == "int8" else -(-count // 2)
@@ -235,8 +238,8 @@ def code_bytes(count: int, coding: Coding) -> int:
 def encode_values(values: torch.Tensor, coding: Coding, place: str) -> torch.Tensor:
     """Return the encoded bytes of `values`, as uint8 in host memory.
 
-    With error feedback (`Leftovers`) the last rounding error of `place` is first added to `values`, in place, and the
-    new error is stored.
+    With error feedback (`Leftovers`) the last rounding error is first added to `values`, in place, and the new one is
+    stored; `place` names what is rounded.
     """
     if coding.leftovers is not None:
         coding.leftovers.add_to(place, values)

@@ -185,7 +185,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._start(model, broadcast=policies.broadcast)
 
     def _connect_parts(self, policies: Policies, *, own_process: bool) -> None:
-        """Create the engine and the objects for operations of all workers and for the end of the run."""
+        """Create the objects to which this one leaves its work: `engine`, `meeting`, `ending`.
+
+        The engine takes steps and counts rounds, `meeting` runs operations of all workers, and `ending` ends the run.
+        With `own_process` (the script passed no `world`, so this process is one worker) the run also ends when the
+        interpreter exits, and first gradients and data sets are compared between workers.
+        """
         reducer = self.run.reducer
         reached, key = reducer.world, reducer.key
         uneven_inputs = UnevenInputs(
@@ -204,7 +209,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._handover = Handover(self, self.engine, self.meeting)
 
     def _start(self, model: torch.nn.Module, *, broadcast: bool) -> None:
-        """Run the operations of all workers before the first step: broadcast the model, distribute tables."""
+        """Run the operations of all workers before the first step: broadcast the model, distribute tables' rows."""
         run, tables = self.run, self.run.tables
         has_joined = run.membership.may_change and joins()
         if broadcast and not has_joined:
@@ -234,7 +239,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         flat.copy_masks(flat.masks_among(seen))
 
     def _starts(self) -> list[dict[str, str]]:
-        """Return all workers' hashes of their initial models."""
+        """Return all workers' hashes of their initial models, by rank, each as `{"model": hash}`."""
         with self.run.reducer.heartbeat.gathering("the first step", self.round):
             return self.meeting.exchange("start", {"model": digest_of(self.run.flat.arrays())})
 
@@ -281,7 +286,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 yield batch
 
     def _dealt(self, loader: Iterable[Batch], sampler: RoundSampler, member: Member) -> Iterator[Batch]:
-        """Yield batches like `batches`; after a change of members, divide the rest of the epoch again."""
+        """Yield batches like `batches`; after a change of members, divide the rest of the epoch among the new ones."""
         engine = self.engine
         if engine.is_behind and sampler.epoch != engine.data_epoch[0]:
             return
@@ -554,7 +559,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._load_strategy((own or {}).get("strategy"), steps, lost)
 
     def _load_strategy(self, state: dict[str, torch.Tensor] | None, steps: int, lost: str) -> None:
-        """Load the strategy's saved state; warn about state that cannot be loaded, or that was `lost`."""
+        """Load the strategy's saved state, such as outer parameters, to continue with step `steps`.
+
+        Warns about state that cannot be loaded; `lost` is a warning about state dropped before, or empty.
+        """
         if state:
             lost = ""
             try:
@@ -625,7 +633,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
 @contextlib.contextmanager
 def _connecting(world: World, heartbeat: Heartbeat) -> Iterator[None]:
-    """Context around connecting to the others: after a failure, record its reason and leave the world."""
+    """Context around connecting to the others: after a failure, record its reason and destroy this worker's groups."""
     try:
         yield
     except PartreduceError as error:
@@ -639,7 +647,7 @@ def _connecting(world: World, heartbeat: Heartbeat) -> Iterator[None]:
 
 
 def _prepare(world: World, schedule: Schedule, heartbeat: Heartbeat, *, own_process: bool, connects: bool) -> None:
-    """Connect to the other workers; a joining worker connects later (see `Member`)."""
+    """Create this worker's groups; a worker that joins a running job (not `connects`) does so later (see `Member`)."""
     world.signs = heartbeat
     if own_process:
         publish_stage(world.store, world.rank, "connected its groups")
@@ -653,7 +661,7 @@ def _run(
     plan: Schedule, reducer: Reducer, flat: FlatModel, optimizer: torch.optim.Optimizer, policies: Policies, *,
     tables: Tables, membership: FixedMembership,
 ) -> Run:  # fmt: skip
-    """Create the state on which the schedule's runner works: the model's buckets with their reducers."""
+    """Create the state on which the schedule's runner, which averages, works: the buckets with their reducers."""
     nodes = plan.cluster.node_of().tolist()
     reducer.recorder.attach("run", lambda: {"schedule": plan.name, "words": describe(plan), "node_of": nodes})
     mean_reducers = [reducer, *([reducer.of(flat.buffer_buckets, "buffers")] if flat.buffer_buckets else [])]

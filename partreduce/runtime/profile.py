@@ -44,7 +44,10 @@ NEAR = {"PIX", "PXB"}  # `nvidia-smi topo` paths over PCIe bridges only: the NIC
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Measured times of one phase with `size` bytes per worker: the slowest worker's, per repetition."""
+    """Measured times of one phase (groups that all-reduce at the same time), with `size` bytes per worker.
+
+    `seconds` has the time of the slowest worker in each repetition.
+    """
 
     phase: Phase
     size: int
@@ -57,7 +60,7 @@ class Measurement:
 
 
 class Fit(NamedTuple):
-    """Hardware parameters fitted to measurements, and the relative errors of the predictions for them."""
+    """Hardware parameters (latencies, bandwidths) fitted to measurements, and each measurement's relative error."""
 
     hardware: Hardware
     errors: tuple[float, ...]
@@ -154,7 +157,10 @@ def _broadcast_fit(
 
 
 def _with_compute(world: World, step: Callable[[], object], model_bytes: int, device: torch.device) -> Hardware:
-    """Time `step` on all workers at once; return compute time, jitter, and workers slower than 1.1× the fastest."""
+    """Time `step` on all workers at once; return a Hardware with the compute time of the fastest worker.
+
+    It also has the jitter, and the workers slower than 1.1 times the fastest, each with its factor.
+    """
     times = torch.zeros(world.size, STEP_REPETITIONS, device=device)
     step()
     for index in range(STEP_REPETITIONS):
@@ -175,7 +181,10 @@ def _with_compute(world: World, step: Callable[[], object], model_bytes: int, de
 def measure_phases(
     world: World, wanted: Sequence[tuple[Phase, int]], *, repetitions: int, device: torch.device
 ) -> list[Measurement]:
-    """Time each (phase, bytes per worker) in `wanted`; all workers call it, after creating the groups."""
+    """Time phases, groups that all-reduce at the same time: each (phase, bytes per worker) in `wanted`.
+
+    All workers call it, after creating the groups.
+    """
     buffer = torch.zeros(max(max(1, size // 4) for _, size in wanted), dtype=torch.float32, device=device)
 
     def run(members: tuple[int, ...] | None, part: torch.Tensor) -> None:
@@ -196,7 +205,7 @@ def measure_phases(
 def _time_runs(
     world: World, runs: Sequence[Callable[[], object]], *, repetitions: int, device: torch.device
 ) -> torch.Tensor:
-    """Return this worker's times in seconds, [runs, repetitions].
+    """Return how long each function in `runs` takes on this worker, in seconds, [runs, repetitions].
 
     Each repetition goes through all runs, so that a disturbance of the machine is spread over them. A run starts after
     an all-reduce of one element over all workers.
@@ -257,7 +266,10 @@ def _passes(values: torch.Tensor) -> dict[tuple[str, str], Callable[[], object]]
 
 
 def calibration_phases(cluster: Cluster) -> list[Phase]:
-    """Return phases for fitting hardware: one or several groups, inside and across nodes, of two to all workers."""
+    """Return phases for fitting hardware: one or several groups, inside and across nodes, of two to all workers.
+
+    The groups of a phase all-reduce at the same time.
+    """
     n = cluster.num_workers
     nodes = [list(cluster.workers_of(node)) for node in range(cluster.num_nodes)]
     candidates: list[list[list[int]]] = [[list(range(n))]]
@@ -275,7 +287,10 @@ def calibration_phases(cluster: Cluster) -> list[Phase]:
 
 
 def random_phases(cluster: Cluster, count: int, rng: np.random.Generator) -> list[Phase]:
-    """Draw `count` random phases: partitions into groups of 2 to n workers, in which some workers may have no group."""
+    """Draw `count` random phases: groups of 2 to n of the n workers, which all-reduce at the same time.
+
+    Some workers may have no group.
+    """
     n = cluster.num_workers
     phases: list[Phase] = []
     while len(phases) < count:
@@ -292,7 +307,7 @@ def random_phases(cluster: Cluster, count: int, rng: np.random.Generator) -> lis
 
 
 def predicted_seconds(measurement: Measurement, cluster: Cluster, hardware: Hardware) -> float:
-    """Return the seconds that the cost model predicts for a measured phase."""
+    """Return the seconds that the cost model predicts for a measured phase, that is, for its slowest group."""
     seconds = group_seconds(measurement.phase, cluster, hardware, model_bytes=measurement.size)
     return float(seconds.max(initial=0.0))
 
@@ -354,7 +369,10 @@ def _without_negligible(hardware: Hardware) -> Hardware:
 
 
 def cluster_of(world: World) -> Cluster:
-    """Return the shape of the running job by the launchers' node numbers; nodes are ordered by their lowest rank."""
+    """Return the number of workers on each node of the running job, by the launchers' node numbers.
+
+    Nodes are ordered by their lowest rank.
+    """
     nodes: dict[str, list[int]] = {}
     own = os.environ.get(GROUP_RANK) or os.environ.get(SLURM_NODEID) or "0"
     for rank, node in enumerate(_gather_texts(world, "profile/node", own, range(world.size))):

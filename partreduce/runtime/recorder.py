@@ -28,7 +28,7 @@ MAX_TRACE_EVENTS = 200_000
 
 @dataclass(slots=True)
 class Operation:
-    """Record of one average or other collective on this worker.
+    """Record of one average or other collective on this worker, for error reports and traces.
 
     `start` and `end` are seconds since the epoch; `end` is None while it runs.
     """
@@ -46,7 +46,10 @@ class Operation:
 
     @property
     def rounds_before(self) -> int:
-        """Round in which the operation started; a member that ended after at most so many rounds never started it."""
+        """Number of rounds that members had completed when the operation started.
+
+        A member that ended after at most so many rounds never started it.
+        """
         return self.round - self.lag
 
     def entered(self) -> str:
@@ -99,7 +102,10 @@ class Recorder:
         return operation
 
     def end(self, operation: Operation, outcome: str = "ok", *, times: tuple[float, float] | None = None) -> None:
-        """Mark an operation as ended with an outcome; `times` are its start and end by `time.perf_counter`."""
+        """Mark an operation as ended, with `ok` or a failure as outcome.
+
+        `times` are its start and end by `time.perf_counter`, if they were measured on the device; else it ends now.
+        """
         operation.end, operation.outcome = self.now(), outcome
         if times is not None:
             operation.start, operation.end = self._clock_origin + times[0], self._clock_origin + times[1]
@@ -113,7 +119,7 @@ class Recorder:
 
     @contextmanager
     def span(self, name: str, **details: object) -> Iterator[None]:
-        """Context that records its block as an event in the trace; does nothing without a trace."""
+        """Context that records its duration as an event called `name` in the trace; does nothing without a trace."""
         if self.directory is None:
             yield
             return

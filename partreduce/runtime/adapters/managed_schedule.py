@@ -104,7 +104,10 @@ class TorchftSchedule:
             self._meet()
 
     def _meet(self) -> None:
-        """Average the next part of the model; the Manager's step count, equal on all replicas, selects the part."""
+        """Average the next part of the model (a fragment, or all of it) over the replicas.
+
+        The Manager's step count, equal on all replicas, selects the part.
+        """
         self.manager.start_quorum()
         part = self._parts[(self.manager.current_step() - 1) % len(self._parts)]  # the first quorum is in `__enter__`
         sums = part.moved()
@@ -132,7 +135,7 @@ class _Part:
         return [torch.cat([p.detach().reshape(-1) for p in alike]) for alike in self._alike]
 
     def moved(self) -> list[torch.Tensor]:
-        """Return the flat tensors to all-reduce: parameters, or with an outer step their change from the outer ones."""
+        """Return the flat tensors to all-reduce: parameters, or with an outer step their change since the last one."""
         values = self._values()
         for value, outer_params in zip(values, self._outer_params, strict=False):
             value.sub_(outer_params)

@@ -50,16 +50,19 @@ class Slot:
         return torch.as_strided(flat, self.values.shape, self.stride, flat.storage_offset() + self.start)
 
     def window(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return the parameter's view in a flat array, with separate storage, so that `torch.save` writes no more."""
+        """Return the parameter's view in a flat array; its storage is separate, so that `torch.save` writes no more."""
         own: torch.Tensor = from_dlpack(to_dlpack(flat[self.start : self.start + self.room]))
         return own.as_strided(self.values.shape, self.stride)
 
     def put(self, window: torch.Tensor) -> None:
-        """Move the parameter into the flat array; `window` is its view there, as `Slot.window` returns it."""
+        """Make the parameter a view of the flat array; `window` is that view, as `Slot.window` returns it."""
         self.parameter.data = window
 
     def returns(self, flat: torch.Tensor) -> bool:  # noqa: ARG002 - for shards
-        """Move the parameter back if torch moved it out of the flat array, and return whether it did; here False."""
+        """Move the parameter back into the flat array if torch moved it out; return whether it did.
+
+        Here nothing moves and the result is False; only shards of FSDP need it (see `ShardSlot`).
+        """
         return False
 
 
@@ -67,7 +70,8 @@ class Slot:
 class Piggybacked:
     """A buffer or optimizer state that is sent along with a bucket of parameters.
 
-    Under the rule `own` the tensor is sent as bytes, and only for the mean model.
+    If the buffer rule `own` applies to it (each worker keeps its own values), the tensor is sent as bytes, and only
+    when the model is set to the mean over all workers.
     """
 
     name: str
@@ -94,7 +98,7 @@ class Piggybacked:
 
 @dataclass(slots=True)
 class _Parts:
-    """Cached views of a borrowed array; the reference to the array keeps Python from reusing its `id`."""
+    """Cached views of one scratch array of a bucket; the reference to the array keeps Python from reusing its `id`."""
 
     array: torch.Tensor
     windows: list[torch.Tensor] | None = None
@@ -125,7 +129,10 @@ class Bucket:
 
     @property
     def exact(self) -> bool:
-        """Whether sums of tags are exact in this dtype; if so the tag is part of the array, else a separate tensor."""
+        """Whether sums of tags are exact in this dtype; if not, the tag is sent in a separate float32 tensor.
+
+        A tag is four small numbers, whose sum shows whether all members ran the same operation.
+        """
         return self.dtype in EXACT_DTYPES
 
     @property
@@ -154,7 +161,10 @@ class Bucket:
         return parts.windows
 
     def tail_of(self, array: torch.Tensor) -> Tail:
-        """Return a NumPy view of the end of a borrowed CPU array: presence flags, then the tag if exact."""
+        """Return a NumPy view of the end of a scratch array on CPU: presence flags, then the tag if `exact`.
+
+        A presence flag tells whether a parameter has a gradient.
+        """
         parts = self._parts_of(array)
         if parts.tail is None:
             parts.tail = array[self.length :].numpy()
@@ -176,7 +186,10 @@ class Bucket:
             self._spare.append(array)
 
     def swap(self, array: torch.Tensor) -> None:
-        """Make an array the memory of the parameters; copy its values if the script holds views of the old memory."""
+        """Make a scratch array the memory of the parameters, without a copy.
+
+        If the script holds views of the old memory, the values are copied into that instead.
+        """
         if any(_users(slot.values) > self._own_users for slot in self.slots):
             self.flat.copy_(array[: self.size])
             return
@@ -189,7 +202,10 @@ class Bucket:
         self.count_own_users()
 
     def count_own_users(self) -> None:
-        """Record how many tensors share the parameters' memory just after a move; later ones are the script's."""
+        """Record how many tensors share the parameters' memory just after a move, by the bucket itself.
+
+        If more share it later, the script holds some of them, and `swap` must copy.
+        """
         self._own_users = max(map(_users, (slot.values for slot in self.slots)), default=0)
 
 
@@ -225,9 +241,9 @@ def drop_repetitions(tensor: torch.Tensor) -> torch.Tensor:
 def commit_mean(
     bucket: Bucket, sums: torch.Tensor, relaxation: float, ok: torch.Tensor | None, *, swap: bool = False
 ) -> None:
-    """Apply an average in place: x ← x + relaxation · (mean − x).
+    """Write an average back in place: x ← x + relaxation · (mean − x), where `sums` has the group's mean.
 
-    `swap` exchanges the arrays instead of copying if `relaxation` is 1 and `ok` None.
+    `swap` exchanges the arrays instead of copying if `relaxation` is 1 and `ok` (the device's tag check) is None.
     """
     mean, live = sums[: bucket.size], bucket.flat
     if relaxation != 1:
@@ -243,7 +259,10 @@ def commit_mean(
 def commit_delayed(
     bucket: Bucket, sums: torch.Tensor, snapshot: torch.Tensor, relaxation: float, ok: torch.Tensor | None
 ) -> None:
-    """Apply a delayed average in place: x ← x + relaxation · (mean of snapshots − own snapshot)."""
+    """Write back an average of earlier parameters: x ← x + relaxation · (mean of snapshots − own snapshot).
+
+    `sums` has the mean of the members' snapshots; `ok` is the device's tag check, or None.
+    """
     change, live = sums[: bucket.size], bucket.flat
     change.sub_(snapshot[: bucket.size])
     if ok is not None:
@@ -252,7 +271,10 @@ def commit_delayed(
 
 
 def rescale_progress(bucket: Bucket, start: torch.Tensor, factor: float) -> None:
-    """Scale a worker's progress in place, x ← start + factor · (x − start), to a common number of steps per round."""
+    """Scale a worker's progress in place, x ← start + factor · (x − start); `start` has the round's first parameters.
+
+    Workers that take different numbers of steps per round thus count as if all took equally many.
+    """
     bucket.flat.sub_(start[: bucket.size]).mul_(factor).add_(start[: bucket.size])
 
 
@@ -265,12 +287,15 @@ def replace_where(live: torch.Tensor, new: torch.Tensor, ok: torch.Tensor | None
 
 
 def only_where(values: torch.Tensor, ok: torch.Tensor) -> None:
-    """Set `values` to zero if `ok` is False, including elements that are NaN or infinite."""
+    """Set `values` to zero if `ok`, a 0-d bool tensor on the device, is False, even where they are NaN or infinite."""
     torch.where(ok, values, values.new_zeros(()), out=values)
 
 
 def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_first: bool, rank: int) -> None:
-    """Copy piggybacked tensors into an array: divided by `divisor` to average, or on the first rank only to copy."""
+    """Copy piggybacked tensors into a scratch array: divided by `divisor` if their mean is wanted.
+
+    Those that all copy from the group's lowest rank (`is_first`) are zero in the arrays of the other ranks.
+    """
     for tensor in bucket.piggybacked:
         value = tensor.fetch()
         if not tensor.is_state:

@@ -61,7 +61,7 @@ def segments_of(buckets: Sequence[Bucket], order: Iterable[torch.nn.Parameter]) 
 
 
 class LayerSender:
-    """Sender of gradients in segments during the backward pass, which overlaps communication with computation.
+    """Sender of gradients in segments (ranges of a flat array) during the backward pass, overlapped with it.
 
     `order` has the parameters from the first to the last layer.
     """
@@ -112,7 +112,7 @@ class LayerSender:
         return reduction
 
     def check_late(self) -> None:
-        """Raise InputError if a backward pass added gradients after this step's gradients were averaged."""
+        """Raise InputError if a backward pass added gradients after this step's were averaged and before `step()`."""
         if self._problem is not None:
             problem, self._problem = self._problem, None
             raise problem
@@ -132,7 +132,7 @@ class LayerSender:
             self._problem = None
 
     def drop(self) -> None:
-        """Give up this step's gradients: send the rest with a tag that makes the all-reduce fail everywhere."""
+        """Give up this step's gradients: send the rest with a tag that no other member sends; all members then fail."""
         if self.is_under_way:
             step, self._gives_up = self.clock(), True
             reduction = self._open_reduction(step)

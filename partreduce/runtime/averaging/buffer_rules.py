@@ -29,7 +29,7 @@ class BufferRule(StrEnum):
 
 
 class Kind(NamedTuple):
-    """A row of the table of buffer rules: how to recognize a kind of buffer, and the rule for it."""
+    """A kind of buffer, such as BatchNorm statistics: how to recognize it (`fits`), and the rule for it."""
 
     name: str
     fits: Callable[[str, torch.Tensor, torch.nn.Module], bool]
@@ -69,7 +69,7 @@ def buffer_kind(attribute: str, buffer: torch.Tensor, module: torch.nn.Module) -
 
 
 class Values(StrEnum):
-    """Kind of values in a buffer; a buffer of zeros and ones is treated as a mask."""
+    """What the values of a buffer show; one of zeros and ones is treated as a mask."""
 
     MASK = "mask"  # zeros and ones
     UNIFORM = "uniform"  # only zeros, or only ones: a mask or new running statistics
@@ -101,7 +101,7 @@ class BufferSpec(NamedTuple):
 
 
 def change_of(buffer: torch.Tensor | None, spec: BufferSpec, rank: int, then: str = AT_WRAPPING) -> str:
-    """Describe how a buffer differs from its `spec` and what to do; empty if it fits. Any float dtype fits.
+    """Describe how a buffer differs from its `spec` and what to do about it; empty if it fits. Any float dtype fits.
 
     `then` says, for the message, when the buffer matched the spec.
     """

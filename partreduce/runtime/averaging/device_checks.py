@@ -1,8 +1,9 @@
 """Report the results of tag checks that a CUDA device makes, and watch whether queued operations complete.
 
-No step waits for the device: an average whose check is false changes nothing, and neither does any later average; the
-host reads the check a few operations later. A watch thread looks at the oldest operation once a second. If a member can
-no longer take part, or the timeout has passed, the thread destroys the groups, which ends their kernels.
+A tag is four numbers that each member adds to an all-reduce; their sum shows whether all members ran the same
+operation. No step waits for the device: an average whose check is false changes nothing, and neither does any later
+average; the host reads the check a few operations later. A watch thread looks at the oldest operation once a second. If
+a member can no longer take part, or the timeout has passed, the thread destroys the groups, which ends their kernels.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ IDLE_SECONDS = 10.0  # an idle watch thread ends after this time; the next opera
 
 @dataclass(slots=True)
 class _Pending:
-    """A queued operation that, as far as the host knows, the device has not finished."""
+    """An operation queued on the device whose end the host has not seen; `check` tells at its end if it was valid."""
 
     operation: Operation
     since: float
@@ -39,7 +40,7 @@ class _Pending:
 
 
 class DeviceChecks:
-    """Queue of the operations that a CUDA device has not finished, oldest first, for one reducer; thread-safe."""
+    """Queue of one reducer's all-reduces that a CUDA device has not finished, oldest first; thread-safe."""
 
     def __init__(self, world: World, recorder: Recorder, heartbeat: Heartbeat, *, timeout: float) -> None:
         self.world, self.recorder, self.heartbeat, self.timeout = world, recorder, heartbeat, timeout
@@ -145,7 +146,7 @@ class DeviceChecks:
             raise PeerGoneError(self.why)
 
     def _why_not(self, pending: _Pending, since: float) -> str | None:
-        """Return why to stop waiting for an operation; None if it may still finish."""
+        """Return why to stop waiting for an operation, such as the death of a member; None if it may still finish."""
         operation = pending.operation
         members, round_ = operation.members, operation.rounds_before
         why = self.heartbeat.gone(members, round_) or self.heartbeat.elsewhere(members, round_)
@@ -154,7 +155,7 @@ class DeviceChecks:
         return why
 
     def _look_now_and_then(self) -> None:
-        """Watch the oldest operation, for a training loop that waits for the device and cannot call `look` itself."""
+        """Main function of the watch thread: a training loop that waits for the device cannot call `look` itself."""
         idle = 0.0
         while idle < IDLE_SECONDS and self.why is None and not self._closed:
             time.sleep(LOOK_SECONDS)

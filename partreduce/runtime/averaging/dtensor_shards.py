@@ -46,7 +46,10 @@ def like(parameter: Any, values: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 
 
 @dataclass(frozen=True, slots=True)
 class ShardSlot(Slot):
-    """Position of a parameter's local shard in a bucket; `held` is FSDP's internal `FSDPParam` of the parameter."""
+    """Position of this rank's shard of a parameter in a bucket's flat array.
+
+    `held` is FSDP's internal `FSDPParam` of the parameter.
+    """
 
     held: Any = None
 
@@ -87,7 +90,7 @@ class ShardSlot(Slot):
 
 
 class Sharders:
-    """Access to the FSDP modules of a model: reshards them, and makes slots for their shards."""
+    """Access to the FSDP modules of a model: shards gathered parameters again, and creates slots for their shards."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._modules: list[Any] = []

@@ -92,7 +92,10 @@ class FlatModel:
         self._known = {slot.parameter: slot for slot in self._slots}
 
     def fragment(self, number: int) -> list[Bucket]:
-        """Return the buckets of fragment `number`; a buffer is in the first fragment with its device and dtype."""
+        """Return the buckets of fragment `number`, a part of the model that is averaged in its turn.
+
+        A buffer is in the first fragment with its device and dtype.
+        """
         return [bucket for bucket in self.buckets if bucket.fragment == number]
 
     def arrays(self) -> list[torch.Tensor]:
@@ -125,7 +128,7 @@ class FlatModel:
         return [buffer for _, buffer in self.named_buffers()]
 
     def layout(self) -> list[str]:
-        """Describe each parameter and buffer in one line; the handshake compares the lines between workers."""
+        """Describe each parameter and buffer (name, shape, dtype) in one line; the lines must be equal everywhere."""
         lines = []
         for bucket in self.buckets:
             for slot in bucket.slots:
@@ -149,7 +152,10 @@ class FlatModel:
         return {"model": self.layout(), "buffer rules": rules}
 
     def undecided_values(self) -> dict[str, str]:
-        """Return the kind of values of each buffer whose rule depends on them; waits for a device."""
+        """Return the kind of values (`Values`) of each buffer whose averaging rule depends on them, by name.
+
+        Waits for a device.
+        """
         named = dict(self.named_buffers())
         return {name: values_of(named[name]).value for name in self._undecided if name in named}
 
@@ -217,7 +223,11 @@ class FlatModel:
 def _ride(
     buckets: list[Bucket], name: str, like: torch.Tensor, rule: BufferRule, fetch: Callable[[], torch.Tensor | None]
 ) -> None:
-    """Add a tensor to the bucket of its device and dtype (uint8 under the rule `own`), or to a new bucket."""
+    """Add a buffer or optimizer state to the bucket of its device and dtype, or to a new bucket, to be sent along.
+
+    Under the rule `own` (each worker keeps its values) it is added as bytes. `like` is a tensor of its shape, `fetch`
+    returns its current value.
+    """
     dtype = torch.uint8 if rule is BufferRule.OWN else like.dtype
     bucket = next((known for known in buckets if known.device == like.device and known.dtype == dtype), None)
     if bucket is None:

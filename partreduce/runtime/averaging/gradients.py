@@ -195,7 +195,8 @@ def averaged_are_finite(buckets: Iterable[Bucket]) -> bool:
 class OptimizerStepper:
     """Steps the wrapped optimizer with averaged gradients, and undoes a step whose average turns out to be invalid.
 
-    `apart` are parameters that are exchanged separately (tables).
+    An average is invalid if its members ran different operations, which only the device knows on CUDA. `apart` are
+    parameters that are exchanged separately (embedding tables).
     """
 
     def __init__(
@@ -261,7 +262,7 @@ class OptimizerStepper:
         return closure
 
     def _versions(self) -> list[tuple[int, int, int]]:
-        """Return identity and version of each parameter and gradient, to detect changes."""
+        """Return (parameter's version, gradient's id, its version) by parameter, to detect changes."""
         parameters = [slot.parameter for slot in self._flat.slots()]
         gradients = [parameter.grad for parameter in parameters]
         return [

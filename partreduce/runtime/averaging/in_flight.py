@@ -34,7 +34,7 @@ KEY = "flight"  # prefix of saved tensors that belong to an operation in flight
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Flight:
-    """A delayed or pipelined average in flight, from the start of its all-reduces until it is committed."""
+    """An average in flight: started in one step, waited for and written back in a later one."""
 
     turn: int  # index of the schedule's operation at which it is committed
     step: int
@@ -78,7 +78,10 @@ class Flight:
 
 
 class FixedMembership:
-    """Queue of operations in flight for a run that ends at the first failed worker; its members never change."""
+    """Queue of operations in flight for a run that ends at the first failed worker; its members never change.
+
+    An operation is an average that starts in one step and is written back in a later one.
+    """
 
     may_change = False  # whether operations may have to restart, so that their inputs are kept
 
@@ -93,7 +96,7 @@ class FixedMembership:
 
     @property
     def is_between(self) -> bool:
-        """Whether the members are changing now; always False here."""
+        """Whether members are leaving or joining now, so that nothing can be averaged; always False here."""
         return False
 
     # Operations.
@@ -148,7 +151,7 @@ class FixedMembership:
             self.flights.popleft().release()
 
     def skip(self, turn: int) -> None:
-        """Count operation `turn` of the schedule as done without an average, at the start of a run."""
+        """Count operation `turn` of the schedule (its index) as done without an average; here nothing is counted."""
 
     def givers(self, step: int) -> int:  # noqa: ARG002 - for members that join
         return len(self._members)
@@ -156,7 +159,11 @@ class FixedMembership:
     def common_start(
         self, reducer: Reducer, step: int, round_: int, *, name: str, starts: int, host: Streams | None
     ) -> Reference:
-        """Return reference parameters that are equal on all workers, at the run's `starts`-th start."""
+        """Return reference parameters, equal on all workers, from which they then measure their change.
+
+        `starts` counts how often the run has taken a new reference, for unique names; `host`, unless None, offloads it
+        to host memory.
+        """
         del name  # for members that communicate through the store
         return common_start(reducer, self._members, starts, step, round_, host=host)
 
@@ -167,22 +174,22 @@ class FixedMembership:
 
     @property
     def lost_workers(self) -> Callable[[], frozenset[int]] | None:
-        """A function that returns the ranks lost for good; None for a run that ends at the first failure."""
+        """A function that returns the ranks lost for good, or None (as here) if the run ends at the first failure."""
         return None
 
     def gathered(self, place: str) -> tuple[int, ...]:  # noqa: ARG002 - for runs that lose workers
-        """Wait until all workers have reached `place`; return the ranks that take part in the average there."""
+        """Wait until all workers have reached the operation named `place`; return the ranks that take part in it."""
         return self._members
 
     def connect(self, members: tuple[int, ...], place: str) -> None:
-        """Create a communicator of the ranks `members`, which all call this; here it exists already."""
+        """Create a communicator of the ranks `members`, which all call this; here they are connected already."""
 
     def check_to_go_back(self, round_: int) -> None:
-        """Raise InputError unless all members would restart averaging at round `round_`; here they always do."""
+        """Raise InputError if other members would not restart averaging at round `round_`; here all do."""
 
 
 def state_of(flight: Flight, prefix: str, buckets: Sequence[Bucket], *, joins: bool = False) -> State:
-    """Return the tensors that save an operation in flight, by name.
+    """Return the tensors that save an operation in flight (an average, not written back yet), by name.
 
     For a worker that `joins`, only the inputs are returned, from which the operation restarts.
     """
@@ -215,7 +222,10 @@ def restore_flights(
     lag: int = 0,
     since: Callable[[Group], Reference | None] = lambda _: None,
 ) -> Flight:
-    """Return the operation that `state_of` saved. Raises KeyError, ValueError or RuntimeError for another model."""
+    """Return the operation in flight (an average, not written back yet) that `state_of` saved.
+
+    Raises KeyError, ValueError or RuntimeError for another model.
+    """
     turn, step, round_, scaled, with_sums, with_before = map(int, state[f"{prefix}/facts"])
     kind, settings = _tuples(json.loads(bytes(state[f"{prefix}/common"].tolist())))
     flight = Flight(

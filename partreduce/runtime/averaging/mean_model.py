@@ -45,7 +45,7 @@ def commit_plain_mean(_index: int, bucket: Bucket, sums: torch.Tensor, ok: torch
 
 @contextmanager
 def restore_local_values(flat: FlatModel, rank: int) -> Iterator[list[torch.Tensor]]:
-    """Context in which the model may change; at its end parameters, buffers and averaged state are restored.
+    """Context in which the model may change; at its end parameters, buffers and averaged optimizer state are restored.
 
     Yields copies of the parameters, one array per bucket.
     """
@@ -90,7 +90,7 @@ def sample_of(flat: FlatModel) -> list[torch.Tensor]:
 
 
 def has_moved(flat: FlatModel, before: list[torch.Tensor]) -> bool:
-    """Whether the model differs from an earlier sample by more than rounding errors."""
+    """Whether the model differs from `before`, a result of `sample_of`, by more than rounding errors."""
     pairs = zip(sample_of(flat), before, strict=True)
     return any(
         bool((now - old).double().norm() > torch.finfo(old.dtype).eps ** 0.5 * old.double().norm())
@@ -112,7 +112,7 @@ POLL_SECONDS = 0.005
 
 
 def monitored_barrier(reducer: Reducer, place: str, operation: Operation, mine: str) -> dict[int, str]:
-    """Wait until all members of an operation have reached `place`, and return each member's text by rank.
+    """Wait until all members of an operation have reached `place`, its name; return each member's text by rank.
 
     `mine` is this worker's text. Each reducer may use a `place` only once. Raises PeerTimeoutError or PeerGoneError,
     which names the missing members.

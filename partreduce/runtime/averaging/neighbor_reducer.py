@@ -78,7 +78,7 @@ class PeerReducer(Reducer):
         return [self._received[index, place][-1][-TAG_LENGTH:] for place in range(len(sources))]
 
     def _arrive(self, reduction: Reduction, index: int, checks: list[torch.Tensor]) -> None:
-        """Compute the weighted mean in the scratch array, from the arrays received."""
+        """Compute x_i ← w_ii · x_i + Σ_j w_ij · x_j in the scratch array, from the arrays x_j of the neighbors."""
         near, length = self._near(reduction.operation.round), self.buckets[index].length
         mean = reduction.arrays[index][:length]
         copied = [one for one in self.buckets[index].piggybacked if one.rule is BufferRule.FIRST]

@@ -124,7 +124,10 @@ class _PReducer:
         return reducer
 
     def _bucket(self, kind: tuple[torch.device, torch.dtype], tensors: Sequence[torch.Tensor]) -> Bucket:
-        """Return a bucket over one tensor's memory, or over a flat copy of several; scratch arrays are reused."""
+        """Return a bucket (flat array to all-reduce) over one tensor's memory, or over a flat copy of several tensors.
+
+        `kind` is their device and dtype; scratch arrays are reused.
+        """
         size = sum(tensor.numel() for tensor in tensors)
         key = (*kind, size)
         bucket = self._buckets.pop(key, None) or Bucket(*kind, size, torch.empty(0), length=size)

@@ -38,7 +38,7 @@ SPLIT_BYTES = 4 * 2**20
 
 
 class FailureHandler(Protocol):
-    """Interface of a run's policy for failed operations; a run without a handler ends."""
+    """Interface of a run's policy for failed operations, used where the run may continue; without a handler it ends."""
 
     glance: float  # seconds between two checks for failed workers while waiting
 
@@ -50,9 +50,10 @@ class FailureHandler(Protocol):
 
 
 class Reducer:
-    """One worker's interface for all-reduces of its buckets over groups, with checks and deadlines; thread-safe.
+    """One worker's interface for all-reduces of its buckets (flat arrays) over groups, with deadlines; thread-safe.
 
-    All members of a group must start their operations in the same order.
+    All members of a group must start their operations in the same order. Each sends a tag, which shows whether all run
+    the same operation. After that check `commit` writes the result to the model.
     """
 
     sums_up = True  # whether a received array is the sum over all members
@@ -68,7 +69,10 @@ class Reducer:
         self.checks = DeviceChecks(world, recorder, heartbeat, timeout=timeout)
 
     def of(self, buckets: Sequence[Bucket], name: str = "", world: World | None = None) -> Reducer:
-        """Return a Reducer of other buckets, possibly over another world; tags of its operations contain `name`."""
+        """Return a Reducer of other buckets, possibly over another world (set of connected workers).
+
+        `name` distinguishes its operations from this reducer's in their tags.
+        """
         key = f"{self.key} {name}".rstrip()
         part = Reducer(world or self.world, buckets, self.recorder, self.heartbeat, key=key, timeout=self.timeout)
         part.checks = self.checks
@@ -85,7 +89,7 @@ class Reducer:
         return reduction
 
     def begin_parts(self, kind: str, step: int, group: Group, content: Content) -> Reduction:
-        """Start an operation whose parts the caller passes to `send`, in the same order on all members."""
+        """Start an operation that the caller sends in several parts by `send`, in the same order on all members."""
         reduction = self.announce(kind, step, step, group, content)
         self.send(reduction, lambda: self._look(reduction.operation))
         return reduction
@@ -131,7 +135,7 @@ class Reducer:
         *,
         num_bytes: int | None = None,
     ) -> Reduction:
-        """Create an operation without sending anything yet; show it in the trace and in the next heartbeat."""
+        """Create an operation without sending anything yet; the trace and this worker's next heartbeat note show it."""
         self._check_after_abort()
         name, communicator, copies = self._line_of(group, round_)
         num_bytes = sum([bucket.num_bytes for bucket in self.buckets]) * copies if num_bytes is None else num_bytes
@@ -142,7 +146,7 @@ class Reducer:
         return Reduction(communicator, group, operation, tag, self.buckets, content=content)
 
     def _line_of(self, group: Group, round_: int) -> tuple[str, Communicator, int]:  # noqa: ARG002 - of neighbors
-        """Return a group's name in tags, its communicator, and how many copies of the arrays this worker sends."""
+        """Return (the group's name in tags, its communicator, how many copies of the arrays this worker sends)."""
         line = self._lines.get(group.members)
         if line is None or line[2].is_closed or (line[0] is not group and line[0] != group):
             is_alone = len(group.members) == 1
@@ -167,11 +171,11 @@ class Reducer:
             raise self.failure(self.recorder.last()[-1], PeerGoneError(self.checks.why))
 
     def _fills_first(self) -> None:
-        """Make the current stream wait until scratch arrays are filled, since its next kernels change the sources."""
+        """Make the current stream wait until scratch arrays are filled: its next kernels change the parameters."""
         self.rejoin()
 
     def agree(self, kind: str, round_: int, group: Group, *fields: object, deferred: bool = False) -> None:
-        """Raise PeerFailedError unless `fields` are equal on all members, by a small all-reduce.
+        """Raise PeerFailedError unless `fields` are equal on all members, by an all-reduce of their hash.
 
         With `deferred` a CUDA device checks, and a later call raises.
         """
@@ -218,7 +222,10 @@ class Reducer:
             raise self.failure(self.recorder.last()[-1], error) from None
 
     def wait(self, reduction: Reduction) -> None:
-        """Wait for the sums and check the tags; on CUDA only order the streams, and leave the check to the device."""
+        """Wait for the sums and check that all members ran the same operation; on CUDA only order the streams.
+
+        There the device checks, and a later call raises.
+        """
         try:
             self._complete(reduction)
         except (RuntimeError, PeerGoneError) as error:
@@ -242,7 +249,7 @@ class Reducer:
         self._judge(reduction, agree, checks)
 
     def _tags(self, reduction: Reduction, index: int) -> Sequence[torch.Tensor | Tail]:
-        """Return the tags received for a bucket."""
+        """Return the sums of the members' tags for one bucket."""
         if index in reduction.coded:
             return (reduction.coded[index].take_back(),)
         if index in reduction.sides:
@@ -270,7 +277,10 @@ class Reducer:
         reduction.release()
 
     def _judge(self, reduction: Reduction, agree: bool, checks: list[torch.Tensor]) -> None:
-        """Mark an operation as successful if its tags `agree`, otherwise raise; on CUDA the device decides."""
+        """Mark an operation as successful if its tags `agree`, so all members ran the same one; otherwise raise.
+
+        On CUDA the device decides from `checks`, and a later call raises.
+        """
         if self.streams.runs_ahead:
             with self.streams.side():
                 reduction.ok = self.checks.add(reduction.operation, checks, self.streams, reduction.complaint())
@@ -371,7 +381,10 @@ class Reducer:
     def send_rest(
         self, reduction: Reduction, index: int, start: int, tag: tuple[int, ...], given: CodecInput | None = None
     ) -> None:
-        """Fill in piggybacked tensors and the tag; start the all-reduce of `array[start:]`, except coded parts."""
+        """Write piggybacked tensors and the tag into the array, then start the all-reduce of `array[start:]`.
+
+        `start` is where what is already being sent ends; with a codec, `given` has the facts about the coded values.
+        """
         bucket, array, works = reduction.buckets[index], reduction.arrays[index], reduction.works
         communicator = reduction.communicator
         if bucket.piggybacked:
@@ -413,7 +426,7 @@ class Reducer:
         work.wait(Wait(self.heartbeat, members, self.timeout, why=why, glance=glance).look)
 
     def _why(self, operation: Operation, error: Exception) -> str:
-        """Explain a failed collective: by a note about a member, the first failure, or the silent members."""
+        """Explain why a collective failed: by a note about a member, the run's first failure, or the silent members."""
         first = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
         members = operation.members
         deadline = time.monotonic() + DIAGNOSE_SECONDS

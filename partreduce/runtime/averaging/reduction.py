@@ -30,7 +30,12 @@ from partreduce.topo.phase import Group
 
 @dataclass(slots=True)
 class CodedPart:
-    """One bucket's array in an all-reduce with a codec: `bucket.size` elements are coded, the rest is not."""
+    """One bucket's array in an all-reduce with a codec (compression of the values sent).
+
+    The first `bucket.size` elements, the parameters, are sent coded. The rest is sent as it is, in the separate tensor
+    `extra`: piggybacked tensors, presence flags, the tag (it shows whether all members ran the same operation), and the
+    number of members with infinite or NaN values.
+    """
 
     bucket: Bucket
     array: torch.Tensor
@@ -44,7 +49,11 @@ class CodedPart:
     def made(
         cls, bucket: Bucket, array: torch.Tensor, tag: tuple[int, ...], given: CodecInput, streams: Streams
     ) -> CodedPart:
-        """Create the uncoded part for an array whose coded elements are being sent already."""
+        """Create the state of an array whose parameters are being sent coded already.
+
+        `tag` identifies the operation; `given` tells what this worker's values were before coding, such as whether all
+        are finite.
+        """
         with_rest = bucket.exact and not streams.runs_ahead
         rest = array[bucket.size :] if with_rest else streams.upload(tag, torch.float32)
         extra = torch.cat((rest, given.not_finite.to(rest.dtype)))
@@ -56,7 +65,7 @@ class CodedPart:
         return [self.extra] if self.with_rest or not len(rest) else [rest, self.extra]
 
     def take_back(self) -> torch.Tensor:
-        """Copy the sums that were sent uncoded back into the array; return the sums of the tags."""
+        """Copy the sums of the uncoded rest back into the array; return the sums of the members' tags."""
         if not self.with_rest:
             return self.extra[:TAG_LENGTH]
         self.array[self.bucket.size :].copy_(self.extra[:-1])
@@ -70,7 +79,10 @@ class CodedPart:
         return whole
 
     def beyond_range(self) -> str:
-        """Describe which sum exceeded the codec's range; empty if none did. Waits for the device."""
+        """Return a message on the parameter whose sum exceeded the codec's range; empty if none did.
+
+        Waits for the device.
+        """
         values = self.array[: self.bucket.size]
         if _peak(values) < math.inf:
             return ""
@@ -99,7 +111,7 @@ class CodedPart:
 
 
 class CodecInput(NamedTuple):
-    """Facts about a worker's values before they are coded: the coding, whether all are finite, and the largest one."""
+    """What is known of a worker's values before they are coded: the coding, whether all are finite, and the largest."""
 
     coding: Coding
     not_finite: torch.Tensor  # one element on the values' device: 1 if any value is infinite or NaN, else 0
@@ -130,7 +142,10 @@ def _peak(values: torch.Tensor) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What a worker sends in an all-reduce: parameters, their change since a reference, or gradients."""
+    """What a worker sends in an all-reduce: parameters, their change since reference parameters, or gradients.
+
+    The reference is equal on all workers; `kept` has copies to send in place of current values.
+    """
 
     gradients: bool = False
     divisor: int | None = None  # of gradients; by default the number of members
@@ -148,7 +163,7 @@ PARAMETERS = Content()
 
 
 class Alone(Communicator):
-    """Communicator of the only member left: an all-reduce returns its input."""
+    """Stand-in for a group's communicator if this worker is the only member left: an all-reduce returns its input."""
 
     def __init__(self, rank: int) -> None:
         super().__init__((rank,), rank, None)
@@ -158,7 +173,11 @@ class Alone(Communicator):
 
 
 class Reduction:
-    """State of one all-reduce: its group, tag and the scratch arrays that it borrows until it is committed."""
+    """State of one all-reduce: its group, its tag and the scratch arrays that it borrows from the buckets.
+
+    The arrays are returned after the result is committed, that is, written to the model. The tag shows whether all
+    members ran the same operation.
+    """
 
     def __init__(
         self,
@@ -185,7 +204,7 @@ class Reduction:
         return len(self.group.members)
 
     def release(self) -> None:
-        """Return the scratch arrays to their buckets, after the sums are committed or dropped."""
+        """Return the scratch arrays to their buckets, after the sums are written to the model or dropped."""
         for bucket, array in zip(self.buckets, self.arrays, strict=True):
             bucket.give_back(array)
         self.arrays = []
@@ -199,8 +218,8 @@ class Reduction:
     def load(self, index: int, part: slice, kept: Snapshot | None = None) -> None:
         """Copy this worker's parameters, or their change since the reference, divided by the group size, into an array.
 
-        `index` is that of the bucket, `part` the range of elements, `kept` a copy to send in place of the current
-        values.
+        The reference is parameters equal on all workers. `index` is that of the bucket, `part` the range of elements,
+        `kept` a copy to send in place of the current values.
         """
         whole = self.buckets[index].flat if kept is None or kept.array is None else kept.array
         values, share = whole[part], self.arrays[index][part]

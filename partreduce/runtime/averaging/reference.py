@@ -65,7 +65,7 @@ class Reference:
         return f"the mean of round {self.round}" if self.round >= 0 else f"the model of start {self.starts}"
 
     def complete(self, index: int, change: torch.Tensor) -> None:
-        """Add the reference to the mean change of bucket `index`, in place, which gives the mean parameters."""
+        """Turn a mean change into mean parameters: add the reference of bucket `index` to `change`, in place."""
         change.add_(self.arrays[index].here())
 
     def take(self, index: int, mean: torch.Tensor, ok: torch.Tensor | None) -> None:

@@ -36,8 +36,9 @@ def assign_samples(
 ) -> Iterator[tuple[int, dict[int, list[int]]]]:
     """Yield (round, sample indices by worker) for each round of an epoch that starts in round `start`.
 
-    Samples are assigned in `order` to the members, in proportion to their steps per round. If the membership changes
-    in a round, a failed worker's samples return to the front of the queue, and a joining worker gets samples for its
+    Each worker gets `per_step` samples per step, in `order`, so in proportion to its steps per round (`worker_steps`).
+    The `views` list the members over time, by operations, of which a round has `turns`. If the membership changes in a
+    round, a failed worker's samples return to the front of the queue, and a joining worker gets samples for its
     remaining steps in this round; later rounds are divided among the new members. Every sample is used once, except
     those that do not fill a last round; if too few are left for a joining worker, it repeats the epoch's first samples.
     """
@@ -158,9 +159,10 @@ class RoundSampler(torch.utils.data.Sampler[int]):
         return self._epoch
 
     def follow(self, views: Views, start: int, steps: int, *, turns: int = 1) -> None:
-        """Assign the samples from step `steps` on to the members in each of the `views`.
+        """Assign the samples from step `steps` of the epoch on to the members in each of the `views`.
 
-        `start` is the round in which the epoch started, `turns` the number of operations per round.
+        A view is the list of members from one operation (average) on. `start` is the round in which the epoch started,
+        `turns` the number of operations per round.
         """
         self._turns = turns
         self._views, self._from, self._steps = views, start, steps
@@ -317,7 +319,10 @@ def pop_fingerprint() -> dict[str, str]:
 
 
 def sketch_of(data: Any) -> str:  # noqa: ANN401 - anything with a length
-    """Return a hash of some elements in order; empty for a custom Dataset, whose code would have to run."""
+    """Return a hash of some elements in order, to compare data sets; empty for a custom Dataset.
+
+    To read the elements of that, its code would have to run.
+    """
     if isinstance(data, Subset):
         return sketch_of(data.indices)
     if isinstance(data, TensorDataset):

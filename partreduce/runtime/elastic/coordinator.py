@@ -53,7 +53,8 @@ P = TypeVar("P", bound=Process)
 class FailureRule(Generic[P]):
     """Policy of the launcher after a worker fails: whether the other workers continue. This base class ends the run.
 
-    With `patient`, the others may run beyond the grace period after a signal has killed a worker.
+    With `patient`, the others may run beyond the grace period (the time to end by themselves) after a signal has killed
+    a worker.
     """
 
     def __init__(self, workers: Sequence[P], outlet: Output, *, patient: bool = False) -> None:
@@ -186,7 +187,7 @@ class Coordinator(FailureRule[P]):
                 self._handle(Stop())
 
     def poll(self) -> None:
-        """Read the workers' votes and requests to join, decide on a new view, and publish it."""
+        """Read the workers' votes and requests to join; decide on a new view (list of members), and publish it."""
         if not self._all_have_joined():
             return
         if self._is_new(NEWS):
@@ -207,7 +208,7 @@ class Coordinator(FailureRule[P]):
         return self._has_begun
 
     def _read(self) -> None:
-        """Process all new notes of the workers in rank order; each worker's vote is read once per generation."""
+        """Process all new notes of the workers in rank order; each worker's vote is read once per change of members."""
         generation = self._state.view.generation + 1
         some_left, some_ask = self._is_new(LEFT), self._is_new(JOIN)
         for worker in range(len(self._workers)):
@@ -284,13 +285,13 @@ class Coordinator(FailureRule[P]):
         return f"{names} joined in {self._place(view)} {with_}, and all {m} continue together; {moved}"
 
     def _place(self, view: View) -> str:
-        """Describe the round, and fragment, in which the members of a view average next."""
+        """Return the round, and fragment, in which the members of a view average next, as text for the log."""
         turns = int(self._facts()["turns"])
         round_, fragment = divmod(view.resume[0], turns)
         return f"round {round_}" if turns == 1 else f"round {round_} (fragment {fragment})"
 
     def _moved(self, part: int, whole: int, model: str) -> str:
-        """Describe how far a change of members moved the mean: by `part`/`whole` of the distance to `model`."""
+        """Describe how far a change of members moved the mean model: by `part`/`whole` of the distance to `model`."""
         if self._facts()["are_equal"]:
             return "their models are equal, so the mean did not move"
         share = Fraction(part, whole)

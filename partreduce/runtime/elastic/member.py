@@ -63,9 +63,10 @@ class _BrokenError(UnavailableError):
 
 
 class Member(FixedMembership):
-    """Queue of operations in flight for a run that continues after failures: all members commit, or none.
+    """Queue of operations in flight for a run that continues after failures: all members commit one, or none.
 
-    Only one optimizer per run may have it; `key` names that optimizer.
+    An operation is an average; to commit it is to write the result to the model. Only one optimizer per run may have
+    such a queue; `key` names that optimizer.
     """
 
     may_change = True
@@ -191,7 +192,7 @@ class Member(FixedMembership):
             flight.release()
 
     def skip(self, turn: int) -> None:
-        """Take part in operation `turn` without averaging, since all members must count the same operations."""
+        """Take part in operation `turn` (its index) without averaging: all members must count the same operations."""
         self.wait(Flight(turn=turn, step=turn, round=turn // self.turns, start=lambda *_: []))
 
     def check_to_go_back(self, round_: int) -> None:
@@ -245,7 +246,10 @@ class Member(FixedMembership):
         return self._failed
 
     def _failed(self) -> frozenset[int]:
-        """Return the ranks that are not members; waiting workers call this often, and so take part in each vote."""
+        """Return the ranks that are not members now; first take part in a vote that the launcher has called.
+
+        Waiting workers call this often, and so take part in each vote.
+        """
         if self.is_open:
             self.vote()
             self._continue(None)
@@ -260,7 +264,7 @@ class Member(FixedMembership):
         return self.members
 
     def _carry_out(self, flight: Flight, entry: messages.Enter) -> None:
-        """Run an operation until its sums may be committed, again after each failure."""
+        """Run an operation until its sums may be committed (written to the model), again after each failure."""
         while True:
             group = Group(self.members) if entry.meets else self.regroup.group_of(flight.turn // self.turns)
             self.handle(replace(entry, group=() if group is None else group.members))
@@ -318,7 +322,10 @@ class Member(FixedMembership):
         return self.notes.has(f"{OPEN}/{self.state.view.generation + 1}")
 
     def poll(self) -> None:
-        """Record whether the launcher has called a vote; the heartbeat thread calls this."""
+        """Record whether the launcher has called a vote, in which each worker tells how far it came.
+
+        The heartbeat thread calls this.
+        """
         generation = self.state.view.generation + 1
         if self.notes.has(f"{OPEN}/{generation}"):
             self.called = generation
@@ -404,7 +411,7 @@ class Member(FixedMembership):
 
     @property
     def _question(self) -> str:
-        """Identifier of this request to join, unique among all processes that had this rank."""
+        """Identifier of this worker's current request to join, unique among all processes that had this rank."""
         return f"{os.environ[RESTARTED]}.{self._asked}"
 
     def _recover(self, broken: _BrokenError) -> None:
@@ -414,7 +421,7 @@ class Member(FixedMembership):
         broken.record()
 
     def _continue(self, broken: _BrokenError | None) -> None:
-        """Get from a vote, or from outside the membership, to the next generation with all members connected."""
+        """Get from a vote, or from outside the membership, to the next generation, with all its members connected."""
         while self.state.phase is not messages.Phase.RUN:
             match self.state.phase:
                 case messages.Phase.OUTSIDE:

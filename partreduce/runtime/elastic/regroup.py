@@ -33,19 +33,25 @@ class State(Protocol):
     def give(self) -> bytes: ...
 
     def take(self, data: bytes, turn: int) -> None:
-        """Load the state that another worker packed; training then continues with the step before operation `turn`."""
+        """Load the state that another worker packed; training then continues with the step before operation `turn`.
+
+        `turn` counts the averages of the run.
+        """
 
     def check_unfit(self) -> None:
         """Raise InputError if the script holds state that a joining worker could not copy."""
 
 
 def name_of(generation: int) -> str:
-    """Return the prefix in the store for all keys of a generation."""
+    """Return the prefix in the store for all keys of a generation, the period between two changes of members."""
     return f"generation-{generation}"
 
 
 class Regroup:
-    """One worker's groups in the current generation, and its connection to the members of the next."""
+    """One worker's groups in the current generation, and its connection to the members of the next.
+
+    A generation is the period between two changes of members.
+    """
 
     def __init__(self, world: GlooWorld, schedule: Schedule, *, key: str, timeout: float) -> None:
         self.world, self.schedule, self.key, self.timeout = world, schedule, key, timeout
@@ -59,7 +65,10 @@ class Regroup:
         return next(iter(self.reducers))
 
     def group_of(self, round_: int) -> Group | None:
-        """Return this worker's group in a round, in initial ranks; None if it averages with no other worker."""
+        """Return this worker's group in a round, with the ranks that workers had at the start.
+
+        None if it averages with no other worker.
+        """
         rank, members = self.world.rank, self._members
         if self._now is self.schedule:
             return self._now.group_of(rank, round_)
@@ -70,7 +79,7 @@ class Regroup:
         return None if group is None else Group(tuple(members[place] for place in group.members), group.relaxation)
 
     def connect(self, view: View, is_open: Callable[[], bool], healed: Callable[[], None]) -> bool:
-        """Connect to all members of a view; return False if another worker fails meanwhile.
+        """Connect to all members of a view (the launcher's list of members); return False if another worker fails.
 
         `is_open` tells whether another vote has been called; `healed` is called after this worker has copied a state.
         """
@@ -116,7 +125,10 @@ class Regroup:
         handshake(store, place, len(view.members), facts, key=f"{self.key}-{name}{what}", timeout=self.timeout)
 
     def _hand_over(self, view: View, members: Members, is_open: Callable[[], bool], healed: Callable[[], None]) -> None:
-        """Copy the donor's state to the joining workers, by an all-reduce to which the latter contribute zeros."""
+        """Copy the state of the donor, one of the old members, to the joining workers.
+
+        All of these take part in an all-reduce, to which the joining ones contribute zeros.
+        """
         held, first = self.held, self.first
         assert held is not None, "as above"
         is_donor, line = self.world.rank == view.donor, self.world.communicator(members)

@@ -70,7 +70,10 @@ class Survivors(FixedMembership):
         return f"worker {failed[0]} has failed" if failed else None
 
     def connected(self, members: tuple[int, ...], instance: str, why: Callable[[], str | None]) -> bool:
-        """Create a communicator of `members`, who all call this; return False if one of them does not arrive."""
+        """Create a communicator of `members`, who all call this; return False if one of them does not arrive.
+
+        `why()` returns why to stop waiting, or None; `instance` distinguishes repeated creations for the same members.
+        """
         if self.world.has(members):
             return True
         self.heartbeat.doing(f"makes the communicator of group {Group(members)}")

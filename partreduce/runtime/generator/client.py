@@ -122,7 +122,7 @@ class GeneratorClient:
             return self._granted
 
     def _note_cost(self) -> None:
-        """Record the duration of the round's computation; the minimum over the last rounds is reported."""
+        """Record how long this round's computation took; requests tell the service the minimum over the last rounds."""
         leaving = self._worker.rounds is not None  # rounds while leaving compute nothing
         if self._begun is not None and self._state is not None and not leaving:
             self._costs.append(time.monotonic() - self._begun)
@@ -145,7 +145,7 @@ class GeneratorClient:
     def leave(self) -> tuple[int, tuple[int, ...]] | None:
         """Stop requesting groups. Returns a group that other workers wait in, or None when done.
 
-        After averaging with a returned group, call `leave` again.
+        A group is (sequence number, members). After averaging with it, call `leave` again.
         """
         while True:
             with self._changed:

@@ -76,7 +76,7 @@ def read_key(path: str | os.PathLike[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FromWorker:
-    """Message from a worker to the group service: a heartbeat, with the request that it waits for, if any.
+    """Message from a worker to the group service: a heartbeat, with the request that it waits for (`ask`), if any.
 
     `session` is a random number of the worker's process, `patience` the run's timeout in milliseconds (0: unknown).
     """
@@ -113,7 +113,7 @@ def unpack_request(rank: int, kind: str, numbers: Sequence[int], num_workers: in
 
 
 def plain_ask(ask: protocol.Ask) -> list[int]:
-    """Encode a request as a list of integers, without its salt, which only the model checker uses."""
+    """Encode a request as a list of integers, without its `salt`, a field that only the model checker uses."""
     return [ask.request, ask.done, int(ask.last), int(ask.failed), int(ask.computed), ask.cost]
 
 
@@ -125,7 +125,7 @@ def ask_of(numbers: Sequence[int]) -> protocol.Ask:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The service's answer to a heartbeat: failed workers, and the silence in ms before the sender is evicted."""
+    """The service's answer to a heartbeat: the failed workers, and after how many silent ms it evicts the sender."""
 
     failed: tuple[int, ...]
     lease: int
@@ -139,7 +139,10 @@ class Rejection:
 
 
 def pack_reply(reply: protocol.Reply | Rejection | Lease) -> tuple[str, list[int]]:
-    """Encode an answer of the service as its kind and a list of integers; only its last field may hold several."""
+    """Encode an answer of the service as (kind, integers).
+
+    Only the last field of an answer may be a list, whose numbers come last.
+    """
     if isinstance(reply, Rejection):
         return REFUSED + reply.why[:200], []
     if isinstance(reply, Lease):

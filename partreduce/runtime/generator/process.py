@@ -184,7 +184,7 @@ def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
 
 
 class Launcher:
-    """The service's connection to its launcher, by pipes: reads the key and failed ranks, and reports evicted ranks."""
+    """The service's connection to its launcher, by pipes: reads key and failed ranks, and reports evicted ranks."""
 
     def __init__(self) -> None:
         self._rest = b""

@@ -213,7 +213,10 @@ class GeneratorService:
         return message
 
     def _stage(self, record: dict[str, Any]) -> tuple[Any, ...]:
-        """Apply a record to the state now, and queue it for the log if it changes the state."""
+        """Apply a record (a received message, or an eviction) to the state; queue it for the log if it changed that.
+
+        Returns the state machine's actions, such as answers, to carry out once the record is on disk.
+        """
         before = self.state
         actions = self._apply(record)
         if self._log is not None and ("session" in record or self.state is not before):
@@ -227,7 +230,7 @@ class GeneratorService:
         return [(action.to, action.message) for action in actions if isinstance(action, Send)]
 
     def _expire(self) -> None:
-        """Evict workers that have connected and then been silent for longer than their lease."""
+        """Evict workers that have connected and then been silent for longer than their lease (`lease_of`)."""
         now = self._clock()  # excludes time in which this process was stopped
         late = [worker for worker, seen in self._seen.items() if now - seen > self.lease_of(worker)]
         for worker in late:

@@ -22,7 +22,7 @@ from partreduce.topo.strategies.axes import GradientBuckets
 
 
 class Guard(Facts):
-    """Checks for misuse of one optimizer's run, with the hooks that trigger them at the right moments.
+    """Checks for misuse of one optimizer's run (`table.TABLE`), with the hooks that trigger them at the right moments.
 
     If several optimizers wrap the same model, its forward hooks belong to the newest.
     """
@@ -138,7 +138,7 @@ class Guard(Facts):
             training.same_batches(self)
 
     def compares_data(self, store: Store, key: str, num_workers: int) -> None:
-        """Turn on the comparison of first gradients and data sets between workers, through the run's store."""
+        """Turn on the comparison of first gradients and data sets between workers, by hashes in the run's store."""
         self.notes, self.num_compared = Notes(store, f"data/{key}"), num_workers
 
     def after_averaging(self) -> None:

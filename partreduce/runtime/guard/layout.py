@@ -76,7 +76,7 @@ class Layout:
 
 
 class _Memory:
-    """Expected memory addresses of a bucket's parameters."""
+    """Expected memory addresses of the parameters of a bucket (flat array), to detect one that was moved."""
 
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket

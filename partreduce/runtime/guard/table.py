@@ -23,7 +23,7 @@ Found: TypeAlias = "Mapping[str, object] | None"
 
 
 class Moment(StrEnum):
-    """A point in a run at which checks are made; the members are in the order of a run."""
+    """A point in a run at which checks are made, such as before a step; the members are in the order of a run."""
 
     WRAP_OPTIMIZER = "Wrapping: the optimizer"
     WRAP_MODEL = "Wrapping: the model"
@@ -47,7 +47,7 @@ class Moment(StrEnum):
 
 
 class When(StrEnum):
-    """Steps in which a check runs."""
+    """In which steps of a run a check runs."""
 
     ALWAYS = "every step"
     FIRST_STEPS = "first 3 steps"
@@ -58,7 +58,7 @@ class When(StrEnum):
 class Check:
     """A check for misuse: the moments at which it runs, its cost, and its error or warning.
 
-    `look` returns None or the values for the names in braces in `message`.
+    `look` returns None if all is well, else the values for the names in braces in `message`.
     """
 
     name: str

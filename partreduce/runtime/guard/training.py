@@ -27,7 +27,7 @@ TAKEN_ELSEWHERE = "would apply gradients to it that were taken at other paramete
 
 
 class Special(NamedTuple):
-    """A step changed by `skip()` or by a GradScaler, with the scaler's `found_inf` and scale."""
+    """A step changed by `skip()` or by a GradScaler: whether it is skipped, the scaler's `found_inf` and its scale."""
 
     skip: bool
     found_inf: torch.Tensor | None
@@ -47,7 +47,7 @@ LOCK = threading.Lock()  # guards the set of runs, over which each optimizer's s
 
 
 class Facts(Layout):
-    """State of one run that the checks read."""
+    """State of one optimizer's run that the checks read, such as versions of gradients and warnings already given."""
 
     def __init__(self, engine: Any) -> None:  # noqa: ANN401 - the engines stand above
         run: Run = engine.run

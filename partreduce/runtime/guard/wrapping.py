@@ -301,7 +301,7 @@ _running: WeakKeyDictionary[World, WeakSet[Any]] = WeakKeyDictionary()
     "per round",
 )
 def rounds_of_several_optimizers(world: World, mine: Schedule, optimizer: object) -> Found:
-    """Whether the steps per round of this process's schedules are not proportional to each other."""
+    """Whether the ratio of this schedule's steps per round to another one's in this process differs between workers."""
     others = _running.setdefault(world, WeakSet())
     own = mine.worker_steps().tolist()
     for other in list(others):

@@ -45,7 +45,7 @@ class _LostError(Exception):
 
 
 class _Orders:
-    """Executor of node 0's commands during an attempt; `workers` are this machine's started workers."""
+    """Executor of node 0's commands during an attempt, one run of all workers; `workers` are those started here."""
 
     def __init__(
         self,
@@ -228,7 +228,11 @@ class Follower:
         raise _LostError(connection.problem)
 
     def _attempt(self, connection: Connection, attempt: int, cluster: Cluster, spares: int, nonce: str) -> int:
-        """Run this machine's workers for one attempt; return an exit code if this launcher was asked to end, else 0."""
+        """Run this machine's workers for one attempt; return an exit code if this launcher was asked to end, else 0.
+
+        `cluster` tells which ranks run here, `spares` how many further processes are forked to replace failed workers;
+        `nonce`, node 0's random number, makes the attempt's keys unique.
+        """
         key, ranks = key_of(self.run_id), cluster.workers_of(self.rank)
         shared = {env.RUN_SECRET: derive_key(key, "run", nonce), **self.environment}
         variables = worker_variables(cluster, ranks, self.threads, shared)

@@ -114,7 +114,10 @@ def launch(
 
 
 class _WorkersOfRun(NamedTuple):
-    """A prepared run: workers on all nodes (`mine` are on this machine) that wait for `release`, and their services."""
+    """A prepared run: forked workers on all nodes (`mine` are on this machine) that wait for `release`.
+
+    With them come the store, the group service if there is one, and `start` for replacements.
+    """
 
     workers: list[Worker]
     mine: list[Child]
@@ -222,7 +225,7 @@ def check_failure_limits(num_workers: int, max_failures: int, max_restarts: int)
 
 
 class Spares:
-    """Forked processes that wait to replace failed workers; a fork later would copy locks that threads hold."""
+    """Processes, forked at the start, that wait to replace failed workers; a later fork would copy locks of threads."""
 
     def __init__(
         self, waiting: Sequence[Child], variables: Callable[[int], dict[str, str]], further: Mapping[str, str]

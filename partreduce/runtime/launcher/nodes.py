@@ -201,7 +201,7 @@ class _Node:
 
     @property
     def problem(self) -> str:
-        """Why it takes no part any more; empty if it does."""
+        """Why the node takes no part any more, such as an ended connection; empty if it does."""
         return "it did not answer" if self.was_given_up else self.connection.problem
 
     @property
@@ -209,7 +209,7 @@ class _Node:
         return bool(self.problem)
 
     def read_records(self, attempt: int) -> None:
-        """Process the records of the node's launcher; reports on earlier attempts are ignored."""
+        """Process the records of the node's launcher; reports on earlier attempts (runs of all workers) are ignored."""
         while self.connection.records:
             match self.connection.records.popleft():
                 case ["ready", int(number)]:
@@ -265,7 +265,10 @@ class Nodes:
         self._selector.close()
 
     def take(self, _: int, *, last: bool = False) -> tuple[list[Line], bool]:
-        """Read the other launchers' records; returns no lines, since they print their workers' lines themselves."""
+        """Read the other launchers' records, where `supervision` reads a worker's output by the same call.
+
+        Returns no lines, since those launchers print their workers' lines themselves, and whether more may follow.
+        """
         self._look(0)
         return [], not last
 

@@ -84,7 +84,10 @@ class Shutdown:
         return len(self.signals) < 2 or bool(self.request)
 
     def failed(self, worker: Worker, rule: FailureRule[Worker], grace: float) -> bool:
-        """Handle a failed worker: return True if the run continues without it, else start the others' grace period."""
+        """Handle a failed worker: return True if the policy `rule` lets the run continue without it.
+
+        Otherwise start the others' grace period.
+        """
         assert worker.code is not None
         is_failed = _is_lost(worker)
         if not self.has_signalled and rule.continue_without(worker, is_failed=is_failed):
@@ -147,10 +150,10 @@ def watch(
     num_workers: int | None = None,
     num_here: int | None = None,
 ) -> None:
-    """Forward output and signals, and call `collect` repeatedly until it returns that no worker runs.
+    """Forward output and signals, and call `collect` repeatedly until it returns False: no worker runs any more.
 
-    `release` lets the workers begin: from then on a signal that ends the run leaves them time to save. `num_workers`
-    is the number of workers of the run, `num_here` of those whose output this launcher prints.
+    `release` lets the workers begin: from then on a signal that ends the run leaves them time to save. `num_workers` is
+    the number of workers of the run, `num_here` of those whose output this launcher prints.
     """
     drained = float("inf")
     width = len(str((num_workers or len(workers)) - 1))
@@ -205,7 +208,7 @@ def _collect(
     workers: list[Worker], store: Store, shutdown: Shutdown, grace: float, outlet: LogMultiplexer,
     *, rule: FailureRule[Worker],
 ) -> bool:  # fmt: skip
-    """Process the workers that have ended, and shut down after a failure; return whether any still runs."""
+    """Process the workers that have ended, and start the shutdown after a failure; return whether any still runs."""
     ended = [worker for worker in workers if worker.code is None and worker.reap()]
     rule.poll()
     for worker in ended:

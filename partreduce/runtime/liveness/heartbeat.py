@@ -58,10 +58,10 @@ PACED = (
 class Heartbeat(SignsOfLife):
     """This worker's heartbeat and failure notes in the store, and access to other workers'; tolerates a lost store.
 
-    A *gathering* is an operation of all workers outside the rounds, such as `mean_model()` or a checkpoint. An
-    *exchange* is another operation of all workers that belongs to no round, such as a lookup in tables. Each worker
-    counts both, and records the gathering that it waits in, so that a worker that waits for it elsewhere stops with a
-    reason.
+    A note is a text in the store; a heartbeat is one that tells, again and again, what the worker does. A *gathering*
+    is an operation of all workers outside the rounds, such as `mean_model()` or a checkpoint. An *exchange* is another
+    operation of all workers that belongs to no round, such as a lookup in tables. Each worker counts both, and records
+    the gathering that it waits in, so that a worker that waits for it elsewhere stops with a reason.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Heartbeat(SignsOfLife):
 
     @property
     def place(self) -> str:
-        """This worker's heartbeat key in the store, with all prefixes."""
+        """This worker's heartbeat key in the store, with all prefixes, by which the launcher finds it."""
         return self._notes.place(f"beat/{self.rank}")
 
     def doing(self, text: str | Callable[[], str], waits: Iterable[int] = ()) -> None:
@@ -130,7 +130,10 @@ class Heartbeat(SignsOfLife):
             self._try(lambda: self._deaths.count(CHANGES, 1))
 
     def news(self) -> int:
-        """Return how many failures and ends were recorded since the last change of members, by one query."""
+        """Return how many failures and ends were recorded since the last change of members.
+
+        One query: as long as the number is unchanged, no other note has to be read.
+        """
         changes = self._try(lambda: self._deaths.count(CHANGES))
         if changes is not None:
             self._changes = changes
@@ -170,7 +173,10 @@ class Heartbeat(SignsOfLife):
 
     @contextlib.contextmanager
     def exchange(self) -> Iterator[None]:
-        """Context of an exchange: an operation of all workers outside rounds and gatherings, which all count."""
+        """Context of an exchange: an operation of all workers that belongs to no round, such as a lookup in tables.
+
+        All workers count exchanges, so the count tells whether another worker has entered this one.
+        """
         self.counts = self.gatherings, self.counts[1] + 1
         with self._inside("exchange"):
             yield
@@ -194,7 +200,10 @@ class Heartbeat(SignsOfLife):
             self._try(lambda: self._notes.write(f"exchanges/{self.rank}", str(exchanges)))
 
     def _has_been_here(self, rank: int) -> bool | None:
-        """Return whether another worker has entered this worker's gathering or exchange; None outside of both."""
+        """Return whether worker `rank` has entered the operation of all workers that this worker is in.
+
+        That is a gathering or an exchange; None outside of both.
+        """
         if self._place == "gathering":
             return rank in self.gathered([rank])
         if self._place == "exchange":
@@ -231,10 +240,9 @@ class Heartbeat(SignsOfLife):
     def cause(self, members: Iterable[int], round_: int | None = None) -> str | None:
         """Return why a member cannot take part, as a clause like `worker 3 was killed by signal 9`; else None.
 
-        With `round_`, a member that ended after at most that many rounds counts too; inside a gathering or exchange,
-        one that did not enter it. A signal, an exception or a death precedes the run's first failure, and that precedes
-        its
-        consequences: exit codes, and workers that gave up.
+        With `round_`, a member that ended after at most that many rounds counts too; inside a gathering or exchange
+        (operations of all workers), one that did not enter it. A signal, an exception or a death precedes the run's
+        first failure, and that precedes its consequences: exit codes, and workers that gave up.
         """
         others = [rank for rank in members if rank != self.rank]
         deaths = {rank: self._death(rank) for rank in others}
@@ -271,11 +279,14 @@ class Heartbeat(SignsOfLife):
         return self.unequal if self.unequal in (MET, TOGETHER) else ALL_CALL.format(what, self.unequal)
 
     def way_out(self, why: str) -> str:
-        """Return a hint, as the end of a sentence, how a run can survive a failure like `why`; else empty."""
+        """Return a hint how a run can survive a failure like `why`, as the end of a sentence; empty if it cannot."""
         return self._way_to_continue() if any(words in why for words in SURVIVABLE) else ""
 
     def apart(self, members: Iterable[int], round_: int) -> str | None:
-        """Return which `members` are not in this worker's gathering, or in another one, as a clause; else None."""
+        """Return which `members` are not in this worker's gathering (operation of all workers), or in another one.
+
+        A clause for an error message; None if all are in it.
+        """
         members = list(members)
         others = sorted(set(members) - self.gathered(members)) if self._place == "gathering" else []
         if not others:
@@ -284,9 +295,9 @@ class Heartbeat(SignsOfLife):
         return f"this worker {self.rank} is in {what} after {reached} rounds, {format_workers(others)} not: {advice}"
 
     def unlike(self, members: Iterable[int], step: int, settings: Settings) -> str | None:
-        """Return which member has other optimizer `settings` than this worker, as a clause; None if none.
+        """Return which member has other hyperparameters (`settings`) than this worker, as a clause; None if none.
 
-        Called after the tags of a step's average differed; also None if the members' notes do not arrive in time.
+        Called when the tags of a step's average differ; also None if the members' notes do not arrive in time.
         """
         text = json.dumps(settings)
         self._try(lambda: self._notes.write(f"settings/{step}/{self.rank}", text))
@@ -302,9 +313,10 @@ class Heartbeat(SignsOfLife):
         return None
 
     def elsewhere(self, members: Iterable[int], round_: int, way_out: str | None = None) -> str | None:
-        """Return which member waits in a gathering that this worker has not entered, as a clause; None if none.
+        """Return which member waits in an operation of all workers (a gathering) that this worker has not entered.
 
-        Such a member never arrives at a collective of round `round_`. `way_out` replaces the gathering's advice.
+        A clause, or None if there is none. Such a member never arrives at a collective of round `round_`. `way_out`
+        replaces the gathering's advice.
         """
         for rank in members:
             noted = self.read("gathering", rank) if rank != self.rank else None
@@ -334,7 +346,7 @@ class Heartbeat(SignsOfLife):
         )
 
     def gathered(self, members: Iterable[int]) -> frozenset[int]:
-        """Return the members that have entered this worker's current gathering."""
+        """Return the members that have entered this worker's current gathering, an operation of all workers."""
         notes = {rank: self.read("gathering", rank) for rank in members}
         return frozenset(
             rank
@@ -343,7 +355,10 @@ class Heartbeat(SignsOfLife):
         )
 
     def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:
-        """Like `cause`, but also report members that gave up; after `finished`, ended members are not missing."""
+        """Return why a member can no longer take part, as a clause; None if not known.
+
+        Like `cause`, but members that gave up count too; after `finished`, ended members are not missing.
+        """
         if (problem := self._notes.problem) is not None:
             return problem
         members = list(members)

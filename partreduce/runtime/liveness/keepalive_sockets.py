@@ -36,10 +36,10 @@ _open: weakref.WeakSet[KeepaliveSockets] = weakref.WeakSet()
 
 
 class KeepaliveSockets:
-    """One worker's listening socket and its connections to the next two workers, watched by a thread to detect deaths.
+    """One worker's listening socket and its connections to the next two workers, by which their deaths are noticed.
 
-    No connection is accepted, read or written; the kernel keeps it open. `key` is the optimizer's; `place` is this
-    worker's address from `own_host`.
+    A thread watches them. No connection is accepted, read or written; the kernel keeps it open. `key` is the
+    optimizer's; `place` is this worker's address from `own_host`.
     """
 
     def __init__(self, store: Store, rank: int, size: int, key: str, place: tuple[str, bool]) -> None:

@@ -22,7 +22,7 @@ BEHIND = (
 
 
 class UnevenInputs:
-    """Record in the store of which workers still have data inside `join`."""
+    """Record in the store of which workers still have data inside `join`, whose loops all end at the same round."""
 
     def __init__(self, store: Store, rank: int, size: int, heartbeat: Heartbeat, *, key: str, timeout: float) -> None:
         self.rank, self.size, self.heartbeat = rank, size, heartbeat
@@ -44,7 +44,10 @@ class UnevenInputs:
         self._declared = -1
 
     def another(self, round_: int, lost: Callable[[], frozenset[int]] | None = None) -> bool:
-        """Wait until it is known whether any worker (except `lost()`) trains in round `round_`; return whether."""
+        """Wait until it is known whether any worker (except `lost()`) trains in round `round_`; return whether.
+
+        If none does, the data of all have ended.
+        """
         begun, ended = f"{self.generation}/round/{round_}", f"{self.generation}/ended"
         wait = Wait(self.heartbeat, range(self.size), self.timeout)
         while True:

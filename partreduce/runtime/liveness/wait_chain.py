@@ -61,7 +61,7 @@ def format_workers(ranks: Sequence[int]) -> str:
 
 
 def sees_silence(rank: int, members: Sequence[int], sign: Callable[[int], Sign]) -> bool:
-    """Return whether a worker in the chain of waits had heartbeats and is silent now: the cause of the wait."""
+    """Return whether a worker in the chain of waits had heartbeats and is silent now: it causes the wait."""
     signs, _ = _chains(rank, members, sign)
     return any(seen.is_silent and seen.silent is not None for seen in signs.values())
 

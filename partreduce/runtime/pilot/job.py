@@ -52,7 +52,7 @@ class PilotJob:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Loss of the mean model on fixed evaluation batches at steps 0, every, 2·every, … of one pilot run."""
+    """Loss of the mean model in one pilot run, on fixed evaluation batches, each `every` steps from step 0 on."""
 
     schedule: Schedule
     seed: int
@@ -77,8 +77,9 @@ def reference(cluster: Cluster) -> Schedule:
 def probes(cluster: Cluster, *, steps: int, data: str) -> list[Schedule]:
     """Return the schedules that a pilot compares: all-reduce every k steps, ring pairs, node-then-all, delayed.
 
-    Their consensus distances differ by a factor of ten, to measure what consensus distance costs. Some are delayed by a
-    round, to separate the cost of the delay from that of consensus distance.
+    Their consensus distances (of the workers' models from the mean model) differ by a factor of ten, to measure what
+    consensus distance costs. Some are delayed by a round, to separate the cost of the delay from that of consensus
+    distance. `data` tells how samples are distributed.
     """
     if data == "per-node" and cluster.num_nodes == 1:
         raise InputError(

@@ -82,7 +82,10 @@ def run_pilot(
 
 
 def is_harder(schedule: Schedule, unstable: Schedule) -> bool:
-    """Return whether a schedule has rounds at least as long as an unstable one of its kind (delayed or not)."""
+    """Return whether a schedule need not be tried since `unstable`, with rounds at most as long, diverged.
+
+    Only schedules that both average with a delay, or both without, are compared.
+    """
     if schedule.strategy.averages_gradients or unstable.strategy.averages_gradients:
         return False  # the reference, or a pipeline, which is a kind of its own
     is_longer = int(schedule.worker_steps().max()) >= int(unstable.worker_steps().max())
@@ -90,7 +93,10 @@ def is_harder(schedule: Schedule, unstable: Schedule) -> bool:
 
 
 def check_other_start(earlier: Sequence[Curve], curve: Curve) -> None:
-    """Raise InputError if a run's first loss differs from that of an earlier run with the same seed."""
+    """Raise InputError if a run's first loss differs from that of an earlier run with the same seed.
+
+    The jobs of the two runs then differ, and their losses cannot be compared.
+    """
     start = next((other.losses[0] for other in earlier if other.seed == curve.seed), curve.losses[0])
     if not math.isclose(curve.losses[0], start, rel_tol=SAME):
         raise InputError(

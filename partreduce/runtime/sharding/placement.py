@@ -46,7 +46,11 @@ class Handle:
         return Handle(self.tables, self.table, module, len(self.table.copies) - 1)
 
     def rows(self, weight: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
-        """Fetch the rows of a lookup: ([rows, columns], indices into them, position of the padding row or None)."""
+        """Fetch the rows of a lookup from their owners, each row once.
+
+        Returns the rows, [rows, columns]; for each entry of `indices` its row there; and the position of the padding
+        row (None without one).
+        """
         module = self.module()
         assert module is not None, "a module calls its own handle"
         ids, inverse, padding = torch.empty(0, dtype=torch.int64), indices, None
@@ -63,7 +67,11 @@ class Handle:
         return rows, inverse, padding
 
     def found(self, ids: torch.Tensor, problem: str) -> torch.Tensor:
-        """Return the rows with these unique numbers, on the weight's device; raise `problem` on all workers."""
+        """Return the rows with the numbers `ids`, each once, on the weight's device.
+
+        If `problem`, which describes a user's mistake, is not empty, raise it instead, on all workers if they can learn
+        of it.
+        """
         module, staging = self.module(), self.table.staging
         assert module is not None, "a module calls its own handle"
         weight = module.weight.detach()
@@ -108,9 +116,10 @@ class _Lookup(torch.autograd.Function):
         problem: str,
         padding: int | None,
     ) -> torch.Tensor:
-        """Return the rows of a lookup, in which all workers take part.
+        """Return the rows numbered `ids` of a table, for which all workers exchange rows.
 
-        The weight is an argument so that autograd calls `backward`.
+        `problem` describes a user's mistake, `padding` is the position of the row without gradient. The weight is an
+        argument so that autograd calls `backward`.
         """
         ctx.handle, ctx.ids, ctx.padding = handle, ids, padding
         return handle.found(ids, problem)
@@ -212,7 +221,7 @@ def route_module(module: Embeddings, handle: Handle) -> None:
 
 
 def is_routed(module: Embeddings) -> bool:
-    """Return whether a module's `forward` is still that of TableEmbedding or TableEmbeddingBag."""
+    """Return whether a module's `forward` is still the one that looks rows up on other workers."""
     forward = type(module).forward
     return forward in (TableEmbedding.forward, TableEmbeddingBag.forward) and "forward" not in module.__dict__
 
@@ -239,7 +248,10 @@ def embeddings_of(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Parameter,
 
 
 def find_tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule) -> Tables:
-    """Return the tables that the schedule places separately. Raises InputError if they do not fit the model."""
+    """Return the embedding tables that the schedule places separately (sharded, or with gathered gradients).
+
+    Raises InputError if they do not fit the model.
+    """
     routes = schedule.strategy.payload
     known = embeddings_of(model)
     found = []
@@ -305,7 +317,7 @@ def check_other_shapes(tables: Tables, schedule: Schedule) -> None:
 def check_route(
     model: torch.nn.Module, route: TablePlacement, parameter: torch.nn.Parameter, modules: tuple[Embeddings, ...]
 ) -> None:
-    """Raise InputError if embeddings would compute other values with this placement than on one device."""
+    """Raise InputError if embeddings would compute other values with this placement (`route`) than on one device."""
     if any(handle_of(module) is not None for module in modules):
         raise InputError(
             f"parameter {route.parameter!r}: its rows are spread by a DistributedOptimizer already; build the model "

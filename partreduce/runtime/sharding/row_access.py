@@ -37,7 +37,7 @@ Rows = dict[str, npt.NDArray[np.int64]]  # rows that a batch looks up, ascending
 
 
 class SampledRows(NamedTuple):
-    """Rows that sample batches look up, per batch and parameter, and the number of rows of each parameter."""
+    """The numbers of the rows that sample batches look up, per batch and embedding, and each embedding's size."""
 
     sizes: dict[str, int]
     batches: list[Rows]
@@ -133,7 +133,11 @@ def call(model: torch.nn.Module, batch: object) -> object:
 
 
 def inputs_of(model: torch.nn.Module, batch: object) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Return the arguments for `forward()` from a batch: its first entries, or all entries of a dict by name."""
+    """Return the arguments for `forward()` from a batch: positional ones, and keywords.
+
+    A dict is passed by name. Of a tuple or list, the first entries are passed, as many as `forward()` has parameters,
+    all if it takes `*args`. Any other batch, such as a tensor, is the only argument.
+    """
     if isinstance(batch, dict):
         return (), batch
     parts = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
@@ -152,7 +156,7 @@ def message_of(rank: int, seen: SampledRows | str) -> str:
 
 
 def shares(said: list[str], cluster: Cluster) -> dict[str, RowAccess]:
-    """Return the mean fractions of rows that a step looks up, from all workers' messages."""
+    """Return the mean fractions of a table's rows that a step looks up, by table, from all workers' messages."""
     texts = [json.loads(text) for text in said]
     for text in texts:
         if "problem" in text:

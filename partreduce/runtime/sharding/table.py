@@ -30,7 +30,7 @@ COARSER = {Codec.FLOAT16: "bfloat16 or int8"}  # for each codec, others with a w
 
 
 class Layout(Protocol):
-    """Interface that tells which worker owns a row, and the row's index in the owner's array."""
+    """Assignment of a table's rows to workers: which worker owns a row, and the row's index in the owner's array."""
 
     def owner_of(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the rank that owns each of these rows, int64."""
@@ -41,10 +41,10 @@ class Layout(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """Assignment of a table's rows to hosts: row r is in part r mod P, and part p on host p mod H.
+    """Assignment of a table's rows to hosts, the workers that own rows, in `partitions` parts.
 
-    A host's rows are in ascending order. Host h has K = ⌈(P − h)/H⌉ of the P parts, so row r = qP + h + jH has index qK
-    + j there.
+    With P parts and H hosts, row r is in part r mod P, and part p on host p mod H. A host's rows are in ascending
+    order. Host h has K = ⌈(P − h)/H⌉ of the P parts, so row r = qP + h + jH has index qK + j there.
     """
 
     num_rows: int
@@ -77,7 +77,7 @@ class RowLayout:
 
 @dataclass(frozen=True, slots=True)
 class OnFirst:
-    """Layout in which worker 0 owns all rows, for example of a block that it has read."""
+    """Layout in which worker 0 owns all rows, for example of a part of the table that it has read from a file."""
 
     place_of: Callable[[torch.Tensor], torch.Tensor]
 
@@ -162,7 +162,7 @@ class RowCode:
 
 
 class Landing(NamedTuple):
-    """A copy to the host that may still be in progress."""
+    """A copy from a device to host memory that may still be in progress."""
 
     values: torch.Tensor
     mark: Marker | None = None

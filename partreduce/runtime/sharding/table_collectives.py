@@ -30,7 +30,7 @@ NAME = "tables"  # of communicators that only tables use, so that no other opera
 
 
 class Kind(IntEnum):
-    """Kind of a table operation."""
+    """Kind of a table operation; each operation is an exchange of rows or numbers among all workers."""
 
     ANY = 0  # any operation of the others, for a worker whose data has ended
     LOOKUP = 1
@@ -47,9 +47,9 @@ PROBLEM, LONGEST = 5, 6  # indices of the problem flag, and of the most rows or 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Description of the table operation that a worker starts; equal if the operations are the same.
+    """Description of the table operation that a worker starts, which all workers send to each other before it.
 
-    `value` is the worker's part of a norm.
+    Two calls are equal if the operations are the same. `value` is the worker's part of a norm.
     """
 
     kind: Kind
@@ -87,7 +87,7 @@ class Call:
 
 @dataclass
 class CollectiveCalls:
-    """The calls of all members of a group for one operation, as this worker received them."""
+    """The descriptions (calls) that all members of a group sent for one operation, as this worker received them."""
 
     members: tuple[int, ...]
     said: torch.Tensor  # their calls as integers, int64 [members, LENGTH]
@@ -100,7 +100,7 @@ class CollectiveCalls:
 
     @cached_property
     def agreed(self) -> Call | None:
-        """The common call, `ANY` if no worker has data left; None if calls differ."""
+        """The operation that all workers start, of kind `ANY` if no worker has data left; None if they differ."""
         first = self.said[0]
         if bool((self.said[:, :SAME] == first[:SAME]).all()):
             return Call.read(first)
@@ -116,7 +116,7 @@ class CollectiveCalls:
 
     @property
     def longest(self) -> int:
-        """The most rows that a member requests from another, or the most bytes that it sends to one."""
+        """The most rows that one member requests from another, or for gradients the most bytes that it sends to one."""
         return int(self.said[:, LONGEST].max())
 
     @property
@@ -300,7 +300,10 @@ class Wire:
         return split_columns(target, back, columns)
 
     def gather(self, what: str, step: int, columns: Sequence[torch.Tensor], counts: torch.Tensor) -> list[torch.Tensor]:
-        """All-gather the rows of all columns around a ring, in order of workers; `counts` is like `sends` in `swap`."""
+        """All-gather the rows of all columns around a ring, in order of workers.
+
+        `counts` has the number of rows of each column of each worker, int64 [workers, columns].
+        """
         group, sizes = self.everyone, bytes_of(columns, counts)
         lengths = sizes.sum(1).tolist()
         longest = max(lengths)
@@ -335,14 +338,17 @@ class Wire:
 
 
 class _Room:
-    """Space for row numbers in a group's messages, which all members know; it follows earlier requests."""
+    """Space for row numbers in the messages that start an operation, so that few need a second message.
+
+    All members of the group know its `size`, which follows the numbers of rows requested before.
+    """
 
     def __init__(self) -> None:
         self.size = 0
         self.longest: dict[int, int] = {}  # the most rows requested from one member in each table's last lookup
 
     def used_by(self, counts: torch.Tensor) -> torch.Tensor:
-        """Return which entries each member's row numbers use, bool [members, size], given their counts."""
+        """Return which entries each member's row numbers use, bool [members, size], given how many each member has."""
         return torch.arange(self.size) < counts[:, None]
 
     def fit(self) -> None:

@@ -26,9 +26,10 @@ SMALL_BYTES = 2**20  # smaller tables stay in memory
 
 
 def gather_full_table(tables: Tables, table: Table, array: torch.Tensor, number: int) -> torch.Tensor:
-    """Gather all rows of a sharded array on worker 0; all workers call it with the same `number` of the array.
+    """Gather all rows of an array that is sharded like the table (its weights or an optimizer state) on worker 0.
 
-    Returns the whole array on worker 0, and a meta tensor on the others.
+    All workers call it with the same `number` of the array. Returns the whole array on worker 0, a meta tensor
+    elsewhere.
     """
     assert table.layout is not None, "only sharded tables are put together"
     shape = (table.route.rows, *array.shape[1:])
@@ -49,7 +50,10 @@ def gather_full_table(tables: Tables, table: Table, array: torch.Tensor, number:
 
 
 def backed_by_file(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return an uninitialized array in a temporary file, whose pages the kernel may evict; a small one in memory."""
+    """Return an uninitialized array in an unnamed temporary file, so that the kernel may evict its pages.
+
+    A small array is in memory.
+    """
     size = torch.Size(shape).numel()
     if size * dtype.itemsize <= SMALL_BYTES:
         return torch.empty(shape, dtype=dtype)
@@ -109,7 +113,7 @@ def local_optimizer_states(
 
 
 def places_of(tables: Tables, optimizer: torch.optim.Optimizer) -> list[tuple[int, Table]]:
-    """Return the sharded tables, each with the index of its parameter in the optimizer's state dict."""
+    """Return the sharded tables, each with the index of its parameter in the optimizer's state dict: (index, table)."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     found = ((index, tables.of(parameter)) for index, parameter in enumerate(parameters))
     return [(index, table) for index, table in found if table is not None and table.is_sharded]
@@ -212,7 +216,10 @@ def _deal(
     targets: Mapping[str, torch.Tensor],
     read: Callable[[int], Mapping[str, torch.Tensor]],
 ) -> None:
-    """Fill arrays of this worker's rows from the arrays with the same names in the old workers' files."""
+    """Fill `targets`, arrays of this worker's rows, from the arrays with the same names in the old workers' files.
+
+    `old` tells which old worker had which rows.
+    """
     assert table.own is not None, "the table is sharded"
     for rank in old.hosts:
         shards = read(rank) if tables.rank == 0 else targets

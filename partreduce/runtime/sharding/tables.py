@@ -36,7 +36,7 @@ LOOKUPS = (Kind.LOOKUP, Kind.WHOLE)
 
 
 class Outcome(NamedTuple):
-    """Result of a table operation: the operation, all workers' calls, and the rows."""
+    """Result of a table operation: its description, the calls (all workers' descriptions of it), and the rows."""
 
     did: Call
     met: CollectiveCalls
@@ -54,7 +54,7 @@ class Exchange:
         self._problem = ""  # problem with gradients that this worker sent, until reported to all
 
     def perform(self, call: Call, parts: Parts, source: Source, problem: str = "") -> Outcome:
-        """Run one operation together with all workers.
+        """Run one operation, described by `call`, together with all workers.
 
         `parts` has the rows that this worker requests or sends, each once (a lookup concerns one table), `source` reads
         rows for the lookups of others, and `problem` describes a user's mistake, which stops all workers.
@@ -89,15 +89,15 @@ class Exchange:
         return Outcome(did, leg.met, parts=self._sum_parts(leg, did) if did.kind is Kind.REDUCE else None)
 
     def _targets(self, parts: Parts, source: Source, call: Call, places: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Return the member of the group to which each row goes, by its owner; omit tables without owners."""
+        """Return, by table, the group's member to which each row goes, by its owner; omit tables without owners."""
         lookup = source(call)[0] if call.kind in LOOKUPS else None
         layouts = {table: lookup or self.tables[table].layout for table in parts}
         return {t: places[layout.owner_of(parts[t].ids)] for t, layout in layouts.items() if layout is not None}
 
     def _collect_requests(self, inside: Leg, call: Call) -> tuple[Parts, Call, torch.Tensor]:
-        """Merge the node's requests or gradients: (what this worker requests or sends, the operation, indices).
+        """Merge the rows that this node's workers request or send, so that each row crosses nodes once.
 
-        The indices map each member's rows to the merged ones.
+        Returns the merged rows, the operation, and for a lookup the index of each requested row among the merged ones.
         """
         did, nobody = inside.met.agreed, torch.empty(0, dtype=torch.int64)
         if did is None or inside.met.with_problem is not None:
@@ -129,7 +129,7 @@ class Exchange:
         return Part(part.ids, rows)
 
     def code_of_rows(self, did: Call) -> RowCode | None:
-        """Return the codec of rows that are sent: the table's for lookups, none for whole tables."""
+        """Return the codec of the rows sent in operation `did`: the table's for lookups, None for whole tables."""
         return self.tables[did.table].code if did.kind is Kind.LOOKUP else None
 
     def _answer(self, leg: Leg, did: Call, source: Source) -> tuple[torch.Tensor, int | None]:
@@ -178,7 +178,11 @@ class Leg:
         targets: Mapping[int, torch.Tensor],
         mates: CollectiveCalls | None = None,
     ) -> None:
-        """Exchange calls with the group; `targets` has a member for each row of a table, other tables go to all."""
+        """Exchange calls with the group.
+
+        `targets` has, for each row of a table, the group's member that gets it; rows of other tables go to all. `mates`
+        has the calls of this node, if rows were merged there first.
+        """
         self._exchange, self._wire, self._group = exchange, exchange.wire, group
         self._is_node = group is exchange.wire.node
         counts = torch.zeros(group.size, len(exchange.tables), dtype=torch.int64)  # 0: none sent; else rows + 1
@@ -240,7 +244,10 @@ class Leg:
     def brought(
         self, did: Call, tables: list[int], nothing: Callable[[int], Part], *, to_all: bool = False
     ) -> dict[int, Part]:
-        """Send this worker's gradients of `tables`, or `nothing(table)`; return the gradients received, by table."""
+        """Exchange gradients of `tables` with the group; return those received, by table.
+
+        For a table without gradients here, `nothing(table)` is sent. With `to_all` each worker gets all gradients.
+        """
         if not tables:
             return {}
         parts = [self._parts.get(table) or nothing(table) for table in tables]
@@ -259,7 +266,7 @@ class Leg:
 
 
 class Steps(Protocol):
-    """Interface of the engine's step and round counters, as tables use them."""
+    """What tables need of the engine: its counts of steps and rounds, and to declare a step to workers without data."""
 
     @property
     def steps(self) -> int: ...
@@ -360,7 +367,11 @@ class Tables:
     def block(
         self, table: Table, ids: torch.Tensor, layout: Layout, array: torch.Tensor, number: int = 0
     ) -> torch.Tensor:
-        """Fetch rows of a block from other workers, to the host; all workers call it and answer from `array`."""
+        """Fetch the rows `ids` of an array to the host, in an exchange of all workers, who answer from their `array`.
+
+        `layout` tells who owns which row, `number` which array of the table this is. A whole table is sent in such
+        blocks.
+        """
         self._step = self._current_step()  # so that workers without data take part, and the error names them
 
         def answer(places: torch.Tensor) -> torch.Tensor:
@@ -374,12 +385,18 @@ class Tables:
         return self._exchange.wire.reducer.heartbeat.together(advice)
 
     def fetch(self, table: Table, copy: int, ids: torch.Tensor, *, trains: bool, problem: str = "") -> torch.Tensor:
-        """Look up unique rows of a sharded table, to the host; all workers call it, possibly without rows."""
+        """Look up rows of a sharded table (each once), to the host; all workers call it, possibly without rows.
+
+        `copy` is the number of the model's copy that looks them up: 0 is the trained one.
+        """
         self._step, self._closed = self._current_step(), False
         return self._looked_up(Call(Kind.LOOKUP, self._step, table.index, copy, trains), ids, problem=problem)
 
     def stop_for(self, problem: str, *, trains: bool) -> None:
-        """Raise InputError on all workers at the next gradient exchange, or without `trains` on this worker at once."""
+        """Raise InputError on all workers for a user's mistake: at the next exchange of gradients.
+
+        Without `trains` there is none, so that only this worker raises it, at once.
+        """
         if not trains:
             raise InputError(f"worker {self.rank}: {problem}")
         self._perform(Call(Kind.REDUCE, self._current_step()), problem=problem)
@@ -441,7 +458,7 @@ class Tables:
                 return outcome.did.kind is Kind.STEP
 
     def exchange_norm(self, value: float) -> list[float]:
-        """Return every worker's part of a norm, in order of ranks, by one message."""
+        """Return every worker's part of a norm, in order of ranks, by one message; `value` is this worker's part."""
         self.clips = True
         if self._without_clipping:
             self._end(
@@ -474,7 +491,10 @@ class Tables:
         return self._guard(lambda: exchange.perform(call, parts or {}, source or self._source, problem))
 
     def _source(self, call: Call) -> tuple[Layout, Answer]:
-        """Return the layout and read function for a lookup; rows are first scaled down to the module's `max_norm`."""
+        """Return, to answer a lookup, the layout of the table's rows and a function that reads this worker's rows.
+
+        The function first scales rows down to the module's `max_norm`.
+        """
         table = self.tables[call.table]
         module = table.copies[call.copy]() if call.copy < len(table.copies) else None
         if module is None or table.layout is None:

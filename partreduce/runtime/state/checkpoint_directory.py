@@ -33,7 +33,10 @@ class NewerFormatError(DocumentError):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """One worker's view of a checkpoint; `problem` tells why it cannot be loaded, `number` is −1 if unknown."""
+    """What one worker found of a checkpoint: `problem` tells why it cannot be loaded, empty if it can.
+
+    `number` counts the checkpoints of a directory, −1 if it is unknown; `newer` tells that a later version wrote it.
+    """
 
     name: str
     number: int = -1
@@ -103,7 +106,7 @@ def source_of(manifest: Mapping[str, Any], rank: int) -> int:
 
 
 def list_checkpoints(directory: Path, rank: int | None) -> list[CheckpointReport]:
-    """List the checkpoints that have a manifest, newest first, until three can be loaded.
+    """Report on the checkpoints that have a manifest, newest first, until three can be loaded.
 
     With `rank` only that worker's file is checked, with None all files.
     """
@@ -147,7 +150,11 @@ def _damage(folder: Path, manifest: Mapping[str, Any], rank: int | None) -> str:
 def newest_common(
     directory: Path, reports: Sequence[Mapping[str, Any]], ranks: Sequence[int]
 ) -> tuple[str | None, str]:
-    """Return the newest checkpoint that all `ranks` can load (or None), and a sentence about damaged newer ones."""
+    """Return the name of the newest checkpoint that all `ranks` can load, and a warning about damaged newer ones.
+
+    The name is None if there is no checkpoint, the warning empty if none is damaged. `reports` has what each worker
+    found.
+    """
     problem = next((f"worker {r}: {p}" for r, e in zip(ranks, reports, strict=True) if (p := e.get("problem"))), None)
     if problem is not None:
         raise FileError(f"load_checkpoint: {problem}")
@@ -182,7 +189,10 @@ def _why(directory: Path, name: str, by_rank: Mapping[int, Mapping[str, Checkpoi
 
 
 def save_status(directory: Path, plain: str) -> dict[str, Any]:
-    """Return, before a save, the highest checkpoint number seen and whether the folder name `plain` is taken."""
+    """Return, before a save, what this worker sees: `highest`, the highest checkpoint number, 0 if there is none.
+
+    And `taken`: whether a complete checkpoint has the folder name `plain` already.
+    """
     highest = 0
     with contextlib.suppress(FileError):
         for folder in folders(directory):
@@ -211,7 +221,7 @@ def checkpoints_to_delete(directory: Path, lineage: str, rank: int, *, keep: int
 
 
 def _lineage_in(path: Path) -> str | None:
-    """Return the lineage in the header of a worker's file; None if there is no such file or header."""
+    """Return the lineage (ID of a run and its predecessors) in the header of a worker's file; None if it has none."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")

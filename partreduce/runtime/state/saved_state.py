@@ -30,7 +30,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class StateFile:
-    """One worker's state as named tensors and JSON for a checkpoint: collects and restores it."""
+    """One worker's state as named tensors, and JSON for the rest, for a checkpoint: collects and restores it."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.optimizer = engine, engine.optimizer
@@ -54,7 +54,10 @@ class StateFile:
         return tensors, facts
 
     def restore(self, tensors: Tensors, facts: Mapping[str, Any], *, own_random_states: bool = True) -> Tensors:
-        """Restore model, optimizer and random states in place; return the runner's state, which is not loaded."""
+        """Restore model, optimizer and random states in place; return the tensors of the runner (which averages).
+
+        The caller loads these. Without `own_random_states` the random states stay.
+        """
         self._restore(self._model() | shards_of(self.tables), tensors)
         current = self.optimizer.state_dict()
         numbers = facts["optimizer"]
@@ -79,7 +82,11 @@ class StateFile:
         return {n.removeprefix("strategy/"): t for n, t in tensors.items() if n.startswith("strategy/")}
 
     def restore_mean(self, paths: Iterable[Path]) -> dict[str, Any]:
-        """Load the mean of several workers' models, in place. Sharded tables are not loaded; returns their layouts."""
+        """Load the mean of several workers' models, saved in the files `paths`, in place.
+
+        Sharded tables are not loaded; returns the saved description of how their rows are divided, empty without
+        tables.
+        """
         layouts: dict[str, Any] = {}
         sums: Tensors = {}
         first: Tensors = {}
@@ -215,7 +222,11 @@ class Handover:
         self._groups: list[dict[str, Any]] = []
 
     def add(self, objects: tuple[Stateful, ...]) -> None:
-        """Add objects whose state is copied too; on a worker that has joined, load the donor's states at once."""
+        """Add objects whose state a joining worker copies too.
+
+        On a worker that has joined, each gets at once the state that came from the donor, the worker whose state it
+        copied.
+        """
         for one in objects:
             if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
                 raise InputError(f"register_stateful: a {type(one).__name__} has no state_dict() and load_state_dict()")

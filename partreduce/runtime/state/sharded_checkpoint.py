@@ -121,7 +121,7 @@ def load(
 
 
 def _bucket_of(name: str, tensor: torch.Tensor, flat: FlatModel) -> Bucket | None:
-    """Return the bucket whose layout an array of the strategy has; None if it has none."""
+    """Return the bucket with the shape of the strategy's array `name`; None if it is not such an array."""
     kind, _, rest = name.partition("/")
     index = rest.rpartition("/")[2]
     if kind != "strategy" or not index.isdecimal() or int(index) >= len(flat.buckets):

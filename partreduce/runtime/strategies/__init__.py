@@ -1,4 +1,4 @@
-"""Choose the runner of a schedule by its kind, its payload and its timing (`build`)."""
+"""Choose the runner of a schedule, which averages for one worker, by its kind, its payload and its timing (`build`)."""
 
 from __future__ import annotations
 

@@ -29,10 +29,10 @@ MESSAGES = {"open": shards.Opened, "push": shards.Progress, "pull": shards.Ask}
 class AsynchronousServer(OneSided):
     """Runner of an asynchronous parameter server: after a round a worker pushes progress and pulls the model.
 
-    Progress is the change of the parameters in the round; the hosts add it at once. With plain SGD this is asynchronous
-    SGD; optimizer state stays on the worker. With `staleness` s a host answers a worker only while the worker is at
-    most s rounds ahead of the slowest. With overlap the worker waits for the answer one round later. Buffers are
-    averaged in the mean model only.
+    Progress is the change of the parameters in the round; the hosts, workers that each hold a part of the model, add it
+    at once. With plain SGD this is asynchronous SGD; optimizer state stays on the worker. With `staleness` s a host
+    answers a worker only while the worker is at most s rounds ahead of the slowest. With overlap the worker waits for
+    the answer one round later. Buffers are averaged in the mean model only.
     """
 
     def __init__(self, server: Server, run: Run) -> None:
@@ -75,7 +75,11 @@ class AsynchronousServer(OneSided):
             self._refresh()
 
     def drain(self) -> str:
-        """Drop the answer in flight; the hosts then start again from their workers' parameters."""
+        """Drop the hosts' answer in flight; the hosts then start again from their workers' parameters.
+
+        Called when other parameters are loaded and at the end of the run. Returns an empty string: nothing to warn of
+        is lost.
+        """
         if self._pending is not None:
             self._wait(self._pending)
             self._pending = None
@@ -155,7 +159,10 @@ class AsynchronousServer(OneSided):
             start.sub_(part)
 
     def _take(self, progress: list[torch.Tensor] | None, event: shards.Take | None = None) -> None:
-        """Wait for the hosts' answers and set the model to theirs plus `progress`."""
+        """Wait for the hosts' answers and set the model to theirs plus `progress` (None: nothing to add).
+
+        `event`, if given, is applied to the protocol once the answers are there.
+        """
         operation = self._pending
         if operation is None:
             return
@@ -191,7 +198,10 @@ class AsynchronousServer(OneSided):
 
 
 class _Shard(ProtocolDriver[Any]):
-    """One host's shard of the model, the range in `bounds` of each bucket; used by the mailbox's thread."""
+    """One host's part of the model, the range in `bounds` of each bucket, with its side of the protocol.
+
+    The mailbox's thread uses it.
+    """
 
     def __init__(self, machine: shards.Shards, process: int, bounds: list[tuple[int, int]]) -> None:
         super().__init__(machine, process, is_open=True)
@@ -202,7 +212,7 @@ class _Shard(ProtocolDriver[Any]):
         self._snapshots = Snapshots()
 
     def take(self, arrays: list[torch.Tensor]) -> None:
-        """Set the parameters from which the shard restarts when the protocol opens it; called from the main thread."""
+        """Set the parameters from which this part restarts when the protocol opens it; called from the main thread."""
         self._opening = [
             array[start:end].detach().to("cpu", copy=True)
             for array, (start, end) in zip(arrays, self._bounds, strict=True)

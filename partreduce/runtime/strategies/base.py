@@ -24,7 +24,7 @@ from partreduce.topo.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Properties of a schedule's kind that the engine, checkpoints and checks depend on."""
+    """What the engine (which counts steps and rounds), checkpoints and checks must know of a schedule's kind."""
 
     averages_gradients: bool  # gradients before each step; if False, parameters after a round's last step
     keeps_equal: bool  # all workers apply the same averages, so models are equal in operations of all workers
@@ -70,7 +70,7 @@ def traits_of(schedule: Schedule) -> Traits:
 
 @dataclass(slots=True)
 class Progress:
-    """Counter of the steps that the engine has taken."""
+    """Counter of the steps that the engine has taken, shared by those that need it."""
 
     step: int = 0
 
@@ -97,7 +97,10 @@ class Run:
         return self.schedule.steps_per_round_of(self.rank)
 
     def progress_factor(self, members: Sequence[int]) -> float:
-        """Return the mean steps per round of `members`, divided by this worker's."""
+        """Return the mean steps per round of `members`, divided by this worker's: the factor for its progress.
+
+        Multiplied by it, each worker's change of the parameters counts as if all took equally many steps.
+        """
         steps = [self.schedule.steps_per_round_of(member) for member in members]
         return sum(steps) / len(steps) / self.steps_per_round
 
@@ -146,8 +149,8 @@ DIFFERENT = StepResult()
 class Runner:
     """A strategy's averaging on one worker, one object per optimizer; this base class averages nothing.
 
-    The engine (`worker.engine`) calls these methods; they raise PeerFailedError if a worker is gone or late. Operations
-    in flight are queued in the run's membership.
+    The engine (`worker.engine`), which counts steps and rounds, calls these methods around each step; they raise
+    PeerFailedError if a worker is gone or late. Operations in flight are queued in the run's membership.
     """
 
     def __init__(self, run: Run) -> None:
@@ -171,21 +174,28 @@ class Runner:
         return mailbox
 
     def before_step(self, step: int) -> AveragedGradients:  # noqa: ARG002 - the signature of all
-        """Average gradients, if the strategy does, before the wrapped optimizer steps with them."""
+        """Average gradients, if the strategy does, before the wrapped optimizer steps with them.
+
+        Returns how many steps were taken on the way, and whether a GradScaler had scaled the gradients.
+        """
         return ON_TIME
 
     def after_step(self, step: int) -> StepResult:  # noqa: ARG002 - as above
-        """Average parameters, if the strategy does, after the step; workers without data call only this."""
+        """Average parameters, if the strategy does, after the step; workers without data call only this.
+
+        Returns how many rounds to skip, and whether all workers now have the same model.
+        """
         return DIFFERENT
 
     def check_step(self, asked: StepRequest) -> None:
         """Raise InputError if the strategy cannot take a step in the way that `asked` describes."""
 
     def pause(self, place: str, *, apply: bool = True) -> int:  # noqa: ARG002 - as above
-        """Advance to a common round, before the operation `place` of all workers, and serve requests of other workers.
+        """Advance to a common round before an operation of all workers named `place`, such as a checkpoint.
 
-        Without `apply` averages on the way are dropped, since other parameters are about to be loaded. Returns how many
-        steps were taken. Raises InputError inside an operation that only the next step completes.
+        Meanwhile requests of other workers are served. Without `apply` averages on the way are dropped, since other
+        parameters are about to be loaded. Returns how many steps were taken. Raises InputError inside an operation that
+        only the next step completes.
         """
         return 0
 
@@ -195,12 +205,18 @@ class Runner:
         self.run.reducer.flush()
 
     def drain(self) -> str:
-        """Wait for operations in flight, then drop them and all other state; return what was dropped, as a sentence."""
+        """Wait for operations in flight, then drop them and all other state, such as when other parameters are loaded.
+
+        Returns a warning for the user about what was dropped; empty if there is none.
+        """
         return ""
 
     @property
     def is_measured(self) -> bool:
-        """Whether the runner has state that fits only the current model, so that a model must not be loaded alone."""
+        """Whether the runner has state that fits only the current model, such as parameters at the round's start.
+
+        If so, a script must not load a model without the optimizer's state.
+        """
         return False
 
     def state(self) -> State:
@@ -230,8 +246,8 @@ def check_kept(state: Iterable[str]) -> None:
 class OneSided(Runner):
     """Base of runners whose workers send messages to each other's mailboxes, without collectives.
 
-    `deliver` gets each message in the mailbox's thread; `place` names the strategy in errors; `bound` limits messages
-    in flight to each worker, by default as the mailbox does.
+    `deliver` is called with each message, in the mailbox's thread; `place` names the strategy in errors; `bound` limits
+    messages in flight to each worker, by default as the mailbox does.
     """
 
     def __init__(

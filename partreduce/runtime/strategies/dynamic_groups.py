@@ -80,7 +80,10 @@ class GeneratedMeans(Runner):
         return DIFFERENT
 
     def _group(self) -> tuple[int, tuple[int, ...]] | None:
-        """Return the round's group; if the run ends, raise an error with its cause."""
+        """Return (sequence number, members) of the round's group; None if this worker has none in this round.
+
+        If the run ends, raise an error with its cause.
+        """
         try:
             return self.client.group()
         except UnavailableError as error:
@@ -90,7 +93,11 @@ class GeneratedMeans(Runner):
             raise (error if why is None else UnavailableError(f"{error}; {why}")) from None
 
     def pause(self, place: str, *, apply: bool = True) -> int:  # noqa: ARG002 - the signature of all
-        """Leave the group service, after averaging in the groups that it has already granted; returns 0 steps."""
+        """Leave the group service until the next round, so that an operation of all workers (`place`) can follow.
+
+        Before that this worker averages in the groups already granted to it, since others wait in them; `apply` has no
+        effect. Returns 0, the number of steps taken: no worker has to advance to a common round.
+        """
         while (group := self.client.leave()) is not None:
             self._average(0, *group)
         return 0
@@ -113,7 +120,7 @@ class GeneratedMeans(Runner):
         self.client.close()
 
     def _average(self, step: int, seq: int, members: tuple[int, ...]) -> None:
-        """Average over the group, x ← mean; if that fails, restore x and report the failure to the group service."""
+        """Average over group number `seq`, x ← mean; if that fails, restore x and tell the group service."""
         reducer, buckets = self.run.reducer, self.run.flat.buckets
 
         def why() -> str | None:

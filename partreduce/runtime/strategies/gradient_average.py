@@ -116,9 +116,10 @@ class GradientAverage(Runner):
             self.run.applier.remember(ok)
 
     def _put(self, flight: Flight, *, changes: bool = False) -> torch.Tensor | None:
-        """Write the averages into the parameters' gradients and return the device's check.
+        """Write the averages into the parameters' gradients.
 
-        With `changes` also change them as the script does, for example clip.
+        Returns whether they are valid, as a 0-d bool tensor on the device; None if the host has checked. With `changes`
+        also change them as the script does, for example clip.
         """
         is_late, ok = flight.turn > flight.step, None
         for reducer, reduction in flight.sums or ():
@@ -136,7 +137,7 @@ class GradientAverage(Runner):
         return ok
 
     def _correct_buffers(self, flight: Flight) -> None:
-        """Correct averaged buffers by their deviation from the mean at an earlier step, received with its gradients."""
+        """Add to averaged buffers (mean − own value) of an earlier step, which arrived with that step's gradients."""
         for reducer, reduction in flight.sums if flight.sums and flight.before else ():
             with torch.no_grad():
                 for bucket, sums, before in zip(reduction.buckets, reduction.arrays, flight.before, strict=True):
@@ -201,7 +202,10 @@ class GradientAverage(Runner):
         return bool(self.membership.flights)
 
     def drain(self) -> str:
-        """Drop gradients in flight and rounding errors, before a model is loaded."""
+        """Drop gradients in flight and rounding errors, before a model is loaded.
+
+        Returns a warning that names the steps whose gradients are lost; empty if there are none.
+        """
         lost = ""
         if flights := self.membership.flights:
             first, last = flights[0].step, flights[-1].step

@@ -51,7 +51,7 @@ class PairMeans(OneSided):
         return ON_TIME
 
     def end_round(self, step: int, round_: int) -> StepResult:
-        """Add the round's progress to x; an active worker also starts or completes an exchange."""
+        """Add the round's progress (change of the parameters) to x; an active worker starts or ends an exchange."""
         self.run.reducer.check_if_gone(self._peer_watch, step, round_)
         self._open()
         self.pair.add([part.mul_(self._factor).to("cpu") for part in self._progress()])
@@ -79,7 +79,10 @@ class PairMeans(OneSided):
         self._adopt(self._progress())
 
     def drain(self) -> str:
-        """Wait for the exchange in flight; x then starts again from the parameters."""
+        """Wait for the exchange in flight; x then starts again from the parameters.
+
+        Returns an empty string: nothing to warn of is lost.
+        """
         self._wait()
         self._starts = []
         self._generation += 1
@@ -88,7 +91,7 @@ class PairMeans(OneSided):
 
     @property
     def is_measured(self) -> bool:
-        """Whether x exists: from the first step on, changes of the parameters are added to x."""
+        """Whether x exists already: then each change of the parameters is added to x, a loaded model too."""
         return bool(self._starts)
 
     def _open(self) -> None:
@@ -161,7 +164,10 @@ class _Pair(GenerationDriver[PairState]):
             self._begin(self.open_state)
 
     def _is_over(self, message: Message) -> bool:
-        """Return whether an old generation's message is dropped; requests are answered, as their sender waits."""
+        """Return whether a message of an old generation (before the last restart of x) is dropped.
+
+        Old requests are answered, since their sender waits.
+        """
         return message.kind == "pause"
 
     def _received(self, message: Message) -> None:
@@ -195,7 +201,7 @@ class _Pair(GenerationDriver[PairState]):
                         self.answered = message.numbers[1]
 
     def _meet(self, message: Message) -> list[Any]:
-        """Average x with the requester's model; return the mean, in the memory of the request."""
+        """Average x with the model in a request; return the mean, in the memory of the request."""
         if message.numbers[0] != self.generation:
             return list(message.payload)  # the requester restarts too, and drops the answer
         means = [tensor_of(frame, model.dtype) for frame, model in zip(message.payload, self.model, strict=True)]

@@ -44,8 +44,9 @@ class Part:
     """Averaging of one fragment of the model, or the whole: x ← x + relaxation · (mean − x) over the round's group.
 
     With a delay the mean is that of snapshots at the start of the round and is computed during the round: x_{k+1} = W_k
-    x_k + u_k(x_k). With step-normalized averaging a member's progress is first multiplied by the members' mean steps
-    per round and divided by its own. Either needs one more copy of the parameters.
+    x_k + u_k(x_k), where W_k averages over the groups of round k and u_k is the worker's change in it. With
+    step-normalized averaging a member's progress is first multiplied by the members' mean steps per round and divided
+    by its own. Either needs one more copy of the parameters.
 
     With a codec or outer steps, workers hold reference parameters, bitwise equal on all: they send x − reference, and
     the mean over all workers is the next reference. Outer steps (DiLoCo) use the mean change as the gradient of an
@@ -88,7 +89,7 @@ class Part:
             self._begin_round(step, round_)
 
     def end_round(self, step: int, round_: int) -> bool:
-        """Run or complete the round's average and commit it; return whether all workers now have the same model."""
+        """Run or complete the round's average and write it to the model; return whether all models are equal now."""
         if self._started < round_:
             self._begin_round(step, round_)
         self._is_inside = False
@@ -100,7 +101,7 @@ class Part:
         return equal
 
     def send(self, step: int, round_: int, *, early: bool = False, due: int | None = None) -> None:
-        """Start an average; with `early` it runs while steps are taken and is merged later, in round `due`."""
+        """Start an average; with `early` it runs during further steps, and `merge` writes it back in round `due`."""
         self.flight = Flight(
             kind=self.name, turn=self._turn(round_ if due is None else due), step=step, round=round_,
             start=self._start, group=self._group(round_),
@@ -111,7 +112,10 @@ class Part:
             self.membership.begin(self.flight)
 
     def merge(self, round_: int) -> bool:
-        """Complete and commit the average in flight, if any; return whether all workers now have the same model."""
+        """Complete the average in flight, if any, and write it to the model; return whether all models are now equal.
+
+        If there is none, this worker still counts it, as all members do.
+        """
         if (flight := self.flight) is None:
             self.membership.skip(self._turn(round_))
             return False
@@ -130,7 +134,10 @@ class Part:
         return equal
 
     def drop(self) -> None:
-        """Discard reference parameters and momentum; the next step takes a new reference."""
+        """Discard the reference parameters, from which changes are measured, and momentum.
+
+        The next step takes a new reference.
+        """
         self.flight, self._started, self._is_inside = None, -1, False
         self.reference, self._starts = None, []
         self.outer.clear()
@@ -256,7 +263,10 @@ class Part:
         self.reducer.commit(reduction, commit)
 
     def _measure(self, index: int, mean: torch.Tensor, reduction: Reduction, reference: Reference) -> None:
-        """Compute new parameters from an averaged change, with an outer step; update the reference if all took part."""
+        """Turn the members' mean change of bucket `index` into new parameters, by an outer step if there is one.
+
+        If all workers took part, the result is the new reference.
+        """
         if self._is_own:
             self.outer.step(index, mean.sub_(reference.arrays[index].here()), reduction.ok)
             reference.complete(index, mean)
@@ -273,7 +283,10 @@ class Part:
     # Rounds.
 
     def _turn(self, round_: int) -> int:
-        """Return the index of this part's operation in a round, counted over the whole schedule."""
+        """Return the index of this part's operation in a round, counted over all operations of the schedule.
+
+        A round has one operation, or one per fragment of the model.
+        """
         return round_ * self._count + self._number
 
     def _group(self, round_: int) -> Group | None:
@@ -322,9 +335,10 @@ class ParameterAverage(Runner):
     steps later, at the steps that `topo.strategies.payload.moves` defines. A worker without a group in the round, or
     that has not sent a fragment, merges nothing.
 
-    Neighbors (D-PSGD): x ← W_k (x + u) after each round; with a delay x ← W_k x + u(x): Hop's serial and parallel order
-    (its Figure 2). A worker without edges in a round keeps its parameters. Step-normalized averaging scales every
-    worker's progress to the mean steps per round of all, since neighborhoods overlap.
+    Neighbors (D-PSGD), with the weights W_k of round k and the worker's change u in it: x ← W_k (x + u) after each
+    round; with a delay x ← W_k x + u(x): Hop's serial and parallel order (its Figure 2). A worker without edges in a
+    round keeps its parameters. Step-normalized averaging scales every worker's progress to the mean steps per round of
+    all, since neighborhoods overlap.
     """
 
     def __init__(self, strategy: StaticGroups | AllReduce | NeighborAveraging, run: Run) -> None:
@@ -367,7 +381,10 @@ class ParameterAverage(Runner):
         return StepResult(are_equal=is_over and self.parts[0].end_round(step, round_))
 
     def drain(self) -> str:
-        """Drop operations in flight; the next round starts from the parameters at its first step."""
+        """Drop operations in flight; the next round starts from the parameters at its first step.
+
+        Returns an empty string: nothing to warn of is lost.
+        """
         self.membership.drop()
         self.settle()
         for part in self.parts:

@@ -21,7 +21,10 @@ MAX_EVENTS = 200_000
 
 
 class ProtocolDriver(Generic[State]):
-    """A protocol's state machine for one worker: holds its state and applies events under a lock."""
+    """A protocol's state machine for one worker: holds its state and applies events under a lock.
+
+    The same machine, a pure function of state and event, is what the model checker explores.
+    """
 
     def __init__(self, machine: Machine[State], process: int, *, is_open: bool = False) -> None:
         self.machine, self.process = machine, process
@@ -41,17 +44,17 @@ class ProtocolDriver(Generic[State]):
         return () if self._state is None else self.machine.ready(self.process, self._state)
 
     def offers(self, kind: type) -> bool:
-        """Return whether an event of this kind is ready; it then stays ready, possibly with other values."""
+        """Return whether the worker may apply an event of this kind now; it stays so, possibly with other values."""
         return any(isinstance(event, kind) for event in self.ready())
 
     def raised(self, event: Hashable) -> tuple[Action, ...]:
-        """Apply an event of this worker itself; return the actions to carry out."""
+        """Apply an event that this worker itself causes; return the actions to carry out, such as messages to send."""
         with self.condition:
             assert self.offers(type(event)), f"{event} is not ready"
             return self.step(event)
 
     def step(self, event: object) -> tuple[Action, ...]:
-        """Apply an event, with the lock held; return the actions to carry out."""
+        """Apply an event, with the lock held; return the actions to carry out, such as messages to send."""
         self._state, actions = self.machine.step(self.process, self.open_state, event)
         self.condition.notify_all()
         return actions

@@ -44,11 +44,9 @@ class Snapshots:
 
     Args:
         streams: streams of the arrays' device. On CUDA copies are only queued in the current stream; a snapshot is
-            complete
-            once a marker set after `take` is reached.
+            complete once a marker set after `take` is reached.
         usual: how many snapshots are in use at most if no worker is late; before it allocates more, `take` waits
-            briefly
-            for a free one.
+            briefly for a free one.
     """
 
     def __init__(self, streams: Streams | None = None, usual: int | None = None) -> None:
@@ -86,7 +84,7 @@ class Snapshots:
 
 
 class _Snapshot:
-    """The memory of one snapshot, with weak references that show whether it is in use."""
+    """The memory of one snapshot (copy of several arrays), with weak references that show whether it is in use."""
 
     def __init__(self, sizes: Sequence[int], streams: Streams) -> None:
         self._rooms = [streams.host_room(size) for size in sizes]

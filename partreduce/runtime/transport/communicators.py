@@ -23,7 +23,7 @@ SHORTEST_WAIT = 1e-3  # seconds; torch counts whole milliseconds
 
 
 class Sums(Protocol):
-    """Interface of all-reduces that run in several stages."""
+    """Interface of all-reduces that run in several stages, such as encode, exchange, add, decode."""
 
     def start(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work: ...
 

@@ -51,7 +51,7 @@ class Received(NamedTuple):
 
 
 class Seal:
-    """Authentication of the headers of one connection: prepends a MAC over connection number, counter and header."""
+    """Authentication of the headers of one connection: prepends a MAC over a nonce, a counter and the header."""
 
     def __init__(self, secret: str, receiver: int) -> None:
         self._keyed_hash, self._nonce, self._count = _keyed_hash(secret, receiver), os.urandom(NONCE_BYTES), 0

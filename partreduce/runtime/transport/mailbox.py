@@ -61,7 +61,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Limit of messages and bytes in flight from one worker to another, and of those that wait to be sent."""
+    """Limit of messages and bytes in flight from one worker to another, and, separately, of those that wait there."""
 
     messages: int
     num_bytes: int
@@ -93,10 +93,10 @@ class Tally:
 
 @dataclass(slots=True)
 class Account(Generic[Item]):
-    """Flow control between one worker and one peer: what was sent, what the peer has processed, and what waits.
+    """Flow control between one worker and one peer: what was sent, what the peer has processed, and what waits here.
 
-    Messages sent and not yet processed stay within the bound, and so do waiting messages. Call it with the owner's lock
-    held.
+    Messages sent and not yet processed stay within the bound, and so do those that wait in this object's queue until
+    the peer has processed enough. No method blocks. Call it with the owner's lock held.
     """
 
     bound: Bound
@@ -116,7 +116,7 @@ class Account(Generic[Item]):
         return Tally(len(self._waiting), sum(size for _, size in self._waiting))
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether a message may be sent now; False while earlier messages wait."""
+        """Return whether a message may be sent now within the bound; False while earlier messages wait."""
         return not self._waiting and self._fits(num_bytes)
 
     def take(self, num_bytes: int) -> None:
@@ -124,7 +124,10 @@ class Account(Generic[Item]):
         self.sent.add(num_bytes)
 
     def hold(self, item: Item, num_bytes: int) -> bool:
-        """Queue a message until there is room; return False if the queue is full."""
+        """Put a message that may not be sent yet into the queue, from which `grant` releases it later; does not block.
+
+        Returns False, without queuing it, if the queue has as many messages or bytes as the bound allows.
+        """
         waiting = self.waiting
         if waiting.messages >= self.bound.messages or waiting.num_bytes + num_bytes > self.bound.num_bytes:
             return False
@@ -132,7 +135,7 @@ class Account(Generic[Item]):
         return True
 
     def hold_newest(self, item: Item, replaces: Callable[[Item], bool]) -> None:
-        """Queue a message without payload; it replaces a queued one for which `replaces` is true."""
+        """Put a message without payload into the queue; it replaces a queued one for which `replaces` is true."""
         for place, (other, num_bytes) in enumerate(self._waiting):
             if not num_bytes and replaces(other):
                 self._waiting[place] = (item, 0)
@@ -156,7 +159,10 @@ class Account(Generic[Item]):
         return items
 
     def owes(self) -> bool:
-        """Return whether a report to the peer is due: half the bound was processed since the last report."""
+        """Return whether this worker must report to the peer what it has processed.
+
+        It must once that is half the bound since the last report.
+        """
         new = self.received - self.reported
         return 2 * new.messages >= self.bound.messages or 2 * new.num_bytes >= self.bound.num_bytes
 
@@ -270,7 +276,7 @@ class Mailbox:
     def _address(
         self, to: int, kind: str, numbers: Sequence[int], payload: Sequence[Any] = (), *, urgent: bool = False
     ) -> Message:
-        """Create a message for a receiver, after finding the receiver's address."""
+        """Create a message to worker `to`, after finding that worker's address."""
         assert kind != GRANT, "grants are sent by the side thread"
         if self.failure is not None:
             raise UnavailableError(self.failure)
@@ -278,7 +284,7 @@ class Mailbox:
         return Message(self.rank, kind, tuple(numbers), tuple(payload), urgent)
 
     def _went(self, to: int, message: Message, size: int) -> bool:
-        """Send a message if there is room for it, and return whether there was; called with the lock held."""
+        """Send a message if the bound allows it now; return whether it was sent. Called with the lock held."""
         account = self._account(to)
         if room := account.has_room(size):
             account.take(size)
@@ -396,7 +402,7 @@ class Mailbox:
             self._hand_over(message)
 
     def _go(self, to: int, message: Message) -> None:
-        """Send a message for which there is room, without blocking; called with the lock held."""
+        """Send a message without blocking, within the bound; called with the lock held."""
         if to == self.rank:
             self._to_oneself.put(message)
             self._endpoint.wake()
@@ -438,7 +444,10 @@ class Mailbox:
                 self._go(source, Message(self.rank, GRANT, urgent=True))
 
     def _take_grant(self, peer: int, messages: int, num_bytes: int) -> None:
-        """Record a grant and send the queued messages that it allows; called with the lock held."""
+        """Record a peer's report of what it has processed (a grant), and send the queued messages that it allows.
+
+        Called with the lock held.
+        """
         for message in self._account(peer).grant(messages, num_bytes):
             self._go(peer, message)
         self._changed.notify_all()

@@ -53,9 +53,10 @@ SMALL_BYTES = 1024
 
 
 class Stages(ABC):
-    """A group's multistage all-reduces, run in order; does not keep the group's communicator alive.
+    """A group's all-reduces of several stages (transfers one after the other), run in order of the calls.
 
-    After a failure every later all-reduce fails, since members may disagree on the order of operations.
+    It does not keep the group's communicator alive. After a failure every later all-reduce fails, since members may
+    disagree on the order of operations.
     """
 
     def __init__(self) -> None:
@@ -150,8 +151,8 @@ def in_parts(
 ) -> None:
     """Run `num_parts` parts of a one-dimensional tensor through their stages, overlapped, newest part first.
 
-    `block` adjacent elements are not split. `stages(part, number)` yields while one of its transfers is in progress.
-    The order is the same on all members.
+    `block` adjacent elements are not split. `stages(part, number)` is a generator that yields while a transfer is in
+    progress. The order is the same on all members.
     """
     under_way: list[Iterator[None]] = []
     parts = [bounds for bounds in enumerate(block_bounds(len(tensor), num_parts, block)) if bounds[1][0] < bounds[1][1]]
@@ -167,12 +168,12 @@ def _one_stage_further(parts: list[Iterator[None]]) -> list[Iterator[None]]:
 
 
 def code_size(bounds: Bounds, coding: Coding) -> int:
-    """Return the encoded size in bytes of the longest range."""
+    """Return the encoded size in bytes of the longest of the ranges `bounds`."""
     return max(code_bytes(length, coding) for length in lengths_of(bounds))
 
 
 class Stage(NamedTuple):
-    """A transfer within an all-reduce: `place` names its rounding errors, `room` its arrays."""
+    """One transfer within an all-reduce: `place` names its rounding errors, `room` its scratch arrays."""
 
     place: str
     room: str
@@ -199,7 +200,7 @@ class CodedStages(Stages):
     def in_coded_parts(
         self, tensor: torch.Tensor, num_members: int, coding: Coding, stages: Callable[..., Iterator[None]]
     ) -> None:
-        """Run a tensor in parts through `stages(part, number, coding)`, in a group of `num_members` members."""
+        """Run a tensor, in several parts, through `stages(part, number, coding)`, for `num_members` members."""
         size = min(LARGEST_PART, max(SMALLEST_MESSAGE * num_members, -(-tensor.nbytes // PARTS)))
         number = max(1, -(-tensor.nbytes // size))
         in_parts(tensor, number, unit_of(coding), lambda part, index: stages(part, index, coding))
@@ -207,7 +208,10 @@ class CodedStages(Stages):
     def scatter(
         self, group: Communicator, values: torch.Tensor, coding: Coding, stage: Stage
     ) -> Callable[[], torch.Tensor]:
-        """Start sending each member its encoded shard; return a function that waits for this worker's sum."""
+        """Start sending each member its encoded shard, one part of `values` per member.
+
+        Returns a function that waits for all members' codes of this worker's shard and returns their sum.
+        """
         bounds = block_bounds(len(values), group.size, unit_of(coding))
         sizes = [code_bytes(length, coding) for length in lengths_of(bounds)]
         sent = self.room(f"{stage.room} sent", sum(sizes))
@@ -310,9 +314,10 @@ class FlatCodedStages(CodedStages):
 def levels_of(
     members: Sequence[int], nodes: Sequence[int], rank: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return (members on the node of `rank`, members with the same local index on other nodes); None if a ring applies.
+    """Return this worker's groups in a hierarchical all-reduce: (members on its node, one member per node).
 
-    `members` are ascending and contain `rank`; `nodes` has the node of every worker.
+    The latter have the same local index on their nodes. None if a ring applies: fewer than two nodes, or fewer than two
+    or unequally many members on them. `members` are ascending and contain `rank`; `nodes` has the node of every worker.
     """
     on_node: dict[int, list[int]] = {}
     for member in members:
@@ -381,7 +386,7 @@ class _Levels(CodedStages):
         self.wait(self.inside.all_to_all(part, rows.view(-1), lengths_of(bounds), [len(own)] * self.inside.size))
 
     def _collect(self, part: torch.Tensor, bounds: Bounds, room: str) -> tuple[torch.Tensor, Work]:
-        """Start receiving this worker's shard of a part from all members on the node, [members, numbers]."""
+        """Start receiving this worker's shard (range of a part) from all members on the node, [members, numbers]."""
         start, end = bounds[self.inside.place]
         rows = self._rows(part[start:end], room)
         sizes = [end - start] * self.inside.size

@@ -114,9 +114,9 @@ def default_world(
     check: Callable[[Store, int, int], None],
     mesh: DeviceMesh | None = None,
 ) -> World:
-    """Return this process's world, created once per kind of device; `check` runs before anything could hang.
+    """Return this process's world (its connection to all workers), created once per kind of device.
 
-    With a one-dimensional `mesh` the workers are its replicas.
+    `check` runs before anything could hang. With a one-dimensional `mesh` the workers are its replicas.
     """
     kind = "cuda" if device.type == "cuda" and not over_gloo() else "cpu"
     if kind == "cuda" and not dist.is_nccl_available():
@@ -287,7 +287,7 @@ def _write_once(text: str) -> None:
 
 
 class SingleProcessWorld(World):
-    """World of a single worker: it has no groups, averages nothing and waits for no other worker."""
+    """World of a script without other workers: it has no groups, averages nothing and waits for no one."""
 
     def __init__(self) -> None:
         store: Store = dist.HashStore()  # type: ignore[attr-defined]

@@ -97,7 +97,7 @@ def _decode_answer(frame: Any, length: int, dtype: torch.dtype, coding: Coding |
 
 
 def _decode_push(message: Message, length: int) -> torch.Tensor:
-    """Return the numbers in a worker's message; in float32 if they were encoded."""
+    """Return the numbers in the message by which a worker sends its part to a host; in float32 if they were encoded."""
     _, *algorithm = message.kind.split()
     if len(algorithm) == 1:
         return tensor_of(message.payload[0], getattr(torch, algorithm[0]))
@@ -133,7 +133,7 @@ class _Sum:
 
 
 class _ThroughServers:
-    """A world whose group of all workers is replaced by one that all-reduces through the hosts."""
+    """A world (set of groups) whose group of all workers is replaced by one that all-reduces through the hosts."""
 
     def __init__(self, world: World, communicator: ServerCommunicator) -> None:
         self._world, self._communicator = world, communicator
@@ -163,5 +163,5 @@ class _ThroughServers:
 
 
 def through_servers(world: World, communicator: ServerCommunicator) -> World:
-    """Return a world whose group of all workers all-reduces through the hosts; all else is the given world's."""
+    """Return a world like `world`, except that its group of all workers all-reduces through the hosts."""
     return cast("World", _ThroughServers(world, communicator))

@@ -37,7 +37,7 @@ SHARE = 8  # a note is read late by at most this fraction of the wait (see `Paus
 
 
 class StoreLine:
-    """A separate connection to the store at `place`; each query ends after `timeout` seconds.
+    """A separate connection to the store (torch's key-value store) at `place`; queries end after `timeout` seconds.
 
     torch's client has no deadline for most calls, and a call that blocks delays all others on that client. So a thread
     with its own client sends the queries. After an error or timeout a connection is not used again, since a restarted
@@ -275,7 +275,7 @@ def deaths_of(store: Store, members: Iterable[int]) -> str | None:
 
 
 def publish_stage(store: Store, rank: int, stage: str, beat: str = "") -> None:
-    """Write this worker's stage to the store, so that the launcher can report it if the worker dies.
+    """Write to the store how far this worker has come, its stage, for the launcher's report if the worker dies.
 
     `stage` is a clause such as "connected its groups", `beat` the key of the worker's heartbeat in the store. A query
     confirms the write, since torch's store does not answer a `set`.

@@ -19,7 +19,7 @@ from partreduce.runtime.transport.waiting import pause_after
 
 
 class Marker(Protocol):
-    """Interface of a point in a stream, like `torch.cuda.Event`."""
+    """Interface of a point in a stream of device work, like `torch.cuda.Event`."""
 
     def query(self) -> bool:
         """Return whether the stream has reached the point."""
@@ -29,7 +29,10 @@ class Marker(Protocol):
 
 
 class Streams:
-    """Streams of the CPU, and the interface of CUDA's: here every operation is complete when its call returns."""
+    """Streams of the CPU, and the interface of CUDA's: here every operation is complete when its call returns.
+
+    On CUDA, work is queued in torch's current stream, or in a side stream, which runs at the same time.
+    """
 
     runs_ahead = False  # whether the host may run ahead of the device, so that it must not read results
 
@@ -54,7 +57,7 @@ class Streams:
         return values.cpu()
 
     def host_room(self, num_bytes: int) -> torch.Tensor:
-        """Return pinned host memory of `num_bytes` bytes, for copies without waiting."""
+        """Return host memory of `num_bytes` bytes, pinned for a CUDA device, for copies without waiting."""
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def stage(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:

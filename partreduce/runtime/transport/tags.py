@@ -30,7 +30,7 @@ def tag_of(*fields: object) -> tuple[int, ...]:
 
 
 def sums_agree(sums: torch.Tensor | Tail, tag: Sequence[int], num_members: int) -> bool:
-    """Return whether the summed tags equal `num_members` times this worker's tag."""
+    """Return whether the summed tags equal `num_members` times this worker's: all members ran the same operation."""
     agree: bool = sums.tolist() == [number * num_members for number in tag]
     return agree
 

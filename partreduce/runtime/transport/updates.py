@@ -38,7 +38,7 @@ ALIGNED = 16  # parts start at multiples of this many elements
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A range of one array of the flat model."""
+    """A range of one array of the flat model (all parameters in few arrays)."""
 
     array: int
     start: int
@@ -46,7 +46,7 @@ class Piece:
 
 
 class Layout:
-    """Division of a flat model's arrays into messages (parts); equal on all workers.
+    """Division of a flat model's arrays into parts, each sent as one message; equal on all workers.
 
     A part has at most `part_bytes`, by default `PART_BYTES`; small arrays share one.
     """
@@ -94,7 +94,7 @@ def _cut(index: int, array: torch.Tensor, part_bytes: int) -> list[Piece]:
 
 
 class UpdateSender:
-    """Sender of a worker's updates to its out-neighbors, all from one snapshot.
+    """Sender of a worker's updates (its parameters of one step) to its out-neighbors, all from one copy, the snapshot.
 
     It allocates one snapshot more than `capacity`, the largest capacity of the out-neighbors' rings: an older snapshot
     has been received, or its receiver would be further behind than proved. Only a slow backup worker can need more, up
@@ -148,7 +148,7 @@ class PlaceTakenError(PartreduceError):
 
 
 class Arrival(Enum):
-    """State of an update after one of its parts has arrived."""
+    """What became of an update after one of its parts arrived: incomplete, stored, or too late."""
 
     MORE = "more parts of this update are to come"
     KEPT = "the update is complete and has its place"
@@ -217,7 +217,10 @@ class PayloadRings:
         return self._tensors(payload)
 
     def retire(self, before: int) -> None:
-        """Drop updates of steps before `before`; called before a message lets an in-neighbor continue."""
+        """Drop updates of steps before `before`, which frees their slots.
+
+        Called before a message lets an in-neighbor continue.
+        """
         with self._lock:
             self._before = max(self._before, before)
             for source, ring in self._rings.items():
@@ -229,7 +232,7 @@ class PayloadRings:
             return tuple(sorted(self._rings[source]))
 
     def fill(self) -> dict[int, tuple[int, int]]:
-        """Return (used slots, slots) of each in-neighbor's ring."""
+        """Return (used slots, slots) of each in-neighbor's ring, by rank."""
         with self._lock:
             return {source: (len(ring), self._capacities[source]) for source, ring in self._rings.items()}
 

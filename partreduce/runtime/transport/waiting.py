@@ -104,12 +104,15 @@ class SignsOfLife:
         return f"waits for {names}" + ("" if seconds is None else f", for more than {seconds:g} s")
 
     def sees_silence(self, members: Iterable[int]) -> bool:  # noqa: ARG002 - as above
-        """Return whether the worker that delays these members is known, or cannot be determined."""
+        """Return whether the worker that delays these members is known, or cannot be determined.
+
+        Until then a wait that is over its timeout continues briefly.
+        """
         return True
 
 
 class PeerWatch:
-    """Schedule of a wait's checks on `members`: quick checks often, full reads of the other workers' notes rarely.
+    """Schedule of a wait's checks whether `members` are alive: quick checks often, full reads of their notes rarely.
 
     `glance` is the time between two quick checks in seconds.
     """
@@ -132,7 +135,7 @@ class PeerWatch:
         self._members = tuple(members)
 
     def is_due(self) -> bool:
-        """Return whether to make a full check now; may be called at any rate."""
+        """Return whether to read the other workers' notes now: after news in the store, or a longer time."""
         now = time.monotonic()
         if now < self.next:
             return False
@@ -153,9 +156,9 @@ class PeerWatch:
 class Wait(PeerWatch):
     """One wait for `members`: ends early if one can no longer take part, else after `timeout` seconds of own time.
 
-    After the timeout it continues briefly until the responsible worker is known. `round_` is that of the operation,
-    since members may have ended before it; `why`, called in place of the heartbeat, returns why to stop waiting, or
-    raises.
+    Own time is that in which this process ran. After the timeout it continues briefly until the responsible worker is
+    known. `round_` is that of the operation, since members may have ended before it; `why`, called in place of the
+    heartbeat, returns why to stop waiting, or raises.
     """
 
     def __init__(

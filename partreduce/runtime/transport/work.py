@@ -84,7 +84,7 @@ class Work:
 
 
 class Completion:
-    """Object with which a thread of this package records that an operation has ended, with or without an error.
+    """Flag with which a thread of this package records that an operation has ended, with or without an error.
 
     Only the text of an error is stored: its traceback would keep connections of a group that is to be destroyed.
     """

@@ -74,11 +74,11 @@ class World:
         self.given_up: Callable[[], str | None] = lambda: None  # returns why to stop connecting a group, or None
 
     def beside(self, prefix: str) -> World:
-        """Return another world of these workers, whose groups use keys under `prefix` in the store."""
+        """Return a second world (set of groups) of these workers, with keys under `prefix` in the store."""
         raise NotImplementedError
 
     def _connect(self, members: tuple[int, ...], place: str, within: timedelta | None) -> Communicator:
-        """Create a communicator of `members`, who connect through the keys at `place` in the store, and warm it up."""
+        """Create a communicator of `members`, who find each other by keys at `place` in the store, and warm it up."""
         raise NotImplementedError
 
     def _staged(self, stages: Stages) -> Sums:
@@ -148,11 +148,11 @@ class World:
         return group
 
     def _levels(self, members: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Return this worker's members inside the node and across nodes if the group is hierarchical, else None."""
+        """Return this worker's members inside the node and across nodes (see `levels_of`); None for a ring."""
         return None if self.nodes is None else levels_of(members, self.nodes, self.rank)
 
     def _sum_in_blocks(self, members: tuple[int, ...]) -> None:
-        """Prepare a group for all-reduces with int8 or int4, whose thread gets a separate communicator."""
+        """Prepare a group for all-reduces with int8 or int4, whose blocks share a scale, on a separate communicator."""
         group = self._groups[members, ""]
         if group.in_blocks is None:
             stages = FlatCodedStages(group if self.is_queued else self.create(members, name=IN_BLOCKS))
@@ -207,7 +207,7 @@ class World:
         self._end([backend for group in taken if group is not None for backend in group.close()], seconds)
 
     def _end(self, backends: list[object], seconds: float = DESTROY_SECONDS) -> None:
-        """Destroy backends in separate threads, waiting up to `seconds`.
+        """Destroy backends (gloo's or NCCL's groups) in separate threads, waiting up to `seconds`.
 
         A backend without a running operation closes its sockets at once, so that other members notice within
         milliseconds; one with a running operation closes them when that ends.
@@ -229,7 +229,10 @@ class World:
     def _warmed_up(
         self, members: tuple[int, ...], backend: object, device: str, timeout: timedelta | None
     ) -> Communicator:
-        """Return a new communicator after one tagged all-reduce; its later operations have the given timeout."""
+        """Return a new communicator after a first all-reduce, which shows that all members connected.
+
+        Its later operations have the given timeout.
+        """
         communicator = Communicator(members, self.rank, backend)
         tag = tag_of("warm-up", members)
         numbers = torch.tensor(tag, dtype=torch.float32, device=device)

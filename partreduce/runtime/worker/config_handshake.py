@@ -32,7 +32,7 @@ from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScop
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """The user's options for buffers, optimizer state, initial parameters and the place of outer state."""
+    """The user's options for buffers, optimizer state, initial parameters, and where outer parameters are stored."""
 
     buffers: BufferPolicy
     optimizer_state: StatePolicy
@@ -81,7 +81,10 @@ class Policies:
 
 
 class HandshakeResult(NamedTuple):
-    """Result of a handshake: the world, the optimizer's key (equal on all workers), and keepalive sockets."""
+    """Result of a handshake: the world (connection to all workers), the optimizer's key, and keepalive sockets.
+
+    The key is equal on all workers.
+    """
 
     world: World
     key: str
@@ -202,7 +205,7 @@ def warn_of_rounded_signs(schedule: Schedule, optimizer: torch.optim.Optimizer) 
 
 
 def fact_of(transport: Transport) -> str:
-    """Describe how the payload is sent, except the algorithm, as a short text to compare between workers."""
+    """Describe how values are sent (codec and where it applies, except the algorithm), to compare between workers."""
     if transport.codec is Codec.NONE:
         return f"none, sending {transport.gradient_buckets}"
     text = f"{transport.codec} {transport.where}"

@@ -16,7 +16,10 @@ from partreduce.topo.errors import InputError
 
 
 class Engine:
-    """One worker's training steps: takes them, and counts steps and rounds of `steps_per_round` steps."""
+    """One worker's training steps: takes them, and counts steps and rounds of `steps_per_round` steps.
+
+    The runner, which averages as the schedule's strategy defines, is called before and after each step.
+    """
 
     def __init__(self, run: Run, runner: Runner, optimizer: torch.optim.Optimizer, uneven_inputs: UnevenInputs) -> None:
         self.run, self.runner, self.optimizer, self.uneven_inputs = run, runner, optimizer, uneven_inputs
@@ -155,7 +158,7 @@ class Engine:
         self.guard.after_step()
 
     def _end(self, step: int) -> None:
-        """Run the runner's part after a step, and count the steps of rounds that it skips as taken."""
+        """Run the runner's part after a step, such as an average, and count the steps of rounds that it skips."""
         skipped, self._are_equal = self.runner.after_step(step)
         steps = skipped * self._steps_per_round
         self.skipped += steps
@@ -175,7 +178,10 @@ class Engine:
     # Operations of all workers.
 
     def pause(self, place: str, *, apply: bool = True) -> None:
-        """Advance to a common round before the operation `place`; without `apply`, late averages are dropped."""
+        """Advance to a common round before the operation of all workers named `place`, such as a checkpoint.
+
+        Without `apply`, late averages are dropped.
+        """
         if apply and self._arrived is not None and self.traits.agrees_on_end:
             raise InputError(
                 "average_gradients: the means that it has put in place were not applied here, and with a quorum other "
@@ -204,7 +210,7 @@ class Engine:
         return drops
 
     def check_load(self, steps: int) -> None:
-        """Raise InputError if a state of step `steps` cannot be loaded: the start of its round is needed."""
+        """Raise InputError if a state of step `steps` cannot be loaded: it is inside a round whose start is needed."""
         if self.traits.needs_round_start and steps % self._steps_per_round:
             raise InputError(
                 f"load_state_dict: step {steps} lies inside a round of {self._steps_per_round} steps, whose "
@@ -215,7 +221,7 @@ class Engine:
 
     @contextlib.contextmanager
     def joining(self, after_averaging: Callable[[], object] | None = None) -> Iterator[None]:
-        """Context in which each round is declared before it starts, so that workers without data take part in it."""
+        """Context of `join`: each round is declared before it starts, so that workers without data take part in it."""
         self._joining = not self.traits.agrees_on_end
         self.run.applier.after_averaging = after_averaging if self.traits.averages_gradients else None
         try:
@@ -224,7 +230,10 @@ class Engine:
             self._joining, self.run.applier.after_averaging = False, None
 
     def declare(self) -> None:
-        """Declare the current round to workers without data; a worker that has joined the run has caught up now."""
+        """Tell workers without data (inside `join`) that this worker runs the current round.
+
+        A worker that has joined the run has then caught up with the others.
+        """
         if self.is_behind:
             self.is_behind, self._batches_to_drop = False, 0
         if self._joining:
@@ -252,7 +261,7 @@ class Engine:
             self.runner.settle(ends=True)
 
     def _take_part(self, after_averaging: Callable[[], object] | None) -> bool:
-        """Take part, without data, in a round of other workers; return False if no worker runs it after all."""
+        """Take part, without data, in a round of other workers; return False if none of them takes a step in it."""
         if not self.traits.averages_gradients:
             return self._take_part_in_round(after_averaging)
         if not self._has_stepped:  # unknown whether the others use a GradScaler
@@ -294,7 +303,7 @@ class Engine:
                 return True
 
     def _serves_tables(self, after_averaging: Callable[[], object] | None) -> bool:
-        """Serve this worker's rows for a step of the others; return whether any worker steps."""
+        """Send this worker's table rows to the others in one of their steps; return whether any worker takes a step."""
         for table in self.run.tables:
             table.parameter.grad = None
         return not self.run.tables or self.run.tables.serve(changes_means=after_averaging is not None)

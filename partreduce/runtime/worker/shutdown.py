@@ -193,7 +193,10 @@ def _text(error: BaseException) -> str:
 
 
 class Meeting:
-    """Operations of all workers (exchange, broadcast), as one worker runs them; a failure ends the run."""
+    """Operations of all workers between steps (exchange of facts, broadcast), as one worker runs them.
+
+    A failure ends the run.
+    """
 
     def __init__(self, ending: Ending) -> None:
         self.run, self.ending = ending.run, ending
@@ -203,7 +206,10 @@ class Meeting:
     def exchange(
         self, what: str, mine: Mapping[str, object], members: Sequence[int] | None = None
     ) -> list[dict[str, Any]]:
-        """Gather `mine` from all workers, or from `members`, in their order; once per gathering (see `Heartbeat`)."""
+        """Gather the facts `mine` (by name) from all workers, or from `members`, in their order.
+
+        Called once per gathering (see `Heartbeat`), whose number makes its keys in the store unique.
+        """
         reducer, engine, members = self.run.reducer, self.ending.engine, tuple(members or self.run.everyone)
         with self.ending.guarded():
             reducer.flush()  # read the device's checks of earlier operations before anything is saved

@@ -24,7 +24,10 @@ Recipients = Mapping[int, tuple[int, ...]]  # ranks that get an update, each wit
 
 
 class Letter(NamedTuple):
-    """A message without arrays to a neighbor: tokens, an acknowledgement, or the mark of a pause."""
+    """A message without arrays to a neighbor: tokens, an acknowledgement, or the mark of a pause.
+
+    A token lets the neighbor enter one more step; a mark tells that all messages before the pause have been sent.
+    """
 
     to: int
     kind: str
@@ -32,7 +35,7 @@ class Letter(NamedTuple):
 
 
 class NeighborUpdates(NamedTuple):
-    """The updates from neighbors that a step averages: (source, step) in ascending order, and their arrays."""
+    """The neighbors' parameters that a step averages: their (source, step) in ascending order, and their arrays."""
 
     step: int
     used: tuple[tuple[int, int], ...]
@@ -41,7 +44,7 @@ class NeighborUpdates(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the thread that applied an event must do next: messages and updates to send, and updates to average."""
+    """What follows from an applied event: messages and an update to send, and updates to average."""
 
     letters: tuple[Letter, ...] = ()
     update: Recipients = field(default_factory=dict)  # recipients of the update that was offered
@@ -54,7 +57,7 @@ Totals = Counter[tuple[int, str]]  # totals by (neighbor, "token" or "ack")
 
 @dataclass(slots=True)
 class _Part:
-    """Counters of one generation's messages, in addition to the protocol's state."""
+    """Counters of the messages of one generation (the time between two restarts of the protocol), besides its state."""
 
     step: int  # current step, for messages and the log
     given: Totals = field(default_factory=Counter)  # totals sent to each neighbor since the start; part of messages
@@ -63,10 +66,10 @@ class _Part:
 
 
 class GapDriver(GenerationDriver[hop.HopState]):
-    """Hop's state machine for one worker, with its update queues; a generation ends when the queues are cleared.
+    """Hop's state machine for one worker, with its queues of updates (neighbors' parameters of one step).
 
-    The arrays of updates are in `rings`, whose capacity is proved to suffice; `send` sends an offered update from the
-    mailbox's thread.
+    A generation ends when the queues are cleared. The arrays of updates are in `rings`, whose capacity is proved to
+    suffice; `send` sends an offered update from the mailbox's thread.
     """
 
     machine: hop.Hop
@@ -145,10 +148,10 @@ class GapDriver(GenerationDriver[hop.HopState]):
         self.open(round_, state)
 
     def fire(self, kind: type[hop.Reduce | hop.Advance]) -> Outcome:
-        """Apply the ready event of this kind; the caller sends the messages of the result, without holding the lock.
+        """Apply the event of this kind that is ready: average (`Reduce`), or enter the next step (`Advance`).
 
-        The event is chosen under the lock, since an arriving token can turn a step into a skip, or a skip into a longer
-        one.
+        The caller sends the messages of the result, without holding the lock. The event is chosen under the lock, since
+        an arriving token can turn a step into a skip, or a skip into a longer one.
         """
         with self.condition:
             return self._fire(
@@ -156,7 +159,10 @@ class GapDriver(GenerationDriver[hop.HopState]):
             )
 
     def offer(self, tokens: Sequence[Letter]) -> Outcome:
-        """Send this step's update with `tokens`, or leave it to the mailbox's thread until it may be sent."""
+        """Send this step's update (the parameters) with `tokens`; return what the caller must send now.
+
+        If the protocol does not allow the update yet, the mailbox's thread sends it later.
+        """
         with self.condition:
             self._part.is_offered = True
             if not self._may_send():
@@ -175,7 +181,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
         return self._state is None or not self._part.is_offered
 
     def missing(self) -> Missing | None:
-        """Return what this worker waits for; None if it may continue. O(neighbors)."""
+        """Return which messages this worker waits for, and from whom; None if it may continue. O(neighbors)."""
         with self.condition:
             if self.ready():
                 return None
@@ -194,7 +200,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
             return Missing(f"a token to enter step {step + 1}", of, len(of))
 
     def pause(self) -> tuple[Letter, ...]:
-        """Start a pause; return a mark for each neighbor, which follows all earlier messages."""
+        """Start a pause, before an operation of all workers; return a mark for each neighbor, to send last."""
         with self.condition:
             self._paused += 1
             given: Totals = Counter() if self._state is None else self._part.given

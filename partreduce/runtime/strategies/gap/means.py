@@ -34,7 +34,8 @@ from partreduce.topo.strategies.neighbor import NeighborAveraging
 class GapMeans(OneSided):
     """Runner for Hop (Luo et al., ASPLOS 2019): averages with its in-neighbors' parameters after each round.
 
-    Serial order: x ← W (x + u); the update is sent after computing, and tokens separately when a round is entered, so
+    W are the weights, u is a worker's change in the round. Serial order: x ← W (x + u); the update (the parameters) is
+    sent after computing, and tokens (each lets a neighbor enter one more round) separately when a round is entered, so
     that neighbors need not wait for the next update. Parallel order: x ← W x + u(x); the update is sent with the tokens
     when a round is entered. A worker without data continues with unchanged parameters. Buffers are averaged in the mean
     model only. Memory: one snapshot per round in flight, one more array (two in the parallel order with skips), and the
@@ -110,14 +111,20 @@ class GapMeans(OneSided):
         self.run.reducer.recorder.end(operation)
 
     def drain(self) -> str:
-        """Clear the queues; all workers start again from their parameters at their next step."""
+        """Clear the queues of neighbors' parameters; all workers start again from their parameters at their next step.
+
+        Returns an empty string: nothing to warn of is lost.
+        """
         self.driver.drop()
         self._start = []
         return ""
 
     @property
     def is_measured(self) -> bool:
-        """Whether this round's change is added to the average later, as in the parallel order."""
+        """Whether this round's change is added to the average later, as in the parallel order.
+
+        If so, no model may be loaded alone.
+        """
         return self.is_parallel and self.driver.state is not None
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -186,7 +193,10 @@ class GapMeans(OneSided):
             raise self.run.reducer.failure(operation, error) from None
 
     def _send(self, recipients: Recipients) -> None:
-        """Send an update; the mailbox's thread sends a delayed one while the arrays do not change."""
+        """Send an update (the parameters of one step) to these ranks.
+
+        The mailbox's thread calls this too, for an update that was not allowed before, while the arrays do not change.
+        """
         self._sender.send("update", self._start if self.is_parallel else self.run.flat.arrays(), recipients)
 
     def _await(self, operation: Operation, kind: type[Reduce | Advance]) -> Outcome:
@@ -224,8 +234,8 @@ class GapMeans(OneSided):
 def message_bound(machine: Hop, layout: Layout) -> Bound:
     """Return the limit of messages in flight to a neighbor; equal on all workers, and never reached by the protocol.
 
-    A queue holds at most 1 + `max_ig` updates; without token queues, 1 + (staleness + 1) · (workers − 1), since no path
-    between two workers is longer.
+    A queue of received updates holds at most 1 + `max_ig` (the largest iteration gap); without token queues, 1 +
+    (staleness + 1) · (workers − 1), since no path between two workers is longer.
     """
     setting = machine.setting
     longest = (setting.staleness + 1) * max(1, machine.num_processes - 1)

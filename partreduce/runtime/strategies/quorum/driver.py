@@ -30,7 +30,7 @@ from partreduce.schedulers.protocols.partial import Partial
 
 @dataclass(slots=True, eq=False)
 class GradientSum:
-    """Gradients in host memory: a worker's contribution to a round, and later the round's sum."""
+    """Gradients in host memory, one array per bucket: a worker's contribution to a round, and later the round's sum."""
 
     arrays: list[torch.Tensor]  # one per bucket, and one of float32 if no bucket's dtype can hold exact counts
     is_empty: bool = True  # whether nothing was added yet; the arrays then have old values
@@ -38,10 +38,10 @@ class GradientSum:
 
 
 class GradientSums:
-    """A worker's send buffer of gradients, and the sums that wait to be applied.
+    """A worker's send buffer of gradients, and the sums of rounds that wait to be applied.
 
-    With each round `room` more numbers are sent. Memory: one array of model size for the send buffer, for the round in
-    progress, and for each result that waits or is being applied.
+    With each round `room` more numbers are sent, such as counts. Memory: one array of model size for the send buffer,
+    for the round in progress, and for each result that waits or is being applied.
     """
 
     def __init__(self, buckets: Sequence[Bucket], room: int, *, num_workers: int) -> None:
@@ -154,7 +154,7 @@ class GradientSums:
         return payload.arrays
 
     def room(self, payload: GradientSum) -> torch.Tensor:
-        """Return the extra numbers of a payload, with which workers exchange counts in a round."""
+        """Return the last numbers of a contribution, in which workers exchange counts and the tag in a round."""
         return payload.arrays[self._carrier][-self._room :]
 
     def arrived(self, payload: GradientSum, *, scaled: bool) -> None:
@@ -231,7 +231,7 @@ KINDS = {word: kind for kind, word in WORDS.items()}
 
 
 class StartedRound(NamedTuple):
-    """A round that the collective thread has started, with this worker's contribution."""
+    """A round that the collective thread has started, with this worker's gradients (`payload`, numbered in `share`)."""
 
     segment: int
     round: int
@@ -240,14 +240,14 @@ class StartedRound(NamedTuple):
 
 
 class TakenResult(NamedTuple):
-    """Results for training to apply, in order of rounds."""
+    """Sums of gradients for the training loop to apply, in order of rounds, and by how many rounds it advances."""
 
     sums: tuple[GradientSum, ...]
     by: int  # rounds by which the worker advances
 
 
 class Word(NamedTuple):
-    """A message of the partial all-reduce's protocol to several workers; it has no arrays."""
+    """A message of the partial all-reduce's protocol to several workers, such as "round r may start"; no arrays."""
 
     kind: str
     numbers: tuple[int, int]  # segment and round
@@ -255,7 +255,10 @@ class Word(NamedTuple):
 
 
 class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
-    """The partial all-reduce's protocol on one worker, with its gradients and sums; a segment is a generation."""
+    """The partial all-reduce's protocol on one worker, with its gradients and sums.
+
+    A segment, the time between two operations of all workers, is a generation: the protocol restarts after it.
+    """
 
     machine: Partial
 
@@ -295,7 +298,7 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
         return self.offers(partial_machine.Take)
 
     def take(self) -> TakenResult:
-        """Return the available results; call it only after `may_take` was true."""
+        """Return the sums to apply now; call it only after `may_take` was true."""
         with self.condition:
             before = self.open_state
             words = self._step(partial_machine.Take())
@@ -349,7 +352,10 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
     # The collective thread.
 
     def begin(self) -> StartedRound | None:
-        """Wait until the protocol allows the next round and start it; None once the driver is closed."""
+        """Wait until the protocol allows the next round and start it, in the collective thread.
+
+        Returns this worker's contribution; None once the driver is closed.
+        """
         with self.condition:
             self.condition.wait_for(lambda: self.is_closing or self.offers(partial_machine.Begin))
             if self._grace and not self.is_closing and self._is_awaited():
@@ -400,7 +406,7 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
         return self._step(Received(message.source, WORDS[message.kind](message.numbers[1])))
 
     def _step(self, event: object) -> list[Word]:
-        """Apply one event, with the lock held; return the messages to send. The sums themselves carry counts."""
+        """Apply one event, with the lock held; return the messages to send. Numbers of gradients go with the sums."""
         actions = self.step(event)
         self._notes = [action.what for action in actions if isinstance(action, Note)]
         for note in self._notes:

@@ -154,7 +154,10 @@ class QuorumGradients(Runner):
         return DIFFERENT
 
     def pause(self, place: str, *, apply: bool = True) -> int:  # noqa: ARG002 - the signature of all
-        """Take part in others' rounds until all workers have reached `place`; return how many rounds it took."""
+        """Take part in others' rounds until all workers have reached the operation `place`.
+
+        Returns how many rounds, each one step, it took; without `apply` their gradients are dropped.
+        """
         self.check_failure()
         self.count_from_here()
         driver, further = self.driver, 0
@@ -176,7 +179,7 @@ class QuorumGradients(Runner):
         return further
 
     def check_step(self, asked: StepRequest) -> None:
-        """Raise InputError for a GradScaler used too late, or for changed averages where a call may apply several."""
+        """Raise InputError for a GradScaler used too late, or for changed averages where a step may apply several."""
         if asked.early and self.run.applier.scaled:
             raise InputError(
                 "average_gradients: sends gradients before a GradScaler's verdict on them is known, and with a quorum "
@@ -195,7 +198,10 @@ class QuorumGradients(Runner):
         return self.driver.state is not None and bool(self.driver.state.calls)
 
     def _open(self) -> None:
-        """Start a segment: from now on other workers' rounds run, whether or not this worker has called."""
+        """Start a segment (the time up to the next operation of all workers).
+
+        From now on other workers' rounds run here, whether or not this worker has a gradient.
+        """
         self._met, self._base = 0, None
         self.driver.open()
 
