@@ -4,11 +4,14 @@ There are three steps, which docs/pilot.md describes:
 
 1. A run's *steps ratio* is the factor σ by which All-Reduce's loss curve of the same seed must be stretched in steps to
    match the run's: it minimizes Σ (loss(t) − reference(t/σ))², in logarithms if all losses are positive.
-2. steps ratio = 1 + averaging + a·consensus distance + c·drift^p + late·L + later·L·max(0, L − 1), where L is the late
-   distance, is linear in the prices (p is the shipped model's); they are fitted to the mean steps ratios by least
-   squares of relative errors, none below 0. All-Reduce's run of a seed is as noisy as the others and enters every steps
-   ratio of that seed. It is therefore one more run, with steps ratio 1, and all runs of a seed share a free common
-   factor (generalized least squares for the covariance I + 11ᵀ of such ratios).
+2. steps ratio = 1 + averaging + a·consensus distance + c·drift^p + late·L + later·L·max(0, L − 1) is linear in the
+   prices, which are averaging, a, c, late and later (p is the shipped model's). Each metric is a mean squared distance
+   of workers from their mean: the consensus distance under noise, the drift under data that differ between workers, the
+   late distance L under noise where averages arrive a round late and the loss is curved (0 without delay). Since long
+   delays cost more than in proportion, the part of L above 1 has its own price, later. The prices are fitted to the
+   mean steps ratios by least squares of relative errors, none below 0. All-Reduce's run of a seed is as noisy as the
+   others and enters every steps ratio of that seed. It is therefore one more run, with steps ratio 1, and all runs of a
+   seed share a free common factor (generalized least squares for the covariance I + 11ᵀ of such ratios).
 3. Each seed is a complete pilot, so separate fits give independent estimates, whose Student's t interval is that of the
    prices. The error on schedules left out of the fit measures the misfit of the model itself.
 """
@@ -81,9 +84,11 @@ def calibrate(curves: Sequence[Curve], *, data: str, steps: int, finalists: Coll
 
 
 def _probe(runs: Sequence[Curve], references: dict[int, Curve], data: str) -> Probe:
-    """Return the metrics of a schedule, and its steps over All-Reduce's for each seed; none if a run was unstable.
+    """Return the probe of one schedule: its metrics, and its steps ratio for each seed.
 
-    `references` are All-Reduce's loss curves by seed.
+    `runs` are the schedule's loss curves, one per seed, `references` All-Reduce's by seed. If a run was unstable, or
+    missing, the probe has metrics but no steps ratios. `data` says how training data differ (`planner.job.Data`), which
+    decides whose drift counts.
     """
     schedule = runs[0].schedule
     steps_ratios: tuple[float, ...] = ()

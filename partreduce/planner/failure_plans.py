@@ -80,10 +80,12 @@ def survival(schedule: Schedule, job: PlanRequest, *, say: Callable[[str], None]
 
 
 def _time(planned: Schedule, rule: SurvivorRule, job: PlanRequest) -> float:
-    """Return the predicted time to the loss after the slowest failure; infinite if the loss is not reached.
+    """Return the predicted time in which survivors reach the target loss, after the slowest failure; infinite if never.
 
-    Of each class of failures (equal up to symmetry) one is measured. All-Reduce has no classes, but its survivors'
-    placement matters: the classes of the rule `keep_groups` represent it.
+    `planned` has a failure plan with `rule`, the rule by which survivors continue. One failure is predicted of each
+    class, that is, of failures which the symmetry of the groups makes equal. The rule `all_reduce` has no classes,
+    because all survivors are always one group; but its time depends on the nodes on which they are, so it is predicted
+    for the classes of the rule `keep_groups`.
     """
     schedule, job = _smaller_copy(planned, job)
     if schedule.num_workers > COMPARED:

@@ -34,7 +34,10 @@ class Costs(NamedTuple):
 
     @property
     def time(self) -> float:
-        """Return the predicted time to a loss, in seconds per step that All-Reduce would need."""
+        """Return the predicted time to a loss, divided by the number of steps in which All-Reduce reaches that loss.
+
+        In seconds: the seconds of a step times the steps ratio (steps relative to All-Reduce's).
+        """
         return self.step_seconds * self.steps_ratio
 
     def keep(self, limits: Limits, exactly: Callable[[], Fraction | None] = lambda: None) -> bool:
@@ -182,7 +185,10 @@ class CandidateSchedule:
 
     @property
     def time(self) -> float:
-        """Return the predicted time to a loss, in seconds per step that All-Reduce would need."""
+        """Return the predicted time to a loss, divided by the number of steps in which All-Reduce reaches that loss.
+
+        In seconds: the seconds of a step times the steps ratio (steps relative to All-Reduce's).
+        """
         return self.step_seconds * self.steps_ratio
 
     @property

@@ -207,9 +207,14 @@ def _decide(
 
 
 def _place_tables(schedule: Schedule, choose: Callable[[Schedule], TableChoice]) -> tuple[Schedule, tuple[str, ...]]:
-    """Return the schedule with a placement for every table, and the reasons.
+    """Return the schedule with a placement for every embedding table, and the reasons for the placements.
 
-    A schedule that is not synchronous allows only one placement; it is priced as if its rounds were synchronous.
+    `choose` returns the cheapest placements of all tables under a schedule (`planner.tables.choose_routes`). A schedule
+    that is not synchronous stays as it is, with dense tables. For it the placements are chosen as if its rounds were
+    synchronous, and the reasons say so.
+
+    Raises:
+        ScheduleError: the schedule is not synchronous, and in synchronous rounds a table would not be dense.
     """
     strategy = schedule.strategy
     if not strategy.tables_unsupported_reason():

@@ -134,7 +134,10 @@ def predict(
 
 
 def _predict_by_run(schedule: Schedule, timeline: Timeline, size: int) -> Prediction:
-    """Predict from a simulation as in `partreduce simulate`; seconds leave out the first quarter of the rounds."""
+    """Predict from `timeline`, a simulated run of the schedule as in `partreduce simulate`.
+
+    `size` is the model's size in bytes. Only `step_seconds` leaves out the first quarter of the rounds, as a warm-up.
+    """
     num_rounds, observed, worker_steps = timeline.num_rounds, timeline.observed, schedule.worker_steps()
     assert observed is not None, "every protocol counts what it sends"
     steps = num_rounds * float(worker_steps.mean() if timeline.free_running else worker_steps.max())

@@ -291,7 +291,11 @@ def failed_networks(option: CandidateSchedule, job: PlanRequest) -> str:
 
 
 def _is_too_late(option: CandidateSchedule) -> bool:
-    """Return whether test networks missed their loss because averages were that late, rather than that rare."""
+    """Return whether a candidate's averages are as late as those with which a test network did not reach its loss.
+
+    Called for a candidate with which one may fail. If this is false, its averages are as rare instead: the late
+    distance measures how late they are, the consensus distance how rare (`FailurePoint`).
+    """
     return option.late_distance >= option.model.lost.late
 
 

@@ -156,7 +156,11 @@ class BlockCodec:
         return encoded[:codes].view(torch.int8), encoded[len(encoded) - 4 * num_scales :].view(torch.float32)
 
     def _pieces(self, values: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
-        """Return (working memory [rows, block], index of its first element) of each piece; the last may be short."""
+        """Divide `values` into pieces that fit into a cache; return (scratch, index of its first value) of each.
+
+        Scratch is float32 memory [blocks, block] for one piece. It does not hold the values, is not initialized, and is
+        the same memory in all pieces. The last piece may be one block with fewer numbers.
+        """
         count = len(values)
         most = max(1, (self._piece or count) // self.block) * self.block
         if len(self._work) < min(most, count):

@@ -41,11 +41,16 @@ MAX_EXACT_WORKERS = 2_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operators:
-    """The mixing matrices of one period on a space of g places and C character classes (module docstring), in order.
+    """The mixing matrices of one period, in order, on values that have g places in each of C classes.
 
-    A place is a worker, or a local rank that stands for those of all nodes. `rounds` are groups of places, or graphs.
-    `survives`, an array (groups, C) per round, is True where a group's mean is not zero; None if places are workers and
-    all means survive. `counts` (g,) is the number of workers of each place.
+    In general a place is a worker, and C = 1. For a rule, whose groups follow from the digits of a node's index in
+    mixed radix (`topo.rule`), values on nodes are a sum of Fourier characters of these digits. A class holds the
+    characters that vary along the same set of digits. Averaging maps each class to itself, and in it a place is a local
+    rank, which stands for the workers of that rank on all nodes. Local ranks in the same blocks may share a place.
+
+    `rounds` are groups of places, or graphs. `survives`, an array (groups, C) per round, is False where a group's mean
+    is zero on a class, because it averages over all values of a digit along which the class varies; None if places are
+    workers. `counts` (g,) is the number of workers, or of local ranks, of each place.
     """
 
     rounds: tuple[MixingStep, ...]

@@ -24,7 +24,9 @@ from partreduce.topo.phase import ONE, Group, Phase
 class Block:
     """A block of a rule: workers with these local ranks average across nodes that differ only in the digits `across`.
 
-    An empty `across` averages inside each node.
+    The digits are those of the node's index in mixed radix, digit 0 the most significant. For radices (2, 3) node 4 =
+    1·3 + 1 has the digits 1 and 1; with `across` (1,) its group is on the nodes 3, 4 and 5, with (0,) on 1 and 4. An
+    empty `across` averages inside each node.
     """
 
     local: tuple[int, ...]

@@ -168,10 +168,14 @@ def _prove_consensus(facts: ScheduleFacts) -> Claim | None:
 
 
 def halves(sources: Sequence[Sequence[int]], spare: Sequence[int]) -> tuple[set[int], set[int]] | None:
-    """Return two disjoint sets of workers that need no outside update; None if a quick search finds none.
+    """Return two disjoint sets of workers that need no update from outside; None if a quick search finds none.
 
-    The search tries the half of the workers nearest to a start worker, by edges or by rank, and then the others.
-    `sources` holds the in-neighbors of every worker, `spare` each worker's number of backup workers.
+    A set needs none if each member has at most as many in-neighbors outside as it has backup workers (updates that it
+    need not wait for): the set can then train for ever without the others, so two such sets refute consensus.
+
+    The search takes the half of the workers nearest to a start worker, by edges or by rank, and finds the largest such
+    set in it; then the largest one among the workers outside that set. `sources` holds the in-neighbors of every
+    worker, `spare` each worker's number of backup workers.
     """
     n = len(sources)
     targets: list[list[int]] = [[] for _ in sources]
@@ -180,7 +184,7 @@ def halves(sources: Sequence[Sequence[int]], spare: Sequence[int]) -> tuple[set[
             targets[u].append(v)
 
     def largest_in(allowed: set[int]) -> set[int]:
-        """Return the largest self-sufficient subset of `allowed`; O(edges)."""
+        """Return the largest subset of `allowed` that needs no update from outside; O(edges)."""
         left, waiting = set(allowed), list(allowed)
         while waiting:
             v = waiting.pop()

@@ -145,12 +145,19 @@ def width_of(column: torch.Tensor) -> int:
 
 
 def bytes_of(columns: Sequence[torch.Tensor], counts: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of `counts` [members, columns] rows of each column, int64 [members, columns]."""
+    """Return the bytes that each member gets of each column, counts × bytes per row, int64 [members, columns].
+
+    A column is an array with one entry per row of an embedding table, such as row numbers or gradients. Of column c the
+    member m gets `counts[m, c]` rows.
+    """
     return counts * torch.tensor([width_of(column) for column in columns])
 
 
 def group_by_member(columns: Sequence[torch.Tensor], sizes: torch.Tensor) -> torch.Tensor:
-    """Concatenate columns, whose rows are ordered by member, into one byte message, grouped by member."""
+    """Concatenate columns, whose rows are ordered by member, into one byte message, grouped by member.
+
+    `sizes` are the bytes that each member gets of each column (`bytes_of`), [members, columns].
+    """
     raw = [column.contiguous().view(-1).view(torch.uint8) for column in columns]
     if len(columns) == 1:
         return raw[0]
@@ -159,7 +166,10 @@ def group_by_member(columns: Sequence[torch.Tensor], sizes: torch.Tensor) -> tor
 
 
 def split_columns(message: torch.Tensor, sizes: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Split a byte message into columns of the dtypes and widths of `like`; inverse of `group_by_member`."""
+    """Split a byte message into columns of the dtypes and widths of `like`; inverse of `group_by_member`.
+
+    `sizes` are the bytes from each member of each column, [members, columns].
+    """
     raw = [message]
     if len(like) > 1:
         pieces = torch.split(message, sizes.view(-1).tolist())

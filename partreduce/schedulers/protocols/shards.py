@@ -25,7 +25,10 @@ CLOSED, COMPUTING, WAITING = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Event of a worker: a generation begins in this round; its parameters initialize the shards on its host."""
+    """Event of a worker: a generation (module docstring) begins in this round.
+
+    Its parameters initialize the shards on its host.
+    """
 
     round: int
 
@@ -43,7 +46,11 @@ class Take(Signal):
 
 
 class Drain(Signal):
-    """Event of a worker: answers are dropped and the generation ends; the driver has seen all workers end a round."""
+    """Event of a worker: its generation ends, without the shards' answer to its last request if that is not yet taken.
+
+    The worker then needs `Open` before it can push or pull again. Its driver raises this event before other parameters
+    are loaded and at the end of the run, when all workers have ended the same round.
+    """
 
 
 @dataclass(frozen=True, slots=True)

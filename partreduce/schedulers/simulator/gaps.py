@@ -35,10 +35,17 @@ class Listener(Protocol):
     """Callbacks for the actions of workers, called in order of time. Every worker is in step 0 when a run begins."""
 
     def sends(self, worker: int, step: int, *, adds_own: bool) -> None:
-        """A worker sends its update of a step; `adds_own` is whether it contains the step's own progress."""
+        """A worker sends its update of a step, that is, its parameters.
+
+        `adds_own` is whether they contain its own progress of that step, which is otherwise added after averaging.
+        """
 
     def averages(self, worker: int, step: int, used: Sequence[tuple[int, int]], *, adds_own: bool) -> None:
-        """A worker averages updates (source, step) with its own parameters, in a step or before it skips."""
+        """A worker averages the updates `used`, as (source, step of the update), with its own parameters.
+
+        It does so once in each `step`, and once more when it is about to skip steps; `step` is then the last one that
+        it skips. `adds_own` is whether it adds its own update of the step after averaging.
+        """
 
     def enters(self, worker: int, step: int) -> None:
         """A worker has entered a step."""

@@ -47,9 +47,10 @@ def search(
 ) -> Front:
     """Search the Pareto front of a problem: schedules with the best trade-offs of communication and consensus distance.
 
-    Even clusters get rules, others explicit groups, with steps per round from the slowdowns. The search ends at the
-    clock's position `until` (the last evaluation may overrun it a little), or after Ctrl-C with the schedules found so
-    far. With an effort the result depends only on `seed`, unless the clock's seconds end the search first.
+    Even clusters get rules, others explicit groups. All workers have 1 step per round, or, where the hardware states
+    slower workers (`Hardware.slowdown`), also as many as their speed allows. The search ends at the clock's position
+    `until` (the last evaluation may overrun it a little), or after Ctrl-C with the schedules found so far. If the clock
+    counts nominal seconds (`Clock.effort`), the result depends only on `seed`, unless wall-clock time ends the search.
     """
     if reason := _impossible(problem):
         return Front(status=Status.INFEASIBLE, reason=reason)

@@ -83,7 +83,8 @@ def consensus_distance(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> 
 def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricLimits = DEFAULT) -> Metric:
     """Return the steady-state mean squared distance to the mean under a constant random push (heterogeneous data).
 
-    `push` is "worker" for an independent push of each worker, "node" for one shared by the workers of each node.
+    The push is what data that differ add to a worker's parameters in every step, relative to the mean of all. `push` is
+    "worker" for an independent push of each worker, "node" for one shared by the workers of each node.
     """
     if push not in ("worker", "node"):
         raise InputError(f"drift {push!r}: there is no such push; choose worker or node")
@@ -129,9 +130,22 @@ def convergence(schedule: Schedule, push: Push, *, limit: MetricLimits = DEFAULT
 
 
 def retime(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricLimits = DEFAULT) -> RetimedMetrics:
-    """Return the metrics at 1 synchronous step per round, from which those at other steps and delays follow.
+    """Return a schedule's metrics at 1 synchronous step per round.
 
-    `push` as in `drift`.
+    From them methods of the result compute, by formula, the metrics of the same groups with more steps per round, or
+    with averages one round late.
+
+    Args:
+        schedule: a synchronous schedule with steps_per_round 1.
+        push: whose data differ and pull parameters away from the mean, as in `drift`: those of every worker, or of
+            every node.
+        limit: the sizes up to which explicit schedules have all metrics.
+
+    Returns:
+        The metrics; a metric that cannot be computed has value None and a reason.
+
+    Raises:
+        InputError: the schedule has other steps per round, or is not synchronous.
     """
     if schedule.strategy.steps_per_round != 1 or schedule.strategy.mixes_late:
         raise InputError(

@@ -256,9 +256,15 @@ class TableRounds:
     exchange: Exchange
 
     def next(self, stage: Stage, steps: Floats) -> tuple[Moments, Floats]:
-        """Advance by one round, given the compute seconds of its steps, shape (steps_per_round, num_workers).
+        """Advance all workers by one round.
 
-        Returns the times of the round, and the seconds that each worker waited for the lookups and gradients of others.
+        Args:
+            stage: who averages with whom at the end of the round, and how long that takes.
+            steps: the seconds that each step computes, shape (steps_per_round, num_workers).
+
+        Returns:
+            The times at which each worker starts the round, has computed, averages, and may start the next; and the
+            seconds that it waited for the lookups and gradients of others, shape (num_workers,).
         """
         before = self.rounds.now
         self.rounds.now = np.full_like(before, before.max())

@@ -119,14 +119,14 @@ def consensus(schedule: Schedule, work: Work) -> Numbers | None:
 def two_closed_sets(
     sources: Sequence[Sequence[int]], spare: Sequence[int], work: Work
 ) -> tuple[set[int], set[int]] | None:
-    """Return two disjoint sets of workers that can close themselves (see `consensus`), or None if there are none."""
+    """Return two disjoint sets, each v of which has at most spare[v] sources outside (`consensus`); None if none."""
     targets: list[list[int]] = [[] for _ in sources]
     for v, listed in enumerate(sources):
         for u in listed:
             targets[u].append(v)
 
     def struck(kept: set[int], without: set[int]) -> set[int]:
-        """Return the largest subset of `kept` − `without` that can close itself, given that `kept` can."""
+        """Remove `without` from `kept`, then who has over spare[v] sources outside until none; `kept` has none."""
         work.spend(1000 + 50 * len(kept))
         left = kept - without
         waiting = {v for u in without for v in targets[u] if v in left}

@@ -88,7 +88,7 @@ def multiply(size: int, steps: Iterable[Step], work: Work) -> Rational:
 
 
 def distance_from_mean(schedule: Schedule, digits: Sequence[int], num_periods: int, work: Work) -> Rational:
-    """Return Pᵏ − J on the class of characters that vary along `digits`, for k = `num_periods`."""
+    """Return the matrix Pᵏ − J, k periods minus the mean, on the class of characters along these node `digits`."""
     steps = [(growth_bits(schedule, t), partial(after_phase, schedule, t, digits)) for t in range(schedule.period)]
     rows, scale = multiply(schedule.width, chain.from_iterable(repeat(steps, num_periods)), work)
     return (rows, scale) if digits else minus_mean(rows, scale, [1] * schedule.width)

@@ -40,8 +40,9 @@ class GradientSum:
 class GradientSums:
     """A worker's send buffer of gradients, and the sums of rounds that wait to be applied.
 
-    With each round `room` more numbers are sent, such as counts. Memory: one array of model size for the send buffer,
-    for the round in progress, and for each result that waits or is being applied.
+    With each round `room` more numbers are sent: each worker's number of gradients, a flag, and a tag. Memory: one
+    array of model size for the send buffer, for the round in progress, and for each result that waits or is being
+    applied.
     """
 
     def __init__(self, buckets: Sequence[Bucket], room: int, *, num_workers: int) -> None:
@@ -141,7 +142,7 @@ class GradientSums:
             self._spare.append(one)
 
     def clear(self) -> None:
-        """Drop the send buffer and all waiting sums, at the start of a segment."""
+        """Drop the send buffer and all waiting sums, when a segment starts: after all workers have synchronized."""
         self.retain(())
         self._buffer.is_empty, self._buffer.scaled = True, False
 
@@ -154,7 +155,11 @@ class GradientSums:
         return payload.arrays
 
     def room(self, payload: GradientSum) -> torch.Tensor:
-        """Return the last numbers of a contribution, in which workers exchange counts and the tag in a round."""
+        """Return a view of the `room` extra numbers in a contribution, which are summed with its gradients.
+
+        Before a round a worker writes into it its number of gradients, the GradScaler flag and the tag of the
+        operation; afterwards it reads their sums there.
+        """
         return payload.arrays[self._carrier][-self._room :]
 
     def arrived(self, payload: GradientSum, *, scaled: bool) -> None:

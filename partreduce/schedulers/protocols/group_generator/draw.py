@@ -82,7 +82,10 @@ class Situation:
 
 
 class Drawing:
-    """The rules by which groups are drawn, for one setting and without state."""
+    """The rules by which the group generator draws groups, under the settings of one strategy (`GeneratorSetting`).
+
+    A Drawing has no state: `draw` computes the groups from a `Situation` alone, which also has the random number.
+    """
 
     def __init__(self, setting: GeneratorSetting) -> None:
         self.setting = setting

@@ -1,4 +1,10 @@
-"""The membership protocol: workers and the authority as processes that may crash, pause and restart."""
+"""The state machine by which workers and the *authority* agree on who continues a run, after a failure or a join.
+
+The authority is one process in addition to the workers. It collects their votes, and decides and logs each *view*: the
+members of the next generation, and the place in the run from which all of them average again. The package docstring has
+the rules and the guarantees. The same functions run between real workers (`runtime.elastic`) and are model-checked,
+with processes that may crash, pause and restart.
+"""
 
 from __future__ import annotations
 
