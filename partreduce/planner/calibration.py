@@ -46,8 +46,17 @@ Array = npt.NDArray[np.float64]
 def calibrate(curves: Sequence[Curve], *, data: str, steps: int, finalists: Collection[str] = ()) -> Pilot:
     """Fit the prices of consensus distance, drift and delay to the loss curves of a pilot's training runs.
 
-    Each curve is compared with All-Reduce's of the same seed. For `finalists` (hashes by `trained_sha256`) the pilot
-    also holds the hash next to the measured steps ratio, so that a plan can find the schedule.
+    Each curve is compared with All-Reduce's of the same seed.
+
+    Args:
+        curves: the loss curves of all runs, with All-Reduce's for at least two seeds.
+        data: how training data differ between workers: shuffled, per-worker or per-node.
+        steps: the training steps of a run.
+        finalists: hashes (`trained_sha256`) that the pilot keeps next to the measured steps ratio of their schedule, so
+            that a plan can find it.
+
+    Returns:
+        The Pilot: the prices with intervals, and the schedules that ran.
 
     Raises:
         InputError: All-Reduce did not learn, a schedule learned nothing compared with it, or there are too few seeds.
@@ -152,9 +161,13 @@ def steps_ratio_between(losses: Sequence[float], reference: Sequence[float]) -> 
 def fit_prices(probes: Sequence[Probe], *, data: str, bears_delay: bool = True) -> Prices:
     """Fit the prices (extra steps per unit of a metric) to the probes, the schedules that the pilot ran.
 
-    Each has a 90 % interval over the seeds; the error is that on probes left out of the fit.
+    Args:
+        probes: the metrics and steps ratios of each schedule, none of which was unstable.
+        data: how training data differ between workers: shuffled (no price of drift), per-worker or per-node.
+        bears_delay: false if every late probe was unstable; the shipped price of delay is then kept.
 
-    If `bears_delay` is false, every late probe was unstable and the shipped price of delay is kept.
+    Returns:
+        The prices, each with a 90 % interval over the seeds, and the error on probes left out of the fit.
 
     Raises:
         InputError: fewer probes than prices, or probes that do not separate one price from the others.

@@ -60,6 +60,14 @@ def has_plan(schedule: Schedule) -> bool:
 def survival(schedule: Schedule, job: PlanRequest, *, say: Callable[[str], None] = lambda _: None) -> Survival:
     """Return the schedule with a plan for the failure of up to `job.tolerate_failures` workers, and of one node.
 
+    Args:
+        schedule: the schedule that all workers run until one fails.
+        job: the request, by which the rules' times are predicted.
+        say: called with a line of progress.
+
+    Returns:
+        The schedule with its failure plan, and the plan in words.
+
     Raises:
         ScheduleError: such a schedule cannot have a plan.
     """

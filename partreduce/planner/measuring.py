@@ -172,7 +172,13 @@ class Traffic(NamedTuple):
 def measure(schedule: Schedule, job: PlanRequest, *, algorithm: AllReduceAlgorithm | None = None) -> CandidateSchedule:
     """Return a schedule as a candidate with all its costs and metrics, by the best algorithm and codec.
 
-    Its delay and steps per round are kept; with an `algorithm` also its codec, and that algorithm is used.
+    Args:
+        schedule: a schedule with fixed phases; its delay and steps per round are kept.
+        job: the request, with the cluster, its hardware, and the allowed codecs.
+        algorithm: the all-reduce algorithm to use, with the schedule's own codec; None: the best algorithm and codec.
+
+    Returns:
+        The candidate.
 
     Raises:
         PartreduceError: the schedule has no fixed phases, or a metric was not found within its limit.

@@ -126,6 +126,13 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
     The job's effort and time limit are kept: the clock starts after all imports, no work starts that is unlikely to end
     in time, and only the proof of the recommendation is never interrupted.
 
+    Args:
+        job: the cluster, what to optimize within which limits, and how much to compute.
+        progress: called with a line for each stage of the work.
+
+    Returns:
+        The Plan: the recommendation with its proof, the Pareto front, baselines, and all candidates.
+
     Raises:
         InputError: the job is invalid.
         InfeasibleError: it is proved that no schedule of a named class keeps the limits, and no other was found.

@@ -57,6 +57,13 @@ def recommend(options: Options, job: PlanRequest) -> CandidateSchedule:
     By default this is the candidate with the least predicted time to the loss (`least_time`), where small differences
     are ties; under other objectives only differences by rounding are ties.
 
+    Args:
+        options: the candidates, with their predicted costs.
+        job: the request, with the objective and the limits; `job.take` may name a candidate to return instead.
+
+    Returns:
+        One of `options`.
+
     Raises:
         UndecidedError: no candidate keeps the limits; the message names the nearest one.
         InputError: the candidate that the job names does not exist.

@@ -277,8 +277,18 @@ def choose_routes(
     """Choose the placement of each table with the least seconds per step by the α–β model; ties take the simplest.
 
     Up to 7 tables every combination is tried: O(3^tables). With more tables, each in turn takes its best placement with
-    the others fixed, until none changes, from each of the three uniform starts: O(tables²) and more. `applying` is in
-    seconds per byte; `codecs` are the codecs allowed for rows where they pay, the finest first.
+    the others fixed, until none changes, from each of the three uniform starts: O(tables²) and more.
+
+    Args:
+        tables: the embedding tables, with the fractions of rows that a step touches.
+        schedule: the schedule that averages all other parameters.
+        hardware: the links of the cluster.
+        dense_bytes: the bytes of these other parameters.
+        applying: the optimizer's seconds per byte of the rows that it visits.
+        codecs: those allowed for rows where they pay, the finest first.
+
+    Returns:
+        The placements with their predicted costs, and a reason for each table.
 
     Raises:
         InputError: no codec, two tables of one parameter, a size or a time below 0.
@@ -499,6 +509,16 @@ def measure_touched(
     Batches are dealt to workers in turn. Runs without gradients, in eval mode, on the model's device. O(batches ·
     forward).
 
+    Args:
+        model: the model whose embedding tables are counted.
+        batches: at least one batch for each worker.
+        cluster: says how many workers there are, and on which nodes.
+        num_steps: the most steps to measure; a step takes a batch of each worker.
+
+    Returns:
+        The fractions that one worker, one node and all workers touch, by the table's parameter name; and the number of
+        steps.
+
     Raises:
         InputError: too few batches for one step, batches that are not iterable, or a batch that forward() does not
             take.
@@ -595,6 +615,14 @@ def plan_hybrid(job: PlanRequest, model: ModelFacts, *, progress: Callable[[str]
 
     Only candidates whose workers have common steps are considered. Rows may use the codecs allowed for sums. If the
     recommendation changes which tables are dense, the plan is repeated once for the new number of bytes.
+
+    Args:
+        job: the request, as for `plan`.
+        model: the embedding tables, and the bytes of all other parameters.
+        progress: as for `plan`.
+
+    Returns:
+        The plan, the placements of the tables, and the schedule that combines both.
 
     Raises:
         InputError: the job is invalid, such as a gap or a quorum with tables.

@@ -137,7 +137,15 @@ class Outcome:
 
 @lru_cache(maxsize=256)
 def trial(candidate: Candidate, job: PlanRequest, num_rounds: int) -> Outcome:
-    """Simulate a schedule for `num_rounds` rounds in virtual time.
+    """Simulate a schedule for `num_rounds` rounds in virtual time; cached.
+
+    Args:
+        candidate: the schedule, the kind of its protocol, and the algorithm by which it averages.
+        job: the request, with the hardware, the compute times and the seed.
+        num_rounds: the rounds of each worker.
+
+    Returns:
+        Seconds, traffic, waiting and metrics per step.
 
     Raises:
         PartreduceError: the workers deadlock, or a queue has no limit.

@@ -89,7 +89,8 @@ def _check(norm_type: float) -> None:
 class _Apart:
     """Global norm of gradients that no worker has completely, computed in float32 or a wider dtype.
 
-    Of sharded tables each worker has only some rows; unless `equal`, dense gradients differ between workers too.
+    Of sharded embedding tables each worker has only some rows. `equal` is whether all other gradients are equal on all
+    workers, so that each adds them itself; else they are part of what workers send each other (`share`), too.
     """
 
     def __init__(

@@ -133,6 +133,12 @@ def prove(schedule: Schedule) -> Proof:
     to the sizes that docs/certificates.md states. Strategies whose groups are chosen at run time have no certificate;
     their protocols are model-checked instead.
 
+    Args:
+        schedule: a schedule of any kind.
+
+    Returns:
+        The Proof: each claim with its status, which of them are essential, and the certificate for the checker.
+
     Raises:
         ScheduleError: the strategy has neither phases nor conditions to check.
     """

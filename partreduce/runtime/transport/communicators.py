@@ -189,7 +189,8 @@ def first_line(error: BaseException) -> str:
 def goes_in_rounds(longest: int, group_size: int, node_size: int) -> bool:
     """Return whether an all_to_all with messages of up to `longest` bytes runs in rounds of pairs.
 
-    At most `node_size` workers share a node's link.
+    In a round each worker sends to one other, so that long messages do not all arrive at one link at once. At most
+    `node_size` workers share a node's link.
     """
     return group_size > 1 + AHEAD and longest * (group_size - 1) * node_size > BURST_BYTES
 
