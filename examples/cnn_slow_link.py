@@ -11,8 +11,8 @@
     [0] test accuracy of the mean model 0.731 after 138 steps
     [0] predicted: 165 ms per step, 27 kB out of a node
 
-Losses and accuracies are those of real workers here; times per step are predicted for a link between the nodes of
---link bytes per second. The images are scikit-learn's digits in random colors on a noisy ground, since CIFAR-10 would
+Real workers on this machine train the model; times per step are predicted for a link of --link bytes per second
+between the nodes. The images are scikit-learn's digits in random colors on a noisy background, because CIFAR-10 would
 have to be downloaded.
 """
 

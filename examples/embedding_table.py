@@ -1,4 +1,4 @@
-"""An embedding table of 50,000 rows, spread over all workers; changed lines end in `# changed`.
+"""An embedding table of 50,000 rows, sharded over all workers; changed lines end in `# changed`.
 
 $ partreduce run --workers 4 --simulate-nodes 2 examples/embedding_table.py 2x2
 [0] 0.weight (50,000 x 64, 12.8 MB; a worker touches 0.88% of its rows in a step, ...): sharded, 2.988 ms and ...

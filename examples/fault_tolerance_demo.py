@@ -1,4 +1,4 @@
-"""A worker is killed in mid-run: the others continue, and its replacement joins them.
+"""A worker is killed during the run: the others continue, and its replacement joins them.
 
     $ partreduce design 1x4 --build allreduce -o schedule.json
     $ partreduce run --schedule schedule.json --tolerate-failures 1 --max-restarts 1 examples/fault_tolerance_demo.py \\

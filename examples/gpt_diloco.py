@@ -10,8 +10,8 @@ Workers of a node average in every step; an outer Nesterov step over both nodes 
     [0] this schedule sends 48 kB per step out of a node
     [0] All-Reduce in every step sends 724 kB per step out of a node
 
-`design 2x2` has two nodes of two workers. With whole nodes as regions between which the link is slow, only the outer
-steps cross it. On two machines run the second command on each, with --nnodes 2 --node-rank I --rdzv-endpoint HOST:PORT.
+`design 2x2` means two nodes of two workers. Each node is a region, so only outer steps use the slow link between nodes.
+On two machines run the second command on each, with --nnodes 2 --node-rank I --rdzv-endpoint HOST:PORT.
 """
 
 import argparse

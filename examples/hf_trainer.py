@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: one callback puts the schedule in the place of DDP. Needs transformers.
+"""Hugging Face Trainer: one callback replaces DDP by the schedule. Needs transformers.
 
     $ partreduce design 1x2 --build "local-sgd(every=4)" -o schedule.json
     $ partreduce run --schedule schedule.json examples/hf_trainer.py schedule.json

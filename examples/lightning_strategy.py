@@ -1,4 +1,4 @@
-"""Lightning: one strategy puts the schedule in the place of DDP. Needs lightning.
+"""Lightning: one strategy object replaces DDP by the schedule. Needs lightning.
 
 $ partreduce design 1x2 --build "local-sgd(every=4)" -o schedule.json
 $ partreduce run --schedule schedule.json examples/lightning_strategy.py schedule.json

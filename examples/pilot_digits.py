@@ -1,4 +1,4 @@
-"""The job of train_digits.py as a function of its seed, for a pilot: what do rarer or delayed averages cost it?
+"""A pilot for the job of train_digits.py: it measures what rarer or delayed averages cost.
 
 partreduce measure examples/pilot_digits.py:pilot --workers 4
 torchrun --nproc-per-node 4 -m partreduce measure examples/pilot_digits.py:pilot

@@ -1,4 +1,4 @@
-"""Train on a Ray cluster: one worker group of Ray Core, whose members run `partreduce run` on a node each.
+"""Train on a Ray cluster: Ray Core starts `partreduce run` once on each node.
 
 python examples/ray_train.py --nnodes 4 --nproc-per-node 4 schedule.json examples/train_digits.py schedule.json
 """

@@ -1,4 +1,4 @@
-"""A small CNN on scikit-learn's digits: a single-process PyTorch script plus the marked lines.
+"""A small CNN on scikit-learn's digits: a single-process PyTorch script plus the lines that end in `# changed`.
 
     $ partreduce design 2x4 --build allreduce -o schedule.json
     $ partreduce run --schedule schedule.json examples/train_digits.py schedule.json

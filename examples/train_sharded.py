@@ -1,4 +1,4 @@
-"""A model sharded by fully_shard (FSDP2), whose replicas average as a schedule says.
+"""A model sharded by fully_shard (FSDP2), with replicas that average by a schedule.
 
     $ partreduce design 1x2 --build "local-sgd(every=4)" -o schedule.json
     $ torchrun --nproc-per-node 4 examples/train_sharded.py schedule.json
