@@ -173,10 +173,10 @@ class _Run:
             return code
 
     def attempt(self, variables: Mapping[str, str], restarts: Restarts, nodes: Nodes | None = None) -> int:
-        """Launch all workers once, and return the exit code of this attempt.
+        """Launch the workers of this machine, and with `nodes` those of the other nodes; return the attempt's exit code.
 
-        A group generator (the service that forms groups) is started if the schedule needs one; `variables` are added to
-        the workers' environment; `restarts` counts those that are left.
+        The group service is started if the schedule needs it. `variables` are added to the workers' environment;
+        `restarts` counts the restarts that are left.
         """
         on_request = self.schedule is not None and self.schedule.strategy.needs_generator
         return launch(
@@ -211,7 +211,7 @@ def _node_rank(stated: int | None, nnodes: int) -> int:
 
 
 def _num_workers_here(workers: int | None, schedule: Schedule | None, nnodes: int, rank: int) -> int | None:
-    """Return the number of workers of this node: `workers`, which must fit the schedule, or what the schedule says."""
+    """Return this node's number of workers: `workers`, which must fit the schedule, else the schedule's, else None."""
     if schedule is None:
         return workers
     if nnodes == 1:

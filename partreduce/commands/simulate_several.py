@@ -34,7 +34,11 @@ def simulate_several(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Compare schedules on one cluster: print step time, steps and time to a loss, and mixing metrics side by side."""
+    """Compare schedules on one cluster: print step time, steps and time to a loss, and mixing metrics side by side.
+
+    `algorithm` replaces the all-reduce algorithm of the files; `touched` are values of `--set touched`; a picture goes
+    to `output`.
+    """
     claim_stdout(output, as_json=as_json)
     check(output)
     loaded = [load_schedule(path) for path in schedules]

@@ -282,7 +282,10 @@ def cautions(chosen: CandidateSchedule, job: PlanRequest, ended: str = "its time
 
 
 def failed_networks(option: CandidateSchedule, job: PlanRequest) -> str:
-    """Return, as a clause, the optimizers under which a test network with such metrics did not reach its loss."""
+    """Return, as a clause, the optimizers under which a test network did not reach its loss with averages as an option's.
+
+    The clause says whether they are as late or as rare as the option's.
+    """
     is_many = job.cluster.num_workers >= MANY
     may_be = [one for one in Optimizer if job.optimizer in {None, one}]
     beyond = " and ".join(str(one) for one in may_be if option.is_among(LOST[one][is_many]))
@@ -346,7 +349,7 @@ def _codec_pays(chosen: CandidateSchedule, options: Options, job: PlanRequest) -
 
 
 def _on_the_wire(schedule: Schedule, job: PlanRequest, transport: Transport) -> tuple[float, float]:
-    """Return the seconds per step of sending, and of encoding and decoding."""
+    """Return the seconds per step of sending with a transport, and those of encoding and decoding."""
     free = replace(job.hardware, codec=tuple((codec.value, CodecSeconds()) for codec in Codec))
     runs, algorithm = traveling(schedule, transport), transport.algorithm
     cost, wire = (communication(runs, one, algorithm=algorithm).per_step for one in (job.hardware, free))

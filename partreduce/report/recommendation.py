@@ -46,7 +46,7 @@ SIMPLE = ("allreduce", "node-then-all")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The recommendation and the schedules shown with it, each in its best priced setting.
+    """The recommendation and the schedules shown with it, each in the best of its settings that were predicted.
 
     `every_step` is All-Reduce in every step. `simple` is the strongest of All-Reduce every H steps (PyTorch's
     post-local SGD after its warm-up), averages inside each node with rare ones over all workers, and DiLoCo; if the
@@ -66,7 +66,7 @@ class Comparison:
 
 
 class Variant(NamedTuple):
-    """The answer for another optimizer: its best schedule's predicted speedup over All-Reduce, and if it differs."""
+    """The answer for another optimizer: the predicted speedup over All-Reduce, and whether its schedule is another."""
 
     optimizer: Optimizer
     speedup: float
@@ -107,9 +107,9 @@ def compare(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job
 
 
 def _strongest(options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSchedule | None:
-    """Return the candidate with the least `recommend.decisive_time`; None if there is none.
+    """Return the candidate with the least predicted time (`recommend.decisive_time`); None if there is none.
 
-    Worst-case regret over tasks, by which a recommendation is chosen, is ignored: no baseline looks weaker than it is.
+    A recommendation is chosen by its worst case over tasks, too; a baseline is not, or it would look weaker than it is.
     """
     return min(contenders(options, job), key=lambda option: decisive_time(option, job), default=None)
 

@@ -62,7 +62,7 @@ class Table:
             yield from console.render(f"[dim]{words}[/]", inside)
 
     def _fit(self, width: int) -> tuple[list[int], list[int]]:
-        """Return the columns to keep, and the width of each."""
+        """Return the columns to keep on a terminal of `width` cells, and the width of each in cells."""
         natural = [self._natural(index) for index in range(len(self.columns))]
         least = [min(full, TEXT) if column.wraps else full for full, column in zip(natural, self.columns, strict=True)]
         kept = list(range(len(self.columns)))
