@@ -173,7 +173,7 @@ class _Run:
             return code
 
     def attempt(self, variables: Mapping[str, str], restarts: Restarts, nodes: Nodes | None = None) -> int:
-        """Launch the workers of this machine, and with `nodes` those of the other nodes; return the attempt's exit code.
+        """Run all workers once, those of other `nodes` as well; return the exit code of this attempt.
 
         The group service is started if the schedule needs it. `variables` are added to the workers' environment;
         `restarts` counts the restarts that are left.

@@ -282,9 +282,9 @@ def cautions(chosen: CandidateSchedule, job: PlanRequest, ended: str = "its time
 
 
 def failed_networks(option: CandidateSchedule, job: PlanRequest) -> str:
-    """Return, as a clause, the optimizers under which a test network did not reach its loss with averages as an option's.
+    """Return a clause: the optimizers under which a test network did not reach its loss, and with what averages.
 
-    The clause says whether they are as late or as rare as the option's.
+    They were as late, or as rare, as those of `option`.
     """
     is_many = job.cluster.num_workers >= MANY
     may_be = [one for one in Optimizer if job.optimizer in {None, one}]

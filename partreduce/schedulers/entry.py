@@ -112,10 +112,7 @@ class Entry:
         return values
 
     def why_not(self, cluster: Cluster, **parameters: object) -> str | None:
-        """Return why the family does not exist for the cluster, a sentence with the nearest possible value.
-
-        The result is None if it exists.
-        """
+        """Return why no member exists for the cluster, as a sentence with the nearest possible value; else None."""
         values = self.resolve(parameters)
         if cluster.num_workers < 2:
             return "there is 1 worker and no other to average with; the smallest cluster has 2 workers"

@@ -47,7 +47,7 @@ def shared_nodes(what_averages: str, cluster: Cluster, **_: object) -> str | Non
 
 
 def rectangle(least: int, cluster: Cluster, shape: tuple[int, ...] | None, **_: object) -> str | None:
-    """Return a sentence unless n is a product of two sides ≥ `least`, or those of `shape` if given."""
+    """Return a sentence unless n is a product of two sides ≥ `least`: those of `shape`, or any two if it is None."""
     count = cluster.num_workers
     best = sides(count, least)
     if shape is None and best is None:

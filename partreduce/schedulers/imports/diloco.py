@@ -82,8 +82,9 @@ Row = tuple[str, str, str]
 class Settings:
     """DiLoCo settings of another tool, in common terms: every `spacing` steps one fragment (part of the model) is sent.
 
-    It is merged `delay` steps later; `asked` is the number of steps between two averages of a fragment that the file
-    asks for.
+    It is merged `delay` steps later, with the share `alpha` of the local value. `asked` is the number of steps between
+    two averages of a fragment that the file asks for, `outer` the outer optimizer, `num_replicas` the number of workers
+    (0: not known), `coverage` the claim that every tensor is sent.
     """
 
     program: str
@@ -132,7 +133,10 @@ class Settings:
         return [*rows, *self.findings()]
 
     def schedule(self, source: str, cluster: Cluster | None) -> Schedule:
-        """Return the settings as a schedule, in which every fragment takes one outer step per period."""
+        """Return the settings as a schedule; raise RefutedError if one of the `findings` is refuted.
+
+        Without a cluster every worker has its own node. `source` is the file's name.
+        """
         for claim, status, why in self.findings():
             if status == "refuted":
                 raise RefutedError(f"{source}: {claim} is refuted: {why}")
@@ -175,9 +179,9 @@ def _import(settings: Settings, source: str, cluster: Cluster | None) -> Schedul
 
 
 def _maxtext(members: _Members) -> Settings:
-    """Return MaxText's settings: fragments are max(1, round(H / P)) steps apart.
+    """Return MaxText's settings: one of P fragments is sent every `spacing` = max(1, round(H / P)) steps.
 
-    The fragment sent is (step mod period) div spacing.
+    In a step this is the fragment (step mod P·spacing) div spacing; H is `diloco_sync_period`.
     """
     if not members.flag("enable_diloco"):
         raise members.member_error("enable_diloco", "it must be true, or there are no outer steps")
@@ -240,10 +244,7 @@ def _turns_of_torchft(members: _Members, every: str, fragments: int) -> tuple[in
 
 
 def _torchft(members: _Members) -> Settings:
-    """Return torchft's settings: fragments are `sync_every` div P steps apart.
-
-    The fragment is the manager's step mod P.
-    """
+    """Return torchft's settings: one of P fragments, the manager's step mod P, is sent every `sync_every` / P steps."""
     given = members["model_fragments"]
     sizes = members.sizes("model_fragments") if isinstance(given, list) else None
     fragments = members.whole("model_fragments", 1) if sizes is None else len(sizes)
@@ -294,8 +295,8 @@ def _coverage(members: _Members, sizes: list[list[int]] | None) -> Row:
 def torchft_buckets(sizes: Sequence[int], capacity: int) -> list[int]:
     """Return how many whole tensors each of torchft's buckets takes, in order; the remaining tensors are never sent.
 
-    There are as many buckets as all elements would fill; a tensor that does not fit into the rest of a bucket goes to
-    the next, but no bucket is added for it.
+    `sizes` are the tensors' numbers of elements, `capacity` that of a bucket. There are as many buckets as all elements
+    would fill; a tensor that does not fit into the rest of a bucket goes to the next, but no bucket is added for it.
     """
     left, total, taken = list(sizes), sum(sizes), []
     while total > 0:

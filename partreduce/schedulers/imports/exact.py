@@ -27,7 +27,11 @@ Of all 32-bit numbers below 1, 2 % are the rounding of such a fraction.
 
 @dataclass(slots=True)
 class Notes:
-    """The corrections of weights that an import made, and the settings that it read."""
+    """The corrections of weights that an import made, and the settings that it read.
+
+    `singles` counts weights that were read as the fraction that a 32-bit number rounds, such as `example`; `balanced`
+    counts edges that `balance_weights` changed, by up to `change`; workers' own weights were off by up to `own`.
+    """
 
     singles: int = 0
     example: str = ""
@@ -106,10 +110,7 @@ def _note_single(fraction: Fraction, value: object, place: str) -> None:
 
 
 def _rounded_to_single(number: float) -> Fraction | None:
-    """Return the simple fraction that was rounded to this 32-bit number.
-
-    The result is None for other numbers, or if there is none.
-    """
+    """Return the fraction with a denominator up to 1,000 that rounds to this 32-bit number; None if there is none."""
     rounded = np.float32(number)
     if number not in (float(rounded), float(str(rounded))):
         return None
@@ -118,7 +119,10 @@ def _rounded_to_single(number: float) -> Fraction | None:
 
 
 def check_own_weights(num_workers: int, weight_of: Mapping[tuple[int, int], Fraction]) -> None:
-    """Raise ScheduleError if a worker's weight on itself is not 1 minus the weights of its incoming edges."""
+    """Raise ScheduleError unless a worker's weight on itself, if given, is 1 minus its incoming weights (up to 1e-6).
+
+    `weight_of` maps (source, target) to a weight.
+    """
     heard = [Fraction(0)] * num_workers
     for (source, target), weight in weight_of.items():
         if source != target:

@@ -55,8 +55,8 @@ def from_table(
 ) -> ImportedGraph:
     """Build a graph from node names, edges (sender, receiver), their weights or None, and their lines in the file.
 
-    Nodes 0..n−1 (also as text) keep their numbers; other names are numbered in sorted order. Without `lines`, equal
-    weights of all edges may be ignored as a placeholder: some tools always write a weight.
+    Nodes 0..n−1 (also as text) keep their numbers; other names are numbered in the order of `nodes`. Without `lines`,
+    weights that are all 1 count as none, because some tools always write a weight.
     """
 
     def place(e: int) -> str:

@@ -1,4 +1,4 @@
-"""Average workers or whole nodes on a mixed-radix grid along one axis per phase, exact after the last axis.
+"""Average workers or whole nodes on a mixed-radix grid along one axis per phase; after the last all models are equal.
 
 These are the hyper-cuboid, the one-peer hypercube (its special case of pairs) and grids of whole nodes (node digits).
 """
@@ -57,9 +57,10 @@ def grid_phases(num_workers: int, factors: tuple[int, ...]) -> tuple[Phase, ...]
 
 
 def hyper_cuboid(cluster: Cluster, max_group: int | None, factors: tuple[int, ...] | None) -> StaticGroups:
-    """Return the hyper-cuboid schedule, one phase per factor of n; by default the fewest factors ≤ `max_group`.
+    """Return the hyper-cuboid schedule, one phase per factor of n: `factors`, or the fewest that are ≤ `max_group`.
 
-    Without `factors` it is a rule if axes can follow the nodes without another phase; else it has explicit groups.
+    `max_group` None means `default_group`. Without `factors` it is a rule, if axes that lie inside or across nodes need
+    no more phases; else it has explicit groups.
     """
     count = cluster.num_workers
     if factors is None:
@@ -89,10 +90,7 @@ def default_group(cluster: Cluster) -> int:
 def hyper_cuboid_unsupported_reason(
     cluster: Cluster, max_group: int | None, factors: tuple[int, ...] | None
 ) -> str | None:
-    """Return why there is no such hyper-cuboid (a prime factor of n exceeds the largest group).
-
-    The result is None if there is one.
-    """
+    """Return why no hyper-cuboid has these factors, or groups of at most `max_group` workers; None if there is one."""
     count = cluster.num_workers
     prime = largest_prime_factor(count)
     if factors is not None:

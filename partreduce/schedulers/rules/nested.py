@@ -29,9 +29,9 @@ def node_then_all(cluster: Cluster, node_rounds: int) -> StaticGroups:
 
 
 def lone_workers_unsupported_reason(so: str, cluster: Cluster, **rounds: int) -> str | None:
-    """Return why rounds inside nodes are useless (every node has one worker); None if they are not.
+    """Return a sentence if every node has one worker, so that rounds inside nodes are useless; else None.
 
-    `so` states the consequence in that sentence; `rounds` are the rounds inside nodes, by name.
+    `so` is its clause on the consequence; `rounds` are the numbers of rounds inside nodes.
     """
     if len(local_ranks(cluster)) < 2:
         return f"every node has 1 worker, so {so}; use allreduce(every={sum(rounds.values()) + 1})"
@@ -72,9 +72,9 @@ def hierarchy(cluster: Cluster, levels: tuple[int, ...] | None, rounds: int) -> 
 
 
 def default_levels(cluster: Cluster) -> tuple[int, ...]:
-    """Return the levels, as factors of the number of nodes: those of the switches if these form a regular tree.
+    """Return levels (factors of the number of nodes): the switches' if these form a regular tree, else racks × nodes.
 
-    Else they are racks × nodes, as square as possible.
+    The latter are as equal as possible.
     """
     num_nodes = cluster.num_nodes
     if cluster.hardware is not None and cluster.hardware.switches:
@@ -151,7 +151,7 @@ def figure_10(cluster: Cluster) -> StaticGroups:
 def inter_intra(cluster: Cluster) -> StaticGroups:
     """Return Prague's inter-intra schedule, of two phases.
 
-    Heads (local rank 0) average across nodes while the others average inside nodes; then whole nodes average.
+    Workers with local rank 0 average across nodes while the others average inside nodes; then whole nodes average.
     """
     ranks = local_ranks(cluster)
     radices = all_digits(cluster.num_nodes)
