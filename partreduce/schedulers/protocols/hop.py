@@ -247,7 +247,7 @@ class Hop:
 
 
 def hop_of(graph: Round, setting: IterationGap) -> Hop:
-    """Return the protocol of a run over the edges of a round, with three events per step."""
+    """Return the protocol of a run over the edges of `graph`: workers send, reduce and advance by separate events."""
     return Hop(Digraph.from_edges_of(graph), setting, fine=True)
 
 

@@ -106,10 +106,10 @@ class Result:
 class PartialState:
     """The state of one worker under a partial collective. Its gradients are numbered 0, 1, 2, … in order of its calls.
 
-    Training: `calls` made, `version` rounds taken, `stage`, whether it is `resting` for good; `buffer` holds the
-    gradients that are in no round, `oldest` is the version with which the oldest of them was begun (−1: none). Thread:
-    rounds `entered`, rounds `done`, `results` that wait for the training, `shares[w]` of worker w in rounds that are
-    not done, `counted` own calls in the rounds done.
+    Its training side computes gradients: `calls` made, `version` rounds whose results it has taken, `stage`, whether it
+    is `resting` for good; `buffer` holds the gradients that are in no round, `oldest` is the version with which the
+    oldest of them was begun (−1: none). Its thread takes part in the rounds: rounds `entered`, rounds `done`, `results`
+    that wait for the training, `shares[w]` of worker w in rounds that are not done, `counted` own calls in rounds done.
 
     Knowledge about others: `arrived[w]` is 1 + the last round for which worker w has arrived, `lasts[w]` the last round
     that w needs, `activated` how many rounds may start. `synchronized` is the round up to which models are averaged,
@@ -145,7 +145,7 @@ class PartialState:
 
 @dataclass(frozen=True)
 class Partial:
-    """The partial collectives of all workers under one setting; a `Machine`.
+    """Partial all-reduce of all workers under one setting, as a state machine (`Machine`).
 
     A driver executes the notes: `("begun", round, calls)` empties the buffer into the round; `("finished", round,
     counts)` has the sum; `("taken", rounds, version)` applies these results, ascending, or their sum, and the worker

@@ -134,7 +134,7 @@ ServerState = WorkerState | ShardState
 
 @dataclass(frozen=True)
 class Shards:
-    """The parameter server's protocol, of all workers and shards (parts of the model); a `Machine`.
+    """The parameter server's protocol for all workers and shards (parts of the model), as a state machine (`Machine`).
 
     Shard k is at worker `hosts[k]`; its answer waits while a worker is more than `staleness` rounds ahead (None:
     never). With `is_delayed` a worker takes the answers a round later. Without `plan` workers may execute any event

@@ -89,10 +89,7 @@ class Locking:
         return state, tuple(begun)
 
     def released(self, state: GroupBuffers, worker: int) -> GroupBuffers:
-        """Return the buffers after a worker is done with its running group.
-
-        The last member to finish ends the group.
-        """
+        """Return the buffers after a worker has finished its running group; its last member to finish ends a group."""
         group = state.running_of(worker)
         if group is None:
             return state
@@ -102,10 +99,7 @@ class Locking:
         )
 
     def withdrawn(self, state: GroupBuffers, worker: int) -> GroupBuffers:
-        """Return the buffers without a worker in groups that have not started.
-
-        A group with one remaining member ends.
-        """
+        """Remove a worker from groups that have not started; groups with one remaining member end. Return the buffers."""
         for seq in state.buffers[worker]:
             group = state.group(seq)
             rest = replace(group, members=tuple(member for member in group.members if member != worker))
@@ -118,16 +112,16 @@ class Locking:
         return state
 
     def voided(self, state: GroupBuffers, worker: int) -> tuple[GroupBuffers, tuple[Outstanding, ...]]:
-        """End every running group of a failed worker, even groups that it finished; return buffers and groups.
+        """End every running group of a failed worker; return the buffers and these groups.
 
-        Other members may still wait in them.
+        Groups that it has finished are ended, too, because other members may still wait in them.
         """
         return self.dissolved(state, tuple(g for g in state.groups if g.running and worker in g.members))
 
     def dissolved(
         self, state: GroupBuffers, ended: tuple[Outstanding, ...]
     ) -> tuple[GroupBuffers, tuple[Outstanding, ...]]:
-        """Return the buffers after these running groups end for all of their members, and again the groups."""
+        """End these running groups for all of their members; return the buffers and the ended groups."""
         free = [member for group in ended for member in group.active]
         groups = tuple(group for group in state.groups if group not in ended)
         return replace(state, groups=groups, locks=_clear_locks(state, free)), ended

@@ -29,7 +29,7 @@ SLOW_FACTOR = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorSetting:
-    """The settings of the group generator: those of the strategy, and the node of each worker (`nodes[w]`).
+    """The settings of the group generator: those of the strategy `DynamicGroups`, and the node of worker w, `nodes[w]`.
 
     `max_known` bounds the distinct groups of a worker: a worker with that many is only drawn into groups that were
     drawn before (None: no bound, and no record of groups).
@@ -112,7 +112,7 @@ class Drawing:
         return self.setting.slow_worker_policy != SlowWorkerPolicy.PAPER and self.is_slow_worker(now)
 
     def is_slow_worker(self, now: Situation) -> bool:
-        """Whether the initiator lags behind the fastest worker by the threshold or more."""
+        """Whether the initiator is one of `now.slow` or, if that is None, lags behind the fastest by the threshold."""
         if self.setting.slow_threshold is None:
             return False
         if now.slow is not None:
@@ -208,10 +208,10 @@ class Drawing:
         return tuple(_members(here) for here in self.by_node(workers) if len(here) > 1)
 
     def node_then_all(self, now: Situation) -> tuple[Members, ...]:
-        """Return one group: if that is due, of all workers that pass the filter, else of the idle ones on the node.
+        """Return one group: of all workers that pass the filter if `now.due`, else of the initiator's node, if idle.
 
-        The node is the initiator's. The group of all is queued behind all earlier groups of its members, so that no
-        worker misses it. A worker that got no group twice waits for its whole node.
+        The former joins the end of its members' buffers, so that no worker misses it. An initiator that got no group
+        `PATIENCE` times in a row waits for all workers of its node, not only for idle ones.
         """
         if now.due:
             return self.all_of(now, self.fast_enough(now, now.alive))
@@ -222,7 +222,7 @@ class Drawing:
         return self.all_of(now, local if patient and len(passed) < 2 else passed)
 
     def all_of(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:
-        """Return one group of all `workers`.
+        """Return one group of the initiator and all `workers`.
 
         If the initiator is in `max_known` distinct groups already, it is the largest of these within `workers` instead.
         """
@@ -266,10 +266,7 @@ def _members(workers: Sequence[int] | frozenset[int]) -> Members:
 
 
 def order_from_salt(workers: frozenset[int], salt: int) -> list[int]:
-    """Return permutation number `salt` of the workers.
-
-    Salts 0..k!−1 give each order of k workers once (Lehmer code).
-    """
+    """Return permutation number `salt` of the workers; 0..k!−1 give each order of k workers once (Lehmer code)."""
     rest, order = sorted(workers), []
     while rest:
         salt, place = divmod(salt, len(rest))
@@ -278,9 +275,6 @@ def order_from_salt(workers: frozenset[int], salt: int) -> list[int]:
 
 
 def salt_of(seed: int, draw: int, num_workers: int) -> int:
-    """Return the random number of draw number `draw`, with enough bits for any order of the workers.
-
-    It depends on the arguments only.
-    """
+    """Return the random number of draw number `draw`: a hash of both numbers, with bits for any order of the workers."""
     num_bytes = num_workers.bit_length() * num_workers // 8 + 16
     return int.from_bytes(shake_256(f"{seed}:{draw}".encode()).digest(num_bytes), "big")

@@ -92,9 +92,9 @@ class GeneratorState:
     """The state of the generator; its tuples have one entry per worker, in order of ranks.
 
     `requests` are the last request numbers (−1: none yet), `answers` the answers to them (None: not yet), `waiting` the
-    workers without an answer in order of arrival (the pending queue), `counts` the rounds requested, `alone` the
-    requests in a row without a group, `costs` the compute time of a round, `apart` the requests since the last group of
-    all (for divisions that count them).
+    workers without an answer in order of arrival, `counts` the rounds requested, `alone` the requests in a row without
+    a group, `status` whether it takes part, `costs` the compute time of a round. `known` are the groups drawn before,
+    `draws` their number, `apart` the requests since the last group of all (for divisions that count them).
     """
 
     buffers: GroupBuffers
@@ -220,10 +220,7 @@ class GroupGenerator:
         return worker in (self.slow(state) or ())
 
     def slow(self, state: GeneratorState) -> frozenset[int] | None:
-        """Return the slow workers among those that take part.
-
-        The result is None if slowness is judged by counts of rounds instead of their cost.
-        """
+        """Return the slow workers that take part; None if slowness follows from counts of rounds, not compute times."""
         return self.drawing.slow({w: c for w, c in enumerate(state.costs) if state.status[w] == ACTIVE})
 
     def situation(self, state: GeneratorState, worker: int, salt: int) -> Situation:
@@ -234,10 +231,7 @@ class GroupGenerator:
         return replace(now, due=self.drawing.is_due(now, state.apart))
 
     def counted(self, state: GeneratorState, worker: int) -> tuple[int, ...]:
-        """Return the rounds requested by each worker, one more for `worker`.
-
-        The counts are relative to the slowest worker's in endless explorations, whose numbers wrap at `modulus`.
-        """
+        """Return the rounds requested by each worker, one more for `worker`; with `modulus` relative to the slowest."""
         counts = replace_at(state.counts, worker, state.counts[worker] + 1)
         if self.modulus is None:
             return counts

@@ -37,7 +37,7 @@ MODULUS = 4
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """Message between members: the sender has entered group `seq`; `answer` marks a reply to such a message."""
+    """Message between members: the sender has entered group `seq`; `answer` marks a reply to another `Here`."""
 
     seq: int
     answer: bool = False
@@ -74,8 +74,9 @@ class Retry(Signal):
 class WorkerState:
     """The state of one worker of the group generator.
 
-    `cost` is the compute time of its rounds; `met` is the last group that it finished (−1: none); `here` are the
-    (seq, member) pairs whose `Here` has arrived for groups that the worker has not finished.
+    `request` is the number of its last request, `ask`; `rounds` are computed. `seq` and `members` are its group, `met`
+    is the last group that it finished (−1: none); `here` are the (seq, member) pairs whose `Here` has arrived for
+    groups that it has not finished. `retries` and `breaks` may still occur; `cost` is the compute time of a round.
     """
 
     stage: str
@@ -96,11 +97,11 @@ Stepped = tuple[WorkerState, tuple[Action, ...]]
 
 
 class GroupWorker:
-    """A worker of the group generator, pure; `service` is the process number of the generator.
+    """The state machine of a worker of the group generator, which is process `service`; methods return the next state.
 
-    It runs `rounds` rounds (None: endless); request numbers wrap at `modulus` (None: never). With `collective` members
-    of a group exchange `Here` messages; without it a worker may leave a group at any time after it entered, which
-    covers every real collective but cannot show members that wait for one another.
+    The worker runs `rounds` rounds (None: endless); request numbers wrap at `modulus` (None: never). With `collective`
+    members of a group exchange `Here` messages; without it a worker may leave a group at any time after it entered,
+    which covers every real collective but cannot show members that wait for one another.
     """
 
     def __init__(
@@ -239,7 +240,7 @@ def _after(here: tuple[tuple[int, int], ...], seq: int) -> tuple[tuple[int, int]
 
 @dataclass(frozen=True)
 class GroupSystem:
-    """Workers 0..n−1 and the generator as process n, under one setting; a `Machine` for exploration and simulation.
+    """Workers 0..n−1 and the generator, process n, as one state machine (`Machine`), to be explored and simulated.
 
     `rounds` of every worker may be None: endless, with sequence numbers counted from the oldest outstanding group. A
     draw uses one of `ways` random numbers: 1 explores one draw, k! all draws of k idle workers, None draws from the

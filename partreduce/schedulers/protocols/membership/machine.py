@@ -320,9 +320,9 @@ class Decisions(Setting):
         return self._looked(replace(state, lost=state.lost | gone, votes=votes))
 
     def _looked(self, state: Authority) -> Outcome[Authority]:
-        """Open a vote if a member failed or, unless any worker has left, if a worker joins.
+        """Open a vote if a member has failed, or if a worker wants to join and none has left.
 
-        Nothing happens before the last view is published.
+        If too many have failed, end the run. Nothing happens before the last view is published.
         """
         if state.told < len(state.log):
             return state, ()
@@ -361,7 +361,7 @@ class Decisions(Setting):
         return self._written(state, self._view(state, remaining))
 
     def _written(self, state: Authority, view: View) -> Outcome[Authority]:
-        """Log a view (a generation's members): those left out are missing from now on, those that joined no longer."""
+        """Log a view; members of the last view that it leaves out count as missing from now on, its members do not."""
         left_out = frozenset(state.view.members).difference(view.members, state.left) if view.members else frozenset()
         lost, votes = (state.lost | left_out).difference(view.members), (None,) * self.num_workers
         after = replace(state, log=(*state.log, view), lost=lost, votes=votes, is_open=False, admits=False)
@@ -403,7 +403,7 @@ class Decisions(Setting):
 
 @dataclass(frozen=True)
 class Membership(Workers, Decisions):
-    """The membership protocol of workers 0..n−1 and the authority as process n; a `Machine`.
+    """The membership protocol of workers 0..n−1 and the authority, process n, as one state machine (`Machine`).
 
     A driver executes the notes. Of a worker: `("unblock",)` destroys its groups; `("forward",)` commits the prepared
     operation, `("dropped",)` discards it; `("rebuild", view)` connects. Of the authority: `("write", view)` is executed
