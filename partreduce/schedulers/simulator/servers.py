@@ -55,7 +55,7 @@ class ShardsTiming(Recorder):
         """The rounds of every worker whose progress is in each shard, shape (hosts, num_workers)."""
         if ages is not None:
             self._began, self._answered, self._sent = np.zeros((3, hosts, count, count), dtype=np.int64)
-            """Those in what each worker's round began with, in the newest answer to it, and behind its last push."""
+            """The same for each worker's parameters (axis 1): at its round's start, in its newest answer, in its push."""
 
     def _computes(self, state: Any, event: Hashable) -> int | None:  # noqa: ANN401 - a worker's
         """Return the number of the round whose computing an event of a worker ends; None if it ends none."""

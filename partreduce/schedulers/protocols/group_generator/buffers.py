@@ -99,7 +99,7 @@ class Locking:
         )
 
     def withdrawn(self, state: GroupBuffers, worker: int) -> GroupBuffers:
-        """Remove a worker from groups that have not started; groups with one remaining member end. Return the buffers."""
+        """Return the buffers after a worker leaves its groups that have not started; those with one member left end."""
         for seq in state.buffers[worker]:
             group = state.group(seq)
             rest = replace(group, members=tuple(member for member in group.members if member != worker))
