@@ -233,7 +233,7 @@ def _num_workers_here(workers: int | None, schedule: Schedule | None, nnodes: in
 
 
 def _warn_if_refuted(path: Path, schedule: Schedule) -> None:
-    """Print a warning if a proof refutes the schedule; the run continues, since a script may demonstrate that."""
+    """Print a warning if a schedule of up to 64 workers is refuted; the run continues: a script may demonstrate that."""
     if schedule.num_workers > MAX_PROVED_WORKERS:
         return
     from partreduce.verify.prove import prove

@@ -170,7 +170,7 @@ def _table_facts(
     algorithm: Algorithm,
     free: bool,
 ) -> dict[str, Any]:
-    """Return, for the JSON output, the seconds and bytes that embedding tables with a placement add to a step.
+    """Return, for the JSON output, the seconds and bytes that a step takes to exchange rows of embedding tables.
 
     With fixed compute times (`times`) the result has the exact time of a step, too. `touched` has the rows that a step
     looks up, by table. `free` means that the model's size is unknown; seconds and bytes are then left out.
@@ -210,7 +210,8 @@ def _print_tables(tables: dict[str, Any]) -> None:
 def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:
     """Return what Hop's workers did in a run, under the key "gaps": how many steps they were apart, skipped and waited.
 
-    The proved bound of the gap over an edge is in it, too (None: no bound). Shares are of all workers' time or steps.
+    The result also has the proved bound of the gap over an edge (None: no bound). Shares are of all workers' time or
+    steps.
     """
     over_edges, shares = ScheduleFacts(schedule).numbers("gap").get("bound", -1), record.distribution()
     passed = float(record.finish[-1].sum()) or 1.0

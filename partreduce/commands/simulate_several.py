@@ -119,7 +119,8 @@ def _print(rows: list[dict[str, Any]], place: Cluster, hardware: Hardware) -> No
 def whole_for(schedule: Schedule, compared: list[Schedule], hardware: Hardware) -> Hardware:
     """Return the hardware with the model's size for one of several schedules that are compared.
 
-    Tables that this schedule averages although another one exchanges them separately are added to the model's bytes.
+    Embedding tables that this schedule averages with the model, while another one exchanges their rows, are added to
+    the model's bytes.
     """
     apart = {route.parameter: route for other in compared for route in other.routes.apart}
     own = {route.parameter for route in schedule.routes.apart}

@@ -45,7 +45,7 @@ def base_unsupported_reason(cluster: Cluster, k: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One round of the construction: plain means of workers with equal `labels`, and weighted averages over some edges.
+    """One round of Base-(k+1): plain means of the workers with equal `labels`, and weighted averages over some edges.
 
     `labels` (n,) is −1 for workers in no mean. Edge e joins `ends[e]` and `others[e]` with weight
     `weights[weight_of[e]]`.

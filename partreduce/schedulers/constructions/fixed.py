@@ -48,7 +48,12 @@ def figure_21_unsupported_reason(cluster: Cluster, **_: object) -> str | None:
 def clustered_nodes(
     cluster: Cluster, *, inside: str, across: str, links: int, ends: str, weights: str
 ) -> NeighborAveraging:
-    """Return averaging over a graph that is dense inside the cluster's nodes and sparse between them."""
+    """Return averaging over a graph that is dense inside the cluster's nodes and sparse between them.
+
+    Workers of a node (`inside`), and the nodes (`across`), are joined as a "ring" or "complete". Two joined nodes have
+    `links` edges, at the first worker of each with `ends` "gateway", else ("spread") at different workers. `weights` is
+    the method of `topo.graphs.weights`.
+    """
     nodes = [cluster.workers_of(node) for node in range(cluster.num_nodes)]
     graph = clustered_graph(nodes, inside=inside, across=across, links=links, ends=ends)
     return NeighborAveraging(rounds=(weigh(graph, weights),))

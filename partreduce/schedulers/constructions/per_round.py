@@ -42,7 +42,10 @@ def one_peer_exponential(cluster: Cluster) -> NeighborAveraging:
 
 
 def moshpit_grid(cluster: Cluster, side: int | None) -> StaticGroups:
-    """Return Moshpit's grid: in phase l, workers average whose ranks in base `side` differ only in digit l."""
+    """Return Moshpit's grid: in phase l, workers average whose ranks in base `side` differ only in digit l.
+
+    `side` None is the smallest whose square is at least n.
+    """
     count = cluster.num_workers
     chosen = max(2, isqrt(count - 1) + 1) if side is None else side  # the smallest side whose square is at least n
     return StaticGroups(phases=GroupPhases(grid_phases(count, (chosen,) * ceil_log(count, chosen))))

@@ -117,7 +117,7 @@ def weighted_round(imported: ImportedGraph) -> Round:
 
 
 def schedule(name: str, rounds: Sequence[Round], cluster: Cluster | None) -> Schedule:
-    """Return a schedule of kind `neighbor`; without a cluster every worker has its own node."""
+    """Return a schedule of kind `neighbor` with these rounds; without a cluster every worker has its own node."""
     count = rounds[0].num_workers
     chosen = Cluster.regular(count, 1) if cluster is None else cluster
     if chosen.num_workers != count:

@@ -22,7 +22,7 @@ MAX_ROUNDS = 10_000
 
 
 def read_npy(data: bytes, source: str) -> ImportedGraph:
-    """Read a NumPy file with one square matrix."""
+    """Read a NumPy file with one square matrix of weights or edges (`of_matrix`)."""
     return of_matrix(load_npy(data, source), source)
 
 

@@ -22,14 +22,14 @@ SENDING, REDUCING, ENTERING = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Message along an edge: the sender's update of a step."""
+    """Message along an edge: the sender's update, that is, its parameters in a step."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Message against an edge: the receiver of updates has advanced by `count` steps."""
+    """Message against an edge: the receiver of updates has advanced by `count` steps, and permits as many steps."""
 
     count: int
 
@@ -81,7 +81,7 @@ class HopState:
 
 @dataclass(frozen=True)
 class Hop:
-    """Hop's protocol for all workers over `graph`, under one setting; a `Machine` that the explorer checks.
+    """Hop's protocol for all workers over `graph`, under one setting, as a state machine (`Machine`).
 
     With `fine` a step has three events (send, reduce, enter), as it has in a run; without it they are one event, which
     reaches the same gaps in fewer states. NOTIFY-ACK is always fine: its bound depends on the order of the three.

@@ -31,14 +31,14 @@ GOES_ON = -2
 
 @dataclass(frozen=True, slots=True)
 class Activate:
-    """Message: round `round` may start."""
+    """Message: the partial all-reduce of round `round` may start."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Message (if the quorum is a number): the sender has arrived for round `round`."""
+    """Message, if the quorum is a number: the sender has arrived for round `round`, that is, has a gradient for it."""
 
     round: int
 
@@ -61,11 +61,10 @@ class Ended:
 class Share:
     """Message: a worker's contribution to the sum of a round: which of its gradients are in it.
 
-    A worker counts its gradients 0, 1, 2, …; `gradients` holds these numbers, since the protocol has no tensors.
-
-    A driver with a real collective starts that instead of sending shares, and passes in the shares of the others.
-    Two fields are for observers: `oldest` is how many rounds the worker had taken when it began to compute its oldest
-    gradient (−1: none), `ended` whether the worker has ended.
+    A worker counts its gradients 0, 1, 2, …; `gradients` holds these numbers, since the protocol has no tensors. A
+    driver with a real collective starts that instead of sending shares. Two fields are for observers: `oldest` is how
+    many rounds the worker had taken when it began to compute its oldest gradient (−1: none), `ended` whether it has
+    ended.
     """
 
     round: int
@@ -75,23 +74,26 @@ class Share:
 
 
 class Call(Signal):
-    """Event of the training side: a gradient is computed and handed over to the thread."""
+    """Event of a worker's training: a gradient is computed and handed over to the thread that runs the all-reduces."""
 
 
 class End(Signal):
-    """Event of the training side: the worker has no more data and from now on only takes results."""
+    """Event of a worker's training: it has no more data, and from now on only takes results."""
 
 
 class Begin(Signal):
-    """Event of the thread: it enters its next round with the send buffer. `grace` only affects when this happens."""
+    """Event of a worker's communication thread: it enters the next round with all gradients handed over so far.
+
+    The setting `grace` affects only when this happens.
+    """
 
 
 class Finish(Signal):
-    """Event of the thread: the sum of the round is complete."""
+    """Event of a worker's communication thread: the sum of the round is complete."""
 
 
 class Take(Signal):
-    """Event of the training side: it takes results and applies them."""
+    """Event of a worker's training: it takes results of rounds and applies them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +236,7 @@ class Partial:
     # The training.
 
     def _called(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """Add the gradient to the buffer; its worker arrives for the next round that its thread will enter.
+        """Add a gradient to the buffer; the worker arrives for the next round that its thread will enter.
 
         If the setting's `count` is "call", it only arrives for the round with the call's own number.
         """
@@ -285,7 +287,7 @@ class Partial:
         return met, (note, *self._to_others(process, Here(version)), *actions)
 
     def _met(self, state: PartialState) -> Outcome[PartialState]:
-        """Average the models once all workers wait for the average."""
+        """Once all workers wait to average their models, let this worker average and continue."""
         if state.stage != MEETING or min(state.here) < state.version:
             return state, ()
         return replace(state, stage=COMPUTING, synchronized=state.version), (Note(("synchronized", state.version)),)
@@ -329,16 +331,16 @@ class Partial:
         return started, self._to_others(process, Activate(open_))
 
     def _is_quorate(self, come: int, counted: int) -> bool:
-        """Whether `come` arrived workers are enough, where `counted` workers have arrived or still may."""
+        """Whether `come` arrived workers may start a round, if `counted` workers have arrived or still may."""
         return come >= self.setting.needed(counted)
 
     def _initiator(self, round_: int, going_on: Sequence[int]) -> int:
-        """Return the worker that starts a round under `majority`: the drawn one, or the next one that continues."""
+        """Return the worker that starts a round under quorum `majority`: the drawn one, or the next of `going_on`."""
         drawn = self._drawn(round_)
         return min(going_on, key=lambda v: (v - drawn) % self.num_workers)
 
     def _drawn(self, round_: int) -> int:
-        """Draw the worker that starts a round under `majority`, uniformly and from the seed and the round only."""
+        """Draw the worker that starts a round under quorum `majority`: uniformly, from the seed and the round only."""
         if self.initiators:
             return self.initiators[round_ % len(self.initiators)]
         words = f"partreduce quorum, seed {self.setting.seed}, round {round_}"
@@ -360,7 +362,7 @@ class Partial:
     def _may_begin(self, state: PartialState) -> bool:
         """Whether the thread may enter its next round.
 
-        The round must be activated, and neither a full queue nor a due average of models may delay it.
+        The round must be activated, the queue of results not full, and no average of models due before it.
         """
         if state.entered >= state.activated:
             return False

@@ -43,7 +43,11 @@ def diloco_unsupported_reason(cluster: Cluster, **parameters: float) -> str | No
 
 
 def regions_diloco(cluster: Cluster, regions: int | None, every: int, lr: float, momentum: float) -> StaticGroups:
-    """Return DiLoCo between regions: workers of a region average in each step, all take an outer step every `every`."""
+    """Return DiLoCo between regions: workers of a region average in each step, all take an outer step every `every`.
+
+    `regions` (None: as the largest switches say, else each node) have equally many nodes; `lr` and `momentum` are those
+    of the outer SGD.
+    """
     ranks, radices = local_ranks(cluster), _radices(cluster, regions)
     own, everyone = (Block(ranks, tuple(range(first, len(radices)))) for first in (1, 0))
     found = static(cluster, RulePhases(radices, ((own,),) * (every - 1) + ((everyone,),)))

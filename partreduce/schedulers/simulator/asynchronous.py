@@ -145,7 +145,7 @@ class PairTiming(Recorder):
         return self.seconds[round_][process] if round_ < len(self.seconds) else None
 
     def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
-        """Return the seconds of a message; requests and answers both carry the model."""
+        """Return 0 seconds without a network; else send the message, which carries the model, on it; return None."""
         if self.network is None:
             return 0.0
         self.network.send(source, to, self._num_bytes, (source, to, message))

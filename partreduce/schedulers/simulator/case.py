@@ -44,7 +44,7 @@ class Case:
         return size_or_one(self.hardware, self.model_bytes)
 
     def seconds(self) -> npt.NDArray[np.float64]:
-        """Return the seconds of every worker's computing in each round, (num_rounds, num_workers); fixed by the seed."""
+        """Return the seconds of each worker's computing in each round, (num_rounds, num_workers); fixed by the seed."""
         worker_steps, rng = self.worker_steps(), np.random.default_rng(self.seed)
         return np.array([seconds[0] for seconds in self.compute.rounds(worker_steps, self.num_rounds, rng)])
 

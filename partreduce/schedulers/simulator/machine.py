@@ -234,7 +234,7 @@ class VirtualMachine:
             self._network.sum(meeting.takes, begun)
 
     def _leave(self, begun: _RunningOperation, end: float) -> None:
-        """Let all members of an operation leave it at one instant, in their order."""
+        """Let all members of an operation leave it at time `end`, in the order of `begun.members`."""
         for place, member in enumerate(begun.members):
             wanted = begun.events[member]
             tie, number = 1.0 + place / len(begun.members), self._processes[member].offers[wanted].number

@@ -28,9 +28,9 @@ from partreduce.topo.timing.coding import Coding
 class ShardsTiming(Recorder):
     """The durations of the rounds of `Shards`, whose shards of `num_bytes` are sent on `network`.
 
-    With `pushes_first` a round's push leaves when the round begins. `ages`, if given, records the age of the parameters
-    with which progress was computed when it is added. A round communicates from its push to its last answer; with a
-    delay, its row holds the transfers that run during its computing.
+    With `pushes_first` a round's push leaves when the round begins. When progress is added to a shard, `ages` (if not
+    None) records the age of the parameters with which it was computed. A round communicates from its push to its last
+    answer; with a delay, its row holds the transfers that run during its computing.
     """
 
     network: Network
@@ -55,7 +55,7 @@ class ShardsTiming(Recorder):
         """The rounds of every worker whose progress is in each shard, shape (hosts, num_workers)."""
         if ages is not None:
             self._began, self._answered, self._sent = np.zeros((3, hosts, count, count), dtype=np.int64)
-            """The same for each worker's parameters (axis 1): at its round's start, in its newest answer, in its push."""
+            """The same for each worker's parameters (axis 1): as its round began, in its newest answer, in its push."""
 
     def _computes(self, state: Any, event: Hashable) -> int | None:  # noqa: ANN401 - a worker's
         """Return the number of the round whose computing an event of a worker ends; None if it ends none."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """A group that has not ended.
+    """A group that has not ended; `seq` is its number.
 
     `active` are the members of a running group that have not reported that they are done.
     """
@@ -30,7 +30,7 @@ class Outstanding:
 
 @dataclass(frozen=True, slots=True)
 class GroupBuffers:
-    """The outstanding groups, each worker's buffer of sequence numbers, and the lock vector."""
+    """The groups that have not ended, each worker's queue of their numbers, and whether it is in a running group."""
 
     groups: tuple[Outstanding, ...]
     buffers: tuple[tuple[int, ...], ...]
@@ -68,7 +68,7 @@ class Locking:
         return (*buffer, seq)
 
     def can_start(self, state: GroupBuffers, group: Outstanding) -> bool:
-        """Whether the group is first in all of its members' buffers and no lock bit of a member is set."""
+        """Whether the group is first in the buffers of all of its members, and none of them is in a running group."""
         return not group.running and all(
             state.buffers[worker][:1] == (group.seq,) and not state.locks[worker] for worker in group.members
         )

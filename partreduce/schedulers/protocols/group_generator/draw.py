@@ -166,7 +166,7 @@ class Drawing:
     def around(self, now: Situation, partners: Sequence[int], size: int) -> tuple[Members, ...]:
         """Return one group of `size` workers, the initiator and the first partners.
 
-        If the initiator is in `max_known` distinct groups already, it is one of these.
+        If the initiator is in `max_known` distinct groups already, the result is one of these.
         """
         if not partners:
             return ()
@@ -208,7 +208,7 @@ class Drawing:
         return tuple(_members(here) for here in self.by_node(workers) if len(here) > 1)
 
     def node_then_all(self, now: Situation) -> tuple[Members, ...]:
-        """Return one group: of all workers that pass the filter if `now.due`, else of the initiator's node, if idle.
+        """Return a group of all workers that pass the filter if `now.due`, else of idle ones on the initiator's node.
 
         The former joins the end of its members' buffers, so that no worker misses it. An initiator that got no group
         `PATIENCE` times in a row waits for all workers of its node, not only for idle ones.
@@ -224,7 +224,7 @@ class Drawing:
     def all_of(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:
         """Return one group of the initiator and all `workers`.
 
-        If the initiator is in `max_known` distinct groups already, it is the largest of these within `workers` instead.
+        If the initiator is in `max_known` distinct groups already, the result is the largest of these within `workers`.
         """
         group = _members(workers | {now.initiator})
         if self.is_bounded(now, now.initiator):

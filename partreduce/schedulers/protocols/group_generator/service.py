@@ -19,7 +19,7 @@ ACTIVE, LEFT, DEAD = "active", "left", "dead"
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Message to the generator: request number `request` of a worker, which is `done` with that group (−1: none).
+    """Message to the generator: a worker's request number `request`; `done` is the group that it finished (−1: none).
 
     `last`: the worker has no further rounds; it gets the group that waits for it, if any, and else `Bye`.
     `failed`: the group did not average, because a member was absent or the collective failed.
@@ -47,18 +47,18 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Grant(Answer):
-    """Answer: take part in group `seq`, with these members, at the end of the round."""
+    """Answer to a request: average in group `seq`, with these members, at the end of the round."""
 
     seq: int
     members: tuple[int, ...]
 
 
 class Alone(Answer):
-    """Answer: no group in this round."""
+    """Answer to a request: the worker has no group in this round."""
 
 
 class Later(Answer):
-    """Answer: repeat the request once the round is computed, so that other members do not wait for this slow worker."""
+    """Answer to a slow worker: repeat the request once the round is computed, so that no other member waits for it."""
 
 
 class Bye(Answer):
@@ -115,9 +115,10 @@ Stepped = tuple[GeneratorState, tuple[Action, ...]]
 
 
 class GroupGenerator:
-    """The group generator's service. `handle` is pure; O(num_workers) per message without a draw.
+    """The group generator as a state machine: `handle` returns the next state.
 
-    For endless explorations, request numbers wrap at `modulus` and counts are kept relative (None: neither).
+    O(num_workers) per message without a draw. In endless runs of the explorer request numbers wrap at `modulus`, and
+    counts of rounds are relative to the least.
     """
 
     def __init__(self, setting: GeneratorSetting, *, modulus: int | None = None) -> None:
@@ -160,7 +161,7 @@ class GroupGenerator:
         return () if answer is None else (Send(worker, replace(answer, generation=state.generation)),)
 
     def asked(self, state: GeneratorState, worker: int, ask: Ask) -> Stepped:
-        """Handle a new request: release the last group, draw groups if needed, start those that can, and answer."""
+        """Handle a new request: release the worker's last group, draw groups if it has none, start groups, answer."""
         state = replace(
             state,
             requests=replace_at(state.requests, worker, ask.request),

@@ -246,7 +246,8 @@ class Authority:
 
     `log` has its views, the present one last; `told` of them are sent. `lost` are the missing workers, `joining` those
     that have asked to be members, `left` those that have ended, `votes` the workers' votes for the next view; `is_open`
-    is whether a vote is in progress, `admits` whether it was called because a worker joins.
+    is whether a vote is in progress, `admits` whether it was called because a worker joins. `leases` and `restarts` are
+    how often it may still evict silent workers, and be restarted.
     """
 
     log: tuple[View, ...]
