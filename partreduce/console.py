@@ -132,7 +132,7 @@ def size(value: float) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to a file atomically, or to standard output if `path` is `-`."""
+    """Write `text` to a file atomically, or to standard output if `path` is `-`; raise FileError if that fails."""
     from partreduce.topo.document.writer import write_file
 
     sys.stdout.flush()

@@ -42,7 +42,7 @@ NETWORKS = {"1g": "50us", "10g": "50us", "25g": "20us", "100g": "5us", "200g": "
 
 
 def cluster_settings(entries: list[str] | None) -> dict[str, Any]:
-    """Return the values of `--set KEY=VALUE` by key, in seconds, bytes per second, and factors."""
+    """Return the values of `--set KEY=VALUE` by key, in seconds, bytes per second, and factors; raise InputError."""
     readers: dict[str, Callable[[str], object]] = {
         "inside": parse_bandwidth, "nic": parse_bandwidth, "latency": parse_time, "rails": whole(1),
         "node": _one_of(NODES), "network": _one_of(NETWORKS), "switches": str, "uplink": parse_bandwidth,
@@ -150,7 +150,7 @@ def _free_links(cluster: Cluster, stated: Hardware) -> dict[str, str]:
 
 
 def with_defaults(cluster: Cluster) -> Cluster:
-    """Return the cluster with its hardware completed by the defaults."""
+    """Return the cluster with the command line's default hardware where it states none."""
     return replace(cluster, hardware=hardware_of(cluster, {}, model_bytes=None, default_model=DEFAULT_MODEL))
 
 
@@ -210,7 +210,7 @@ def compute_of(
 
 
 def disturbance_of(text: str) -> StragglerModel:
-    """Return the straggler model of a value of `--set disturb`: `delay:2:50ms` gives RandomDelay(2, 0.05)."""
+    """Return the straggler model that a value of `--set disturb` names: `delay:2:50ms` gives RandomDelay(2, 0.05)."""
     place = repr(text)
     kind, *rest = text.split(":")
     if kind == "hop" and len(rest) <= 1:

@@ -129,8 +129,8 @@ def _progress(words: str, *, as_json: bool) -> Iterator[Callable[[str], None]]:
 def _select_rows(planned: Plan) -> list[CandidateSchedule]:
     """Return the schedules of the printed table, those with the least communication first.
 
-    They are the recommendation, the baselines, the best option of each kind that runs under a protocol, and, if the
-    front does not fit into `MAX_ROWS`, a sample of it.
+    They are the recommendation, the baselines, the best option of each kind that runs under a protocol or takes outer
+    steps, and the front, or a sample of it if it does not fit into `MAX_ROWS`.
     """
     kinds: dict[str, CandidateSchedule] = {}
     for option in sorted(planned.options, key=lambda one: one.time, reverse=True):

@@ -196,7 +196,7 @@ class _Run:
 
 
 def _node_rank(stated: int | None, nnodes: int) -> int:
-    """Return the rank of this node: `stated`, or what the cluster's launcher (SLURM, Kubernetes) says."""
+    """Return the rank of this node: `stated`, or what SLURM or Kubernetes says; raise BadParameter if none does."""
     if nnodes == 1:
         if stated:
             raise typer.BadParameter(f"is {stated}, and --nnodes is 1; add --nnodes N", param_hint="--node-rank")
@@ -211,7 +211,10 @@ def _node_rank(stated: int | None, nnodes: int) -> int:
 
 
 def _num_workers_here(workers: int | None, schedule: Schedule | None, nnodes: int, rank: int) -> int | None:
-    """Return this node's number of workers: `workers`, which must fit the schedule, else the schedule's, else None."""
+    """Return this node's number of workers: `workers`, else the schedule's, else None.
+
+    Raises InputError if `workers` does not fit the schedule, or the schedule's nodes are not `nnodes`.
+    """
     if schedule is None:
         return workers
     if nnodes == 1:
@@ -233,7 +236,7 @@ def _num_workers_here(workers: int | None, schedule: Schedule | None, nnodes: in
 
 
 def _warn_if_refuted(path: Path, schedule: Schedule) -> None:
-    """Print a warning if a schedule of up to 64 workers is refuted; the run continues: a script may demonstrate that."""
+    """Print a warning if a schedule of up to 64 workers is refuted; the run continues, for scripts that show this."""
     if schedule.num_workers > MAX_PROVED_WORKERS:
         return
     from partreduce.verify.prove import prove

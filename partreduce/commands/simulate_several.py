@@ -37,7 +37,7 @@ def simulate_several(
     """Compare schedules on one cluster: print step time, steps and time to a loss, and mixing metrics side by side.
 
     `algorithm` replaces the all-reduce algorithm of the files; `touched` are values of `--set touched`; a picture goes
-    to `output`.
+    to `output`. Raises InputError for a schedule of another shape than `place`.
     """
     claim_stdout(output, as_json=as_json)
     check(output)

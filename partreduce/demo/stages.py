@@ -51,10 +51,7 @@ class Result:
     bytes_across: float
 
     def reached(self, target: float) -> tuple[int, npt.NDArray[np.float64]] | None:
-        """Return (step, seconds [turns]) of the first evaluation with a loss of at most `target`.
-
-        The result is None if there is none.
-        """
+        """Return (step, seconds [turns]) of the first evaluation with a loss of at most `target`; None without one."""
         hits = np.flatnonzero(self.loss <= target)
         return (int(self.steps[hits[0]]), self.seconds[:, hits[0]]) if len(hits) else None
 

@@ -249,7 +249,7 @@ def _phases(option: CandidateSchedule) -> str:
 
 
 def cautions(chosen: CandidateSchedule, job: PlanRequest, ended: str = "its time was over") -> list[str]:
-    """Return the unproved assumptions and other cautions, one sentence each; `ended` is why the search ended."""
+    """Return cautions about a recommendation, such as unproved assumptions; `ended` is why the search ended."""
     lines, drift = [], chosen.drift.value or 0.0
     if chosen.extrapolated:
         prices = "`partreduce measure FILE.py:NAME` prices it on your own job (docs/pilot.md)"
@@ -282,9 +282,9 @@ def cautions(chosen: CandidateSchedule, job: PlanRequest, ended: str = "its time
 
 
 def failed_networks(option: CandidateSchedule, job: PlanRequest) -> str:
-    """Return a clause: the optimizers under which a test network did not reach its loss, and with what averages.
+    """Return a clause on the optimizers under which a test network did not reach its loss.
 
-    They were as late, or as rare, as those of `option`.
+    Its averages were as late, or as rare, as those of `option`; the clause says which.
     """
     is_many = job.cluster.num_workers >= MANY
     may_be = [one for one in Optimizer if job.optimizer in {None, one}]
@@ -303,7 +303,7 @@ def _is_too_late(option: CandidateSchedule) -> bool:
 
 
 def _beyond(option: CandidateSchedule) -> str:
-    """Return, as a clause, which metrics of a candidate exceed the measured range."""
+    """Return a clause: in what a candidate exceeds the measured range, number of fragments or rareness of averages."""
     if (count := option.schedule.strategy.payload.num_fragments) > 1:
         return f"its model is cut into {count} fragments and at most {OUTER_FRAGMENTS} were measured"
     return "it averages less often than any schedule that was measured"

@@ -41,7 +41,7 @@ MOST_LINES = 3
 """The most lines of a schedule's description in the table."""
 OPTIMIZERS = {Optimizer.SGD: "SGD", Optimizer.MOMENTUM: "SGD with momentum", Optimizer.ADAM: "AdamW"}
 SIMPLE = ("allreduce", "node-then-all")
-"""Catalogue entries that are priced for the comparison if the job's limits exclude all simple schedules."""
+"""Catalogue entries that are predicted for the comparison if the job's limits exclude all simple schedules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,10 +172,7 @@ def _facts(compared: Comparison, job: PlanRequest, proved: str, *, capped: bool)
 
 
 def times(gain: Gain) -> str:
-    """Format a speedup with the range that holds 9 of 10 such predictions.
-
-    Outside the measured range only the range is given.
-    """
+    """Format a speedup with the range that holds 9 of 10 predictions; outside what was measured, the range only."""
     span = f"{_factor(gain.low)} to {_factor(gain.high)}"
     return f"{span}x (a guess)" if gain.is_guess else f"{_factor(gain.ratio)}x ({span}x)"
 

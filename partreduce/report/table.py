@@ -111,10 +111,7 @@ def table(title: str, name: str, *columns: str | Column) -> Table:
 
 
 def terminal_tables(grid: Grid, width: int) -> list[RichTable]:
-    """Return tables of workers × phases that fit the terminal's width.
-
-    Each group has a letter and a color; blank cells are skips.
-    """
+    """Return tables of workers × phases, each within `width` cells; groups have letter and color, skips are blank."""
     fitting = max(1, (width - 2 * len("worker ") - CELL) // (CELL + 1))
     starts = range(0, grid.num_phases, fitting)
     return [_part(grid, range(start, min(start + fitting, grid.num_phases))) for start in starts]

@@ -129,10 +129,7 @@ ROOM = 1.25
 
 
 def draw_side_by_side(rows: Sequence[dict[str, Any]], title: str) -> Figure:
-    """Draw two panels with a labeled bar per schedule: time per step, and time to a loss.
-
-    `rows` are those of `simulate --json`.
-    """
+    """Draw a bar per schedule for time per step, and one for time to a loss; `rows` are those of `simulate --json`."""
     figure = new_figure(11, 1.5 + 0.5 * len(rows), title)
     steps, times = figure.subplots(1, 2, sharey=True)
     places = range(len(rows))

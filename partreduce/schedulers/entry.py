@@ -97,7 +97,10 @@ class Entry:
     metrics: str = ""
 
     def resolve(self, given: Mapping[str, object]) -> dict[str, Value]:
-        """Return all parameters by name with typed values: those `given` (text or values), defaults for the others."""
+        """Return all parameters by name with typed values: those `given` (text or values), defaults for the others.
+
+        Raises ScheduleError for an unknown name or an invalid value.
+        """
         known = {parameter.name: parameter for parameter in self.parameters}
         values = {name: parameter.default for name, parameter in known.items()}
         for raw, value in given.items():

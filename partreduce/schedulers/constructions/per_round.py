@@ -44,7 +44,7 @@ def one_peer_exponential(cluster: Cluster) -> NeighborAveraging:
 def moshpit_grid(cluster: Cluster, side: int | None) -> StaticGroups:
     """Return Moshpit's grid: in phase l, workers average whose ranks in base `side` differ only in digit l.
 
-    `side` None is the smallest whose square is at least n.
+    By default (None) `side` is the smallest number whose square is at least n.
     """
     count = cluster.num_workers
     chosen = max(2, isqrt(count - 1) + 1) if side is None else side  # the smallest side whose square is at least n

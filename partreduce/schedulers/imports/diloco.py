@@ -55,7 +55,7 @@ TORCHTITAN: dict[str, Any] = {
 }
 """Defaults of torchtitan's `[fault_tolerance]`.
 
-Its code fixes the outer optimizer: SGD 0.7 with Nesterov momentum 0.9.
+Its code fixes the outer optimizer: SGD with learning rate 0.7 and Nesterov momentum 0.9.
 """
 TORCHFT = {
     "sync_every": None,
@@ -101,11 +101,11 @@ class Settings:
 
     @property
     def period(self) -> int:
-        """The steps between two sendings of the same fragment."""
+        """The number of steps after which a fragment is sent again."""
         return self.num_fragments * self.spacing
 
     def findings(self) -> list[Row]:
-        """Return the claims about these settings, each with its status (proved or refuted) and reason."""
+        """Return the claims about these settings, as "once a period", with status (proved or refuted) and reason."""
         steps = f"each fragment is sent every {self.num_fragments} · {self.spacing} = {self.period} steps"
         if self.period == self.asked:
             period = "once a period", "proved", steps
@@ -135,7 +135,8 @@ class Settings:
     def schedule(self, source: str, cluster: Cluster | None) -> Schedule:
         """Return the settings as a schedule; raise RefutedError if one of the `findings` is refuted.
 
-        Without a cluster every worker has its own node. `source` is the file's name.
+        Without a cluster every worker has its own node; raise DocumentError if the number of workers is not known then.
+        `source` is the file's name.
         """
         for claim, status, why in self.findings():
             if status == "refuted":
@@ -151,19 +152,19 @@ class Settings:
 
 
 def read_maxtext(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
-    """Read the DiLoCo settings in MaxText's YAML; absent settings have the defaults of its base.yml."""
+    """Read a schedule from the DiLoCo settings in MaxText's YAML; absent settings have the defaults of base.yml."""
     return _import(_maxtext(_Members(_parse(data, source), MAXTEXT, source)), source, cluster)
 
 
 def read_torchft(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
-    """Read the arguments of torchft's `DiLoCo` from a JSON object; `outer_optimizer` holds those of the outer SGD."""
+    """Read a schedule from a JSON object of torchft's `DiLoCo` arguments; `outer_optimizer` has those of outer SGD."""
     members = _Members(_parse(data, source), TORCHFT, source)
     members.check_unknown()
     return _import(_torchft(members), source, cluster)
 
 
 def read_torchtitan(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
-    """Read the table `[fault_tolerance]` of torchtitan's TOML, with `semi_sync_method` `diloco` or `local_sgd`."""
+    """Read a schedule from `[fault_tolerance]` of torchtitan's TOML; its `semi_sync_method` is diloco or local_sgd."""
     try:
         table = tomllib.loads(data.decode()).get("fault_tolerance", {})
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -202,7 +203,7 @@ def _maxtext(members: _Members) -> Settings:
 
 
 def _torchtitan(members: _Members) -> Settings:
-    """Return torchtitan's settings, which it passes on to torchft.
+    """Return torchtitan's settings, which mean what torchft's do: torchtitan passes them on.
 
     If fragments are given by modules, a module's name is the prefix of its parameters' names.
     """

@@ -19,9 +19,9 @@ from partreduce.topo.errors import ScheduleError
 TOLERANCE = Fraction(1, 10**7)
 """Imbalances below this are attributed to rounding; larger ones are left for `verify` to refute."""
 SINGLE_DENOMINATOR = 1000
-"""The largest denominator of the fractions for which a 32-bit number can stand.
+"""The largest denominator of the fractions that a 32-bit number is read as.
 
-Of all 32-bit numbers below 1, 2 % are the rounding of such a fraction.
+Of all 32-bit numbers below 1, 2 % are the rounding of a fraction with a denominator up to this.
 """
 
 
@@ -81,7 +81,7 @@ def exact(value: object, place: str) -> Fraction:
 
     A fraction with a denominator up to 10⁴ within 1e-8 is preferred. A 32-bit number (or its shortest decimal) becomes
     the fraction with a denominator up to 1,000 that rounds to it, if there is one: 0.6666667 is 2/3. Any other number
-    becomes a fraction within 1e-12.
+    becomes a fraction within 1e-12. Raises ScheduleError for what is no finite number ≥ 0.
     """
     try:
         number = float(value)  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Message: the sender has no more data; `round` is the last round for which it has arrived (−1: none)."""
+    """Message: the sender has no more data; `round` is the last round with a gradient of it (−1: none)."""
 
     round: int
 
@@ -115,7 +115,7 @@ class PartialState:
 
     Knowledge about others: `arrived[w]` is 1 + the last round for which worker w has arrived, `lasts[w]` the last round
     that w needs, `activated` how many rounds may start. `synchronized` is the round up to which models are averaged,
-    `here[w]` the round for whose average worker w waits.
+    `here[w]` the round before which worker w waits to average models.
     """
 
     calls: int = 0
@@ -260,7 +260,7 @@ class Partial:
         return started, (*told, *actions, *self._to_others(process, Ended(last)))
 
     def _may_take(self, state: PartialState) -> bool:
-        """Whether there are results, and the training waits for them or has ended."""
+        """Whether the training may take results: there are some, and it waits for them or has ended."""
         return state.stage != MEETING and state.done > state.version
 
     def _taken(self, process: int, state: PartialState) -> Outcome[PartialState]:
@@ -308,7 +308,7 @@ class Partial:
         return started, (*told, *actions)
 
     def _started(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """Activate the next round if its quorum has arrived and this worker is one that may start it."""
+        """Let the next round start if its quorum has arrived and this worker is one that may start it."""
         open_ = state.entered
         if open_ < state.activated:
             return state, ()
@@ -347,10 +347,7 @@ class Partial:
         return int.from_bytes(shake_256(words.encode()).digest(8)) % self.num_workers
 
     def awaited(self, process: int, state: PartialState) -> tuple[int, ...]:
-        """Return the workers whose arrival may start the round that this one waits for.
-
-        They are all others if none is known to be missing.
-        """
+        """Return the workers whose arrival may start the round that this one waits for; if unknown, all others."""
         going_on = _going_on(state)
         if self.setting.quorum is QuorumStart.MAJORITY and going_on:
             return (self._initiator(state.entered, going_on),)
@@ -383,7 +380,7 @@ class Partial:
         return started, (*sent, Note(("begun", share.round, share.gradients)), *actions)
 
     def _shared(self, state: PartialState, source: int, share: Share) -> PartialState:
-        """Keep a worker's share for its round, unless it is known already or the round is done."""
+        """Keep a worker's contribution (share) to a round, unless it is known already or the round is done."""
         known = state.shares[source]
         if share.round < state.done or share.round in [other.round for other in known]:
             return state
@@ -391,7 +388,7 @@ class Partial:
         return replace(state, shares=replace_at(state.shares, source, kept))
 
     def _is_summed(self, state: PartialState) -> bool:
-        """Whether all workers have entered the running round."""
+        """Whether all workers have entered the running round, so that its sum is complete."""
         return not self.collective or all(known and known[0].round == state.done for known in state.shares)
 
     def _finished(self, process: int, state: PartialState) -> Outcome[PartialState]:

@@ -55,7 +55,7 @@ class Drain(Signal):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Message to the shard on a worker's host: a generation begins in a round, with the worker's parameters."""
+    """Message to the shard on a worker's host: a generation begins in this round, from the worker's parameters."""
 
     generation: int
     round: int
@@ -71,7 +71,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Message to a shard: a request for the newest model, without progress."""
+    """Message to a shard: a request for the newest model, without progress. `number` counts the worker's requests."""
 
     generation: int
     number: int
@@ -223,7 +223,7 @@ class Shards:
         return after, (*_note_taken(state), *(Send(shard, request) for shard in self.shards))
 
     def _opened(self, state: ShardState, generation: int, round_: int) -> Outcome[ServerState]:
-        """Begin a generation at a shard, and then handle the requests that arrived too early."""
+        """Begin a generation, a start from other parameters, at a shard; handle its requests that arrived before."""
         if generation <= state.generation:
             return state, ()  # a duplicate
         n = self.num_workers

@@ -43,7 +43,7 @@ def _local_axis(radices: tuple[int, ...], axis: int) -> RulePhase:
 
 
 def grid_phases(num_workers: int, factors: tuple[int, ...]) -> tuple[Phase, ...]:
-    """Return one phase per factor f_l, with the groups {i + m·Π_{j<l} f_j}. O(n log n) per phase, vectorized.
+    """Return one phase per factor f_l, with the groups {i + m·Π_{j<l} f_j, m < f_l}. O(n log n) per phase.
 
     The grid may have empty cells (factors whose product is above n): groups at its edge are then smaller.
     """

@@ -39,10 +39,7 @@ def lone_workers_unsupported_reason(so: str, cluster: Cluster, **rounds: int) ->
 
 
 def pairs_pairs_all(cluster: Cluster, pair_rounds: int) -> StaticGroups:
-    """Return `pair_rounds` rounds of pairs inside nodes, followed by one over all workers.
-
-    Pairs begin at even and odd local ranks in turn.
-    """
+    """Return `pair_rounds` rounds of pairs inside nodes, at even and odd local ranks in turn, then one round of all."""
     ranks = local_ranks(cluster)
     radices = all_digits(cluster.num_nodes)
     phases = [_pairs(len(ranks), t % 2) for t in range(pair_rounds)]
@@ -94,7 +91,7 @@ def _firsts(cluster: Cluster, radices: tuple[int, ...]) -> range:
 
 
 def hierarchy_unsupported_reason(cluster: Cluster, levels: tuple[int, ...] | None, rounds: int) -> str | None:
-    """Return why there is no such hierarchy (levels do not fit the nodes, too long a period); None if there is one."""
+    """Return why `hierarchy` is impossible (levels do not fit the nodes, the period is too long); None if it is not."""
     chosen = default_levels(cluster) if levels is None else levels
     if any(radix < 2 for radix in chosen) or prod(chosen) != cluster.num_nodes:
         nearest = "x".join(map(str, default_levels(cluster)))
@@ -174,7 +171,7 @@ def rotating_heads(cluster: Cluster) -> StaticGroups:
 
 
 def rotating_heads_unsupported_reason(cluster: Cluster) -> str | None:
-    """Return why there is no such schedule (no node has two workers, or too long a period); None if there is one."""
+    """Return why heads cannot rotate (no node has two workers, or the period is too long); None if they can."""
     size = len(local_ranks(cluster))
     if size < 2:
         return "every node has 1 worker, so there is no head to rotate; use allreduce"

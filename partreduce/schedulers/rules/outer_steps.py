@@ -57,7 +57,7 @@ def regions_diloco(cluster: Cluster, regions: int | None, every: int, lr: float,
 def regions_diloco_unsupported_reason(
     cluster: Cluster, regions: int | None, every: int, lr: float, momentum: float
 ) -> str | None:
-    """Return why there is no such schedule (it needs two or more equal regions of several workers); else None."""
+    """Return why `regions_diloco` is impossible (it needs two or more equal regions of several workers); else None."""
     del lr, momentum
     if regions is not None and (regions < 2 or cluster.num_nodes % regions):
         return f"{cluster.num_nodes} nodes are not {regions} regions of as many; give a divisor of the nodes, 2 or more"

@@ -79,7 +79,7 @@ class GroupTiming(Recorder):
 def group_machine(
     setting: GeneratorSetting, timing: GroupTiming, *, rounds: int, costs: tuple[int, ...] = (), seed: int = 0
 ) -> VirtualMachine:
-    """Return a simulator of the workers and the generator.
+    """Return a simulator of the group generator and its workers.
 
     Every worker runs `rounds` rounds and reports `costs`, the compute time of a round, to the generator; groups are
     drawn from the setting's seed, ties among events from `seed`.

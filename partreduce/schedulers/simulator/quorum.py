@@ -29,7 +29,7 @@ from partreduce.topo.timing import loads
 
 
 class BeginWithout(Signal):
-    """Event: the thread enters its next round without a call of its worker, after waiting for the grace period."""
+    """Event: the thread enters its next round without a gradient of its worker, after the grace period."""
 
 
 class Mean(Signal):
@@ -44,7 +44,7 @@ class Waiting(Partial):
     """
 
     def ready(self, process: int, state: PartialState) -> Sequence[Hashable]:
-        """Return the protocol's events, with the separate events for grace and for the mean of models."""
+        """Return the protocol's events, and those of this class: a thread's grace period ends, models are averaged."""
         found = list(super().ready(process, state))
         if self.setting.grace and not state.buffer and not state.resting:
             found = [BeginWithout() if event == Begin() else event for event in found]

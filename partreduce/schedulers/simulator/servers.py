@@ -64,14 +64,14 @@ class ShardsTiming(Recorder):
         return int(state.round) - 1 if isinstance(event, Take) and self._pushes_first else None
 
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
-        """Return the seconds of a round's computing; None after a late push, the last event of a worker."""
+        """Return the seconds of a round's computing; None at the end: with delay the last answer is not waited for."""
         if self.pushes_late and isinstance(event, Take):
             return None
         round_ = self._computes(state, event)
         return 0.0 if round_ is None else self.seconds[round_][process]
 
     def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
-        """Return None for shards, which are sent on the links; 0 seconds for a worker's message to its own shard."""
+        """Send a shard on the links and return None; 0 seconds for parameters that initialize a shard on the host."""
         if isinstance(message, Opened):
             return 0.0
         places = (*range(self.machine.num_workers), *self.machine.hosts)

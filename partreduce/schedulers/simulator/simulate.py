@@ -73,7 +73,7 @@ def simulate(
     Raises:
         InputError: step times that do not fit the workers, no rounds, a timeline that does not fit into memory, or a
             table that is missing in `touched`.
-        MissingDependencyError: tables with strategy `server`.
+        MissingDependencyError: tables with placement `gather` or `sharded` in a schedule without fixed phases.
         ScheduleError: groups overlap.
     """
     hardware = hardware or Hardware()

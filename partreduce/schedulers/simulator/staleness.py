@@ -13,7 +13,7 @@ MAX_WORKERS = 1024
 
 
 class Ages:
-    """The largest and the mean of many measured ages: by how many steps of a worker a value is behind."""
+    """The largest and the mean of many ages: by how many steps a value is behind; `worker_steps` are per round."""
 
     def __init__(self, worker_steps: npt.NDArray[np.int64]) -> None:
         self.worker_steps = worker_steps

@@ -56,7 +56,7 @@ class GapRecord:
         return (np.arange(count) + 0.5) / count * end
 
     def distribution(self, count: int = 200) -> npt.NDArray[np.float64]:
-        """Return the shares of edges and `count` instants at which the gap between the ends is 0, 1, 2, … steps."""
+        """Return the shares of pairs (edge, instant) with a gap of 0, 1, 2, … steps, from `count` instants."""
         steps = self.steps_at(self.instants(count))
         gaps = np.abs(steps[:, self.sources] - steps[:, self.targets])
         return np.asarray(np.bincount(gaps.ravel()) / gaps.size)

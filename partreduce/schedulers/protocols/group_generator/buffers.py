@@ -14,10 +14,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """A group that has not ended; `seq` is its number.
-
-    `active` are the members of a running group that have not reported that they are done.
-    """
+    """A group that has not ended, number `seq`; if it runs, `active` members have not reported that they are done."""
 
     seq: int
     members: tuple[int, ...]

@@ -112,7 +112,7 @@ class Drawing:
         return self.setting.slow_worker_policy != SlowWorkerPolicy.PAPER and self.is_slow_worker(now)
 
     def is_slow_worker(self, now: Situation) -> bool:
-        """Whether the initiator is one of `now.slow` or, if that is None, lags behind the fastest by the threshold."""
+        """Whether the initiator is in `now.slow` or, if that is None, is `slow_threshold` rounds behind the fastest."""
         if self.setting.slow_threshold is None:
             return False
         if now.slow is not None:
@@ -137,7 +137,7 @@ class Drawing:
         return frozenset(worker for worker in workers if mine - now.counts[worker] < threshold)
 
     def partners(self, now: Situation) -> list[int]:
-        """Return the candidates for a random group: all workers that pass the filter, or all others if none passes."""
+        """Return the other workers that pass the filter, or all others if none passes, in the order of the draw."""
         everybody = now.alive - {now.initiator}
         return order_from_salt(self.fast_enough(now, everybody) or everybody, now.salt)
 
@@ -204,7 +204,7 @@ class Drawing:
         return tuple(groups)
 
     def intra(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:  # noqa: ARG002 - as the others
-        """Return one group of all workers of each node."""
+        """Return one group per node: all of its `workers`, if they are at least two."""
         return tuple(_members(here) for here in self.by_node(workers) if len(here) > 1)
 
     def node_then_all(self, now: Situation) -> tuple[Members, ...]:

@@ -206,7 +206,7 @@ class GroupGenerator:
         return replace(state, status=replace_at(state.status, worker, LEFT), buffers=buffers)
 
     def done(self, state: GeneratorState, worker: int, ask: Ask) -> GeneratorState:
-        """Clear the worker's lock bit if it is done with the group that set it."""
+        """Let a worker leave its running group if `ask` reports that the worker is done with it."""
         group = state.buffers.running_of(worker)
         if group is None or group.seq != ask.done:
             return state
@@ -241,7 +241,7 @@ class GroupGenerator:
         return tuple(min(max(count - least, 0), limit) for count in counts)
 
     def drawn(self, state: GeneratorState, worker: int, ask: Ask) -> GeneratorState:
-        """Draw groups for a worker with an empty buffer and push them into the buffers."""
+        """Draw groups for a worker that waits in none, and append them to the buffers of their members."""
         salt = ask.salt
         if salt is None:
             salt = salt_of(self.setting.seed, state.draws, self.setting.num_workers)
@@ -255,7 +255,7 @@ class GroupGenerator:
         return replace(state, buffers=buffers, known=known, apart=0 if now.due else state.apart)
 
     def idle(self, state: GeneratorState, alive: frozenset[int]) -> frozenset[int]:
-        """Return the workers with an empty buffer, including those in a running group: their next round is free."""
+        """Return the workers that wait in no group; they may be in a running one, since their next round is free."""
         return frozenset(worker for worker in alive if not state.buffers.buffers[worker])
 
     def served(self, state: GeneratorState) -> Stepped:

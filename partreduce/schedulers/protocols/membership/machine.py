@@ -189,7 +189,7 @@ class Workers(Setting):
         return self._voted(state) if state.phase in (Phase.RUN, Phase.REBUILD) else (state, ())
 
     def _asked(self, state: Member, generation: int) -> Outcome[Member]:
-        """Vote on request; also again, because a restarted authority asks workers that have voted."""
+        """Vote on request, and again on another one: a restarted authority also asks workers that have voted."""
         if generation != state.view.generation + 1 or state.phase in (*DONE, Phase.OUTSIDE):
             return state, ()
         return self._voted(state)
@@ -355,7 +355,7 @@ class Decisions(Setting):
         return tuple(w for w in self._remaining(state) if state.votes[w] is None) if state.is_open else ()
 
     def _weighed(self, state: Authority) -> Outcome[Authority]:
-        """Decide and log the view once all workers that can vote have voted."""
+        """Decide and log the view (who continues) once all workers that can vote have voted."""
         remaining = self._remaining(state)
         if not state.is_open or self._silent(state):
             return state, ()
@@ -393,7 +393,7 @@ class Decisions(Setting):
         return View(generation, tuple(sorted((*cast, *joined))), resume, forward, joined, donor)
 
     def _published(self, state: Authority) -> Outcome[Authority]:
-        """Send the next view to the members of the last generation, survivors or not, and to workers that join."""
+        """Send the next logged view to its members, those of the view before, and workers that want to join."""
         view, before = state.log[state.told], state.log[state.told - 1]
         to = state.joining.union(before.members, view.members).difference(state.left)
         sent = tuple(Send(worker, view) for worker in sorted(to))
