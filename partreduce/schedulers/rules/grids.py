@@ -24,8 +24,8 @@ MAX_RULE_NODE = 4096
 def grid_rule(node_radices: tuple[int, ...], local_radices: tuple[int, ...]) -> RulePhases:
     """Return the rule of a grid, with axes inside the node first, then across nodes: one phase per axis.
 
-    The radices are the lengths of the axes: their products are the nodes, and the workers of a node. Each worker is in
-    one group per phase.
+    The radices are the lengths of the axes: their products are the number of nodes, and of workers on a node. Each
+    worker is in one group per phase.
     """
     size = prod(local_radices)
     phases: list[RulePhase] = [_local_axis(local_radices, axis) for axis in range(len(local_radices))]

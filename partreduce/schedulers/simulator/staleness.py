@@ -13,7 +13,7 @@ MAX_WORKERS = 1024
 
 
 class Ages:
-    """The largest and the mean of many ages: by how many steps a value is behind; `worker_steps` are per round."""
+    """The largest and the mean of many ages, in steps; `worker_steps` (num_workers,) are the steps in each round."""
 
     def __init__(self, worker_steps: npt.NDArray[np.int64]) -> None:
         self.worker_steps = worker_steps

@@ -125,7 +125,7 @@ class Drawing:
 
         The initiator i, whose request is answered, always passes.
 
-        If `slow` is known, all workers outside it pass instead. By counts, a worker that was delayed once would be
+        If `now.slow` is known, all workers outside it pass instead. By counts, a worker that was delayed once would be
         excluded forever, and so would all workers that it then averages with, until no group spans nodes.
         """
         threshold = self.setting.slow_threshold
