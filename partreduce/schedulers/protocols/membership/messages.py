@@ -1,4 +1,4 @@
-"""Messages between workers and the authority, their events, and the settings of a run."""
+"""Messages of workers and of the authority, which decides who continues a run; their events; a run's settings."""
 
 from __future__ import annotations
 
