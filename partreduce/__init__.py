@@ -9,8 +9,8 @@ Everything public is a name of this package and is imported on first use, so tha
     partreduce.write_schedule("schedule.json", schedule)
     optimizer = partreduce.DistributedOptimizer(optimizer, model, "schedule.json")
 
-The names stand in `__init__.pyi`, for type checkers and for the import on first use. Four modules hold what few
-scripts name: `strategies` (what a schedule says), `errors`, `files` and `types` (what plans and proofs are made of).
+`__init__.pyi` lists the names, for type checkers and for the import on first use. Four modules hold names that few
+scripts need: `strategies` (the parts of a schedule), `errors`, `files` and `types` (types of arguments and results).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ ARGUMENTS = ("data", "format", "max_queues", "model_bytes", "time_limit", "sync"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command of the command line; an error is printed as one line on standard error. Returns the exit code."""
+    """Run one command line (default: `sys.argv[1:]`); return its exit code. Errors are one line on standard error."""
     arguments, debug = _without_debug(sys.argv[1:] if arguments is None else arguments)
     from partreduce.streams import OutputLostError, guarded_streams, silence
 
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _answer(arguments: list[str], *, debug: bool) -> int:
-    """Run one command; print an error as one line and return its exit code."""
+    """Run one command; print an error as one line, with `debug` also its traceback; return the exit code."""
     from partreduce.streams import OutputLostError
     from partreduce.topo.errors import PartreduceError
 
@@ -60,7 +60,7 @@ def _answer(arguments: list[str], *, debug: bool) -> int:
 
 
 def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
-    """Remove --debug from anywhere except the arguments of a script that `run` starts; return whether it was there."""
+    """Return the arguments without --debug, and whether it was there; what follows the verb `run` is left as it is."""
     end = arguments.index("run") if "run" in arguments else len(arguments)
     kept = [a for a in arguments[:end] if a != "--debug"]
     return kept + arguments[end:], len(kept) < end

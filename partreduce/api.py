@@ -56,8 +56,9 @@ def design(
     Raises:
         InputError: an unknown name or parameter (with the closest known one), a cluster that the entry does not
             support, a contradictory request, or arguments that cannot be combined.
-        InfeasibleError: it is proved that no schedule of a named class keeps the limits, and no other was found.
-        UndecidedError: no schedule within the limits was found in the time.
+        InfeasibleError: it is proved that no schedule of the class in the message is within the limits, and no other
+            schedule was found.
+        UndecidedError: no schedule within the limits was found within the time limit.
     """
     if build is not None:
         from partreduce.planner.job import PlanRequest

@@ -28,10 +28,7 @@ _taken = ContextVar("_taken", default=False)
 
 
 def console(*, errors: bool = False) -> Console:
-    """Return the Console of standard output.
-
-    It is that of standard error with `errors`, or if a document is written to standard output.
-    """
+    """Return rich's Console of standard output; of standard error with `errors`, or after `claim_stdout` claimed it."""
     return _console(errors or _taken.get())
 
 
@@ -61,9 +58,10 @@ def fresh_terminal() -> Iterator[None]:
 
 
 def claim_stdout(*outputs: Path | None, as_json: bool = False) -> None:
-    """Print everything else on standard error from now on if one of the output paths is `-`, standard output.
+    """Make `console()` print on standard error from now on if one of the output paths is `-`, standard output.
 
-    Raises InputError if two documents would go to standard output.
+    `outputs` are the files that a command will write (None: not asked for); with `as_json` its JSON goes to standard
+    output, too. Raises InputError for two documents on standard output, FileError for a path that cannot be written.
     """
     from partreduce.topo.document.reader import STDOUT, descriptor_to_write
     from partreduce.topo.document.writer import check_without_place
@@ -81,7 +79,10 @@ def claim_stdout(*outputs: Path | None, as_json: bool = False) -> None:
 
 
 def suggest_verify(output: Path | None, *, guarantees_consensus: bool = True) -> None:
-    """Print the command to run next on the schedule file `output`; nothing if that is `-`, standard output."""
+    """Suggest `partreduce verify` of the schedule file `output`, or the option -o if it is None; nothing for `-`.
+
+    Without `guarantees_consensus` the suggested command has --allow-no-consensus.
+    """
     option = "" if guarantees_consensus else " --allow-no-consensus"
     if output is None:
         console().print("Next: the same with -o schedule.json", style="dim")
@@ -131,7 +132,7 @@ def size(value: float) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to a file atomically, or to standard output if `path` is `-`."""
+    """Write `text` to a file atomically, or to standard output if `path` is `-`; raise FileError if that fails."""
     from partreduce.topo.document.writer import write_file
 
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""More functions for files than `load_schedule` and `write_schedule`: texts, hashes, cluster and pilot files."""
+"""Functions for schedules as text, for their hashes, and for cluster and pilot files, which few scripts need."""
 
 from partreduce.topo.document.canonical import schedule_sha256 as schedule_sha256
 from partreduce.topo.document.cluster import write_cluster as write_cluster

@@ -1,4 +1,4 @@
-"""The parts of a schedule: the kinds of strategy, the values of their axes, and groups, rules and rounds.
+"""The parts of a schedule: the kinds of strategy, the values of payload, sync and transport, groups, rules, rounds.
 
 `import partreduce` does not load them; `partreduce.strategies.StaticGroups` does. docs/strategies/ explains them,
 docs/file-format.md how files hold them.

@@ -15,11 +15,10 @@ from partreduce.topo.errors import FileError, InputError, PartreduceError
 
 
 def function_of(text: str, place: str) -> Callable[..., Any]:
-    """Import the function that `FILE.py:NAME` names; the file is executed, with its own folder first on the path.
+    """Execute a Python file, with its own folder first on the import path, and return one of its functions.
 
-    Args:
-        text: `FILE.py:NAME`.
-        place: the option or argument that error messages name.
+    `text` is `FILE.py:NAME`; error messages begin with the option `place`. Raises FileError for a missing file, and
+    InputError for another form, a file that raises an error, and a name that is no function.
     """
     path, name = file_and_name(text, place)
     spec = importlib.util.spec_from_file_location(f"_partreduce_user_{path.stem}", path.resolve())
@@ -51,7 +50,7 @@ def function_of(text: str, place: str) -> Callable[..., Any]:
 def file_and_name(text: str, place: str) -> tuple[Path, str]:
     """Split `FILE.py:NAME` into the path of an existing file and the function's name.
 
-    Raises InputError for another form and FileError for a missing file; the messages name the option `place`.
+    Raises InputError for another form and FileError for a missing file; the former begins with the option `place`.
     """
     file, sign, name = text.rpartition(":")
     path = Path(file)

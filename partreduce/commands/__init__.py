@@ -134,9 +134,9 @@ def verb_of(words: Iterable[str]) -> str:
 
 
 def build_app(asked: str | None = None) -> typer.Typer:
-    """Return the command line as a typer application.
+    """Return the command line as a typer application, in which only the verb `asked` can run; None: all can.
 
-    With `asked` only that verb can run; the others are only listed.
+    The modules of other verbs are not imported; the help lists them with their text.
     """
     import inspect
     from importlib import import_module
@@ -203,9 +203,10 @@ def build_app(asked: str | None = None) -> typer.Typer:
 
 
 def usage_error(error: InputError, context: Any) -> Exception:  # noqa: ANN401 - of typer's own click
-    """Turn an InputError about a value of the command line into a usage error; return any other error unchanged.
+    """Turn an InputError about a value of the command line into typer's usage error, which names the option.
 
-    Errors about the content of a file name the file or a place inside it; they are returned unchanged.
+    `context` is typer's context of the command. An error that names no option or value of the command line is returned
+    unchanged, such as one about the content of a file.
     """
     import typer
 

@@ -42,7 +42,7 @@ NETWORKS = {"1g": "50us", "10g": "50us", "25g": "20us", "100g": "5us", "200g": "
 
 
 def cluster_settings(entries: list[str] | None) -> dict[str, Any]:
-    """Return the values of `--set KEY=VALUE` by key, in seconds, bytes per second, and factors."""
+    """Return the values of `--set KEY=VALUE` by key, in seconds, bytes per second, and factors; raise InputError."""
     readers: dict[str, Callable[[str], object]] = {
         "inside": parse_bandwidth, "nic": parse_bandwidth, "latency": parse_time, "rails": whole(1),
         "node": _one_of(NODES), "network": _one_of(NETWORKS), "switches": str, "uplink": parse_bandwidth,
@@ -70,9 +70,10 @@ def _one_of(names: Collection[str]) -> Callable[[str], str]:
 def hardware_of(
     cluster: Cluster | None, given: Mapping[str, Any], *, model_bytes: str | None, default_model: str | None = None
 ) -> Hardware:
-    """Return the cluster file's hardware, overridden by the values of `--set` and completed by the defaults.
+    """Return the cluster's hardware, overridden by `given`, the values of `--set`, and completed by the defaults.
 
-    Without a `default_model` the model's size stays unknown if neither file nor option states it.
+    `model_bytes` and `default_model` are texts such as `500MB`. The latter is used if neither the cluster file nor the
+    former states the model's size; without it, the size stays unknown.
     """
     stated = cluster.hardware if cluster is not None else None
     base = stated or USUAL
@@ -99,7 +100,10 @@ def hardware_of(
 
 
 def _switches(cluster: Cluster | None, given: Mapping[str, Any]) -> tuple[Switch, ...]:
-    """Return the switches above the cluster's nodes, from SLURM or its file, with the bandwidth of `--set uplink`."""
+    """Return the switches above the cluster's nodes, from `--set switches` (a file of SLURM) or the cluster file.
+
+    `--set uplink` overrides the bandwidth of their uplinks.
+    """
     if cluster is None:
         raise InputError("--set switches: needs the cluster whose nodes hang on them")
     stated = cluster.hardware.switches if cluster.hardware is not None else ()
@@ -114,7 +118,10 @@ def _switches(cluster: Cluster | None, given: Mapping[str, Any]) -> tuple[Switch
 
 
 def hardware_defaults(cluster: Cluster, given: Mapping[str, Any], *, model_bytes: str | None) -> dict[str, str]:
-    """Return the default values that `hardware_of` uses, by the option that overrides each."""
+    """Return the default values that `hardware_of` uses, by the option that overrides each: {"--set nic": "5GB/s"}.
+
+    The value of a link without a bandwidth in the cluster file is "free" or the nodes where it is (`_free_links`).
+    """
     stated = cluster.hardware
     links = {"nic": DEFAULT_NIC, "inside": DEFAULT_INSIDE} if stated is None else _free_links(cluster, stated)
     found = {f"--set {key}": value for key, value in links.items() if key not in given}
@@ -143,15 +150,15 @@ def _free_links(cluster: Cluster, stated: Hardware) -> dict[str, str]:
 
 
 def with_defaults(cluster: Cluster) -> Cluster:
-    """Return the cluster with its hardware completed by the defaults."""
+    """Return the cluster with the command line's default hardware where it states none."""
     return replace(cluster, hardware=hardware_of(cluster, {}, model_bytes=None, default_model=DEFAULT_MODEL))
 
 
 def touched_of(entries: list[str], cluster: Cluster) -> dict[str, RowAccess]:
-    """Return the share of rows that a step touches, by table, from texts such as `words.weight:0.8%:2%:5%`.
+    """Return the shares of a table's rows that are looked up in a step, by table: `words.weight:0.8%:2%:5%`.
 
-    The shares are those of one worker, a node, and all workers; missing ones assume that workers touch rows
-    independently.
+    The three shares are those that one worker, a node, and all workers touch. The second and the third may be left out;
+    they are then computed as if workers touched rows independently.
     """
     result: dict[str, RowAccess] = {}
     for entry in entries:
@@ -195,7 +202,7 @@ def _slowdown(entries: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]
 def compute_of(
     hardware: Hardware, *, disturbance: StragglerModel | None = None, trace: Path | None = None
 ) -> ComputeTimes:
-    """Return the workers' compute times: those of the hardware, with a disturbance or a recorded trace if given."""
+    """Return the workers' compute times: those of the hardware, or of a recorded `trace` (CSV), plus a disturbance."""
     times = ComputeTimes.of(hardware)
     if trace is not None:
         times = replace(times, trace=read_trace(trace))
@@ -203,7 +210,7 @@ def compute_of(
 
 
 def disturbance_of(text: str) -> StragglerModel:
-    """Return the straggler model that a text names: `delay:2:50ms` gives RandomDelay(2, 0.05)."""
+    """Return the straggler model that a value of `--set disturb` names: `delay:2:50ms` gives RandomDelay(2, 0.05)."""
     place = repr(text)
     kind, *rest = text.split(":")
     if kind == "hop" and len(rest) <= 1:

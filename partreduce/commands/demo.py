@@ -1,4 +1,4 @@
-"""`partreduce demo`: design, prove, train with and compare schedules on this machine in under three minutes."""
+"""`partreduce demo`: design, prove, train with and compare schedules on this machine in a few minutes."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

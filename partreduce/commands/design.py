@@ -205,7 +205,7 @@ def command(
 
 
 def limits_of(entries: list[str] | None) -> tuple[Limits, int | None]:
-    """Return the limits that `--max` states, and the most bytes of queues on a worker (None: no limit)."""
+    """Parse the entries `KEY=VALUE` of `--max`: return the search's limits, and the most bytes of a worker's queues."""
     readers: dict[str, Callable[[str], object]] = dict(
         zip(LIMITS, (parse_time, parse_number, _period, options.whole(2), options.whole(1), parse_size), strict=True)
     )
@@ -227,7 +227,10 @@ def _period(text: str) -> int:
 
 
 def _built(cluster: str, build: str, tolerate_failures: int) -> Schedule:
-    """Build a catalogue entry, or load a schedule file, and add a failure plan if `tolerate_failures` asks for it."""
+    """Build a catalogue entry, such as `allreduce(every=4)`, for a cluster (`4x4`, or a file).
+
+    If `tolerate_failures` is above 0, a plan for as many failures is added, and `build` may be a schedule file.
+    """
     place = load_cluster(cluster)
     if tolerate_failures and build.endswith(".json"):
         schedule = load_schedule(build)

@@ -46,8 +46,10 @@ def search(
 ) -> None:
     """Plan a job, write the files that options name, and print the recommendation.
 
-    `show_front` prints the Pareto front as well, `explain` all reasons and cautions. `assumed` holds the defaults of
-    options that were not given. If a `model` is given, the plan also places its embedding tables.
+    `output` is for the schedule with its certificate, `plot` for a picture of the Pareto front. `show_front` prints the
+    front as well, `explain` all reasons and cautions. `assumed` holds the defaults of options that were not given. If a
+    `model` is given, the plan also places its embedding tables. Raises InfeasibleError or UndecidedError if no schedule
+    is within the job's limits.
     """
     check(plot)
     claim_stdout(output, as_json=as_json)
@@ -100,7 +102,7 @@ def _print_more(planned: Plan, job: PlanRequest, hybrid: Hybrid | None, *, show_
 
 
 def _how_long(job: PlanRequest) -> str:
-    """Return how long planning may take, and the options that change it, as a clause."""
+    """Return a clause for the terminal: how long planning may take, and the options that change it."""
     if not job.searches:
         return "a quick answer; --effort thorough searches for better ones"
     return f"the search takes {seconds(job.clock().seconds)} at most; --time-limit and --effort change it"
@@ -108,9 +110,9 @@ def _how_long(job: PlanRequest) -> str:
 
 @contextmanager
 def _progress(words: str, *, as_json: bool) -> Iterator[Callable[[str], None]]:
-    """Context manager: yield a function that shows progress in one line of the terminal.
+    """Context manager: yield a function that shows its text in one line of the terminal, in place of the last text.
 
-    Without a terminal one line with `words` is printed at the start; with `as_json` nothing is.
+    Without a terminal it does nothing, and one line with `words` is printed at the start, except with `as_json`.
     """
     terminal = console(errors=True)
     if as_json:
@@ -125,7 +127,11 @@ def _progress(words: str, *, as_json: bool) -> Iterator[Callable[[str], None]]:
 
 
 def _select_rows(planned: Plan) -> list[CandidateSchedule]:
-    """Return the table's schedules by rising communication: recommendation, baselines, a sample of the front."""
+    """Return the schedules of the printed table, those with the least communication first.
+
+    They are the recommendation, the baselines, the best option of each kind that runs under a protocol or takes outer
+    steps, and the front, or a sample of it if it does not fit into `MAX_ROWS`.
+    """
     kinds: dict[str, CandidateSchedule] = {}
     for option in sorted(planned.options, key=lambda one: one.time, reverse=True):
         if option.facts is not None:

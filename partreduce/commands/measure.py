@@ -75,8 +75,8 @@ def command(
     """Measure a cluster's links and step time, or what rarer and later averages cost your job.
 
     Without an argument a cluster file is written. With FILE.py:NAME your own job trains for a few dozen steps under a
-    few schedules, and a pilot file is written. Both go to design. Given CLUSTER as well, it first trains what design
-    would recommend by this pilot against the best of every other kind.
+    few schedules, and a pilot file is written. `partreduce design` reads both files. With CLUSTER the job then also
+    trains what design would recommend by this pilot, and the best of every other kind.
     """
     file = output or Path("cluster.yaml" if job is None else "pilot.json")
     if job is None:
@@ -114,7 +114,8 @@ def _cluster_measurement(
 ) -> Callable[[], None]:
     """Return the function that every worker calls to measure links, contention and step time.
 
-    Rank 0 writes the cluster file.
+    Rank 0 writes the cluster file, `output`. `model_bytes` is a size such as `8MB`; `step` names a function that runs
+    one training step, as `FILE.py:NAME`.
     """
     size = options.quantity("--model-bytes", parse_size, model_bytes or DEFAULT_SIZE)
     if not size:
@@ -217,7 +218,8 @@ def _job_measurement(
 ) -> Callable[[], None]:
     """Return the function that every worker calls to train the job under several schedules; rank 0 writes the pilot.
 
-    With a cluster file the recommendation for that cluster also runs against the best of the other kinds.
+    `function` is `FILE.py:NAME`, `seeds` the number of repetitions, `warm_up` the steps of All-Reduce before every run.
+    With a `cluster` file the recommendation for that cluster also runs against the best of the other kinds.
     """
     file_and_name(function, "FILE.py:NAME")  # one error here instead of one from every worker
     check_without_place(output)

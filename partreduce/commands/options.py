@@ -89,7 +89,8 @@ def settings_of(
 ) -> dict[str, Any]:
     """Return the values of a repeatable option `KEY=VALUE` by key, each parsed by its function in `keys`.
 
-    A key of `REPEATED` may be given several times, and has a list of values. Error messages show `example`.
+    A key of `REPEATED` may be given several times, and has a list of values. Raises InputError for other keys and
+    values; the message shows `example`.
     """
     values: dict[str, Any] = {}
     for entry in entries or []:
@@ -137,7 +138,7 @@ def check_nodes(option: str, nodes: int, workers: int) -> None:
 
 
 def parameters_of(entries: list[str], *, place: str) -> dict[str, object]:
-    """Return parameters by name from texts such as `every=4` → {"every": "4"}; errors name `place`."""
+    """Return parameters by name: ["every=4"] → {"every": "4"}; raise InputError, which begins with `place`."""
     values: dict[str, object] = {}
     for entry in entries:
         key, sign, value = entry.partition("=")

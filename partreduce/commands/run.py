@@ -173,10 +173,10 @@ class _Run:
             return code
 
     def attempt(self, variables: Mapping[str, str], restarts: Restarts, nodes: Nodes | None = None) -> int:
-        """Launch all workers once, and return the exit code of this attempt.
+        """Run all workers once, those of other `nodes` as well; return the exit code of this attempt.
 
-        A group generator (the service that forms groups) is started if the schedule needs one; `variables` are added to
-        the workers' environment; `restarts` counts those that are left.
+        The group service is started if the schedule needs it. `variables` are added to the workers' environment;
+        `restarts` counts the restarts that are left.
         """
         on_request = self.schedule is not None and self.schedule.strategy.needs_generator
         return launch(
@@ -196,7 +196,7 @@ class _Run:
 
 
 def _node_rank(stated: int | None, nnodes: int) -> int:
-    """Return the rank of this node: `stated`, or what the cluster's launcher (SLURM, Kubernetes) says."""
+    """Return the rank of this node: `stated`, or what SLURM or Kubernetes says; raise BadParameter if none does."""
     if nnodes == 1:
         if stated:
             raise typer.BadParameter(f"is {stated}, and --nnodes is 1; add --nnodes N", param_hint="--node-rank")
@@ -211,7 +211,10 @@ def _node_rank(stated: int | None, nnodes: int) -> int:
 
 
 def _num_workers_here(workers: int | None, schedule: Schedule | None, nnodes: int, rank: int) -> int | None:
-    """Return the number of workers of this node: `workers`, which must fit the schedule, or what the schedule says."""
+    """Return this node's number of workers: `workers`, else the schedule's, else None.
+
+    Raises InputError if `workers` does not fit the schedule, or the schedule's nodes are not `nnodes`.
+    """
     if schedule is None:
         return workers
     if nnodes == 1:
@@ -233,7 +236,7 @@ def _num_workers_here(workers: int | None, schedule: Schedule | None, nnodes: in
 
 
 def _warn_if_refuted(path: Path, schedule: Schedule) -> None:
-    """Print a warning if a proof refutes the schedule; the run continues, since a script may demonstrate that."""
+    """Print a warning if a schedule of up to 64 workers is refuted; the run continues, for scripts that show this."""
     if schedule.num_workers > MAX_PROVED_WORKERS:
         return
     from partreduce.verify.prove import prove

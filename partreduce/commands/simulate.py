@@ -135,8 +135,8 @@ def _traffic_facts(
 def facts_of(schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
     """Return the summary of a timeline as JSON-able data: seconds per step, and shares as means over all workers.
 
-    The time per step is that of the last whole periods, at most three quarters of the rounds: phases cost differently,
-    and a part of a period would weigh some of them more.
+    The time per step is the mean over the last whole periods, at most three quarters of the rounds: phases cost
+    differently, and a part of a period would count some phases more often.
     """
     counted = timeline.num_rounds - timeline.num_rounds // 4
     if schedule.is_mixing:
@@ -170,10 +170,10 @@ def _table_facts(
     algorithm: Algorithm,
     free: bool,
 ) -> dict[str, Any]:
-    """Return, for the JSON output, what separate embedding tables add to a step.
+    """Return, for the JSON output, the seconds and bytes that a step takes to exchange rows of embedding tables.
 
-    With fixed speeds it has the exact time of a step, too. With `free`, as the model's size is unknown, seconds and
-    bytes are left out.
+    With fixed compute times (`times`) the result has the exact time of a step, too. `touched` has the rows that a step
+    looks up, by table. `free` means that the model's size is unknown; seconds and bytes are then left out.
     """
     exchange = exchange_of(schedule, hardware, touched)
     assert exchange is not None, "asked only where there are tables"
@@ -210,7 +210,7 @@ def _print_tables(tables: dict[str, Any]) -> None:
 def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:
     """Return what Hop's workers did in a run, under the key "gaps": how many steps they were apart, skipped and waited.
 
-    The largest gap over an edge of the graph has its proved bound (None: no bound). Shares are of all workers' time or
+    The result also has the proved bound of the gap over an edge (None: no bound). Shares are of all workers' time or
     steps.
     """
     over_edges, shares = ScheduleFacts(schedule).numbers("gap").get("bound", -1), record.distribution()

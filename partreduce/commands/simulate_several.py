@@ -34,7 +34,11 @@ def simulate_several(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    """Compare schedules on one cluster: print step time, steps and time to a loss, and mixing metrics side by side."""
+    """Compare schedules on one cluster: print step time, steps and time to a loss, and mixing metrics side by side.
+
+    `algorithm` replaces the all-reduce algorithm of the files; `touched` are values of `--set touched`; a picture goes
+    to `output`. Raises InputError for a schedule of another shape than `place`.
+    """
     claim_stdout(output, as_json=as_json)
     check(output)
     loaded = [load_schedule(path) for path in schedules]
@@ -115,7 +119,8 @@ def _print(rows: list[dict[str, Any]], place: Cluster, hardware: Hardware) -> No
 def whole_for(schedule: Schedule, compared: list[Schedule], hardware: Hardware) -> Hardware:
     """Return the hardware with the model's size for one of several schedules that are compared.
 
-    Tables that this schedule averages although another one exchanges them separately are added to the model's bytes.
+    Embedding tables that this schedule averages with the model, while another one exchanges their rows, are added to
+    the model's bytes.
     """
     apart = {route.parameter: route for other in compared for route in other.routes.apart}
     own = {route.parameter for route in schedule.routes.apart}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def draw_curves(measured: Sequence[Result], target: float) -> Figure:
-    """Draw the loss of the mean model over steps (left) and seconds (right, a line per turn), with the target loss."""
+    """Draw each schedule's loss over steps (left) and seconds (right, a line per repetition), with the target loss."""
     figure = new_figure(11, 4.4)
     axes = figure.subplots(1, 2, sharey=True)
     for axis, word in zip(axes, ("steps", "seconds"), strict=True):
@@ -53,8 +53,9 @@ def draw_operations(
 ) -> Figure:
     """Draw each worker's group operations, waiting included, in `rounds` rounds from the middle of each run.
 
-    There is one panel per run, given as (grid, name, recorded operations). Colors are those of the schedule's grid;
-    gray is a group that the grid does not show. The first round is a multiple of `rounds`, so evaluations fall outside.
+    There is one panel per run, given as (grid, name, recorded operations). A group has its color in the schedule's
+    grid, or gray if the grid does not show it. The first round is a multiple of `rounds`: if workers evaluate every
+    `rounds` rounds, no evaluation is in the picture.
     """
     figure = new_figure(11, len(runs) * (0.7 + 0.17 * num_workers))
     panels = figure.subplots(len(runs), 1, squeeze=False).flat
@@ -117,7 +118,7 @@ def table_rows(candidates: list[Candidate], measured: list[Result]) -> list[list
 
 
 def write_report(plan: Plan, candidates: list[Candidate], measured: list[Result], verdicts: list[str]) -> str:
-    """Return the report as an HTML document; `verdicts` has a sentence on the proof of each schedule."""
+    """Return the report as an HTML document; `measured` and `verdicts`, sentences on the proofs, are per candidate."""
     rows = table_rows(candidates, measured)
     sent = [float(row[3]) if row[3] != "-" else float("inf") for row in rows]
     best = [(sent.index(min(sent)), 3)] if min(sent) < float("inf") else []

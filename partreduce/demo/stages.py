@@ -36,11 +36,11 @@ TEST_IMAGES = 359
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The measurements of all runs of one schedule.
+    """The measurements of all runs (turns) of one schedule.
 
-    `steps`, `loss` and `accuracy` [evaluations] are of the mean model. `seconds` [turns, evaluations] is the training
-    time of the slowest worker, without evaluations. `bytes_across` counts the bytes between nodes in all steps of a
-    run, with each group operation counted as a ring.
+    After the `steps` [evaluations], `loss` and `accuracy` [evaluations] of the mean model were measured. `seconds`
+    [turns, evaluations] is the training time of the slowest worker until then, without evaluations. `bytes_across`
+    counts the bytes between nodes in all steps of a run, with each group operation counted as a ring.
     """
 
     name: str
@@ -51,10 +51,7 @@ class Result:
     bytes_across: float
 
     def reached(self, target: float) -> tuple[int, npt.NDArray[np.float64]] | None:
-        """Return (step, seconds [turns]) of the first evaluation with a loss of at most `target`.
-
-        The result is None if there is none.
-        """
+        """Return (step, seconds [turns]) of the first evaluation with a loss of at most `target`; None without one."""
         hits = np.flatnonzero(self.loss <= target)
         return (int(self.steps[hits[0]]), self.seconds[:, hits[0]]) if len(hits) else None
 
@@ -137,7 +134,7 @@ def make_folder(folder: Path) -> None:
 
 
 def prepare(folder: Path, cluster: str) -> list[Candidate]:
-    """Design, prove and write the three schedules with their certificates, and copy a training script next to them."""
+    """Design and prove three schedules for `cluster` (as "2x4"); write them, certificates and a script to `folder`."""
     write_file(folder / SCRIPT, Path(__file__).with_name(SCRIPT).read_bytes())
     candidates = []
     for label, (name, parameters) in CHOICES.items():
@@ -154,7 +151,8 @@ def prepare(folder: Path, cluster: str) -> list[Candidate]:
 def train(plan: Plan, folder: Path, watch: Callable[[str, int], None]) -> None:
     """Run the training plan in child processes, and call `watch(schedule name, step)` as a run advances.
 
-    Raises UnavailableError if a run fails.
+    `step` counts the steps of all turns. The plan and the output of the processes are written to `folder`. Raises
+    UnavailableError if a run fails.
     """
     path, log, progress = folder / "plan.json", folder / "runs" / "output.txt", folder / "runs" / "progress.json"
     plan.write(path)
@@ -184,7 +182,7 @@ def train(plan: Plan, folder: Path, watch: Callable[[str, int], None]) -> None:
 def results(plan: Plan, candidates: list[Candidate]) -> list[Result]:
     """Read the results of all runs, one Result per schedule.
 
-    A turn is one run of every schedule; `seconds` are those of every turn, losses and bytes those of the first.
+    `seconds` has all turns (one run of every schedule each); losses and bytes are those of the first turn.
     """
     found = []
     for one in candidates:

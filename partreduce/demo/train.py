@@ -68,10 +68,10 @@ def make_model(seed: int = 0) -> torch.nn.Module:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The runs of the demonstration: schedule files by name, equal hyperparameters for all, and the folder for results.
+    """The runs of the demonstration: the path of each schedule's file by its name, hyperparameters, folder for results.
 
-    Every schedule runs `turns` times, and each turn begins with another schedule, since other work of the machine makes
-    seconds differ. Losses are equal in all turns. A worker evaluates every `every` steps.
+    In each of the `turns` every schedule runs once. Each turn begins with another schedule, since other work of the
+    machine makes seconds differ; losses are equal in all turns. Workers evaluate after every `every` steps.
     """
 
     schedules: dict[str, str]
@@ -140,9 +140,9 @@ def work(plan: Plan, name: str, turn: int, digits: Digits) -> None:
 
 
 def _sums(model: torch.nn.Module, digits: Digits, rank: int, count: int) -> dict[str, float]:
-    """Return the part of worker `rank` of `count` in two sums: "loss_sum" over training images, and "right".
+    """Evaluate every `count`-th image from image `rank` on, so that `count` workers together evaluate all.
 
-    The latter counts correct predictions on test images.
+    Returns "loss_sum", the sum of the losses on training images, and "right", the correct predictions on test images.
     """
     with torch.no_grad():
         part = slice(rank, None, count)

@@ -105,7 +105,7 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[f
 
 
 def _panel(axis: Axes, planned: Plan, label: str, values: Sequence[float]) -> None:
-    """Draw a logarithmic scatter plot of all candidates.
+    """Draw a logarithmic scatter plot of all candidates: `values`, with the axis label `label`, over communication.
 
     Points on the front are large, others small and pale; the recommendation is ringed, baselines are crossed.
     """

@@ -121,9 +121,9 @@ def _styles(table: npt.NDArray[np.int64], groups: list[bytes], chosen: dict[byte
 
 
 def _shown_nodes(schedule: Schedule, max_workers: int) -> list[int]:
-    """Return the nodes to show, of at most `max_workers` workers in all: the first and, if not all fit, middle ones.
+    """Return the nodes to show: all, or as many as fit into `max_workers` workers, from the start and from the middle.
 
-    These are the two ends of a group between distant nodes.
+    Many groups join two nodes that are half the cluster apart.
     """
     cluster = schedule.cluster
     if cluster.num_workers <= max_workers:

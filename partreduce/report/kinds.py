@@ -30,7 +30,7 @@ from partreduce.topo.strategies.iteration_gap import IterationGap
 
 NOTHING = "no worker is slow and no step takes longer than others, so there is nothing that a gap could answer"
 MATERIAL = 0.02
-"""The smallest fraction that is reported of a step's progress that is lost, or of steps that are skipped."""
+"""The smallest fraction that is reported: of a step's progress that is lost, or of steps that are skipped."""
 FEW, HARDLY = 0.75, 0.5
 """Fractions of the workers that cause a caution.
 
@@ -207,9 +207,9 @@ def _answers(chosen: CandidateSchedule, slowdown: Slowdown) -> str:
 
 
 def _without(chosen: CandidateSchedule, options: Options) -> str:
-    """Return the step time of the same graph with a plain iteration gap (no staleness, backups, skips), as a clause.
+    """Return a clause: the step time of the same graph with a plain iteration gap (no staleness, backups, skips).
 
-    It is empty if that was no candidate.
+    It is empty if no candidate has that.
     """
     plain, graph = IterationGap(update_order=_gap(chosen).update_order), chosen.schedule.strategy.graphs
     for one in options:

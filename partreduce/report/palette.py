@@ -55,10 +55,7 @@ class Style:
 
 
 def style(index: int) -> Style:
-    """Return the style of the index-th group or series.
-
-    The first seven differ by color, further ones by hatch or dash.
-    """
+    """Return the style of the index-th group or series: the first seven differ by color, others by hatch or dash."""
     turn, place = divmod(index, len(OKABE_ITO))
     marker, dash = MARKERS[(place + turn) % len(MARKERS)], DASHES[(place + turn) % len(DASHES)]
     text = "#ffffff" if place == 5 else "#000000"

@@ -220,7 +220,10 @@ def _draw_nodes(axis: Axes, grid: Grid, phases: list[int], nodes: list[int]) -> 
 
 
 def _join(axis: Axes, spots: list[tuple[int, int]], color: str) -> None:
-    """Draw thick lines inside nodes; across nodes a line along the first local rank, curved over nodes between."""
+    """Connect a group's `spots`, as (node's position, local rank): thick lines inside nodes, thin ones across nodes.
+
+    Those run along the group's lowest local rank, and bend around nodes between.
+    """
     for column in {x for x, _ in spots}:
         inside = sorted(y for x, y in spots if x == column)
         axis.plot([column] * len(inside), inside, color=color, linewidth=6, alpha=0.7, zorder=1)

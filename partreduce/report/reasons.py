@@ -249,7 +249,7 @@ def _phases(option: CandidateSchedule) -> str:
 
 
 def cautions(chosen: CandidateSchedule, job: PlanRequest, ended: str = "its time was over") -> list[str]:
-    """Return the unproved assumptions and other cautions, one sentence each; `ended` is why the search ended."""
+    """Return cautions about a recommendation, such as unproved assumptions; `ended` is why the search ended."""
     lines, drift = [], chosen.drift.value or 0.0
     if chosen.extrapolated:
         prices = "`partreduce measure FILE.py:NAME` prices it on your own job (docs/pilot.md)"
@@ -282,7 +282,10 @@ def cautions(chosen: CandidateSchedule, job: PlanRequest, ended: str = "its time
 
 
 def failed_networks(option: CandidateSchedule, job: PlanRequest) -> str:
-    """Return, as a clause, the optimizers under which a test network with such metrics did not reach its loss."""
+    """Return a clause on the optimizers under which a test network did not reach its loss.
+
+    Its averages were as late, or as rare, as those of `option`; the clause says which.
+    """
     is_many = job.cluster.num_workers >= MANY
     may_be = [one for one in Optimizer if job.optimizer in {None, one}]
     beyond = " and ".join(str(one) for one in may_be if option.is_among(LOST[one][is_many]))
@@ -300,7 +303,7 @@ def _is_too_late(option: CandidateSchedule) -> bool:
 
 
 def _beyond(option: CandidateSchedule) -> str:
-    """Return, as a clause, which metrics of a candidate exceed the measured range."""
+    """Return a clause: in what a candidate exceeds the measured range, number of fragments or rareness of averages."""
     if (count := option.schedule.strategy.payload.num_fragments) > 1:
         return f"its model is cut into {count} fragments and at most {OUTER_FRAGMENTS} were measured"
     return "it averages less often than any schedule that was measured"
@@ -346,7 +349,7 @@ def _codec_pays(chosen: CandidateSchedule, options: Options, job: PlanRequest) -
 
 
 def _on_the_wire(schedule: Schedule, job: PlanRequest, transport: Transport) -> tuple[float, float]:
-    """Return the seconds per step of sending, and of encoding and decoding."""
+    """Return the seconds per step of sending with a transport, and those of encoding and decoding."""
     free = replace(job.hardware, codec=tuple((codec.value, CodecSeconds()) for codec in Codec))
     runs, algorithm = traveling(schedule, transport), transport.algorithm
     cost, wire = (communication(runs, one, algorithm=algorithm).per_step for one in (job.hardware, free))

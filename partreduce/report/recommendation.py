@@ -41,12 +41,12 @@ MOST_LINES = 3
 """The most lines of a schedule's description in the table."""
 OPTIMIZERS = {Optimizer.SGD: "SGD", Optimizer.MOMENTUM: "SGD with momentum", Optimizer.ADAM: "AdamW"}
 SIMPLE = ("allreduce", "node-then-all")
-"""Catalogue entries that are priced for the comparison if the job's limits exclude all simple schedules."""
+"""Catalogue entries that are predicted for the comparison if the job's limits exclude all simple schedules."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The recommendation and the schedules shown with it, each in its best priced setting.
+    """The recommendation and the schedules shown with it, each in the best of its settings that were predicted.
 
     `every_step` is All-Reduce in every step. `simple` is the strongest of All-Reduce every H steps (PyTorch's
     post-local SGD after its warm-up), averages inside each node with rare ones over all workers, and DiLoCo; if the
@@ -66,7 +66,7 @@ class Comparison:
 
 
 class Variant(NamedTuple):
-    """The answer for another optimizer: its best schedule's predicted speedup over All-Reduce, and if it differs."""
+    """The answer for another optimizer: the predicted speedup over All-Reduce, and whether its schedule is another."""
 
     optimizer: Optimizer
     speedup: float
@@ -107,9 +107,9 @@ def compare(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job
 
 
 def _strongest(options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSchedule | None:
-    """Return the candidate with the least `recommend.decisive_time`; None if there is none.
+    """Return the candidate with the least predicted time (`recommend.decisive_time`); None if there is none.
 
-    Worst-case regret over tasks, by which a recommendation is chosen, is ignored: no baseline looks weaker than it is.
+    A recommendation is chosen by its worst case over tasks, too; a baseline is not, or it would look weaker than it is.
     """
     return min(contenders(options, job), key=lambda option: decisive_time(option, job), default=None)
 
@@ -172,10 +172,7 @@ def _facts(compared: Comparison, job: PlanRequest, proved: str, *, capped: bool)
 
 
 def times(gain: Gain) -> str:
-    """Format a speedup with the range that holds 9 of 10 such predictions.
-
-    Outside the measured range only the range is given.
-    """
+    """Format a speedup with the range that holds 9 of 10 predictions; outside what was measured, the range only."""
     span = f"{_factor(gain.low)} to {_factor(gain.high)}"
     return f"{span}x (a guess)" if gain.is_guess else f"{_factor(gain.ratio)}x ({span}x)"
 

@@ -62,7 +62,7 @@ class Table:
             yield from console.render(f"[dim]{words}[/]", inside)
 
     def _fit(self, width: int) -> tuple[list[int], list[int]]:
-        """Return the columns to keep, and the width of each."""
+        """Return the columns to keep on a terminal of `width` cells, and the width of each in cells."""
         natural = [self._natural(index) for index in range(len(self.columns))]
         least = [min(full, TEXT) if column.wraps else full for full, column in zip(natural, self.columns, strict=True)]
         kept = list(range(len(self.columns)))
@@ -111,10 +111,7 @@ def table(title: str, name: str, *columns: str | Column) -> Table:
 
 
 def terminal_tables(grid: Grid, width: int) -> list[RichTable]:
-    """Return tables of workers × phases that fit the terminal's width.
-
-    Each group has a letter and a color; blank cells are skips.
-    """
+    """Return tables of workers × phases, each within `width` cells; groups have letter and color, skips are blank."""
     fitting = max(1, (width - 2 * len("worker ") - CELL) // (CELL + 1))
     starts = range(0, grid.num_phases, fitting)
     return [_part(grid, range(start, min(start + fitting, grid.num_phases))) for start in starts]

@@ -31,8 +31,8 @@ def draw_timeline(
 ) -> Figure:
     """Draw one row per worker: computing, waiting and communicating in the first `max_rounds` rounds.
 
-    An operation that runs while its worker computes is drawn in the lower half of its row, below the computing. With
-    `worker_steps`, the steps per round, white lines separate the steps of a round.
+    Of more than `max_rows` workers, evenly spaced ones are drawn. An operation that runs while its worker computes is
+    drawn in the lower half of the row. With `worker_steps`, each worker's steps per round, white lines separate steps.
     """
     count = timeline.finish.shape[1]
     rows = np.arange(count) if count <= max_rows else np.unique(np.linspace(0, count - 1, max_rows).astype(int))
@@ -88,7 +88,7 @@ def draw_timeline(
 
 
 def perfetto(timeline: Timeline, cluster: Cluster) -> str:
-    """Return the timeline as a JSON trace: nodes are processes, workers threads, times in microseconds."""
+    """Return the first rounds as a JSON trace, at most `MAX_EVENTS` events: nodes are processes, workers threads."""
     count, rounds = timeline.finish.shape[1], timeline.num_rounds
     kept = max(1, min(rounds, MAX_EVENTS // (3 * count)))
     node_of = cluster.node_of().tolist()
@@ -129,10 +129,7 @@ ROOM = 1.25
 
 
 def draw_side_by_side(rows: Sequence[dict[str, Any]], title: str) -> Figure:
-    """Draw two panels with a labeled bar per schedule: time per step, and time to a loss.
-
-    `rows` are those of `simulate --json`.
-    """
+    """Draw a bar per schedule for time per step, and one for time to a loss; `rows` are those of `simulate --json`."""
     figure = new_figure(11, 1.5 + 0.5 * len(rows), title)
     steps, times = figure.subplots(1, 2, sharey=True)
     places = range(len(rows))

@@ -97,7 +97,10 @@ class Entry:
     metrics: str = ""
 
     def resolve(self, given: Mapping[str, object]) -> dict[str, Value]:
-        """Return all parameters by name with typed values: those `given` (text or values), defaults for the others."""
+        """Return all parameters by name with typed values: those `given` (text or values), defaults for the others.
+
+        Raises ScheduleError for an unknown name or an invalid value.
+        """
         known = {parameter.name: parameter for parameter in self.parameters}
         values = {name: parameter.default for name, parameter in known.items()}
         for raw, value in given.items():
@@ -112,10 +115,7 @@ class Entry:
         return values
 
     def why_not(self, cluster: Cluster, **parameters: object) -> str | None:
-        """Return why the family does not exist for the cluster, a sentence with the nearest possible value.
-
-        The result is None if it exists.
-        """
+        """Return why no member exists for the cluster, as a sentence with the nearest possible value; else None."""
         values = self.resolve(parameters)
         if cluster.num_workers < 2:
             return "there is 1 worker and no other to average with; the smallest cluster has 2 workers"

@@ -30,8 +30,5 @@ def entry(name: str) -> Entry:
 
 
 def build(name: str, cluster: Cluster, **parameters: object) -> Schedule:
-    """Build the schedule `name` of the catalogue for a cluster.
-
-    Rules (groups given by digits of the node's number) cost the same for any number of nodes.
-    """
+    """Build a catalogue entry with its `parameters` for a cluster; raise ScheduleError if it does not support these."""
     return entry(name).build(cluster, **parameters)

@@ -1,9 +1,9 @@
 """Simple Base-(k+1) and Base-(k+1): exact consensus for any number of workers, with at most k partners a round.
 
-Workers are split into parts of a_l·(k+1)^{p_l}, the digits of n in base k+1. Every part averages along a hyper-cuboid
-by itself; then each part in turn exchanges with all smaller ones: each of their workers averages with one worker of
-each of the part's a_l blocks, with the weight that moves the right share of the smaller parts' means into each block;
-then the blocks average once more.
+The n workers are split into parts of a_l·(k+1)^{p_l} workers, with a_l the digits of n in base k+1; a part has a_l
+blocks of equal size. First every part averages along the axes of a grid (a hyper-cuboid). Then each part, the largest
+first, exchanges with all smaller ones: each worker of those averages with one worker of each block, with the weight
+that moves the right share of their mean into the block. Then the blocks average once more.
 Source: Takezawa, Sato, Bao, Niwa, Yamada, Beyond exponential graph, NeurIPS 2023.
 """
 
@@ -26,9 +26,9 @@ Ints = npt.NDArray[np.int64]
 
 
 def base_k_plus_1(cluster: Cluster, k: int) -> StaticGroups | NeighborAveraging:
-    """Return the shorter of Simple Base-(k+1) and its product with a hyper-cuboid.
+    """Return Base-(k+1) (`base`) for a cluster, with at most k partners of a worker in a round.
 
-    The rounds are groups with relaxed pairs if possible, else graphs.
+    The rounds are groups if all of them can be (`as_phase`), else weighted graphs.
     """
     exchanges = base(cluster.num_workers, k)
     phases = tuple(phase for exchange in exchanges if (phase := as_phase(exchange)) is not None)
@@ -45,7 +45,7 @@ def base_unsupported_reason(cluster: Cluster, k: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One round of the construction: plain means of workers with equal `labels`, and weighted averages over some edges.
+    """One round of Base-(k+1): plain means of the workers with equal `labels`, and weighted averages over some edges.
 
     `labels` (n,) is −1 for workers in no mean. Edge e joins `ends[e]` and `others[e]` with weight
     `weights[weight_of[e]]`.
@@ -61,7 +61,7 @@ class Exchange:
 def simple_base(num_workers: int, k: int) -> list[Exchange]:
     """Return the rounds of Simple Base-(k+1). O(n) per round.
 
-    p₁ + [a₁ > 1] rounds for n = a₁(k+1)^{p₁}, else 2p₁ + [a₁ > 1] + 1.
+    These are p₁ + [a₁ > 1] rounds if there is only the largest part, of a₁(k+1)^{p₁} workers, else 2p₁ + [a₁ > 1] + 1.
     """
     parts = _parts(num_workers, k)
     (first_size, first_count), *rest = parts
@@ -74,9 +74,10 @@ def simple_base(num_workers: int, k: int) -> list[Exchange]:
 
 
 def base(num_workers: int, k: int) -> list[Exchange]:
-    """Return the rounds of Base-(k+1): Simple Base on n without its small prime factors, then a hyper-cuboid.
+    """Return the rounds of Base-(k+1): Simple Base-(k+1) on n/s workers, then a hyper-cuboid over the factors of s.
 
-    If Simple Base on n itself needs no more rounds, its rounds are returned.
+    s is the product of the prime factors of n that are at most k + 1. If Simple Base-(k+1) on all n workers needs no
+    more rounds, its rounds are returned.
     """
     smooth = 1
     for prime in prime_factors(num_workers):

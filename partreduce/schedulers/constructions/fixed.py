@@ -29,10 +29,7 @@ def neighbor_averaging(
 def rectangular(
     graph_of: Callable[[int, int], Graph], least: int, num_workers: int, shape: tuple[int, ...] | None
 ) -> Graph:
-    """Return a graph of rows × columns over n workers: of the given shape, or as square as possible.
-
-    Automatic sides are at least `least`.
-    """
+    """Return a graph of rows × columns over n workers: of `shape`, or as square as possible with sides ≥ `least`."""
     chosen = shape or preconditions.sides(num_workers, least)
     assert chosen is not None
     return graph_of(chosen[0], chosen[1])
@@ -48,7 +45,12 @@ def figure_21_unsupported_reason(cluster: Cluster, **_: object) -> str | None:
 def clustered_nodes(
     cluster: Cluster, *, inside: str, across: str, links: int, ends: str, weights: str
 ) -> NeighborAveraging:
-    """Return averaging over a graph that is dense inside the cluster's nodes and sparse between them."""
+    """Return averaging over a graph that is dense inside the cluster's nodes and sparse between them.
+
+    Workers of a node (`inside`), and the nodes (`across`), are joined as a "ring" or "complete". Two joined nodes have
+    `links` edges, at the first worker of each with `ends` "gateway", else ("spread") at different workers. `weights` is
+    the method of `topo.graphs.weights`.
+    """
     nodes = [cluster.workers_of(node) for node in range(cluster.num_nodes)]
     graph = clustered_graph(nodes, inside=inside, across=across, links=links, ends=ends)
     return NeighborAveraging(rounds=(weigh(graph, weights),))
@@ -57,7 +59,7 @@ def clustered_nodes(
 def clustered_unsupported_reason(
     cluster: Cluster, *, inside: str, across: str, links: int, ends: str, **_: object
 ) -> str | None:
-    """Return why no clustered graph exists (one node only, or too many edges); None if it exists."""
+    """Return why `clustered_nodes` is impossible (one node only, or too many edges); None if it is possible."""
     if cluster.num_nodes < 2:
         return "1 node has no edges across; use complete, or ring-based for fewer edges"
     sizes_ = cluster.node_sizes()

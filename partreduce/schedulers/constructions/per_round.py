@@ -30,10 +30,7 @@ HALF = Fraction(1, 2)
 
 
 def shift(num_workers: int, hop: int) -> Round:
-    """Return the round in which each worker averages with the worker `hop` ranks before.
-
-    x_{i+hop} ← (x_{i+hop} + x_i)/2.
-    """
+    """Return the round x_{i+hop} ← (x_{i+hop} + x_i)/2: each worker averages with the worker `hop` ranks before it."""
     i = np.arange(num_workers, dtype=np.int64)
     return Round.from_arrays(num_workers, i, (i + hop) % num_workers, [HALF], np.zeros(num_workers, np.int32))
 
@@ -45,7 +42,10 @@ def one_peer_exponential(cluster: Cluster) -> NeighborAveraging:
 
 
 def moshpit_grid(cluster: Cluster, side: int | None) -> StaticGroups:
-    """Return Moshpit's grid: in phase l, workers average whose ranks in base `side` differ only in digit l."""
+    """Return Moshpit's grid: in phase l, workers average whose ranks in base `side` differ only in digit l.
+
+    By default (None) `side` is the smallest number whose square is at least n.
+    """
     count = cluster.num_workers
     chosen = max(2, isqrt(count - 1) + 1) if side is None else side  # the smallest side whose square is at least n
     return StaticGroups(phases=GroupPhases(grid_phases(count, (chosen,) * ceil_log(count, chosen))))
@@ -59,7 +59,7 @@ def moshpit_grid_unsupported_reason(cluster: Cluster, side: int | None) -> str |
 
 
 def random_partitions(cluster: Cluster, group: int | None, phases: int, seed: int) -> StaticGroups:
-    """Return random groups of `group` workers in each of `phases` phases; a period connects all workers."""
+    """Return `phases` random partitions into groups of `group` workers (None: 4) that together connect all workers."""
     count = cluster.num_workers
     size = _group_size(count, group)
     rng = np.random.default_rng(seed)
@@ -71,10 +71,7 @@ def random_partitions(cluster: Cluster, group: int | None, phases: int, seed: in
 
 
 def random_phase(num_workers: int, group: int, rng: np.random.Generator) -> Phase:
-    """Return a random partition into groups of `group` workers.
-
-    The remaining workers form a smaller group; a single one skips.
-    """
+    """Return a random partition into groups of `group` workers; the rest form a smaller group, a single one skips."""
     labels = np.empty(num_workers, dtype=np.int64)
     labels[rng.permutation(num_workers)] = np.arange(num_workers) // group
     return Phase.from_labels(labels)
@@ -85,10 +82,7 @@ def _group_size(num_workers: int, group: int | None) -> int:
 
 
 def random_partitions_unsupported_reason(cluster: Cluster, group: int | None, phases: int, seed: int) -> str | None:
-    """Return why random groups are impossible (they do not fit, or cannot connect the workers).
-
-    The result is None if they are possible.
-    """
+    """Return why random groups do not fit, or are unlikely to connect all workers; None if they are possible."""
     del seed
     count = cluster.num_workers
     if group is not None and group > count:
@@ -103,7 +97,7 @@ def random_partitions_unsupported_reason(cluster: Cluster, group: int | None, ph
 def noloco(cluster: Cluster, *, every: int, lr: float, momentum: float, phases: int, seed: int) -> StaticGroups:
     """Return NoLoCo: every `every` steps each worker takes an outer step with a random partner.
 
-    With an odd number of workers one of them skips.
+    Of an odd number one worker skips. `lr` and `momentum` are those of the outer steps; `phases` pairings then repeat.
     """
     outer = OuterStep(lr=Fraction(str(lr)), momentum=Fraction(str(momentum)), outer_params=OuterParams.PER_WORKER)
     return replace(random_partitions(cluster, 2, phases, seed), steps_per_round=every, payload=Payload(outer=outer))

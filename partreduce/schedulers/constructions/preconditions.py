@@ -37,17 +37,14 @@ def power_of_two(instead: str, cluster: Cluster, **_: object) -> str | None:
 
 
 def shared_nodes(what_averages: str, cluster: Cluster, **_: object) -> str | None:
-    """Return a sentence unless some node has 2 or more workers.
-
-    `what_averages`, such as "Figure 10 averages", begins a clause of the sentence.
-    """
+    """Return a sentence unless some node has 2 or more workers; `what_averages` is as "Figure 10 averages"."""
     if len(local_ranks(cluster)) >= 2:
         return None
     return f"every node has 1 worker and {what_averages} inside nodes; use allreduce or hyper-cuboid"
 
 
 def rectangle(least: int, cluster: Cluster, shape: tuple[int, ...] | None, **_: object) -> str | None:
-    """Return a sentence unless n is a product of two sides ≥ `least`, or those of `shape` if given."""
+    """Return a sentence unless n is a product of two sides ≥ `least`: those of `shape`, or any two if it is None."""
     count = cluster.num_workers
     best = sides(count, least)
     if shape is None and best is None:

@@ -55,7 +55,7 @@ TORCHTITAN: dict[str, Any] = {
 }
 """Defaults of torchtitan's `[fault_tolerance]`.
 
-Its code fixes the outer optimizer: SGD 0.7 with Nesterov momentum 0.9.
+Its code fixes the outer optimizer: SGD with learning rate 0.7 and Nesterov momentum 0.9.
 """
 TORCHFT = {
     "sync_every": None,
@@ -82,8 +82,9 @@ Row = tuple[str, str, str]
 class Settings:
     """DiLoCo settings of another tool, in common terms: every `spacing` steps one fragment (part of the model) is sent.
 
-    It is merged `delay` steps later; `asked` is the number of steps between two averages of a fragment that the file
-    asks for.
+    It is merged `delay` steps later, with the share `alpha` of the local value. `asked` is the number of steps between
+    two averages of a fragment that the file asks for, `outer` the outer optimizer, `num_replicas` the number of workers
+    (0: not known), `coverage` the claim that every tensor is sent.
     """
 
     program: str
@@ -100,11 +101,11 @@ class Settings:
 
     @property
     def period(self) -> int:
-        """The steps between two sendings of the same fragment."""
+        """The number of steps after which a fragment is sent again."""
         return self.num_fragments * self.spacing
 
     def findings(self) -> list[Row]:
-        """Return the claims about these settings, each with its status (proved or refuted) and reason."""
+        """Return the claims about these settings, as "once a period", with status (proved or refuted) and reason."""
         steps = f"each fragment is sent every {self.num_fragments} · {self.spacing} = {self.period} steps"
         if self.period == self.asked:
             period = "once a period", "proved", steps
@@ -132,7 +133,11 @@ class Settings:
         return [*rows, *self.findings()]
 
     def schedule(self, source: str, cluster: Cluster | None) -> Schedule:
-        """Return the settings as a schedule, in which every fragment takes one outer step per period."""
+        """Return the settings as a schedule; raise RefutedError if one of the `findings` is refuted.
+
+        Without a cluster every worker has its own node; raise DocumentError if the number of workers is not known then.
+        `source` is the file's name.
+        """
         for claim, status, why in self.findings():
             if status == "refuted":
                 raise RefutedError(f"{source}: {claim} is refuted: {why}")
@@ -147,19 +152,19 @@ class Settings:
 
 
 def read_maxtext(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
-    """Read the DiLoCo settings in MaxText's YAML; absent settings have the defaults of its base.yml."""
+    """Read a schedule from the DiLoCo settings in MaxText's YAML; absent settings have the defaults of base.yml."""
     return _import(_maxtext(_Members(_parse(data, source), MAXTEXT, source)), source, cluster)
 
 
 def read_torchft(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
-    """Read the arguments of torchft's `DiLoCo` from a JSON object; `outer_optimizer` holds those of the outer SGD."""
+    """Read a schedule from a JSON object of torchft's `DiLoCo` arguments; `outer_optimizer` has those of outer SGD."""
     members = _Members(_parse(data, source), TORCHFT, source)
     members.check_unknown()
     return _import(_torchft(members), source, cluster)
 
 
 def read_torchtitan(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
-    """Read the table `[fault_tolerance]` of torchtitan's TOML, with `semi_sync_method` `diloco` or `local_sgd`."""
+    """Read a schedule from `[fault_tolerance]` of torchtitan's TOML; its `semi_sync_method` is diloco or local_sgd."""
     try:
         table = tomllib.loads(data.decode()).get("fault_tolerance", {})
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -175,9 +180,9 @@ def _import(settings: Settings, source: str, cluster: Cluster | None) -> Schedul
 
 
 def _maxtext(members: _Members) -> Settings:
-    """Return MaxText's settings: fragments are max(1, round(H / P)) steps apart.
+    """Return MaxText's settings: one of P fragments is sent every `spacing` = max(1, round(H / P)) steps.
 
-    The fragment sent is (step mod period) div spacing.
+    In a step this is the fragment (step mod P·spacing) div spacing; H is `diloco_sync_period`.
     """
     if not members.flag("enable_diloco"):
         raise members.member_error("enable_diloco", "it must be true, or there are no outer steps")
@@ -198,7 +203,7 @@ def _maxtext(members: _Members) -> Settings:
 
 
 def _torchtitan(members: _Members) -> Settings:
-    """Return torchtitan's settings, which it passes on to torchft.
+    """Return torchtitan's settings, which mean what torchft's do: torchtitan passes them on.
 
     If fragments are given by modules, a module's name is the prefix of its parameters' names.
     """
@@ -240,10 +245,7 @@ def _turns_of_torchft(members: _Members, every: str, fragments: int) -> tuple[in
 
 
 def _torchft(members: _Members) -> Settings:
-    """Return torchft's settings: fragments are `sync_every` div P steps apart.
-
-    The fragment is the manager's step mod P.
-    """
+    """Return torchft's settings: one of P fragments, the manager's step mod P, is sent every `sync_every` / P steps."""
     given = members["model_fragments"]
     sizes = members.sizes("model_fragments") if isinstance(given, list) else None
     fragments = members.whole("model_fragments", 1) if sizes is None else len(sizes)
@@ -294,8 +296,8 @@ def _coverage(members: _Members, sizes: list[list[int]] | None) -> Row:
 def torchft_buckets(sizes: Sequence[int], capacity: int) -> list[int]:
     """Return how many whole tensors each of torchft's buckets takes, in order; the remaining tensors are never sent.
 
-    There are as many buckets as all elements would fill; a tensor that does not fit into the rest of a bucket goes to
-    the next, but no bucket is added for it.
+    `sizes` are the tensors' numbers of elements, `capacity` that of a bucket. There are as many buckets as all elements
+    would fill; a tensor that does not fit into the rest of a bucket goes to the next, but no bucket is added for it.
     """
     left, total, taken = list(sizes), sum(sizes), []
     while total > 0:

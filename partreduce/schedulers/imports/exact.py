@@ -19,15 +19,19 @@ from partreduce.topo.errors import ScheduleError
 TOLERANCE = Fraction(1, 10**7)
 """Imbalances below this are attributed to rounding; larger ones are left for `verify` to refute."""
 SINGLE_DENOMINATOR = 1000
-"""The largest denominator of the fractions for which a 32-bit number can stand.
+"""The largest denominator of the fractions that a 32-bit number is read as.
 
-Of all 32-bit numbers below 1, 2 % are the rounding of such a fraction.
+Of all 32-bit numbers below 1, 2 % are the rounding of a fraction with a denominator up to this.
 """
 
 
 @dataclass(slots=True)
 class Notes:
-    """The corrections of weights that an import made, and the settings that it read."""
+    """The corrections of weights that an import made, and the settings that it read.
+
+    `singles` counts weights that were read as the fraction that a 32-bit number rounds, such as `example`; `balanced`
+    counts edges that `balance_weights` changed, by up to `change`; workers' own weights were off by up to `own`.
+    """
 
     singles: int = 0
     example: str = ""
@@ -77,7 +81,7 @@ def exact(value: object, place: str) -> Fraction:
 
     A fraction with a denominator up to 10⁴ within 1e-8 is preferred. A 32-bit number (or its shortest decimal) becomes
     the fraction with a denominator up to 1,000 that rounds to it, if there is one: 0.6666667 is 2/3. Any other number
-    becomes a fraction within 1e-12.
+    becomes a fraction within 1e-12. Raises ScheduleError for what is no finite number ≥ 0.
     """
     try:
         number = float(value)  # type: ignore[arg-type]
@@ -106,10 +110,7 @@ def _note_single(fraction: Fraction, value: object, place: str) -> None:
 
 
 def _rounded_to_single(number: float) -> Fraction | None:
-    """Return the simple fraction that was rounded to this 32-bit number.
-
-    The result is None for other numbers, or if there is none.
-    """
+    """Return the fraction with a denominator up to 1,000 that rounds to this 32-bit number; None if there is none."""
     rounded = np.float32(number)
     if number not in (float(rounded), float(str(rounded))):
         return None
@@ -118,7 +119,10 @@ def _rounded_to_single(number: float) -> Fraction | None:
 
 
 def check_own_weights(num_workers: int, weight_of: Mapping[tuple[int, int], Fraction]) -> None:
-    """Raise ScheduleError if a worker's weight on itself is not 1 minus the weights of its incoming edges."""
+    """Raise ScheduleError unless a worker's weight on itself, if given, is 1 minus its incoming weights (up to 1e-6).
+
+    `weight_of` maps (source, target) to a weight.
+    """
     heard = [Fraction(0)] * num_workers
     for (source, target), weight in weight_of.items():
         if source != target:

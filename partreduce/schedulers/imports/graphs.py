@@ -55,8 +55,9 @@ def from_table(
 ) -> ImportedGraph:
     """Build a graph from node names, edges (sender, receiver), their weights or None, and their lines in the file.
 
-    Nodes 0..n−1 (also as text) keep their numbers; other names are numbered in sorted order. Without `lines`, equal
-    weights of all edges may be ignored as a placeholder: some tools always write a weight.
+    Nodes 0..n−1 (also as text) keep their numbers; other names are numbered in the order of `nodes`. Without `lines`,
+    weights that are all 1 count as none, because some tools always write a weight. Raises ScheduleError if only some
+    edges have a weight, or the weights are invalid.
     """
 
     def place(e: int) -> str:
@@ -81,7 +82,11 @@ def from_table(
 def from_edges(
     num_workers: int, edges: Iterable[tuple[int, int]], weights: Sequence[Fraction] | None, *, directed: bool
 ) -> ImportedGraph:
-    """Build a graph from edges between ranks; an undirected edge may be listed in one or both directions."""
+    """Build a graph from edges between ranks; an undirected edge may be listed in one or both directions.
+
+    Raises ScheduleError for an edge with two weights, a self-loop's weight with which a worker's weights do not sum to
+    1, or less than 2 workers.
+    """
     if not 2 <= num_workers <= MAX_WORKERS:
         raise ScheduleError(f"graph: has {num_workers} workers; graphs of 2 to {MAX_WORKERS} workers are read")
     pairs = np.array(list(edges), dtype=np.int64).reshape(-1, 2)
@@ -100,7 +105,10 @@ def from_edges(
 
 
 def round_of(imported: ImportedGraph, method: str) -> Round:
-    """Return the graph as a round: with its own weights if it has any, else with the mixing weights of `method`."""
+    """Return the graph as a round, with its own weights or, if it has none, the mixing weights of `method`.
+
+    Raises ScheduleError if the graph is not connected.
+    """
     imported.graph.require_connected()
     return weigh(imported.graph, method) if imported.weights is None else weighted_round(imported)
 
@@ -117,7 +125,10 @@ def weighted_round(imported: ImportedGraph) -> Round:
 
 
 def schedule(name: str, rounds: Sequence[Round], cluster: Cluster | None) -> Schedule:
-    """Return a schedule of kind `neighbor`; without a cluster every worker has its own node."""
+    """Return a schedule of kind `neighbor` with these weighted graphs; without a cluster every worker has its own node.
+
+    Raises ScheduleError if the cluster has another number of workers.
+    """
     count = rounds[0].num_workers
     chosen = Cluster.regular(count, 1) if cluster is None else cluster
     if chosen.num_workers != count:
@@ -190,7 +201,10 @@ def _of_graph(graph: nx.Graph[Any] | nx.DiGraph[Any]) -> ImportedGraph:
 
 
 def read_node_link(data: bytes, source: str) -> ImportedGraph:
-    """Read D3's node-link JSON: `{"nodes": [{"id"}], "links" or "edges": [{"source", "target", "weight"?}]}`."""
+    """Read D3's node-link JSON: `{"nodes": [{"id"}], "links" or "edges": [{"source", "target", "weight"?}]}`.
+
+    Raises DocumentError for other content, ScheduleError for invalid weights; `source` is the file's name in them.
+    """
     document = parse_json(data, source=source)
     if not isinstance(document, dict) or not isinstance(document.get("nodes"), list):
         raise DocumentError("document", f"has no list `nodes`; {NODE_LINK}", source)
@@ -232,7 +246,10 @@ def _is_name(value: object) -> TypeGuard[int | str]:
 
 
 def read_graphml(data: bytes, source: str) -> ImportedGraph:
-    """Read GraphML with one graph, as networkx, yEd and Gephi write it; the edge key `weight` holds mixing weights."""
+    """Read GraphML with one graph, as networkx, yEd and Gephi write it; the edge key `weight` holds mixing weights.
+
+    Raises as `read_node_link`.
+    """
     import networkx as nx
 
     if b"<!ENTITY" in data or b"<!DOCTYPE" in data:

@@ -22,7 +22,7 @@ MAX_ROUNDS = 10_000
 
 
 def read_npy(data: bytes, source: str) -> ImportedGraph:
-    """Read a NumPy file with one square matrix."""
+    """Read a NumPy file with one square matrix of weights or edges (`of_matrix`)."""
     return of_matrix(load_npy(data, source), source)
 
 
@@ -36,9 +36,9 @@ def load_npy(data: bytes, source: str) -> npt.NDArray[np.generic]:
 
 
 def of_matrix(matrix: npt.NDArray[np.generic], source: str) -> ImportedGraph:
-    """Return the graph of a matrix: entry [i, j] is worker j's weight in i's average, or an edge j → i.
+    """Return the graph of a matrix: entry [i, j] is j's weight in i's average or, if all are 0 and 1, an edge j → i.
 
-    Entries are weights if all rows sum to 1.
+    Weights in a row sum to 1. Raises DocumentError if the matrix is not square, ScheduleError for other numbers.
     """
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.shape[0] == 0:
         shape = "x".join(map(str, matrix.shape)) or "empty"

@@ -18,7 +18,7 @@ from partreduce.topo.strategies.pairwise import Pairwise
 
 
 class Role(StrEnum):
-    """The role of a worker: active, passive, or both."""
+    """The role of a worker: active (it sends requests to average), passive (it answers them), or both."""
 
     ACTIVE = "active"
     PASSIVE = "passive"
@@ -33,7 +33,7 @@ class Choose:
 
 
 class Ask(Signal):
-    """Message with the sender's parameters: a request to average and answer."""
+    """Message with the sender's parameters: a request to average them with one's own, and to answer with the mean."""
 
 
 class Answer(Signal):
@@ -50,7 +50,7 @@ class PairState:
 
 @dataclass(frozen=True)
 class Pairing:
-    """The pairing protocol of all workers over an undirected graph, with a role each; a `Machine`.
+    """AD-PSGD's protocol for all workers over an undirected graph, as a state machine (`Machine`); a role per worker.
 
     Two workers that send each other a request at the same time have both sent their parameters, so each treats the
     other's request as the answer. A worker that waits queues other requests until it has its answer: the averaging is
@@ -78,7 +78,7 @@ class Pairing:
         return PairState(), ()
 
     def ready(self, process: int, state: PairState) -> Sequence[Choose]:
-        """Return the neighbors that an active worker may pick: all that can answer; none while it waits itself."""
+        """Return an event per neighbor that the worker may pick, one that answers requests; none while it waits."""
         if state.waits_for >= 0 or self.roles[process] == Role.PASSIVE:
             return ()
         return tuple(Choose(v) for v in self.graph.targets[process] if self.roles[v] != Role.ACTIVE)

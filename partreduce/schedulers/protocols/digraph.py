@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Digraph:
     """A directed graph over workers 0..num_workers-1 without self-loops; edge (u, v) means that u sends to v.
 
-    Every worker also keeps its own update, so Hop's N_in(v) is `sources[v]` plus v itself; see `Hop` for where that
-    matters. Edges are sorted. Build one with `of`.
+    `sources[v]` are the workers that send to v, `targets[v]` those that v sends to; Hop's N_in(v) is `sources[v]` and v
+    itself. Edges are sorted. Build one with `of`.
     """
 
     num_workers: int

@@ -22,14 +22,14 @@ SENDING, REDUCING, ENTERING = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Message along an edge: the sender's update of a step."""
+    """Message along an edge: the sender's update, that is, its parameters in a step."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Message against an edge: the receiver of updates has advanced by `count` steps."""
+    """Message against an edge: the receiver of updates has advanced by `count` steps, and permits as many steps."""
 
     count: int
 
@@ -39,7 +39,7 @@ class Ack(Signal):
 
 
 class SendUpdate(Signal):
-    """Event: the worker sends the update of its present step."""
+    """Event: the worker sends its parameters, the update of its present step, to its out-neighbors."""
 
 
 class Reduce(Signal):
@@ -81,7 +81,7 @@ class HopState:
 
 @dataclass(frozen=True)
 class Hop:
-    """Hop's protocol for all workers over `graph`, under one setting; a `Machine` that the explorer checks.
+    """Hop's protocol for all workers over `graph`, under one setting, as a state machine (`Machine`).
 
     With `fine` a step has three events (send, reduce, enter), as it has in a run; without it they are one event, which
     reaches the same gaps in fewer states. NOTIFY-ACK is always fine: its bound depends on the order of the three.
@@ -247,7 +247,7 @@ class Hop:
 
 
 def hop_of(graph: Round, setting: IterationGap) -> Hop:
-    """Return the protocol of a run over the edges of a round, with three events per step."""
+    """Return the protocol of a run over the edges of `graph`: workers send, reduce and advance by separate events."""
     return Hop(Digraph.from_edges_of(graph), setting, fine=True)
 
 
@@ -260,13 +260,13 @@ def check_setting(graph: Digraph, setting: IterationGap) -> None:
 def weights_of(
     gap: IterationGap, edge_weights: Mapping[int, Fraction], step: int, own_step: int, used: Sequence[tuple[int, int]]
 ) -> tuple[Fraction, list[Fraction]]:
-    """Return the weight of a worker's own parameters, and of each update that it uses; they sum to 1, exactly.
+    """Return the weights, of sum exactly 1, of a worker's own parameters and of the updates that it uses in a step.
 
-    `edge_weights` are those of each in-neighbor in the graph; `step` is k, or the last skipped step, `own_step` the
-    step of the worker's own parameters, and `used` holds (source, step of its update), ascending. O(in-neighbors). With
-    weights `graph`, the weight of an unused update stays with the worker. With `iteration` and staleness s, an update
-    of step i counts i − (k − s) + 1 times in step k, the worker's own too; before a skip, when k is the step before the
-    destination and the own parameters are older than s steps, they still count once.
+    `edge_weights` are the graph's, by in-neighbor; `step` is k (before a skip: the last step that is skipped),
+    `own_step` the step of the worker's own parameters; `used` holds (source, step of its update), ascending.
+    O(in-neighbors). The setting `gap.weights` decides: with `graph` the weight of an unused update is added to the own
+    one; with `uniform` all are equal; with `iteration` and staleness s an update of step i, and the own parameters in
+    the same way, weigh in proportion to i − (k − s) + 1; the own ones, which may be older than s steps, to at least 1.
     """
     if gap.weights is EdgeWeighting.GRAPH:
         taken = [edge_weights[source] for source, _ in used]

@@ -31,14 +31,14 @@ GOES_ON = -2
 
 @dataclass(frozen=True, slots=True)
 class Activate:
-    """Message: round `round` may start."""
+    """Message: the partial all-reduce of round `round` may start."""
 
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """Message (if the quorum is a number): the sender has arrived for round `round`."""
+    """Message, if the quorum is a number: the sender has arrived for round `round`, that is, has a gradient for it."""
 
     round: int
 
@@ -52,7 +52,7 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Message: the sender has no more data; `round` is the last round for which it has arrived (−1: none)."""
+    """Message: the sender has no more data; `round` is the last round with a gradient of it (−1: none)."""
 
     round: int
 
@@ -61,11 +61,10 @@ class Ended:
 class Share:
     """Message: a worker's contribution to the sum of a round: which of its gradients are in it.
 
-    A worker counts its gradients 0, 1, 2, …; `gradients` holds these numbers, since the protocol has no tensors.
-
-    A driver with a real collective starts that instead of sending shares, and passes in the shares of the others.
-    Two fields are for observers: `oldest` is how many rounds the worker had taken when it began to compute its oldest
-    gradient (−1: none), `ended` whether the worker has ended.
+    A worker counts its gradients 0, 1, 2, …; `gradients` holds these numbers, since the protocol has no tensors. A
+    driver with a real collective starts that instead of sending shares. Two fields are for observers: `oldest` is how
+    many rounds the worker had taken when it began to compute its oldest gradient (−1: none), `ended` whether it has
+    ended.
     """
 
     round: int
@@ -75,23 +74,26 @@ class Share:
 
 
 class Call(Signal):
-    """Event of the training side: a gradient is computed and handed over to the thread."""
+    """Event of a worker's training: a gradient is computed and handed over to the thread that runs the all-reduces."""
 
 
 class End(Signal):
-    """Event of the training side: the worker has no more data and from now on only takes results."""
+    """Event of a worker's training: it has no more data, and from now on only takes results."""
 
 
 class Begin(Signal):
-    """Event of the thread: it enters its next round with the send buffer. `grace` only affects when this happens."""
+    """Event of a worker's communication thread: it enters the next round with all gradients handed over so far.
+
+    The setting `grace` affects only when this happens.
+    """
 
 
 class Finish(Signal):
-    """Event of the thread: the sum of the round is complete."""
+    """Event of a worker's communication thread: the sum of the round is complete."""
 
 
 class Take(Signal):
-    """Event of the training side: it takes results and applies them."""
+    """Event of a worker's training: it takes results of rounds and applies them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +108,14 @@ class Result:
 class PartialState:
     """The state of one worker under a partial collective. Its gradients are numbered 0, 1, 2, … in order of its calls.
 
-    Training: `calls` made, `version` rounds taken, `stage`, whether it is `resting` for good; `buffer` holds the
-    gradients that are in no round, `oldest` is the version with which the oldest of them was begun (−1: none). Thread:
-    rounds `entered`, rounds `done`, `results` that wait for the training, `shares[w]` of worker w in rounds that are
-    not done, `counted` own calls in the rounds done.
+    Its training side computes gradients: `calls` made, `version` rounds whose results it has taken, `stage`, whether it
+    is `resting` for good; `buffer` holds the gradients that are in no round, `oldest` is the version with which the
+    oldest of them was begun (−1: none). Its thread takes part in the rounds: rounds `entered`, rounds `done`, `results`
+    that wait for the training, `shares[w]` of worker w in rounds that are not done, `counted` own calls in rounds done.
 
     Knowledge about others: `arrived[w]` is 1 + the last round for which worker w has arrived, `lasts[w]` the last round
     that w needs, `activated` how many rounds may start. `synchronized` is the round up to which models are averaged,
-    `here[w]` the round for whose average worker w waits.
+    `here[w]` the round before which worker w waits to average models.
     """
 
     calls: int = 0
@@ -145,7 +147,7 @@ class PartialState:
 
 @dataclass(frozen=True)
 class Partial:
-    """The partial collectives of all workers under one setting; a `Machine`.
+    """Partial all-reduce of all workers under one setting, as a state machine (`Machine`).
 
     A driver executes the notes: `("begun", round, calls)` empties the buffer into the round; `("finished", round,
     counts)` has the sum; `("taken", rounds, version)` applies these results, ascending, or their sum, and the worker
@@ -234,7 +236,7 @@ class Partial:
     # The training.
 
     def _called(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """Add the gradient to the buffer; its worker arrives for the next round that its thread will enter.
+        """Add a gradient to the buffer; the worker arrives for the next round that its thread will enter.
 
         If the setting's `count` is "call", it only arrives for the round with the call's own number.
         """
@@ -258,7 +260,7 @@ class Partial:
         return started, (*told, *actions, *self._to_others(process, Ended(last)))
 
     def _may_take(self, state: PartialState) -> bool:
-        """Whether there are results, and the training waits for them or has ended."""
+        """Whether the training may take results: there are some, and it waits for them or has ended."""
         return state.stage != MEETING and state.done > state.version
 
     def _taken(self, process: int, state: PartialState) -> Outcome[PartialState]:
@@ -285,7 +287,7 @@ class Partial:
         return met, (note, *self._to_others(process, Here(version)), *actions)
 
     def _met(self, state: PartialState) -> Outcome[PartialState]:
-        """Average the models once all workers wait for the average."""
+        """Once all workers wait to average their models, let this worker average and continue."""
         if state.stage != MEETING or min(state.here) < state.version:
             return state, ()
         return replace(state, stage=COMPUTING, synchronized=state.version), (Note(("synchronized", state.version)),)
@@ -306,7 +308,7 @@ class Partial:
         return started, (*told, *actions)
 
     def _started(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """Activate the next round if its quorum has arrived and this worker is one that may start it."""
+        """Let the next round start if its quorum has arrived and this worker is one that may start it."""
         open_ = state.entered
         if open_ < state.activated:
             return state, ()
@@ -329,26 +331,23 @@ class Partial:
         return started, self._to_others(process, Activate(open_))
 
     def _is_quorate(self, come: int, counted: int) -> bool:
-        """Whether `come` arrived workers are enough, where `counted` workers have arrived or still may."""
+        """Whether `come` arrived workers may start a round, if `counted` workers have arrived or still may."""
         return come >= self.setting.needed(counted)
 
     def _initiator(self, round_: int, going_on: Sequence[int]) -> int:
-        """Return the worker that starts a round under `majority`: the drawn one, or the next one that continues."""
+        """Return the worker that starts a round under quorum `majority`: the drawn one, or the next of `going_on`."""
         drawn = self._drawn(round_)
         return min(going_on, key=lambda v: (v - drawn) % self.num_workers)
 
     def _drawn(self, round_: int) -> int:
-        """Draw the worker that starts a round under `majority`, uniformly and from the seed and the round only."""
+        """Draw the worker that starts a round under quorum `majority`: uniformly, from the seed and the round only."""
         if self.initiators:
             return self.initiators[round_ % len(self.initiators)]
         words = f"partreduce quorum, seed {self.setting.seed}, round {round_}"
         return int.from_bytes(shake_256(words.encode()).digest(8)) % self.num_workers
 
     def awaited(self, process: int, state: PartialState) -> tuple[int, ...]:
-        """Return the workers whose arrival may start the round that this one waits for.
-
-        They are all others if none is known to be missing.
-        """
+        """Return the workers whose arrival may start the round that this one waits for; if unknown, all others."""
         going_on = _going_on(state)
         if self.setting.quorum is QuorumStart.MAJORITY and going_on:
             return (self._initiator(state.entered, going_on),)
@@ -360,7 +359,7 @@ class Partial:
     def _may_begin(self, state: PartialState) -> bool:
         """Whether the thread may enter its next round.
 
-        The round must be activated, and neither a full queue nor a due average of models may delay it.
+        The round must be activated, the queue of results not full, and no average of models due before it.
         """
         if state.entered >= state.activated:
             return False
@@ -381,7 +380,7 @@ class Partial:
         return started, (*sent, Note(("begun", share.round, share.gradients)), *actions)
 
     def _shared(self, state: PartialState, source: int, share: Share) -> PartialState:
-        """Keep a worker's share for its round, unless it is known already or the round is done."""
+        """Keep a worker's contribution (share) to a round, unless it is known already or the round is done."""
         known = state.shares[source]
         if share.round < state.done or share.round in [other.round for other in known]:
             return state
@@ -389,7 +388,7 @@ class Partial:
         return replace(state, shares=replace_at(state.shares, source, kept))
 
     def _is_summed(self, state: PartialState) -> bool:
-        """Whether all workers have entered the running round."""
+        """Whether all workers have entered the running round, so that its sum is complete."""
         return not self.collective or all(known and known[0].round == state.done for known in state.shares)
 
     def _finished(self, process: int, state: PartialState) -> Outcome[PartialState]:

@@ -25,16 +25,16 @@ CLOSED, COMPUTING, WAITING = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Event of a worker: a generation (module docstring) begins in this round.
+    """Event of a worker: it starts in this round from other parameters, which begins a new generation.
 
-    Its parameters initialize the shards on its host.
+    They initialize the shards (parts of the model at a server) on its host.
     """
 
     round: int
 
 
 class Push(Signal):
-    """Event of a worker: a round is over, and its progress is sent to all shards."""
+    """Event of a worker: a round is over, and the change of its parameters is sent to all shards."""
 
 
 class Pull(Signal):
@@ -55,7 +55,7 @@ class Drain(Signal):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """Message to the shard on a worker's host: a generation begins in a round, with the worker's parameters."""
+    """Message to the shard on a worker's host: a generation begins in this round, from the worker's parameters."""
 
     generation: int
     round: int
@@ -71,7 +71,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Message to a shard: a request for the newest model, without progress."""
+    """Message to a shard: a request for the newest model, without progress. `number` counts the worker's requests."""
 
     generation: int
     number: int
@@ -88,7 +88,7 @@ class Answer:
 class WorkerState:
     """The state of a worker: `round` is the next round whose progress it sends, `missing` the shards that must answer.
 
-    `under_way` is whether the answer to its last request is not yet taken or dropped.
+    `number` counts its requests; `under_way` is whether the answer to the last one is not yet taken or dropped.
     """
 
     stage: int = CLOSED
@@ -103,10 +103,9 @@ class WorkerState:
 class ShardState:
     """The state of a shard, one server's part of the model.
 
-    For each worker it has the round of its last progress (`rounds`) and the number of its last request (`heard`).
-
-    `waiting` has for each worker the request that is not answered yet (0: none), `early` the requests of a generation
-    that has not begun here.
+    For each worker it has the round of its last progress (`rounds`), the number of its last request (`heard`), and the
+    number of the request that is not answered yet (`waiting`, 0: none). `early` holds the requests of a generation that
+    has not begun here.
     """
 
     generation: int = -1
@@ -118,7 +117,7 @@ class ShardState:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A fixed script for workers without a driver.
+    """What all workers do in a run of the simulator or of the explorer, where no training script decides.
 
     `rounds` is the number of rounds; before the rounds `pulls` workers request the newest model, and before the rounds
     `drains` they drop open answers and end the generation (`Drain`).
@@ -134,7 +133,7 @@ ServerState = WorkerState | ShardState
 
 @dataclass(frozen=True)
 class Shards:
-    """The parameter server's protocol, of all workers and shards (parts of the model); a `Machine`.
+    """The parameter server's protocol for all workers and shards (parts of the model), as a state machine (`Machine`).
 
     Shard k is at worker `hosts[k]`; its answer waits while a worker is more than `staleness` rounds ahead (None:
     never). With `is_delayed` a worker takes the answers a round later. Without `plan` workers may execute any event
@@ -224,7 +223,7 @@ class Shards:
         return after, (*_note_taken(state), *(Send(shard, request) for shard in self.shards))
 
     def _opened(self, state: ShardState, generation: int, round_: int) -> Outcome[ServerState]:
-        """Begin a generation at a shard, and then handle the requests that arrived too early."""
+        """Begin a generation, a start from other parameters, at a shard; handle its requests that arrived before."""
         if generation <= state.generation:
             return state, ()  # a duplicate
         n = self.num_workers
@@ -237,7 +236,7 @@ class Shards:
         return after, actions
 
     def _requested(self, state: ShardState, source: int, request: Progress | Ask) -> Outcome[ServerState]:
-        """Add a worker's progress, whatever its age, then answer the workers that may continue."""
+        """Handle a request at a shard: add the worker's progress, if any, and answer the workers that may continue."""
         if request.generation > state.generation:
             return replace(state, early=(*state.early, (source, request))), ()
         if request.generation < state.generation:

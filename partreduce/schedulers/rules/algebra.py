@@ -13,10 +13,7 @@ from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGro
 
 
 def all_digits(num_nodes: int) -> tuple[int, ...]:
-    """Return radices (sizes of the digits of a node's number) that treat all nodes equally.
-
-    That is one digit, or none for a single node.
-    """
+    """Return the node radices of a rule that treats all nodes equally: one digit, or none for a single node."""
     return (num_nodes,) if num_nodes > 1 else ()
 
 

@@ -1,4 +1,4 @@
-"""Average workers or whole nodes on a mixed-radix grid along one axis per phase, exact after the last axis.
+"""Average workers or whole nodes on a mixed-radix grid along one axis per phase; after the last all models are equal.
 
 These are the hyper-cuboid, the one-peer hypercube (its special case of pairs) and grids of whole nodes (node digits).
 """
@@ -24,8 +24,8 @@ MAX_RULE_NODE = 4096
 def grid_rule(node_radices: tuple[int, ...], local_radices: tuple[int, ...]) -> RulePhases:
     """Return the rule of a grid, with axes inside the node first, then across nodes: one phase per axis.
 
-    The radices are the lengths of the axes: their products are the nodes, and the workers of a node. Each worker is in
-    one group per phase.
+    The radices are the lengths of the axes: their products are the number of nodes, and of workers on a node. Each
+    worker is in one group per phase.
     """
     size = prod(local_radices)
     phases: list[RulePhase] = [_local_axis(local_radices, axis) for axis in range(len(local_radices))]
@@ -43,7 +43,7 @@ def _local_axis(radices: tuple[int, ...], axis: int) -> RulePhase:
 
 
 def grid_phases(num_workers: int, factors: tuple[int, ...]) -> tuple[Phase, ...]:
-    """Return one phase per factor f_l, with the groups {i + m·Π_{j<l} f_j}. O(n log n) per phase, vectorized.
+    """Return one phase per factor f_l, with the groups {i + m·Π_{j<l} f_j, m < f_l}. O(n log n) per phase.
 
     The grid may have empty cells (factors whose product is above n): groups at its edge are then smaller.
     """
@@ -57,9 +57,10 @@ def grid_phases(num_workers: int, factors: tuple[int, ...]) -> tuple[Phase, ...]
 
 
 def hyper_cuboid(cluster: Cluster, max_group: int | None, factors: tuple[int, ...] | None) -> StaticGroups:
-    """Return the hyper-cuboid schedule, one phase per factor of n; by default the fewest factors ≤ `max_group`.
+    """Return the hyper-cuboid schedule, one phase per factor of n: `factors`, or the fewest that are ≤ `max_group`.
 
-    Without `factors` it is a rule if axes can follow the nodes without another phase; else it has explicit groups.
+    `max_group` None means `default_group`. Without `factors` it is a rule, if axes that lie inside or across nodes need
+    no more phases; else it has explicit groups.
     """
     count = cluster.num_workers
     if factors is None:
@@ -89,10 +90,7 @@ def default_group(cluster: Cluster) -> int:
 def hyper_cuboid_unsupported_reason(
     cluster: Cluster, max_group: int | None, factors: tuple[int, ...] | None
 ) -> str | None:
-    """Return why there is no such hyper-cuboid (a prime factor of n exceeds the largest group).
-
-    The result is None if there is one.
-    """
+    """Return why no hyper-cuboid has these factors, or groups of at most `max_group` workers; None if there is one."""
     count = cluster.num_workers
     prime = largest_prime_factor(count)
     if factors is not None:

@@ -29,9 +29,9 @@ def node_then_all(cluster: Cluster, node_rounds: int) -> StaticGroups:
 
 
 def lone_workers_unsupported_reason(so: str, cluster: Cluster, **rounds: int) -> str | None:
-    """Return why rounds inside nodes are useless (every node has one worker); None if they are not.
+    """Return a sentence if every node has one worker, so that rounds inside nodes are useless; else None.
 
-    `so` states the consequence in that sentence; `rounds` are the rounds inside nodes, by name.
+    `so` is its clause on the consequence; `rounds` are the numbers of rounds inside nodes.
     """
     if len(local_ranks(cluster)) < 2:
         return f"every node has 1 worker, so {so}; use allreduce(every={sum(rounds.values()) + 1})"
@@ -39,10 +39,7 @@ def lone_workers_unsupported_reason(so: str, cluster: Cluster, **rounds: int) ->
 
 
 def pairs_pairs_all(cluster: Cluster, pair_rounds: int) -> StaticGroups:
-    """Return `pair_rounds` rounds of pairs inside nodes, followed by one over all workers.
-
-    Pairs begin at even and odd local ranks in turn.
-    """
+    """Return `pair_rounds` rounds of pairs inside nodes, at even and odd local ranks in turn, then one round of all."""
     ranks = local_ranks(cluster)
     radices = all_digits(cluster.num_nodes)
     phases = [_pairs(len(ranks), t % 2) for t in range(pair_rounds)]
@@ -72,9 +69,9 @@ def hierarchy(cluster: Cluster, levels: tuple[int, ...] | None, rounds: int) -> 
 
 
 def default_levels(cluster: Cluster) -> tuple[int, ...]:
-    """Return the levels, as factors of the number of nodes: those of the switches if these form a regular tree.
+    """Return levels (factors of the number of nodes): the switches' if these form a regular tree, else racks × nodes.
 
-    Else they are racks × nodes, as square as possible.
+    The latter are as equal as possible.
     """
     num_nodes = cluster.num_nodes
     if cluster.hardware is not None and cluster.hardware.switches:
@@ -94,7 +91,7 @@ def _firsts(cluster: Cluster, radices: tuple[int, ...]) -> range:
 
 
 def hierarchy_unsupported_reason(cluster: Cluster, levels: tuple[int, ...] | None, rounds: int) -> str | None:
-    """Return why there is no such hierarchy (levels do not fit the nodes, too long a period); None if there is one."""
+    """Return why `hierarchy` is impossible (levels do not fit the nodes, the period is too long); None if it is not."""
     chosen = default_levels(cluster) if levels is None else levels
     if any(radix < 2 for radix in chosen) or prod(chosen) != cluster.num_nodes:
         nearest = "x".join(map(str, default_levels(cluster)))
@@ -151,7 +148,7 @@ def figure_10(cluster: Cluster) -> StaticGroups:
 def inter_intra(cluster: Cluster) -> StaticGroups:
     """Return Prague's inter-intra schedule, of two phases.
 
-    Heads (local rank 0) average across nodes while the others average inside nodes; then whole nodes average.
+    Workers with local rank 0 average across nodes while the others average inside nodes; then whole nodes average.
     """
     ranks = local_ranks(cluster)
     radices = all_digits(cluster.num_nodes)
@@ -174,7 +171,7 @@ def rotating_heads(cluster: Cluster) -> StaticGroups:
 
 
 def rotating_heads_unsupported_reason(cluster: Cluster) -> str | None:
-    """Return why there is no such schedule (no node has two workers, or too long a period); None if there is one."""
+    """Return why heads cannot rotate (no node has two workers, or the period is too long); None if they can."""
     size = len(local_ranks(cluster))
     if size < 2:
         return "every node has 1 worker, so there is no head to rotate; use allreduce"

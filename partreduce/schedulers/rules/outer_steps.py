@@ -24,7 +24,10 @@ from partreduce.topo.strategies.static import RulePhases, StaticGroups
 def diloco(
     cluster: Cluster, *, every: int, fragments: int, late: int, alpha: float, lr: float, momentum: float
 ) -> AllReduce:
-    """Return (Streaming) DiLoCo: every `every` steps an outer step of each of `fragments`, merged `late` steps late."""
+    """Return (Streaming) DiLoCo: every `every` steps an outer step of each of `fragments`, merged `late` steps late.
+
+    A merge keeps the share `alpha` of the local value; `lr` and `momentum` are those of the outer SGD.
+    """
     del cluster
     sync = DelayedMerge(steps=late, alpha=Fraction(str(alpha))) if late or alpha else SYNCHRONOUS
     return AllReduce(steps_per_round=every, sync=sync, payload=Payload(outer=_outer(lr, momentum), fragments=fragments))
@@ -40,9 +43,10 @@ def diloco_unsupported_reason(cluster: Cluster, **parameters: float) -> str | No
 
 
 def regions_diloco(cluster: Cluster, regions: int | None, every: int, lr: float, momentum: float) -> StaticGroups:
-    """Return DiLoCo between regions: workers of a region average in each step.
+    """Return DiLoCo between regions: workers of a region average in each step, all take an outer step every `every`.
 
-    Every `every` steps all workers take an outer step together.
+    `regions` (None: as the largest switches say, else each node) have equally many nodes; `lr` and `momentum` are those
+    of the outer SGD.
     """
     ranks, radices = local_ranks(cluster), _radices(cluster, regions)
     own, everyone = (Block(ranks, tuple(range(first, len(radices)))) for first in (1, 0))
@@ -53,7 +57,7 @@ def regions_diloco(cluster: Cluster, regions: int | None, every: int, lr: float,
 def regions_diloco_unsupported_reason(
     cluster: Cluster, regions: int | None, every: int, lr: float, momentum: float
 ) -> str | None:
-    """Return why there is no such schedule (it needs two or more equal regions of several workers); else None."""
+    """Return why `regions_diloco` is impossible (it needs two or more equal regions of several workers); else None."""
     del lr, momentum
     if regions is not None and (regions < 2 or cluster.num_nodes % regions):
         return f"{cluster.num_nodes} nodes are not {regions} regions of as many; give a divisor of the nodes, 2 or more"

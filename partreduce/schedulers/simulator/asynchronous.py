@@ -35,7 +35,7 @@ COST_UNIT = 1e-6
 
 
 class GroupTiming(Recorder):
-    """The durations of the rounds and groups of a `GroupSystem`.
+    """The durations of the rounds and groups of the group generator's protocol (`GroupSystem`).
 
     `group` returns the seconds of a group's operation, or its load on `network`. `on_round` is called in order of time
     for every worker that ends a round, with the number and the members of its group, which are empty in a round without
@@ -79,7 +79,7 @@ class GroupTiming(Recorder):
 def group_machine(
     setting: GeneratorSetting, timing: GroupTiming, *, rounds: int, costs: tuple[int, ...] = (), seed: int = 0
 ) -> VirtualMachine:
-    """Return a simulator of the workers and the generator.
+    """Return a simulator of the group generator and its workers.
 
     Every worker runs `rounds` rounds and reports `costs`, the compute time of a round, to the generator; groups are
     drawn from the setting's seed, ties among events from `seed`.
@@ -121,7 +121,7 @@ def run_groups(case: Case) -> Timeline:
 
 
 class PairTiming(Recorder):
-    """The durations of the rounds of a `Pairing`'s active workers; models are sent on `network`, or take no time.
+    """The durations of the rounds of AD-PSGD's active workers; models are sent on `network`, or take no time if None.
 
     With `is_delayed` the next round computes while the exchange runs, instead of after it. `on_exchange` is called with
     the requesting worker, the answering worker and the time at which the answer arrives.
@@ -145,7 +145,7 @@ class PairTiming(Recorder):
         return self.seconds[round_][process] if round_ < len(self.seconds) else None
 
     def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
-        """Return the seconds of a message; requests and answers both carry the model."""
+        """Return 0 seconds without a network; else send the message, which carries the model, on it; return None."""
         if self.network is None:
             return 0.0
         self.network.send(source, to, self._num_bytes, (source, to, message))
@@ -156,7 +156,7 @@ class PairTiming(Recorder):
         return not self.is_delayed and isinstance(message, Answer)
 
     def picked(self, offered: Sequence[Hashable], *, pending: bool, rng: np.random.Generator) -> Sequence[Hashable]:
-        """Draw the neighbor that the worker asks in this round from those offered."""
+        """Draw the neighbor that the worker asks in this round from those offered; none while one is `pending`."""
         return () if pending else (offered[int(rng.integers(len(offered)))],)
 
     def happened(self, step: Step) -> None:

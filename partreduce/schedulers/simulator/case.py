@@ -21,9 +21,9 @@ class Case:
     """The inputs of a simulated run: a schedule, the hardware and compute times, and the number of rounds.
 
     `seed` is that of jitter, of stragglers and of draws of partners, `model_bytes` the model's size unless the
-    hardware has one, and `algorithm` the all-reduce algorithm. `exchange` is the cost of separate tables in each step,
-    None without them. `listeners`, which measure ages and metrics, are called for each average in kinds of strategy
-    without common rounds.
+    hardware has one, and `algorithm` the all-reduce algorithm. `exchange` is the cost per step of embedding tables that
+    are not averaged with the model, None without them. `listeners`, which measure ages and metrics, are called for each
+    average in kinds of strategy without common rounds.
     """
 
     schedule: Schedule
@@ -44,18 +44,12 @@ class Case:
         return size_or_one(self.hardware, self.model_bytes)
 
     def seconds(self) -> npt.NDArray[np.float64]:
-        """Return the seconds that every worker computes in every round, shape (num_rounds, num_workers).
-
-        They are fixed by the seed.
-        """
+        """Return the seconds of each worker's computing in each round, (num_rounds, num_workers); fixed by the seed."""
         worker_steps, rng = self.worker_steps(), np.random.default_rng(self.seed)
         return np.array([seconds[0] for seconds in self.compute.rounds(worker_steps, self.num_rounds, rng)])
 
     def seconds_of_steps(self) -> npt.NDArray[np.float64]:
-        """Return the seconds that workers compute in each step, (num_rounds, k, num_workers).
-
-        All take k steps in a round.
-        """
+        """Return the seconds of each step's computing, (num_rounds, k, num_workers), if all take k steps in a round."""
         rng, count, steps = np.random.default_rng(self.seed), self.schedule.num_workers, int(self.worker_steps().max())
         listed = [self.compute.step_seconds(count, step, rng)[0] for step in range(self.num_rounds * steps)]
         return np.array(listed).reshape(self.num_rounds, steps, count)

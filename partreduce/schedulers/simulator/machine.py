@@ -57,7 +57,7 @@ class Step:
 class Timing:
     """The durations of work and messages in a simulation: 0 unless a subclass overrides a method.
 
-    The driver passes in the generator of random numbers.
+    The simulator passes in the generator of random numbers, `rng`.
     """
 
     sees_messages = True
@@ -80,10 +80,7 @@ class Timing:
         return False
 
     def picked(self, offered: Sequence[Hashable], *, pending: bool, rng: np.random.Generator) -> Sequence[Hashable]:  # noqa: ARG002
-        """Return those of the newly offered events that the process will execute.
-
-        `pending` is whether it already works for other events.
-        """
+        """Return those new events that the process will execute; `pending` is whether it works for others already."""
         return offered
 
     def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002
@@ -120,7 +117,7 @@ class _RunningOperation(NamedTuple):
 
 @dataclass(slots=True)
 class _Process:
-    """A process between events: its state, last action, offered events, and the operation in which it waits."""
+    """A process between events: its state, time of its last event, offered events, the operation that it waits in."""
 
     state: Any
     acted: float = 0.0
@@ -234,7 +231,7 @@ class VirtualMachine:
             self._network.sum(meeting.takes, begun)
 
     def _leave(self, begun: _RunningOperation, end: float) -> None:
-        """Let all members of an operation leave it at one instant, in their order."""
+        """Let all members of an operation leave it at time `end`, in the order of `begun.members`."""
         for place, member in enumerate(begun.members):
             wanted = begun.events[member]
             tie, number = 1.0 + place / len(begun.members), self._processes[member].offers[wanted].number
@@ -317,7 +314,10 @@ class Recorder(Timing):
         gaps: GapRecord | None = None,
         quorum: QuorumRecord | None = None,
     ) -> Timeline:
-        """Return the timeline of a run that has ended; `nic_bytes` (num_nodes,) are the bytes that left each node."""
+        """Return the timeline of a run that has ended; `nic_bytes` (num_nodes,) are the bytes that left each node.
+
+        The other arguments are members of `Timeline` and of its `observed`.
+        """
         assert not np.isnan(self.finish).any(), "the protocol never halts before the end"
         largest, mean = (None, None) if ages is None else (ages.largest, ages.mean)
         if quorum is not None:

@@ -73,10 +73,7 @@ class Ways:
         return self.place(("out", node), float(self._nic[1][node]), self._num_nics)
 
     def place(self, place: Place, inverse: float, lanes: int = 1) -> int:
-        """Return the index of a link; a new link is added.
-
-        A link takes `inverse` seconds per byte on each of its lanes.
-        """
+        """Return the index of a link, which is added if it is new; each lane takes `inverse` seconds per byte."""
         number = self._numbers.get(place)
         if number is None:
             number = self._numbers[place] = len(self.inverse)
@@ -103,9 +100,9 @@ class _Flow(NamedTuple):
 class Network:
     """The transfers on a cluster's links. `nic_bytes` (num_nodes,) counts the bytes that left each node.
 
-    A message passes each link of its path with all its bytes. The operation of a group passes a NIC of each of its
-    nodes, several in parallel if it has a lane for each, and the uplinks and buses on its path; without other transfers
-    it takes the time that `Loads` gives. Transfers on a link share it evenly, per lane.
+    A message passes each link of its path with all its bytes. The operation of a group passes one or several NICs of
+    each of its nodes (the lanes of that link), and the uplinks and buses on its path; without other transfers it takes
+    the time that `Loads` gives. Transfers on a link share it evenly, per lane.
     """
 
     def __init__(self, cluster: Cluster, hardware: Hardware) -> None:
@@ -126,7 +123,7 @@ class Network:
         self._put(_Flow(key, way.latency, 0.0, list(way.places), ones, ones), num_bytes)
 
     def sum(self, loads: Loads, key: Any) -> None:  # noqa: ANN401 - as above
-        """Start the operation of one group now; `go_to` returns `key` when it has ended."""
+        """Start the operation of one group with these loads on links now; `go_to` returns `key` when it has ended."""
         np.add.at(self.nic_bytes, loads.node, loads.bytes_)
         latency, lanes = float(loads.latency[0]), np.minimum(loads.lanes, loads.num_nics)
         places = [self._ways.nic_of(node) for node in loads.node.tolist()]
@@ -141,10 +138,7 @@ class Network:
         self._put(_Flow(key, latency, float(loads.inside[0]), places, amounts, busy), 1.0)
 
     def next_end(self) -> float:
-        """Return the time at which the next transfer ends if none is started before.
-
-        The result is infinity if there is none. O(flows).
-        """
+        """Return the time at which the next transfer ends if no other begins; infinity if there is none. O(flows)."""
         return self._now + float((self._left * self._seconds_per_unit()).min(initial=float("inf")))
 
     def go_to(self, now: float) -> list[tuple[float, Any]]:

@@ -29,7 +29,7 @@ from partreduce.topo.timing import loads
 
 
 class BeginWithout(Signal):
-    """Event: the thread enters its next round without a call of its worker, after waiting for the grace period."""
+    """Event: the thread enters its next round without a gradient of its worker, after the grace period."""
 
 
 class Mean(Signal):
@@ -44,7 +44,7 @@ class Waiting(Partial):
     """
 
     def ready(self, process: int, state: PartialState) -> Sequence[Hashable]:
-        """Return the protocol's events, with the separate events for grace and for the mean of models."""
+        """Return the protocol's events, and those of this class: a thread's grace period ends, models are averaged."""
         found = list(super().ready(process, state))
         if self.setting.grace and not state.buffer and not state.resting:
             found = [BeginWithout() if event == Begin() else event for event in found]
@@ -72,11 +72,10 @@ class QuorumTiming(Recorder):
     destination takes `way`, an all-reduce of gradients or models `sum_seconds`; a thread waits up to `grace` for a
     call.
 
-    Records of shape (num_rounds, num_workers): when the computing whose call took a round's result had begun (`begun`)
-    and ended (`computed`), when the result was taken, and models averaged if they are (`finish`), and the number of
-    calls of a worker in the round (`gradients`). `summed` (2, num_rounds) is when each all-reduce began and ended.
-    `ages` has for every call the number of rounds between its weights and its round, which is at the same index in
-    `rounds`.
+    Records of shape (num_rounds, num_workers): when a worker began (`begun`) and ended (`computed`) to compute before
+    the call that took the round's result, when it had taken that, and averaged models if they are averaged then
+    (`finish`), and the number of its calls in the round (`gradients`). `summed` (2, num_rounds) is when each all-reduce
+    began and ended. `rounds` has the round of every call, `ages` by how many rounds its weights were older.
     """
 
     sees_messages = False

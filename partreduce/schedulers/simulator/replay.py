@@ -46,8 +46,8 @@ def squares_apart(off: npt.NDArray[np.float64], on_node: npt.NDArray[np.float64]
 class ReplayResult:
     """The metrics of a simulated asynchronous run, after its warm-up.
 
-    `consensus_distance` and the drifts (for data that differ by worker, and by node) are those of the metrics, over the
-    parameters with which workers enter one and the same step. `progress` is how far a step moves the mean if every
+    `consensus_distance` and the drifts (for data that differ by worker, and by node) are the metrics of `topo.metrics`,
+    of the parameters with which workers enter the same step. `progress` is how far a step moves the mean if every
     gradient is 1, where synchronous rounds give 1: less if averaged values are old, more if newer updates are used than
     the worker's own. `gradients` is the number of workers whose gradients, averaged synchronously, would leave as much
     noise in the mean: below n if some count more than others. `shares` (num_workers,) is each worker's share of the
@@ -64,7 +64,7 @@ class ReplayResult:
 
 
 class Replay(SentValues):
-    """A listener of `run_gaps` (Hop) that applies the run's averages to vectors. O(degree · numbers in a row) each.
+    """A listener of `run_gaps` (Hop) that applies the run's averages to vectors. O(degree · numbers in a row) per call.
 
     Every worker has `COLUMNS` numbers of noise and then n, of which entry i is the contribution of worker i's
     gradients. `now` (num_workers, numbers) are its parameters, `update` (the same shape) the progress of its own step.
@@ -163,8 +163,8 @@ class Meetings:
     def mean(self, num_rounds: int, part: int = 1) -> tuple[float, float, float]:
         """Return mean squared distances (of noise, pushes by worker, pushes by node) in the first 1/`part` of the run.
 
-        The warm-up is left out; all are 0 without averages. The run has `num_rounds` rounds. Only the time until the
-        first worker has ended the run counts, since that worker takes no more steps.
+        The warm-up is left out; all are 0 without averages. Only the time until a worker has ended the run, of
+        `num_rounds` rounds, counts, since that worker takes no more steps.
         """
         apart = np.array(self.apart).reshape(-1, 5)
         apart = apart[apart[:, 1] < num_rounds]

@@ -28,9 +28,9 @@ from partreduce.topo.timing.coding import Coding
 class ShardsTiming(Recorder):
     """The durations of the rounds of `Shards`, whose shards of `num_bytes` are sent on `network`.
 
-    With `pushes_first` a round's push leaves when the round begins. `ages`, if given, records the age of the parameters
-    with which progress was computed when it is added. A round communicates from its push to its last answer; with a
-    delay, its row holds the transfers that run during its computing.
+    With `pushes_first` a round's push leaves when the round begins. When progress is added to a shard, `ages` (if not
+    None) records the age of the parameters with which it was computed. A round communicates from its push to its last
+    answer; with a delay, its row holds the transfers that run during its computing.
     """
 
     network: Network
@@ -55,7 +55,7 @@ class ShardsTiming(Recorder):
         """The rounds of every worker whose progress is in each shard, shape (hosts, num_workers)."""
         if ages is not None:
             self._began, self._answered, self._sent = np.zeros((3, hosts, count, count), dtype=np.int64)
-            """Those in what each worker's round began with, in the newest answer to it, and behind its last push."""
+            """The same for each worker's parameters (axis 1): as its round began, in its newest answer, in its push."""
 
     def _computes(self, state: Any, event: Hashable) -> int | None:  # noqa: ANN401 - a worker's
         """Return the number of the round whose computing an event of a worker ends; None if it ends none."""
@@ -64,14 +64,14 @@ class ShardsTiming(Recorder):
         return int(state.round) - 1 if isinstance(event, Take) and self._pushes_first else None
 
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
-        """Return the seconds of a round's computing; None after a late push, the last event of a worker."""
+        """Return the seconds of a round's computing; None at the end: with delay the last answer is not waited for."""
         if self.pushes_late and isinstance(event, Take):
             return None
         round_ = self._computes(state, event)
         return 0.0 if round_ is None else self.seconds[round_][process]
 
     def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
-        """Return None for shards, which are sent on the links; 0 seconds for a worker's message to its own shard."""
+        """Send a shard on the links and return None; 0 seconds for parameters that initialize a shard on the host."""
         if isinstance(message, Opened):
             return 0.0
         places = (*range(self.machine.num_workers), *self.machine.hosts)

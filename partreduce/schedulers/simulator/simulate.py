@@ -54,8 +54,8 @@ def simulate(
     """Simulate a schedule in virtual time. Deterministic for a seed.
 
     O(num_rounds · n) for fixed phases. Other kinds run the protocol objects of the runtime: concurrent transfers of
-    `dynamic_groups`, `pairwise` and `server` share the links, and updates between neighbors queue on them. Separate
-    tables are exchanged in each step, in which all workers synchronize.
+    `dynamic_groups`, `pairwise` and `server` share the links, and updates between neighbors queue on them. Embedding
+    tables with placement `gather` or `sharded` are exchanged in each step, in which all workers synchronize.
 
     Args:
         schedule: any Schedule; a prologue is run first.
@@ -65,7 +65,7 @@ def simulate(
         seed: the seed of jitter, stragglers, and draws of partners.
         model_bytes: the size of the averaged parameters, unless the hardware has one.
         algorithm: the all-reduce algorithm; the schedule's by default.
-        touched: for each separate table, the share of its rows that a step touches.
+        touched: for each table with placement `gather` or `sharded`, the share of its rows that a step touches.
 
     Returns:
         A Timeline: for each round and worker the seconds, from 0, at which it computes, communicates and ends.
@@ -73,7 +73,7 @@ def simulate(
     Raises:
         InputError: step times that do not fit the workers, no rounds, a timeline that does not fit into memory, or a
             table that is missing in `touched`.
-        MissingDependencyError: tables with strategy `server`.
+        MissingDependencyError: tables with placement `gather` or `sharded` in a schedule without fixed phases.
         ScheduleError: groups overlap.
     """
     hardware = hardware or Hardware()

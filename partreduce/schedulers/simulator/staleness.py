@@ -13,7 +13,7 @@ MAX_WORKERS = 1024
 
 
 class Ages:
-    """The largest and the mean of many measured ages: by how many steps of a worker a value is behind."""
+    """The largest and the mean of many ages, in steps; `worker_steps` (num_workers,) are the steps in each round."""
 
     def __init__(self, worker_steps: npt.NDArray[np.int64]) -> None:
         self.worker_steps = worker_steps
@@ -89,8 +89,8 @@ class SentValues:
 class ForwardedAge(SentValues):
     """As `IndirectAge`, for workers that send updates to others, which average them later.
 
-    A step's progress counts as in a worker's parameters when the worker sends an update that contains it, else when it
-    has reduced.
+    A step's own progress counts as part of a worker's parameters when the worker sends an update with it, else when it
+    averages.
     """
 
     def __init__(self, worker_steps: npt.NDArray[np.int64], targets: Sequence[Sequence[int]], staleness: int) -> None:

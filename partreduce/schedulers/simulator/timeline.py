@@ -56,10 +56,7 @@ class GapRecord:
         return (np.arange(count) + 0.5) / count * end
 
     def distribution(self, count: int = 200) -> npt.NDArray[np.float64]:
-        """Return the share of edges and instants at which the gap between the two ends is 0, 1, 2, … steps.
-
-        The shares sum to 1.
-        """
+        """Return the shares of pairs (edge, instant) with a gap of 0, 1, 2, … steps, from `count` instants."""
         steps = self.steps_at(self.instants(count))
         gaps = np.abs(steps[:, self.sources] - steps[:, self.targets])
         return np.asarray(np.bincount(gaps.ravel()) / gaps.size)
@@ -132,9 +129,9 @@ class Timeline:
     none (-1) while it fills. `drained` (num_workers,) is when the last operations of each worker have ended, which is
     `finish[-1]` unless some are in flight. `operating` holds the seconds that the links of an operation were busy, if
     it was sent in pieces with pauses; otherwise they were busy from its start to its end. `observed` is set for kinds
-    without fixed phases. `exchanging` and `waited` are set with separate tables: seconds of a round, between
-    `compute_start` and `compute_end`, in which a worker's rows were exchanged, and in which it waited for others to
-    start the exchange.
+    without fixed phases. `exchanging` and `waited` are set if rows of embedding tables are exchanged: seconds of a
+    round, between `compute_start` and `compute_end`, in which a worker's rows were exchanged, and in which it waited
+    for others to start the exchange.
     """
 
     worker_steps: npt.NDArray[np.int64]
@@ -202,10 +199,7 @@ class Timeline:
         return np.zeros(len(self.worker_steps)) if rows is None else np.asarray(rows.sum(axis=0))
 
     def communicating(self) -> npt.NDArray[np.float64]:
-        """Return the seconds of each worker's group operations and table exchanges, shape (num_workers,).
-
-        Those that run during computing count, too.
-        """
+        """Return the seconds of each worker's operations and table exchanges, even during computing, (num_workers,)."""
         operating = self.communicate_end - self.communicate_start if self.operating is None else self.operating
         return self._sum(operating) + self._sum(self.exchanging)
 

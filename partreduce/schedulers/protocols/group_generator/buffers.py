@@ -14,10 +14,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """A group that has not ended.
-
-    `active` are the members of a running group that have not reported that they are done.
-    """
+    """A group that has not ended, number `seq`; if it runs, `active` members have not reported that they are done."""
 
     seq: int
     members: tuple[int, ...]
@@ -30,7 +27,7 @@ class Outstanding:
 
 @dataclass(frozen=True, slots=True)
 class GroupBuffers:
-    """The outstanding groups, each worker's buffer of sequence numbers, and the lock vector."""
+    """The groups that have not ended, each worker's queue of their numbers, and whether it is in a running group."""
 
     groups: tuple[Outstanding, ...]
     buffers: tuple[tuple[int, ...], ...]
@@ -68,7 +65,7 @@ class Locking:
         return (*buffer, seq)
 
     def can_start(self, state: GroupBuffers, group: Outstanding) -> bool:
-        """Whether the group is first in all of its members' buffers and no lock bit of a member is set."""
+        """Whether the group is first in the buffers of all of its members, and none of them is in a running group."""
         return not group.running and all(
             state.buffers[worker][:1] == (group.seq,) and not state.locks[worker] for worker in group.members
         )
@@ -89,10 +86,7 @@ class Locking:
         return state, tuple(begun)
 
     def released(self, state: GroupBuffers, worker: int) -> GroupBuffers:
-        """Return the buffers after a worker is done with its running group.
-
-        The last member to finish ends the group.
-        """
+        """Return the buffers after a worker has finished its running group; its last member to finish ends a group."""
         group = state.running_of(worker)
         if group is None:
             return state
@@ -102,10 +96,7 @@ class Locking:
         )
 
     def withdrawn(self, state: GroupBuffers, worker: int) -> GroupBuffers:
-        """Return the buffers without a worker in groups that have not started.
-
-        A group with one remaining member ends.
-        """
+        """Return the buffers after a worker leaves its groups that have not started; those with one member left end."""
         for seq in state.buffers[worker]:
             group = state.group(seq)
             rest = replace(group, members=tuple(member for member in group.members if member != worker))
@@ -118,16 +109,16 @@ class Locking:
         return state
 
     def voided(self, state: GroupBuffers, worker: int) -> tuple[GroupBuffers, tuple[Outstanding, ...]]:
-        """End every running group of a failed worker, even groups that it finished; return buffers and groups.
+        """End every running group of a failed worker; return the buffers and these groups.
 
-        Other members may still wait in them.
+        Groups that it has finished are ended, too, because other members may still wait in them.
         """
         return self.dissolved(state, tuple(g for g in state.groups if g.running and worker in g.members))
 
     def dissolved(
         self, state: GroupBuffers, ended: tuple[Outstanding, ...]
     ) -> tuple[GroupBuffers, tuple[Outstanding, ...]]:
-        """Return the buffers after these running groups end for all of their members, and again the groups."""
+        """End these running groups for all of their members; return the buffers and the ended groups."""
         free = [member for group in ended for member in group.active]
         groups = tuple(group for group in state.groups if group not in ended)
         return replace(state, groups=groups, locks=_clear_locks(state, free)), ended

@@ -29,7 +29,7 @@ SLOW_FACTOR = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratorSetting:
-    """The settings of the group generator: those of the strategy, and the node of each worker (`nodes[w]`).
+    """The settings of the group generator: those of the strategy `DynamicGroups`, and the node of worker w, `nodes[w]`.
 
     `max_known` bounds the distinct groups of a worker: a worker with that many is only drawn into groups that were
     drawn before (None: no bound, and no record of groups).
@@ -112,7 +112,7 @@ class Drawing:
         return self.setting.slow_worker_policy != SlowWorkerPolicy.PAPER and self.is_slow_worker(now)
 
     def is_slow_worker(self, now: Situation) -> bool:
-        """Whether the initiator lags behind the fastest worker by the threshold or more."""
+        """Whether the initiator is in `now.slow` or, if that is None, is `slow_threshold` rounds behind the fastest."""
         if self.setting.slow_threshold is None:
             return False
         if now.slow is not None:
@@ -125,7 +125,7 @@ class Drawing:
 
         The initiator i, whose request is answered, always passes.
 
-        If `slow` is known, all workers outside it pass instead. By counts, a worker that was delayed once would be
+        If `now.slow` is known, all workers outside it pass instead. By counts, a worker that was delayed once would be
         excluded forever, and so would all workers that it then averages with, until no group spans nodes.
         """
         threshold = self.setting.slow_threshold
@@ -137,7 +137,7 @@ class Drawing:
         return frozenset(worker for worker in workers if mine - now.counts[worker] < threshold)
 
     def partners(self, now: Situation) -> list[int]:
-        """Return the candidates for a random group: all workers that pass the filter, or all others if none passes."""
+        """Return the other workers that pass the filter, or all others if none passes, in the order of the draw."""
         everybody = now.alive - {now.initiator}
         return order_from_salt(self.fast_enough(now, everybody) or everybody, now.salt)
 
@@ -166,7 +166,7 @@ class Drawing:
     def around(self, now: Situation, partners: Sequence[int], size: int) -> tuple[Members, ...]:
         """Return one group of `size` workers, the initiator and the first partners.
 
-        If the initiator is in `max_known` distinct groups already, it is one of these.
+        If the initiator is in `max_known` distinct groups already, the result is one of these.
         """
         if not partners:
             return ()
@@ -204,14 +204,14 @@ class Drawing:
         return tuple(groups)
 
     def intra(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:  # noqa: ARG002 - as the others
-        """Return one group of all workers of each node."""
+        """Return one group per node: all of its `workers`, if they are at least two."""
         return tuple(_members(here) for here in self.by_node(workers) if len(here) > 1)
 
     def node_then_all(self, now: Situation) -> tuple[Members, ...]:
-        """Return one group: if that is due, of all workers that pass the filter, else of the idle ones on the node.
+        """Return a group of all workers that pass the filter if `now.due`, else of idle ones on the initiator's node.
 
-        The node is the initiator's. The group of all is queued behind all earlier groups of its members, so that no
-        worker misses it. A worker that got no group twice waits for its whole node.
+        The former joins the end of its members' buffers, so that no worker misses it. An initiator that got no group
+        `PATIENCE` times in a row waits for all workers of its node, not only for idle ones.
         """
         if now.due:
             return self.all_of(now, self.fast_enough(now, now.alive))
@@ -222,9 +222,9 @@ class Drawing:
         return self.all_of(now, local if patient and len(passed) < 2 else passed)
 
     def all_of(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:
-        """Return one group of all `workers`.
+        """Return one group of the initiator and all `workers`.
 
-        If the initiator is in `max_known` distinct groups already, it is the largest of these within `workers` instead.
+        If the initiator is in `max_known` distinct groups already, the result is the largest of these within `workers`.
         """
         group = _members(workers | {now.initiator})
         if self.is_bounded(now, now.initiator):
@@ -266,10 +266,7 @@ def _members(workers: Sequence[int] | frozenset[int]) -> Members:
 
 
 def order_from_salt(workers: frozenset[int], salt: int) -> list[int]:
-    """Return permutation number `salt` of the workers.
-
-    Salts 0..k!−1 give each order of k workers once (Lehmer code).
-    """
+    """Return permutation number `salt` of the workers; 0..k!−1 give each order of k workers once (Lehmer code)."""
     rest, order = sorted(workers), []
     while rest:
         salt, place = divmod(salt, len(rest))
@@ -278,9 +275,6 @@ def order_from_salt(workers: frozenset[int], salt: int) -> list[int]:
 
 
 def salt_of(seed: int, draw: int, num_workers: int) -> int:
-    """Return the random number of draw number `draw`, with enough bits for any order of the workers.
-
-    It depends on the arguments only.
-    """
+    """Return the random number of draw number `draw`: a hash of both numbers, large enough for any order of workers."""
     num_bytes = num_workers.bit_length() * num_workers // 8 + 16
     return int.from_bytes(shake_256(f"{seed}:{draw}".encode()).digest(num_bytes), "big")

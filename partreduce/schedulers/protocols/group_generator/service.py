@@ -19,7 +19,7 @@ ACTIVE, LEFT, DEAD = "active", "left", "dead"
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Message to the generator: request number `request` of a worker, which is `done` with that group (−1: none).
+    """Message to the generator: a worker's request number `request`; `done` is the group that it finished (−1: none).
 
     `last`: the worker has no further rounds; it gets the group that waits for it, if any, and else `Bye`.
     `failed`: the group did not average, because a member was absent or the collective failed.
@@ -47,18 +47,18 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Grant(Answer):
-    """Answer: take part in group `seq`, with these members, at the end of the round."""
+    """Answer to a request: average in group `seq`, with these members, at the end of the round."""
 
     seq: int
     members: tuple[int, ...]
 
 
 class Alone(Answer):
-    """Answer: no group in this round."""
+    """Answer to a request: the worker has no group in this round."""
 
 
 class Later(Answer):
-    """Answer: repeat the request once the round is computed, so that other members do not wait for this slow worker."""
+    """Answer to a slow worker: repeat the request once the round is computed, so that no other member waits for it."""
 
 
 class Bye(Answer):
@@ -92,9 +92,9 @@ class GeneratorState:
     """The state of the generator; its tuples have one entry per worker, in order of ranks.
 
     `requests` are the last request numbers (−1: none yet), `answers` the answers to them (None: not yet), `waiting` the
-    workers without an answer in order of arrival (the pending queue), `counts` the rounds requested, `alone` the
-    requests in a row without a group, `costs` the compute time of a round, `apart` the requests since the last group of
-    all (for divisions that count them).
+    workers without an answer in order of arrival, `counts` the rounds requested, `alone` the requests in a row without
+    a group, `status` whether it takes part, `costs` the compute time of a round. `known` are the groups drawn before,
+    `draws` their number, `apart` the requests since the last group of all (for divisions that count them).
     """
 
     buffers: GroupBuffers
@@ -115,9 +115,10 @@ Stepped = tuple[GeneratorState, tuple[Action, ...]]
 
 
 class GroupGenerator:
-    """The group generator's service. `handle` is pure; O(num_workers) per message without a draw.
+    """The group generator as a state machine: `handle` returns the next state.
 
-    For endless explorations, request numbers wrap at `modulus` and counts are kept relative (None: neither).
+    O(num_workers) per message without a draw. In endless runs of the explorer request numbers wrap at `modulus`, and
+    counts of rounds are relative to the least.
     """
 
     def __init__(self, setting: GeneratorSetting, *, modulus: int | None = None) -> None:
@@ -160,7 +161,7 @@ class GroupGenerator:
         return () if answer is None else (Send(worker, replace(answer, generation=state.generation)),)
 
     def asked(self, state: GeneratorState, worker: int, ask: Ask) -> Stepped:
-        """Handle a new request: release the last group, draw groups if needed, start those that can, and answer."""
+        """Handle a new request: release the worker's last group, draw groups if it has none, start groups, answer."""
         state = replace(
             state,
             requests=replace_at(state.requests, worker, ask.request),
@@ -205,7 +206,7 @@ class GroupGenerator:
         return replace(state, status=replace_at(state.status, worker, LEFT), buffers=buffers)
 
     def done(self, state: GeneratorState, worker: int, ask: Ask) -> GeneratorState:
-        """Clear the worker's lock bit if it is done with the group that set it."""
+        """Let a worker leave its running group if `ask` reports that the worker is done with it."""
         group = state.buffers.running_of(worker)
         if group is None or group.seq != ask.done:
             return state
@@ -220,10 +221,7 @@ class GroupGenerator:
         return worker in (self.slow(state) or ())
 
     def slow(self, state: GeneratorState) -> frozenset[int] | None:
-        """Return the slow workers among those that take part.
-
-        The result is None if slowness is judged by counts of rounds instead of their cost.
-        """
+        """Return the slow workers that take part; None if slowness follows from counts of rounds, not compute times."""
         return self.drawing.slow({w: c for w, c in enumerate(state.costs) if state.status[w] == ACTIVE})
 
     def situation(self, state: GeneratorState, worker: int, salt: int) -> Situation:
@@ -234,10 +232,7 @@ class GroupGenerator:
         return replace(now, due=self.drawing.is_due(now, state.apart))
 
     def counted(self, state: GeneratorState, worker: int) -> tuple[int, ...]:
-        """Return the rounds requested by each worker, one more for `worker`.
-
-        The counts are relative to the slowest worker's in endless explorations, whose numbers wrap at `modulus`.
-        """
+        """Return the rounds requested by each worker, one more for `worker`; with `modulus` relative to the slowest."""
         counts = replace_at(state.counts, worker, state.counts[worker] + 1)
         if self.modulus is None:
             return counts
@@ -246,7 +241,7 @@ class GroupGenerator:
         return tuple(min(max(count - least, 0), limit) for count in counts)
 
     def drawn(self, state: GeneratorState, worker: int, ask: Ask) -> GeneratorState:
-        """Draw groups for a worker with an empty buffer and push them into the buffers."""
+        """Draw groups for a worker that waits in none, and append them to the buffers of their members."""
         salt = ask.salt
         if salt is None:
             salt = salt_of(self.setting.seed, state.draws, self.setting.num_workers)
@@ -260,7 +255,7 @@ class GroupGenerator:
         return replace(state, buffers=buffers, known=known, apart=0 if now.due else state.apart)
 
     def idle(self, state: GeneratorState, alive: frozenset[int]) -> frozenset[int]:
-        """Return the workers with an empty buffer, including those in a running group: their next round is free."""
+        """Return the workers that wait in no group; they may be in a running one, since their next round is free."""
         return frozenset(worker for worker in alive if not state.buffers.buffers[worker])
 
     def served(self, state: GeneratorState) -> Stepped:

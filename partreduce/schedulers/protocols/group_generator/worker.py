@@ -37,7 +37,7 @@ MODULUS = 4
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """Message between members: the sender has entered group `seq`; `answer` marks a reply to such a message."""
+    """Message between members: the sender has entered the all-reduce of group `seq`; `answer` marks a reply to one."""
 
     seq: int
     answer: bool = False
@@ -59,7 +59,7 @@ class Enter(Asking):
 
 
 class Computed(Asking):
-    """Event: a slow worker, which was answered `Later`, has computed its round, and requests its group now."""
+    """Event: a slow worker, whose request was answered with `Later`, has computed its round and requests its group."""
 
 
 class Broke(Asking):
@@ -74,8 +74,10 @@ class Retry(Signal):
 class WorkerState:
     """The state of one worker of the group generator.
 
-    `cost` is the compute time of its rounds; `met` is the last group that it finished (−1: none); `here` are the
-    (seq, member) pairs whose `Here` has arrived for groups that the worker has not finished.
+    `request` is the number of its last request, `ask`; `rounds` are computed. `seq` and `members` are its group, `met`
+    is the last group that it finished (−1: none); `here` are the (seq, member) pairs whose `Here` has arrived for
+    groups that it has not finished. It may still repeat messages `retries` times, and its group's collective may fail
+    `breaks` times. `cost` is the compute time of a round.
     """
 
     stage: str
@@ -96,11 +98,11 @@ Stepped = tuple[WorkerState, tuple[Action, ...]]
 
 
 class GroupWorker:
-    """A worker of the group generator, pure; `service` is the process number of the generator.
+    """The state machine of a worker of the group generator, which is process `service`; methods return the next state.
 
-    It runs `rounds` rounds (None: endless); request numbers wrap at `modulus` (None: never). With `collective` members
-    of a group exchange `Here` messages; without it a worker may leave a group at any time after it entered, which
-    covers every real collective but cannot show members that wait for one another.
+    The worker runs `rounds` rounds (None: endless); request numbers wrap at `modulus` (None: never). With `collective`
+    members of a group exchange `Here` messages; without it a worker may leave a group at any time after it entered,
+    which covers every real collective but cannot show members that wait for one another.
     """
 
     def __init__(
@@ -180,7 +182,7 @@ class GroupWorker:
         return replace(state, stage=ALONE, seq=-1, members=(), here=_after(state.here, state.seq))
 
     def entered(self, worker: int, state: WorkerState, salt: int | None) -> Stepped:
-        """Enter the group: send `Here` to its members, and finish if all have entered."""
+        """Enter the group: send `Here` to its members; if all have entered, finish it and send the next request."""
         if not self.collective:
             return self.finished(state, salt)
         sent = tuple(Send(member, Here(state.seq)) for member in state.members if member != worker)
@@ -188,7 +190,7 @@ class GroupWorker:
         return state, (*sent, *actions)
 
     def reminders(self, worker: int, state: WorkerState) -> tuple[Action, ...]:
-        """Return the `Here` messages to repeat: those to members whose own `Here` has not arrived."""
+        """Return the `Here` messages to repeat: those to members that are not known to have entered the group."""
         if state.stage != MEETING:
             return ()
         missing = (m for m in state.members if m != worker and (state.seq, m) not in state.here)
@@ -209,7 +211,7 @@ class GroupWorker:
         return state, ()
 
     def finished(self, state: WorkerState, salt: int | None) -> Stepped:
-        """End the group at this worker, and report that with the next request."""
+        """End the group at this worker, and report that with the next request, which has the random number `salt`."""
         note = Note(("executed", state.seq, state.members))
         done = state.seq
         state = replace(state, seq=-1, members=(), met=max(done, state.met), here=_after(state.here, done))
@@ -217,7 +219,7 @@ class GroupWorker:
         return state, (note, *actions)
 
     def broken(self, state: WorkerState, salt: int | None) -> Stepped:
-        """Continue without the group, which failed at this worker, and report the failure with the next request."""
+        """Continue without the group, which failed at this worker; report that with the next request, with `salt`."""
         note = Note(("broken", state.seq, state.members))
         failed = state.seq
         state, actions = self.next_ask(self.without_group(state), failed, salt, failed=True)
@@ -226,7 +228,7 @@ class GroupWorker:
     def next_ask(
         self, state: WorkerState, done: int, salt: int | None, *, failed: bool = False, computed: bool = False
     ) -> Stepped:
-        """Send the next request, which reports the group `done` as finished or failed."""
+        """Send the next request, which reports group `done` (−1: none) as finished or failed; arguments as in `Ask`."""
         request = state.request + 1 if self.modulus is None else (state.request + 1) % self.modulus
         rounds = state.rounds if self.rounds is None or computed else state.rounds + 1
         ask = Ask(request, done, self.rounds is not None and rounds >= self.rounds, failed, computed, state.cost, salt)
@@ -239,7 +241,7 @@ def _after(here: tuple[tuple[int, int], ...], seq: int) -> tuple[tuple[int, int]
 
 @dataclass(frozen=True)
 class GroupSystem:
-    """Workers 0..n−1 and the generator as process n, under one setting; a `Machine` for exploration and simulation.
+    """Workers 0..n−1 and the generator, process n, as one state machine (`Machine`), to be explored and simulated.
 
     `rounds` of every worker may be None: endless, with sequence numbers counted from the oldest outstanding group. A
     draw uses one of `ways` random numbers: 1 explores one draw, k! all draws of k idle workers, None draws from the

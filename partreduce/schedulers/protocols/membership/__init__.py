@@ -18,13 +18,12 @@ place.
 
 A worker that wants to *join* sends a request and waits outside. The authority then calls a vote as after a failure. If
 all that are furthest are in an operation of their rounds, the view includes the joiner: it gets the state of one of
-them, the *donor*, repeats that operation with all, and no worker averages before the joiner has the state. A joiner
-that fails before has no effect; a joiner without a state whose donor fails gets another donor's, if there is one at
-that place. Otherwise (in an operation outside the rounds, or at the end of the run) the view excludes the joiner, and
-it asks again later.
+them, the *donor*, repeats that operation with all, and no worker averages before the joiner has the state. If the
+donor fails first, the joiner gets the state of another worker at that place, if there is one. Otherwise (in an
+operation outside the rounds, or at the end of the run) the view excludes the joiner, and it asks again later.
 
-A worker that has committed everything reports so, and has *left* once the authority answers. An evicted worker gets no
-such answer but the view without it, so that no worker ends with a mean that the others repeated without it.
+A worker that has committed everything reports so, and has *left* once the authority answers. An evicted worker gets,
+instead of the answer, the view without it, so that no worker ends with a mean that the others repeated without it.
 
 An evicted worker may be alive: stopped, or behind a broken link. The others continue without waiting for its end.
 It commits at most the operation that it was in, since voters have destroyed its groups and add to no

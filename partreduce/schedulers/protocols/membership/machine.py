@@ -189,7 +189,7 @@ class Workers(Setting):
         return self._voted(state) if state.phase in (Phase.RUN, Phase.REBUILD) else (state, ())
 
     def _asked(self, state: Member, generation: int) -> Outcome[Member]:
-        """Vote on request; also again, because a restarted authority asks workers that have voted."""
+        """Vote on request, and again on another one: a restarted authority also asks workers that have voted."""
         if generation != state.view.generation + 1 or state.phase in (*DONE, Phase.OUTSIDE):
             return state, ()
         return self._voted(state)
@@ -246,7 +246,8 @@ class Authority:
 
     `log` has its views, the present one last; `told` of them are sent. `lost` are the missing workers, `joining` those
     that have asked to be members, `left` those that have ended, `votes` the workers' votes for the next view; `is_open`
-    is whether a vote is in progress, `admits` whether it was called because a worker joins.
+    is whether a vote is in progress, `admits` whether it was called because a worker joins. `leases` and `restarts` are
+    how often it may still evict silent workers, and be restarted.
     """
 
     log: tuple[View, ...]
@@ -320,9 +321,9 @@ class Decisions(Setting):
         return self._looked(replace(state, lost=state.lost | gone, votes=votes))
 
     def _looked(self, state: Authority) -> Outcome[Authority]:
-        """Open a vote if a member failed or, unless any worker has left, if a worker joins.
+        """Open a vote if a member has failed, or if a worker wants to join and none has left.
 
-        Nothing happens before the last view is published.
+        If too many have failed, end the run. Nothing happens before the last view is published.
         """
         if state.told < len(state.log):
             return state, ()
@@ -354,14 +355,14 @@ class Decisions(Setting):
         return tuple(w for w in self._remaining(state) if state.votes[w] is None) if state.is_open else ()
 
     def _weighed(self, state: Authority) -> Outcome[Authority]:
-        """Decide and log the view once all workers that can vote have voted."""
+        """Decide and log the view (who continues) once all workers that can vote have voted."""
         remaining = self._remaining(state)
         if not state.is_open or self._silent(state):
             return state, ()
         return self._written(state, self._view(state, remaining))
 
     def _written(self, state: Authority, view: View) -> Outcome[Authority]:
-        """Log a view (a generation's members): those left out are missing from now on, those that joined no longer."""
+        """Log a view; members of the last view that it leaves out count as missing from now on, its members do not."""
         left_out = frozenset(state.view.members).difference(view.members, state.left) if view.members else frozenset()
         lost, votes = (state.lost | left_out).difference(view.members), (None,) * self.num_workers
         after = replace(state, log=(*state.log, view), lost=lost, votes=votes, is_open=False, admits=False)
@@ -392,7 +393,7 @@ class Decisions(Setting):
         return View(generation, tuple(sorted((*cast, *joined))), resume, forward, joined, donor)
 
     def _published(self, state: Authority) -> Outcome[Authority]:
-        """Send the next view to the members of the last generation, survivors or not, and to workers that join."""
+        """Send the next logged view to its members, those of the view before, and workers that want to join."""
         view, before = state.log[state.told], state.log[state.told - 1]
         to = state.joining.union(before.members, view.members).difference(state.left)
         sent = tuple(Send(worker, view) for worker in sorted(to))
@@ -403,7 +404,7 @@ class Decisions(Setting):
 
 @dataclass(frozen=True)
 class Membership(Workers, Decisions):
-    """The membership protocol of workers 0..n−1 and the authority as process n; a `Machine`.
+    """The membership protocol of workers 0..n−1 and the authority, process n, as one state machine (`Machine`).
 
     A driver executes the notes. Of a worker: `("unblock",)` destroys its groups; `("forward",)` commits the prepared
     operation, `("dropped",)` discards it; `("rebuild", view)` connects. Of the authority: `("write", view)` is executed

@@ -1,4 +1,4 @@
-"""Messages between workers and the authority, their events, and the settings of a run."""
+"""Messages of workers and of the authority, which decides who continues a run; their events; a run's settings."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The authority's decision, sent as a message: a generation's members, and the place where they resume.
+    """The authority's decision on who continues: a generation's members, and the place in the run where they resume.
 
-    The members in `forward` commit their prepared operation. The members that have `joined` begin with the state of the
-    `donor`, another member. From the place where they resume, members follow the run's schedule.
+    The members in `forward` first commit (apply) the all-reduce whose sum they already have. The members that have
+    `joined` begin with the state of the `donor`, another member. From `resume` on, members follow the run's schedule.
     """
 
     generation: int
@@ -47,7 +47,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Message of the authority: a worker has failed, seems to have, or wants to join; vote for this generation."""
+    """Message of the authority: vote for this generation, because a worker failed, or seems to, or wants to join."""
 
     generation: int
 
@@ -56,9 +56,9 @@ class Open:
 class Vote:
     """Message to the authority: the sender stops until it receives the view of this generation.
 
-    `place` is the first operation that it has not committed, `prepared` the members of that operation if its sum is
-    complete, else empty. `stands` is whether the sender has reached that operation and it is one of its rounds, `blank`
-    whether it has joined and has no state yet.
+    `place` is the first operation (all-reduce) that it has not committed, `prepared` the members of that operation if
+    the sender has its sum, else empty. `stands` is whether the sender has reached that operation and it is one of its
+    rounds, `blank` whether it has joined and has no state yet.
     """
 
     generation: int
@@ -73,16 +73,16 @@ class Join(Signal):
 
 
 class Left(Signal):
-    """Message to the authority: the sender has committed everything and needs no other worker."""
+    """Message to the authority: the sender has committed all of its operations, and needs no other worker."""
 
 
 class Released(Signal):
-    """Message of the authority: the receiver may end; all workers that continue have its commits."""
+    """Message of the authority, in answer to `Left`: the receiver may end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Message between members in explored runs: the sender's contribution to a sum."""
+    """Message between members in runs of the explorer: the sender's contribution to the all-reduce at `place`."""
 
     generation: int
     place: Place
@@ -90,7 +90,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Confirm:
-    """Message between members in explored runs: the sender has the sum."""
+    """Message between members in runs of the explorer: the sender has the sum of the all-reduce at `place`."""
 
     generation: int
     place: Place
@@ -98,14 +98,14 @@ class Confirm:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """Message between members in explored runs: the sender connects the groups of a generation, and has a state."""
+    """Message between members in runs of the explorer: the sender has a state, and connects with this generation."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Message in explored runs: the state of the donor, given by the list of its commits."""
+    """Message in runs of the explorer: the donor's state for a worker that joins, as the list of its commits."""
 
     generation: int
     held: tuple[tuple[Place, int, Members], ...]
@@ -113,10 +113,10 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """Event of a worker: it reaches a place and enters its operation there with these members, if it has one.
+    """Event of a worker: it reaches a place in the run and enters its all-reduce there, with the members `group`.
 
-    A worker without others has itself as the only member. With `meets` the operation is one of all workers that is not
-    part of their rounds, such as computing the mean model.
+    The group is empty if the worker has none, and has the worker alone if no other is left in it. With `meets` the
+    operation is one of all workers that is not part of their rounds, such as computing the mean model.
     """
 
     place: Place
@@ -125,11 +125,11 @@ class Enter:
 
 
 class Summed(Signal):
-    """Event of a worker: the sum is complete."""
+    """Event of a worker: it has the sum of its all-reduce."""
 
 
 class Confirmed(Signal):
-    """Event of a worker: all members have the sum."""
+    """Event of a worker: all members of its group have the sum of their all-reduce, so that it can commit."""
 
 
 class Connected(Signal):
@@ -145,19 +145,19 @@ class Knock(Signal):
 
 
 class Healed(Signal):
-    """Event of a worker that has joined: it has the donor's state."""
+    """Event of a worker that has joined: it has received the state of another worker, the donor."""
 
 
 class Leave(Signal):
-    """Event of a worker: it has committed everything, and asks to leave."""
+    """Event of a worker: it has committed all of its operations, and asks to leave."""
 
 
 class Publish(Signal):
-    """Event of the authority: it sends the views that it has logged."""
+    """Event of the authority: it sends the next of the decisions (views) that it has logged."""
 
 
 class Expire(Signal):
-    """Event of the authority: the leases of workers that have not voted expire."""
+    """Event of the authority: it evicts the workers that have not voted in time."""
 
 
 class Stop(Signal):
