@@ -21,7 +21,10 @@ ALIGN_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Position of one parameter in the flat array of a bucket; `start` is the index of its first element."""
+    """Position of one parameter in the flat array of a bucket; `start` is the index of its first element.
+
+    Tied weights have several `names` and `owners` (module, attribute).
+    """
 
     names: tuple[str, ...]
     parameter: torch.nn.Parameter
@@ -50,7 +53,7 @@ class Slot:
         return torch.as_strided(flat, self.values.shape, self.stride, flat.storage_offset() + self.start)
 
     def window(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return the parameter's view in a flat array; its storage is separate, so that `torch.save` writes no more."""
+        """Return the parameter's view in a flat array, with a separate storage, so that `torch.save` writes only it."""
         own: torch.Tensor = from_dlpack(to_dlpack(flat[self.start : self.start + self.room]))
         return own.as_strided(self.values.shape, self.stride)
 
@@ -59,10 +62,7 @@ class Slot:
         self.parameter.data = window
 
     def returns(self, flat: torch.Tensor) -> bool:  # noqa: ARG002 - for shards
-        """Move the parameter back into the flat array if torch moved it out; return whether it did.
-
-        Here nothing moves and the result is False; only shards of FSDP need it (see `ShardSlot`).
-        """
+        """Return False: only shards of FSDP (see `ShardSlot`) may have to be moved back into the flat array."""
         return False
 
 
@@ -70,8 +70,8 @@ class Slot:
 class Piggybacked:
     """A buffer or optimizer state that is sent along with a bucket of parameters.
 
-    If the buffer rule `own` applies to it (each worker keeps its own values), the tensor is sent as bytes, and only
-    when the model is set to the mean over all workers.
+    `fetch` returns its current value, or None. Under the buffer rule `own` (each worker keeps its own values) the
+    tensor is sent as bytes, and only when the model is set to the mean over all workers.
     """
 
     name: str
@@ -129,10 +129,7 @@ class Bucket:
 
     @property
     def exact(self) -> bool:
-        """Whether sums of tags are exact in this dtype; if not, the tag is sent in a separate float32 tensor.
-
-        A tag is four small numbers, whose sum shows whether all members ran the same operation.
-        """
+        """Whether sums of tags are exact in this dtype; if not, the tag is sent in a separate float32 tensor."""
         return self.dtype in EXACT_DTYPES
 
     @property
@@ -161,10 +158,7 @@ class Bucket:
         return parts.windows
 
     def tail_of(self, array: torch.Tensor) -> Tail:
-        """Return a NumPy view of the end of a scratch array on CPU: presence flags, then the tag if `exact`.
-
-        A presence flag tells whether a parameter has a gradient.
-        """
+        """Return a NumPy view of the end of a scratch array on CPU: presence flags, then the tag if `exact`."""
         parts = self._parts_of(array)
         if parts.tail is None:
             parts.tail = array[self.length :].numpy()
@@ -292,9 +286,10 @@ def only_where(values: torch.Tensor, ok: torch.Tensor) -> None:
 
 
 def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_first: bool, rank: int) -> None:
-    """Copy piggybacked tensors into a scratch array: divided by `divisor` if their mean is wanted.
+    """Copy piggybacked tensors into a scratch array, divided by `divisor` if their rule is the mean.
 
-    Those that all copy from the group's lowest rank (`is_first`) are zero in the arrays of the other ranks.
+    The others are zero except in the array of the group's lowest rank (`is_first`), from which all members copy them.
+    Raises InputError if a buffer has changed its shape or dtype.
     """
     for tensor in bucket.piggybacked:
         value = tensor.fetch()
@@ -319,7 +314,10 @@ def snapshot_piggybacked(bucket: Bucket) -> list[torch.Tensor | None]:
 def commit_piggybacked(
     bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None, before: Sequence[torch.Tensor | None] | None = None
 ) -> None:
-    """Write averaged buffers and optimizer state back; with a snapshot `before`, keep local changes made since then."""
+    """Write averaged buffers and optimizer state back, unless the device's check `ok` is False.
+
+    With a snapshot `before` from `snapshot_piggybacked`, changes that this worker has made since then are kept.
+    """
     for index, tensor in enumerate(bucket.piggybacked):
         value = tensor.fetch()
         if value is None:

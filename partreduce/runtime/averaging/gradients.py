@@ -64,7 +64,7 @@ class Snapshot:
 def load_gradients(
     bucket: Bucket, scratch: torch.Tensor, divisor: int, tail: Tail | None = None, kept: Snapshot | None = None
 ) -> frozenset[int]:
-    """Fill `scratch` with gradients (or with `kept`) divided by `divisor` and with presence flags.
+    """Fill `scratch` with gradients (or with `kept`) divided by `divisor`, and with presence flags (`load_presence`).
 
     Returns the indices of the slots without a gradient. `tail` is the end of `scratch` as a NumPy view, if it has one.
     """
@@ -139,10 +139,9 @@ def load_presence(bucket: Bucket, scratch: torch.Tensor, absent: frozenset[int],
 
 
 def commit_gradients(bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None, absent: frozenset[int]) -> None:
-    """Write the group's mean into each parameter's gradient.
+    """Write the group's mean, in `sums`, into each parameter's gradient; zeros if the device's check `ok` is False.
 
-    `absent` has the slots that had no gradient here when they were sent. If no member had one, the gradient becomes
-    None.
+    `absent` has the slots without a gradient here when they were sent. If no member had one, the gradient becomes None.
     """
     if ok is not None:
         only_where(sums[: bucket.size], ok)
@@ -187,7 +186,7 @@ def unscale(optimizer: torch.optim.Optimizer, scale: torch.Tensor) -> None:
 
 
 def averaged_are_finite(buckets: Iterable[Bucket]) -> bool:
-    """Whether all averaged gradients are finite; equal on all workers, which otherwise skip the step."""
+    """Return whether all averaged gradients are finite; the result is equal on all workers."""
     gradients = [slot.gradient for bucket in buckets for slot in bucket.slots]
     return all(bool(torch.isfinite(gradient).all()) for gradient in gradients if gradient is not None)
 

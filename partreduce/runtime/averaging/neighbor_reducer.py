@@ -26,7 +26,10 @@ from partreduce.topo.strategies.neighbor import NeighborAveraging
 
 
 class Neighborhood:
-    """One worker's edges in a round: its in-neighbors with weights, and its out-neighbors, both in ascending order."""
+    """The edges of worker `rank` in the strategy's round `index`: in-neighbors with weights, and out-neighbors.
+
+    Both are in ascending order. `group` is the worker with all of them; None if it has none.
+    """
 
     def __init__(self, strategy: NeighborAveraging, index: int, rank: int) -> None:
         edges = list(strategy.rounds[index].edges())
@@ -113,6 +116,6 @@ class PeerReducer(Reducer):
 
 
 def _pop_each(works: list[Work]) -> Iterator[Work]:
-    """Yield each work and drop the reference to it, so that nothing is kept once it has been waited for."""
+    """Yield each work and drop the list's reference to it, so that its tensors are freed once it has been awaited."""
     while works:
         yield works.pop(0)

@@ -53,7 +53,8 @@ class Reducer:
     """One worker's interface for all-reduces of its buckets (flat arrays) over groups, with deadlines; thread-safe.
 
     All members of a group must start their operations in the same order. Each sends a tag, which shows whether all run
-    the same operation. After that check `commit` writes the result to the model.
+    the same operation. After that check `commit` writes the result to the model. `key` distinguishes the operations of
+    several reducers in their tags; `timeout` is in seconds.
     """
 
     sums_up = True  # whether a received array is the sum over all members
@@ -69,10 +70,7 @@ class Reducer:
         self.checks = DeviceChecks(world, recorder, heartbeat, timeout=timeout)
 
     def of(self, buckets: Sequence[Bucket], name: str = "", world: World | None = None) -> Reducer:
-        """Return a Reducer of other buckets, possibly over another world (set of connected workers).
-
-        `name` distinguishes its operations from this reducer's in their tags.
-        """
+        """Return a Reducer of other buckets, possibly over another world (set of groups); its key ends with `name`."""
         key = f"{self.key} {name}".rstrip()
         part = Reducer(world or self.world, buckets, self.recorder, self.heartbeat, key=key, timeout=self.timeout)
         part.checks = self.checks
@@ -83,7 +81,10 @@ class Reducer:
         return self.world.streams(self.buckets[0].device if self.buckets else torch.device("cpu"))
 
     def begin(self, kind: str, step: int, round_: int, group: Group, content: Content = PARAMETERS) -> Reduction:
-        """Copy parameters (or gradients) into scratch arrays and start their all-reduce over the group."""
+        """Copy parameters (or gradients, by `content`) into scratch arrays and start their all-reduce over the group.
+
+        Raises PeerFailedError if a member is gone, as all methods that start or await an operation.
+        """
         reduction = self.announce(kind, step, round_, group, content)
         self.send(reduction, lambda: self._start(reduction))
         return reduction
@@ -171,7 +172,7 @@ class Reducer:
             raise self.failure(self.recorder.last()[-1], PeerGoneError(self.checks.why))
 
     def _fills_first(self) -> None:
-        """Make the current stream wait until scratch arrays are filled: its next kernels change the parameters."""
+        """Make the current stream, which will change the parameters, wait until scratch arrays are filled from them."""
         self.rejoin()
 
     def agree(self, kind: str, round_: int, group: Group, *fields: object, deferred: bool = False) -> None:
@@ -215,16 +216,16 @@ class Reducer:
         streams.rejoin()
 
     def flush(self) -> None:
-        """Wait for the device's checks of all operations and raise the first failure; does nothing on CPU."""
+        """Wait for a CUDA device's checks of all operations; raise the first failure as a PeerFailedError."""
         try:
             self.checks.flush()
         except PeerGoneError as error:
             raise self.failure(self.recorder.last()[-1], error) from None
 
     def wait(self, reduction: Reduction) -> None:
-        """Wait for the sums and check that all members ran the same operation; on CUDA only order the streams.
+        """Wait for the sums and check that all members ran the same operation; raise PeerFailedError otherwise.
 
-        There the device checks, and a later call raises.
+        On CUDA the host does not wait: the device checks, and a later call raises.
         """
         try:
             self._complete(reduction)
@@ -262,13 +263,13 @@ class Reducer:
             checks.append(reduction.coded[index].stays_in_range())
 
     def _reject(self, reduction: Reduction, why: str, place: str) -> NoReturn:
-        """Raise InputError on all members for a sum that the host knows to be unusable, after returning its arrays."""
+        """Release an operation with an unusable sum, as all members do, and raise InputError: at `place`, for `why`."""
         self.recorder.end(reduction.operation, f"failed: {why}")
         reduction.release()
         raise InputError(f"{place}: {why}")
 
     def commit(self, reduction: Reduction, action: Committing) -> None:
-        """Call `action` with the sums of each bucket to write them back, then return the scratch arrays."""
+        """Call `action` (see `Committing`) for each bucket, to write the sums back; then return the scratch arrays."""
         with torch.no_grad():
             for index, (bucket, sums) in enumerate(zip(reduction.buckets, reduction.arrays, strict=True)):
                 with self.stream():
@@ -303,7 +304,7 @@ class Reducer:
     def recorded(
         self, kind: str, step: int, round_: int, members: tuple[int, ...], num_bytes: int = 0, *, lag: int = 0
     ) -> Iterator[Operation]:
-        """Context that records its block as an operation without an all-reduce; an error inside ends the run."""
+        """Context that records its block as an operation without an all-reduce; an error inside destroys all groups."""
         operation = self.recorder.begin(kind, step, round_, members, num_bytes, lag=lag)
         try:
             yield operation

@@ -193,7 +193,7 @@ class Wait(PeerWatch):
         return max(0.0, self.next - time.monotonic())
 
     def is_over(self) -> bool:
-        """Return whether the timeout has passed, and either the late worker is known or `DIAGNOSE_SECONDS` more have."""
+        """Return whether the timeout has passed and the late worker is known or was sought for `DIAGNOSE_SECONDS`."""
         left = self._deadline.left
         if left >= 0:
             return False
