@@ -304,7 +304,7 @@ def _loaded_shards(
 
 
 def _load_mean(optimizer: DistributedOptimizer, folder: Path, members: Sequence[int]) -> Resumed:
-    """Start from the mean of all saved models, which the first worker reads and broadcasts."""
+    """Start from the mean of all saved models, which the first member reads and broadcasts; see `load_checkpoint`."""
     if lost := optimizer.ending.guard(optimizer.runner.drain):
         warn_user(lost)
     facts: dict[str, Any] = {}

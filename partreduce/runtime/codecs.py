@@ -235,7 +235,7 @@ def unit_of(coding: Coding) -> int:
 
 
 def code_bytes(count: int, coding: Coding) -> int:
-    """Return how many bytes `count` encoded numbers take."""
+    """Return the number of bytes of `count` encoded numbers."""
     return block_bytes(coding.transport.codec, count, coding.transport.block) if coding.in_blocks else 2 * count
 
 
@@ -257,7 +257,7 @@ def encode_values(values: torch.Tensor, coding: Coding, place: str) -> torch.Ten
 
 
 def decode_values(code: torch.Tensor, count: int, codec: Codec, block: int) -> torch.Tensor:
-    """Decode `count` numbers, as float32 [count] in host memory."""
+    """Return the `count` numbers that `code`, uint8 bytes, encodes, as float32 in host memory."""
     values = torch.empty(count)
     codec_of(codec, block).decode(code, values)
     return values

@@ -112,6 +112,13 @@ def profile(
         device: where the arrays are; by default the CPU.
         world: connection to the other workers; by default from the environment.
         progress: called with a line for each stage.
+
+    Returns:
+        The cluster with the fitted hardware, and the errors of the fit.
+
+    Raises:
+        InputError: an invalid timeout, or no launcher.
+        UnavailableError: a worker does not connect.
     """
     where = device or torch.device("cpu")
     reached = world or default_world(
@@ -181,7 +188,7 @@ def _with_compute(world: World, step: Callable[[], object], model_bytes: int, de
 def measure_phases(
     world: World, wanted: Sequence[tuple[Phase, int]], *, repetitions: int, device: torch.device
 ) -> list[Measurement]:
-    """Time phases, groups that all-reduce at the same time: each (phase, bytes per worker) in `wanted`.
+    """Time the phases (groups that all-reduce at the same time) in `wanted`, given as (phase, bytes per worker).
 
     All workers call it, after creating the groups.
     """
@@ -266,10 +273,7 @@ def _passes(values: torch.Tensor) -> dict[tuple[str, str], Callable[[], object]]
 
 
 def calibration_phases(cluster: Cluster) -> list[Phase]:
-    """Return phases for fitting hardware: one or several groups, inside and across nodes, of two to all workers.
-
-    The groups of a phase all-reduce at the same time.
-    """
+    """Return phases (groups that all-reduce at once) for fitting hardware: inside and across nodes, of all sizes."""
     n = cluster.num_workers
     nodes = [list(cluster.workers_of(node)) for node in range(cluster.num_nodes)]
     candidates: list[list[list[int]]] = [[list(range(n))]]
@@ -287,10 +291,7 @@ def calibration_phases(cluster: Cluster) -> list[Phase]:
 
 
 def random_phases(cluster: Cluster, count: int, rng: np.random.Generator) -> list[Phase]:
-    """Draw `count` random phases: groups of 2 to n of the n workers, which all-reduce at the same time.
-
-    Some workers may have no group.
-    """
+    """Draw `count` random phases: disjoint groups of at least 2 workers; some workers may have no group."""
     n = cluster.num_workers
     phases: list[Phase] = []
     while len(phases) < count:
@@ -369,7 +370,7 @@ def _without_negligible(hardware: Hardware) -> Hardware:
 
 
 def cluster_of(world: World) -> Cluster:
-    """Return the number of workers on each node of the running job, by the launchers' node numbers.
+    """Return the shape of the running job's cluster, by the launchers' node numbers; all workers call it.
 
     Nodes are ordered by their lowest rank.
     """
@@ -392,7 +393,7 @@ def slurm_words(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def slurm_switches(world: World, cluster: Cluster) -> tuple[Switch, ...]:
-    """Return the switches of the job's nodes by SLURM's topology plugin, without bandwidths; empty if there is none."""
+    """Return the switches that SLURM's topology plugin reports, without bandwidths, if any; all workers call it."""
     words = "\n".join(os.environ.get(name, "") for name in SLURM_TOPOLOGY)
     first = [cluster.workers_of(node)[0] for node in range(cluster.num_nodes)]
     return switches_of(_gather_texts(world, "profile/address", words, first))

@@ -149,7 +149,7 @@ class FlatModel:
         return {"model": self.layout(), "buffer rules": rules}
 
     def undecided_values(self) -> dict[str, str]:
-        """Return, by name, the class of values (`Values`) of each buffer whose rule depends on it; wait for a device."""
+        """Return, by buffer name, the class of its values (`Values`) if the rule depends on it; wait for a device."""
         named = dict(self.named_buffers())
         return {name: values_of(named[name]).value for name in self._undecided if name in named}
 

@@ -38,7 +38,7 @@ def average_model(reducers: Sequence[Reducer], members: tuple[int, ...], step: i
 
 
 def commit_plain_mean(_index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
-    """Replace a bucket's parameters, buffers and averaged optimizer state by the means in `sums`; see `Committing`."""
+    """Write means over a group, in `sums`, to a bucket's parameters, buffers and state, unless `ok` is False."""
     commit_mean(bucket, sums, 1.0, ok)
     commit_piggybacked(bucket, sums, ok)
 

@@ -269,7 +269,7 @@ class Reducer:
         raise InputError(f"{place}: {why}")
 
     def commit(self, reduction: Reduction, action: Committing) -> None:
-        """Call `action` (see `Committing`) for each bucket, to write the sums back; then return the scratch arrays."""
+        """Call `action(index, bucket, sums, device's check)` for each bucket, then return the scratch arrays."""
         with torch.no_grad():
             for index, (bucket, sums) in enumerate(zip(reduction.buckets, reduction.arrays, strict=True)):
                 with self.stream():
