@@ -113,10 +113,7 @@ class BlockCodec:
         self._work = torch.empty(0, dtype=torch.float32)
 
     def encode(self, values: torch.Tensor, encoded: torch.Tensor) -> None:
-        """Write the code of `values` [count] into `encoded`, uint8 [`block_bytes(codec, count, block)`].
-
-        `encoded` is aligned to 4 bytes, as the scales in it are float32.
-        """
+        """Write the code of `values` [count] to `encoded`, uint8 [`block_bytes(…)`], which is aligned to 4 bytes."""
         if not len(values):
             return
         values = values.to(torch.float32)

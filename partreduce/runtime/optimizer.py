@@ -208,7 +208,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._handover = Handover(self, self.engine, self.meeting)
 
     def _start(self, model: torch.nn.Module, *, broadcast: bool) -> None:
-        """Run the operations of all workers before the first step: broadcast the model, distribute tables' rows."""
+        """Run the operations of all workers before the first step: broadcast the model, distribute embedding rows."""
         run, tables = self.run, self.run.tables
         has_joined = run.membership.may_change and joins()
         if broadcast and not has_joined:

@@ -166,7 +166,8 @@ def _broadcast_fit(
 def _with_compute(world: World, step: Callable[[], object], model_bytes: int, device: torch.device) -> Hardware:
     """Time `step` on all workers at once; return a Hardware with the compute time of the fastest worker.
 
-    It also has the jitter, and the workers slower than 1.1 times the fastest, each with its factor.
+    It also has the jitter (standard deviation over mean of a worker's times), and the factors of the workers that take
+    over 1.1 times as long as the fastest.
     """
     times = torch.zeros(world.size, STEP_REPETITIONS, device=device)
     step()
@@ -188,10 +189,7 @@ def _with_compute(world: World, step: Callable[[], object], model_bytes: int, de
 def measure_phases(
     world: World, wanted: Sequence[tuple[Phase, int]], *, repetitions: int, device: torch.device
 ) -> list[Measurement]:
-    """Time the phases (groups that all-reduce at the same time) in `wanted`, given as (phase, bytes per worker).
-
-    All workers call it, after creating the groups.
-    """
+    """Time each (phase, bytes per worker) in `wanted`; all workers call it, after creating the phases' groups."""
     buffer = torch.zeros(max(max(1, size // 4) for _, size in wanted), dtype=torch.float32, device=device)
 
     def run(members: tuple[int, ...] | None, part: torch.Tensor) -> None:
@@ -370,10 +368,7 @@ def _without_negligible(hardware: Hardware) -> Hardware:
 
 
 def cluster_of(world: World) -> Cluster:
-    """Return the shape of the running job's cluster, by the launchers' node numbers; all workers call it.
-
-    Nodes are ordered by their lowest rank.
-    """
+    """Return the job's cluster by the launchers' node numbers, nodes ordered by lowest rank; all workers call it."""
     nodes: dict[str, list[int]] = {}
     own = os.environ.get(GROUP_RANK) or os.environ.get(SLURM_NODEID) or "0"
     for rank, node in enumerate(_gather_texts(world, "profile/node", own, range(world.size))):

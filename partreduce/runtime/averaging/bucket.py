@@ -107,11 +107,12 @@ class _Parts:
 
 @dataclass(slots=True)
 class Bucket:
-    """Flat array of all parameters of one device and dtype, all-reduced as a whole with piggybacked tensors and a tag.
+    """Flat array of all parameters of one device and dtype, all-reduced as a whole with buffers and optimizer state.
 
-    `size` counts the parameters with padding, `length` the piggybacked tensors too. Each all-reduce borrows an array
-    until its result is written back. The array has `length` elements, one presence flag per parameter (whether it has a
-    gradient), and the tag, which shows whether all members ran the same operation. Borrowing is thread-safe.
+    `size` counts the parameters with padding, `length` also the `piggybacked` buffers and states. Each all-reduce
+    borrows an array until its result is written back. That array has `length` elements, one presence flag per parameter
+    (whether it has a gradient), and a tag, which shows whether all members ran the same operation. Borrowing is
+    thread-safe.
     """
 
     device: torch.device
@@ -129,7 +130,7 @@ class Bucket:
 
     @property
     def exact(self) -> bool:
-        """Whether sums of tags are exact in this dtype; if not, the tag is sent in a separate float32 tensor."""
+        """Whether the array includes the tag, as sums of tags are exact in its dtype; else a float32 tensor has it."""
         return self.dtype in EXACT_DTYPES
 
     @property
@@ -180,10 +181,7 @@ class Bucket:
             self._spare.append(array)
 
     def swap(self, array: torch.Tensor) -> None:
-        """Make a scratch array the memory of the parameters, without a copy.
-
-        If the script holds views of the old memory, the values are copied into that instead.
-        """
+        """Make a scratch array the parameters' memory; if the script holds views of the old memory, copy instead."""
         if any(_users(slot.values) > self._own_users for slot in self.slots):
             self.flat.copy_(array[: self.size])
             return
@@ -196,7 +194,7 @@ class Bucket:
         self.count_own_users()
 
     def count_own_users(self) -> None:
-        """Record how many tensors share the parameters' memory just after a move, by the bucket itself.
+        """Record how many tensors share the parameters' memory, after each move of the parameters.
 
         If more share it later, the script holds some of them, and `swap` must copy.
         """
@@ -237,7 +235,8 @@ def commit_mean(
 ) -> None:
     """Write an average back in place: x ← x + relaxation · (mean − x), where `sums` has the group's mean.
 
-    `swap` exchanges the arrays instead of copying if `relaxation` is 1 and `ok` (the device's tag check) is None.
+    `swap` exchanges the arrays instead of copying if `relaxation` is 1 and `ok` is None. If `ok` is a 0-d bool tensor,
+    the device's check of the average, and False, nothing changes.
     """
     mean, live = sums[: bucket.size], bucket.flat
     if relaxation != 1:
@@ -255,7 +254,7 @@ def commit_delayed(
 ) -> None:
     """Write back an average of earlier parameters: x ← x + relaxation · (mean of snapshots − own snapshot).
 
-    `sums` has the mean of the members' snapshots; `ok` is the device's tag check, or None.
+    `sums` has the mean of the members' snapshots. If the device's check `ok` is not None but False, nothing changes.
     """
     change, live = sums[: bucket.size], bucket.flat
     change.sub_(snapshot[: bucket.size])
@@ -286,7 +285,7 @@ def only_where(values: torch.Tensor, ok: torch.Tensor) -> None:
 
 
 def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_first: bool, rank: int) -> None:
-    """Copy piggybacked tensors into a scratch array, divided by `divisor` if their rule is the mean.
+    """Copy a bucket's buffers and optimizer state into a scratch array, divided by `divisor` if their rule is the mean.
 
     The others are zero except in the array of the group's lowest rank (`is_first`), from which all members copy them.
     Raises InputError if a buffer has changed its shape or dtype.
@@ -306,7 +305,7 @@ def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_fi
 
 
 def snapshot_piggybacked(bucket: Bucket) -> list[torch.Tensor | None]:
-    """Return copies of the piggybacked tensors; None for a tensor that does not exist yet."""
+    """Return copies of a bucket's piggybacked buffers and optimizer state; None for one that does not exist yet."""
     values = (tensor.fetch() for tensor in bucket.piggybacked)
     return [None if value is None else value.detach().clone() for value in values]
 

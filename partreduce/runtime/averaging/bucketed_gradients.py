@@ -38,10 +38,7 @@ class Segment(NamedTuple):
 
 
 def segments_of(buckets: Sequence[Bucket], order: Iterable[torch.nn.Parameter]) -> list[Segment]:
-    """Return the segments in the order in which they are sent, last layer first.
-
-    `order` has the parameters from the first to the last layer.
-    """
+    """Return the segments in sending order, last layer first; `order` has the parameters from the first layer on."""
     places = {parameter: place for place, parameter in enumerate(order)}
     found: list[tuple[int, Segment]] = []
     for index, bucket in enumerate(buckets):

@@ -74,10 +74,7 @@ class ShardSlot(Slot):
             self.held._sharded_param_data = window.as_strided((self.room,), (1,))  # noqa: SLF001 - as above: it gathers from there
 
     def returns(self, flat: torch.Tensor) -> bool:
-        """Move the shard back into the flat array if FSDP has padded it again (first forward, each load).
-
-        Returns whether it was moved.
-        """
+        """Move the shard back into the flat array if FSDP padded it (first forward, loads); return whether it moved."""
         values = self.values
         if self.held is None or values.dtype != flat.dtype or values.device != flat.device:
             return False
@@ -87,10 +84,7 @@ class ShardSlot(Slot):
 
 
 class Sharders:
-    """Access to a model's FSDP2 modules: reshards parameters, and creates slots (`ShardSlot`) for their shards.
-
-    Raises InputError if they offload to the CPU.
-    """
+    """Access to a model's FSDP2 modules: reshards, and creates slots of shards; raises InputError for CPU offload."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._modules: list[Any] = []

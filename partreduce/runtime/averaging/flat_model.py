@@ -236,7 +236,7 @@ def _ride(
 def _named_parameters(
     model: torch.nn.Module,
 ) -> list[tuple[tuple[str, ...], tuple[tuple[torch.nn.Module, str], ...], torch.nn.Parameter]]:
-    """Return every parameter once, with all its names (tied weights have several) and the modules that own it."""
+    """Return (names, owners, parameter) of every parameter once; tied weights have several names and owners."""
     names: dict[torch.nn.Parameter, list[str]] = {}
     owners: dict[torch.nn.Parameter, list[tuple[torch.nn.Module, str]]] = {}
     for prefix, module in model.named_modules():

@@ -123,7 +123,7 @@ def own_gradients(slots: Iterable[Slot]) -> None:
 
 
 def load_presence(bucket: Bucket, scratch: torch.Tensor, absent: frozenset[int], tail: Tail | None = None) -> None:
-    """Write the presence flags: 1 per parameter with a gradient, 0 for the slots in `absent`.
+    """Write the presence flags into `scratch`: 1 per parameter with a gradient, 0 for the slots in `absent`.
 
     `tail` is the end of `scratch` as a NumPy view, if it has one.
     """
@@ -194,7 +194,7 @@ def averaged_are_finite(buckets: Iterable[Bucket]) -> bool:
 class OptimizerStepper:
     """Steps the wrapped optimizer with averaged gradients, and undoes a step whose average turns out to be invalid.
 
-    An average is invalid if its members ran different operations, which only the device knows on CUDA. `apart` are
+    An average is invalid if its members ran different operations; on CUDA only the device knows this. `apart` are
     parameters that are exchanged separately (embedding tables).
     """
 
@@ -244,7 +244,7 @@ class OptimizerStepper:
             self.is_stepping = False
 
     def _known_loss(self, loss: Any) -> Callable[[], Any]:  # noqa: ANN401 - what the closure returned
-        """Return a closure that yields the known loss; it raises if called again or after a change of the model."""
+        """Return a closure that returns `loss`; it raises InputError if called twice or after a change of the model."""
         begun, asked = self._versions(), 0
 
         def closure() -> Any:  # noqa: ANN401 - as above
@@ -270,11 +270,7 @@ class OptimizerStepper:
         ]
 
     def remember(self, ok: torch.Tensor | None) -> None:
-        """Save the parameters before a step whose average may be invalid.
-
-        `ok` is a 0-d bool tensor on the device, whose value is known only later; None if the host has checked the
-        average.
-        """
+        """Save the parameters unless `ok` is None; `undo` restores them if `ok`, a 0-d bool on the device, is False."""
         self._ok = ok
         if ok is None:
             return

@@ -159,7 +159,7 @@ class FixedMembership:
     def common_start(
         self, reducer: Reducer, step: int, round_: int, *, name: str, starts: int, host: Streams | None
     ) -> Reference:
-        """Return reference parameters, equal on all workers; see `mean_model.common_start`."""
+        """Return reference parameters, equal on all workers, to measure change from; see `mean_model.common_start`."""
         del name  # for members that communicate through the store
         return common_start(reducer, self._members, starts, step, round_, host=host)
 

@@ -150,7 +150,7 @@ def common_start(
 ) -> Reference:
     """Return reference parameters that are equal on all workers: those of the first worker, sent only if any differ.
 
-    `starts` counts the references of this run, for unique names in the store; `host`, if given, offloads the arrays.
+    `starts` counts the references of this run, for unique names in the store; with `host` the result is in host memory.
     Raises PeerFailedError if a member is gone or calls this in another round.
     """
     arrays = [bucket.flat.detach().clone() for bucket in reducer.buckets]
@@ -176,8 +176,7 @@ def same_start(
 ) -> Reference:
     """Return this worker's parameters as reference parameters, after checking that all workers' are equal.
 
-    `is_same` returns whether all workers have the same digest; no parameters are sent. Raises InputError if they
-    differ.
+    `is_same` returns whether all workers have a given digest; no parameters are sent. Raises InputError if they differ.
     """
     arrays = [bucket.flat.detach().clone() for bucket in reducer.buckets]
     if not is_same(digest_of(arrays)):

@@ -427,7 +427,7 @@ class Reducer:
         work.wait(Wait(self.heartbeat, members, self.timeout, why=why, glance=glance).look)
 
     def _why(self, operation: Operation, error: Exception) -> str:
-        """Explain why a collective failed: by a note about a member, the run's first failure, or the silent members."""
+        """Return why a collective failed: what is known of a member, the run's first failure, or who is silent."""
         first = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
         members = operation.members
         deadline = time.monotonic() + DIAGNOSE_SECONDS

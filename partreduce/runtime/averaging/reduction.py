@@ -32,9 +32,9 @@ from partreduce.topo.phase import Group
 class CodedPart:
     """One bucket's array in an all-reduce with a codec (compression of the values sent).
 
-    The first `bucket.size` elements, the parameters, are sent coded. The rest is sent as it is, in the separate tensor
-    `extra`: piggybacked tensors, presence flags, the tag (it shows whether all members ran the same operation), and the
-    number of members with infinite or NaN values.
+    The first `bucket.size` elements, the parameters, are sent encoded. The rest is sent unchanged, in the separate
+    tensor `extra`: buffers, optimizer state, presence flags (which parameters have gradients), the tag (it shows
+    whether all members ran the same operation), and the number of members with infinite or NaN values.
     """
 
     bucket: Bucket
@@ -78,10 +78,7 @@ class CodedPart:
         return whole
 
     def beyond_range(self) -> str:
-        """Return a message on the parameter whose sum exceeded the codec's range; empty if none did.
-
-        Waits for the device.
-        """
+        """Return a message on the parameter whose sum exceeded the codec's range, or ""; wait for the device."""
         values = self.array[: self.bucket.size]
         if _peak(values) < math.inf:
             return ""

@@ -66,7 +66,7 @@ class Snapshots:
         return sum(snapshot.num_bytes for snapshot in self._taken)
 
     def _freed_soon(self) -> _Snapshot | None:
-        """Wait up to `PATIENCE` seconds for a free snapshot if `usual` ones are in use; None if none is free then."""
+        """If `usual` snapshots are in use, wait up to `PATIENCE` seconds for a free one; return it, or None."""
         if self._usual is None or len(self._taken) < self._usual:
             return None
         start = time.monotonic()

@@ -93,10 +93,10 @@ class Communicator:
     def exchange(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
     ) -> Sequence[Work]:
-        """Start sending and receiving tensors, given as (index of the member, tensor), in the same order at both ends.
+        """Start sending and receiving tensors, given as (index of the member, tensor).
 
-        All receives are posted before the first send: over gloo a send blocks until its receive is posted, so workers
-        cannot wait in a circle.
+        Two members list the tensors between them in the same order. All receives are posted before the first send, so
+        that workers cannot wait in a circle: over gloo a send blocks until its receive is posted.
         """
         try:
             backend = self._live()

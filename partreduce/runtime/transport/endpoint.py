@@ -51,7 +51,7 @@ class Received(NamedTuple):
 
 
 class Seal:
-    """Signer of the headers sent on one connection: a call returns MAC, nonce, counter and header as one frame."""
+    """Signer of headers sent to `receiver` on one connection: a call returns MAC, nonce, counter and header joined."""
 
     def __init__(self, secret: str, receiver: int) -> None:
         self._keyed_hash, self._nonce, self._count = _keyed_hash(secret, receiver), os.urandom(NONCE_BYTES), 0
@@ -155,9 +155,10 @@ class Endpoint:
         self._poller.register(self._bell.fileno(), self._zmq.POLLIN)
 
     def listen(self, address: str, *, answers: bool = False) -> str:
-        """Open the inbox at `address`, for peers that know the secret; return the address with the actual port.
+        """Open the inbox at `address`, such as `tcp://10.0.0.1:*`; return that address with the actual port.
 
-        With `answers`, received messages have a route for `reply`. Raises UnavailableError if it cannot listen there.
+        Only peers that know the secret can connect. With `answers`, received messages have a route for `reply`. Raises
+        UnavailableError if it cannot listen there.
         """
         zmq = self._zmq
         self._access = self._context.socket(zmq.REP)

@@ -21,7 +21,7 @@ GRACE_SECONDS = 1.0  # extra time for gloo's own error about a member that did n
 
 
 class GlooWorld(World):
-    """World (all workers of a run) whose groups use gloo over one shared network device; a store connects them."""
+    """World (all workers of a run) whose groups use gloo over one shared network device and connect by `store`."""
 
     def __init__(
         self, store: Store, rank: int, size: int, timeout: timedelta, *, max_groups: int = MAX_GROUPS, attempt: int = 1
@@ -42,10 +42,7 @@ class GlooWorld(World):
         return StagedSums(stages)
 
     def start_over(self, name: str) -> None:
-        """Destroy all groups; later groups use store keys that contain `name`.
-
-        Does not wait until gloo has closed all connections of the groups, which takes about 10 ms for each.
-        """
+        """Destroy all groups without waiting until connections are closed; later groups use store keys with `name`."""
         self.destroy_with(range(self.size), seconds=0.0)
         self.prefix = f"partreduce/group/{name}"
 
@@ -103,7 +100,7 @@ class GlooWorld(World):
         return UnavailableError(f"{text} ({reason})" if why in (None, reason) else f"{text}: {why} ({reason})")
 
     def gloo_device(self) -> object:
-        """Return gloo's device for all groups, on the interface towards the store, or that of GLOO_SOCKET_IFNAME."""
+        """Return gloo's device for all groups, on the interface GLOO_SOCKET_IFNAME, else on that towards the store."""
         if self._device is None:
             make = ProcessGroupGloo
             if interface := chosen_interface():

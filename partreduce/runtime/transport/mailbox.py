@@ -259,7 +259,7 @@ class Mailbox:
             self.until(lambda: self._went(to, message, size), self._heartbeat, (to,), None, purpose)
 
     def send_newest(self, to: int, kind: str, numbers: Sequence[int], *, urgent: bool = False) -> None:
-        """Send a message without arrays, never waiting for room: without room it replaces a queued one of its kind."""
+        """Send a message without arrays, never waiting: if there is no room, queue it in place of one of its kind."""
         message = self._address(to, kind, numbers, urgent=urgent)
         with self._changed:
             if not self._went(to, message, 0):
@@ -271,7 +271,7 @@ class Mailbox:
     def _address(
         self, to: int, kind: str, numbers: Sequence[int], payload: Sequence[Any] = (), *, urgent: bool = False
     ) -> Message:
-        """Return a message to worker `to`, after finding that worker's address. Raises UnavailableError on failure."""
+        """Create a message to worker `to` and find its address; raise UnavailableError if it publishes none in time."""
         assert kind != GRANT, "grants are sent by the side thread"
         if self.failure is not None:
             raise UnavailableError(self.failure)
@@ -440,10 +440,7 @@ class Mailbox:
                 self._go(source, Message(self.rank, GRANT, urgent=True))
 
     def _take_grant(self, peer: int, messages: int, num_bytes: int) -> None:
-        """Record a peer's report of what it has processed (a grant), and send queued messages that now fit the bound.
-
-        The caller holds the lock.
-        """
+        """Record a peer's report of what it has processed (a grant), and send what it allows. Needs the lock."""
         for message in self._account(peer).grant(messages, num_bytes):
             self._go(peer, message)
         self._changed.notify_all()

@@ -134,10 +134,7 @@ class StagedSums:
 
 
 def block_bounds(length: int, num_parts: int, block: int = 1) -> Bounds:
-    """Divide `length` elements into `num_parts` nearly equal ranges of whole blocks of `block` elements.
-
-    Returns (start, end) of each. The last block may be shorter; some ranges may be empty.
-    """
+    """Divide `length` elements into `num_parts` nearly equal (start, end), cut between blocks; some may be empty."""
     num_blocks = -(-length // block)
     cuts = [min(length, num_blocks * part // num_parts * block) for part in range(num_parts + 1)]
     return list(itertools.pairwise(cuts))
@@ -388,9 +385,9 @@ class _Levels(CodedStages):
         self.wait(self.inside.all_to_all(part, rows.view(-1), lengths_of(bounds), [len(own)] * self.inside.size))
 
     def _collect(self, part: torch.Tensor, bounds: Bounds, room: str) -> tuple[torch.Tensor, Work]:
-        """Start receiving this worker's shard (range of a part) from all members on its node.
+        """Start receiving this worker's shard of a part from all members on its node.
 
-        Returns (an array [members, numbers] named `room`, the work to wait for).
+        Returns (array [members, numbers], work to wait for).
         """
         start, end = bounds[self.inside.place]
         rows = self._rows(part[start:end], room)
@@ -408,7 +405,7 @@ class _Levels(CodedStages):
         return own
 
     def _in_codes(self, part: torch.Tensor, index: int, coding: Coding) -> Iterator[None]:
-        """Run a part's stages with a codec: encoded sums from other nodes are distributed as they are."""
+        """Run the stages of part number `index` with a codec; encoded sums are distributed inside the node unchanged."""
         unit, inside, across = unit_of(coding), self.inside, self.across
         within, crosses = Stage.of("inside", index), Stage.of("across", index)
         bounds = block_bounds(len(part), inside.size, unit)

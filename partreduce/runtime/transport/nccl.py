@@ -27,7 +27,7 @@ PATIENCE = 10  # NCCL's watchdog, which kills the process silently, waits this m
 
 
 class NcclWorld(World):
-    """World of workers with one CUDA device each; every group is a raw NCCL communicator, created by its members only.
+    """World (all workers of a run) with one CUDA device per worker; every group is a raw NCCL communicator.
 
     The user's process groups are not used. `attempt`, 1 for this process's first world, separates the store keys of its
     worlds: NCCL would find the IDs of an earlier world and wait for it forever. This class has never run on a GPU;
@@ -133,7 +133,7 @@ def _abort(backends: list[Any]) -> None:
 
 @contextlib.contextmanager
 def _errors_are_ours() -> Iterator[None]:
-    """Return a context for creating NCCL backends that leave failed peers to us, while torch would kill the process."""
+    """Return a context in which to create NCCL backends; without it torch kills the process when a peer fails."""
     if NCCL_TEARS_DOWN in os.environ:
         yield
         return
@@ -151,10 +151,7 @@ def place_of(device: torch.device) -> str:
 
 
 def check_shared_gpus(store: Store, rank: int, size: int, device: torch.device, attempt: int) -> None:
-    """Compare all workers' GPUs through the store; all workers call it. Raises InputError if two share one.
-
-    `attempt`, equal on all workers, separates the keys of repeated calls.
-    """
+    """Raise InputError if two workers share a GPU; all call this, with an `attempt` that is new and equal on all."""
     notes = Notes(store, f"gpu/{attempt}")
     notes.write(str(rank), place_of(device))
     check_equal_places({other: notes.wait_for(str(other)) for other in range(size)})

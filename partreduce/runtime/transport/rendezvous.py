@@ -64,8 +64,7 @@ def place(mesh: DeviceMesh | None = None) -> tuple[int, int]:
 def connect_store(timeout: timedelta) -> Store:
     """Return the run's key-value store: the process group's, the launcher's, or one hosted by rank 0.
 
-    Raises InputError if the launcher's environment variables are missing, UnavailableError if the store does not answer
-    within `timeout`.
+    Raises InputError without the launcher's environment variables, UnavailableError if the store is silent for long.
     """
     if dist.is_initialized():
         return _prepare_store(NamedPrefixStore("partreduce", default_store()), dist.get_rank(), timeout)
@@ -186,7 +185,7 @@ def may_be_started_again() -> bool:
 
 
 def agreed_attempt(store: Store, rank: int, size: int, timeout: timedelta) -> str:
-    """Return a name of this attempt to run, equal on all workers that torchrun started together.
+    """Return a name of this start or restart of the job, equal on all workers that torchrun started together.
 
     After a restart the store still has the keys of the last attempt, and torchrun's agents may disagree on the number
     of restarts. So each worker writes a random word to the store, and worker 0 writes the name under that word; words
@@ -272,7 +271,7 @@ os.register_at_fork(after_in_child=_close_sockets)
 
 
 def is_alone(world: World | None, mesh: DeviceMesh | None = None) -> bool:
-    """Return whether this process is a job of one worker: WORLD_SIZE is 1, or there is no launcher."""
+    """Return whether this process is a job of one worker, without a given `world`: WORLD_SIZE is 1, or no launcher."""
     if world is not None or place(mesh)[1] != 1:
         return False
     if dist.is_initialized() or os.environ.get(env.WORLD_SIZE):

@@ -39,8 +39,7 @@ def store_on(listening: socket.socket, host: str) -> Store:
 def torch_compile_disable(method: Method) -> Method:
     """Decorate a method so that torch.compile compiles neither it nor anything that it calls.
 
-    torch marks the steps of its optimizers in the same way; its public `torch.compiler.disable` would import the
-    compiler.
+    torch marks its optimizers' steps in the same way; the public `torch.compiler.disable` would import the compiler.
     """
     marked: Any = torch._disable_dynamo(method)  # type: ignore[attr-defined]  # noqa: SLF001 - as said
     return marked  # type: ignore[no-any-return]

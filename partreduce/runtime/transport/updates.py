@@ -220,10 +220,7 @@ class PayloadRings:
         return self._tensors(payload)
 
     def retire(self, before: int) -> None:
-        """Drop updates of steps before `before`, which frees their slots; later ones of these steps are late.
-
-        Call it before the message that allows an in-neighbor to continue.
-        """
+        """Drop updates of steps before `before`, to free slots, before a message allows an in-neighbor to continue."""
         with self._lock:
             self._before = max(self._before, before)
             for source, ring in self._rings.items():
@@ -269,7 +266,7 @@ class PayloadRings:
             self._count(-_size(self._rings[source].pop(step)))
 
     def _forget_arriving(self, source: int) -> None:
-        """Drop the parts of an incomplete update, or stop counting those of one that is complete now."""
+        """Forget the parts of an in-neighbor's arriving update, and no longer count their bytes."""
         _, frames = self._arriving.pop(source, (None, []))
         self._count(-_size(frames))
 

@@ -19,7 +19,7 @@ MOST_SECONDS = 1.0  # longest time that counts between two reads of the clock, b
 
 
 class OwnTime:
-    """Clock of the seconds in which this process runs: at most `most` count between two reads; thread-safe.
+    """Clock of the time in which this process runs: between two reads at most `most` seconds count; thread-safe.
 
     A process that was stopped (by SIGSTOP, a debugger, or with its machine) must not count that time as silence of
     other workers. A waiting thread reads this clock several times a second, so a longer gap means that the process did
@@ -104,10 +104,7 @@ class SignsOfLife:
         return f"waits for {names}" + ("" if seconds is None else f", for more than {seconds:g} s")
 
     def sees_silence(self, members: Iterable[int]) -> bool:  # noqa: ARG002 - as above
-        """Return whether the worker that delays `members` is known, or cannot be determined.
-
-        A wait whose timeout has passed continues briefly until this is true.
-        """
+        """Return whether the search for the worker that delays `members` is over: it is known, or cannot be found."""
         return True
 
 
@@ -200,7 +197,7 @@ class Wait(PeerWatch):
         return left < -DIAGNOSE_SECONDS or self._heartbeat.sees_silence(self._members)
 
     def until(self, condition: threading.Condition, done: Callable[[], bool]) -> None:
-        """Wait until `done()`, called with the condition's lock held, is true; raise as `look`, called meanwhile."""
+        """Wait until `done()`, called with the lock of `condition`, is true; meanwhile call `look`, which may raise."""
         while True:
             with condition:
                 if condition.wait_for(done, GLANCE_SECONDS):

@@ -119,7 +119,7 @@ class Completion:
 
 
 def in_thread(works: Iterable[Work]) -> Work:
-    """Return one work that ends once all of `works` have; a new thread waits for them, and runs a generator of them.
+    """Return one work that ends once all of `works` have; a new thread iterates over these and waits for each.
 
     It is for point-to-point operations over gloo, where a wait with a time limit would break the connection.
     """
@@ -175,8 +175,8 @@ class OverdueError(Exception):
 class BoundedCall(Generic[Result]):
     """Call to torch that may block forever, run in a separate thread that can be abandoned.
 
-    To connect to a store whose port another program uses, or a gloo group of which a member dies meanwhile, blocks far
-    beyond the timeout.
+    Connecting to a store whose port another program uses, or to a gloo group that loses a member meanwhile, can block
+    far beyond the timeout.
     """
 
     def __init__(self, action: Callable[[], Result]) -> None:

@@ -79,7 +79,7 @@ class World:
         raise NotImplementedError
 
     def _connect(self, members: tuple[int, ...], place: str, within: timedelta | None) -> Communicator:
-        """Create a communicator and run a first all-reduce; `place` is a store key, `within` a shorter timeout."""
+        """Connect `members` by store keys under `place`, within the time `within`, and run a first all-reduce."""
         raise NotImplementedError
 
     def _staged(self, stages: Stages) -> Sums:
@@ -269,10 +269,7 @@ def member_sets(schedule: Schedule, rank: int) -> set[tuple[int, ...]]:
 
 
 def check_budget(name: str, groups: Iterable[tuple[int, ...]], max_groups: int) -> None:
-    """Raise InputError if one worker's `groups` are more than `max_groups` or need too many file descriptors.
-
-    `name` is the schedule's, for the message.
-    """
+    """Raise InputError if a worker's `groups` in schedule `name` exceed `max_groups` or the limit of open files."""
     member_lists = list(groups)
     if len(member_lists) > max_groups:
         raise InputError(
