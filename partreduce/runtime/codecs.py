@@ -237,7 +237,7 @@ def code_bytes(count: int, coding: Coding) -> int:
 
 
 def encode_values(values: torch.Tensor, coding: Coding, place: str) -> torch.Tensor:
-    """Return the encoded bytes of `values`, as uint8 in host memory.
+    """Return `values`, encoded by `coding`, as uint8 in host memory.
 
     With error feedback (`Leftovers`) the last rounding error is first added to `values`, in place, and the new one is
     stored; `place` names what is rounded.

@@ -149,7 +149,7 @@ def profile(
 def _broadcast_fit(
     world: World, measured: Sequence[Measurement], cluster: Cluster, base: Hardware, device: torch.device
 ) -> Fit:
-    """Fit on rank 0 and broadcast the result; a fit takes seconds, and workers of a node would compete for cores."""
+    """Fit hardware on rank 0 and broadcast it; a fit takes seconds, and workers of a node would compete for cores."""
     known = torch.zeros(6 + len(measured), dtype=torch.float64, device=device)
     if world.rank == 0:
         fit = fit_hardware(measured, cluster, base)
@@ -189,7 +189,7 @@ def _with_compute(world: World, step: Callable[[], object], model_bytes: int, de
 def measure_phases(
     world: World, wanted: Sequence[tuple[Phase, int]], *, repetitions: int, device: torch.device
 ) -> list[Measurement]:
-    """Time each (phase, bytes per worker) in `wanted`; all workers call it, after creating the phases' groups."""
+    """Time each (phase, bytes per worker) in `wanted`; all workers call it, with the phases' groups created before."""
     buffer = torch.zeros(max(max(1, size // 4) for _, size in wanted), dtype=torch.float32, device=device)
 
     def run(members: tuple[int, ...] | None, part: torch.Tensor) -> None:
@@ -368,7 +368,7 @@ def _without_negligible(hardware: Hardware) -> Hardware:
 
 
 def cluster_of(world: World) -> Cluster:
-    """Return the job's cluster by the launchers' node numbers, nodes ordered by lowest rank; all workers call it."""
+    """Return the job's cluster, from launchers' node numbers, nodes ordered by lowest rank; all workers call it."""
     nodes: dict[str, list[int]] = {}
     own = os.environ.get(GROUP_RANK) or os.environ.get(SLURM_NODEID) or "0"
     for rank, node in enumerate(_gather_texts(world, "profile/node", own, range(world.size))):

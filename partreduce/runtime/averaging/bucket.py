@@ -217,7 +217,7 @@ def _users(tensor: torch.Tensor) -> int:
 
 
 def align_count(count: int, dtype: torch.dtype) -> int:
-    """Round a number of elements up, so that the next element starts on a 64-byte cache line."""
+    """Round up `count` elements of `dtype`, so that the next element starts on a 64-byte cache line."""
     unit = max(1, ALIGN_BYTES // dtype.itemsize)
     return -(-count // unit) * unit
 
@@ -313,7 +313,7 @@ def snapshot_piggybacked(bucket: Bucket) -> list[torch.Tensor | None]:
 def commit_piggybacked(
     bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None, before: Sequence[torch.Tensor | None] | None = None
 ) -> None:
-    """Write averaged buffers and optimizer state back, unless the device's check `ok` is False.
+    """Write a bucket's averaged buffers and optimizer state from `sums` back, unless the device's check `ok` is False.
 
     With a snapshot `before` from `snapshot_piggybacked`, changes that this worker has made since then are kept.
     """

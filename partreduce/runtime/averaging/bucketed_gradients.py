@@ -58,7 +58,7 @@ def segments_of(buckets: Sequence[Bucket], order: Iterable[torch.nn.Parameter]) 
 
 
 class LayerSender:
-    """Sender of gradients in segments (ranges of a flat array) during the backward pass, overlapped with it.
+    """Sender of the gradients of a reducer's buckets in segments (ranges of a flat array) during the backward pass.
 
     `order` has the parameters from the first to the last layer, `kind` names the operation in tags and traces, and
     gradients are divided by `divisor`, by default the number of members.

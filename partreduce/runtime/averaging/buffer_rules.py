@@ -104,7 +104,7 @@ class BufferSpec(NamedTuple):
 def change_of(buffer: torch.Tensor | None, spec: BufferSpec, rank: int, then: str = AT_WRAPPING) -> str:
     """Describe how a buffer differs from its `spec` and what to do about it; empty if it does not.
 
-    All floating-point dtypes count as equal. For the message, `then` says when the buffer matched the spec.
+    All floating-point dtypes count as equal. In the text, `rank` is this worker's, `then` when the buffer had the spec.
     """
     if buffer is None:
         return f"was removed on worker {rank}, and was there {then}; keep it, or remove it on every worker {BEFORE}"
@@ -128,6 +128,6 @@ def change_of(buffer: torch.Tensor | None, spec: BufferSpec, rank: int, then: st
 
 
 def check_spec(name: str, buffer: torch.Tensor | None, spec: BufferSpec, rank: int, then: str = AT_WRAPPING) -> None:
-    """Raise InputError if a buffer's shape, dtype or layout differs from `spec` (see `change_of`)."""
+    """Raise InputError if buffer `name` differs from `spec` in shape, dtype or layout; arguments as of `change_of`."""
     if change := change_of(buffer, spec, rank, then):
         raise InputError(f"buffer {name!r}: {change}")

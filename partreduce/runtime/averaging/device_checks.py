@@ -149,7 +149,7 @@ class DeviceChecks:
             raise PeerGoneError(self.why)
 
     def _why_not(self, pending: _Pending, since: float) -> str | None:
-        """Return a reason to stop waiting for an operation (a member is dead; the timeout since `since`), or None."""
+        """Return why to stop waiting for an operation (a dead member, or the timeout, which starts at `since`)."""
         operation = pending.operation
         members, round_ = operation.members, operation.rounds_before
         why = self.heartbeat.gone(members, round_) or self.heartbeat.elsewhere(members, round_)

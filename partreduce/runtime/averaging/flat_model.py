@@ -50,8 +50,9 @@ class StatePolicy(StrEnum):
 class FlatModel:
     """A model whose trainable parameters are views of flat buckets, so that one all-reduce averages a whole bucket.
 
-    `apart` maps parameters that are exchanged separately (embedding tables) to descriptions for the handshake.
-    `fragments` divides the parameters into parts that are averaged in turn; each part has its own buckets.
+    `buffers` and `state` choose how buffers and optimizer state are averaged. `apart` maps parameters that are
+    exchanged separately (embedding tables) to descriptions for the handshake. `fragments` divides the other parameters
+    into parts that are averaged in turn; each part has its own buckets.
     """
 
     def __init__(
@@ -154,10 +155,7 @@ class FlatModel:
         return {name: values_of(named[name]).value for name in self._undecided if name in named}
 
     def masks_among(self, seen: Sequence[Mapping[str, str]]) -> list[str]:
-        """Return the names of mask buffers: only zeros and ones on every worker, and both on at least one.
-
-        `seen` has the result of `undecided_values` of every worker.
-        """
+        """Return the names of masks by all workers' `undecided_values`, `seen`: `mask` on one, and `other` on none."""
         looks = {name: {one.get(name) for one in seen} for name in self._undecided}
         return [name for name, found in looks.items() if Values.MASK in found and Values.OTHER not in found]
 

@@ -27,7 +27,7 @@ from partreduce.topo.phase import Group
 
 
 def average_model(reducers: Sequence[Reducer], members: tuple[int, ...], step: int, round_: int) -> None:
-    """Replace the parameters of all `members` by their mean, and average buffers by their rules; waits for a device."""
+    """Set the model of all `members` to the mean; `step` and `round_` are for traces and errors. Waits for a device."""
     if len(members) == 1:
         return
     for reducer in reducers:
@@ -176,7 +176,8 @@ def same_start(
 ) -> Reference:
     """Return this worker's parameters as reference parameters, after checking that all workers' are equal.
 
-    `is_same` returns whether all workers have a given digest; no parameters are sent. Raises InputError if they differ.
+    `is_same` returns whether all workers have a given digest; no parameters are sent. For `starts` and `host` see
+    `common_start`. Raises InputError if the workers' parameters differ.
     """
     arrays = [bucket.flat.detach().clone() for bucket in reducer.buckets]
     if not is_same(digest_of(arrays)):

@@ -40,7 +40,7 @@ class Neighborhood:
 
 
 class PeerReducer(Reducer):
-    """Reducer whose operation is one round of neighbor averaging, x_i ← w_ii · x_i + Σ_j w_ij · x_j."""
+    """Reducer like `base` whose operation is a round of neighbor averaging; `neighborhoods` has the edges by round."""
 
     sums_up = False
 
@@ -81,7 +81,7 @@ class PeerReducer(Reducer):
         return [self._received[index, place][-1][-TAG_LENGTH:] for place in range(len(sources))]
 
     def _arrive(self, reduction: Reduction, index: int, checks: list[torch.Tensor]) -> None:
-        """Compute x_i ← w_ii · x_i + Σ_j w_ij · x_j in the scratch array, from the arrays x_j of the neighbors."""
+        """Compute x_i ← w_ii · x_i + Σ_j w_ij · x_j in bucket `index`'s scratch array, with neighbors' arrays x_j."""
         near, length = self._near(reduction.operation.round), self.buckets[index].length
         mean = reduction.arrays[index][:length]
         copied = [one for one in self.buckets[index].piggybacked if one.rule is BufferRule.FIRST]

@@ -78,7 +78,7 @@ class Reference:
 
     @classmethod
     def of(cls, arrays: Sequence[torch.Tensor], starts: int, host: Streams | None) -> Reference:
-        """Create a reference of these arrays, one per bucket; with `host` (device streams) they lie in host memory."""
+        """Create the reference of the run's start `starts`, an array per bucket; with `host` it lies in host memory."""
         return cls([OffloadedArray(array, host) for array in arrays], starts)
 
     @classmethod
@@ -131,7 +131,7 @@ class OuterOptimizer:
 def outer_step(
     outer: OuterStep, movement: torch.Tensor, momentum: OffloadedArray | None, ok: torch.Tensor | None
 ) -> None:
-    """Replace the workers' mean change d by the update of the outer parameters, in place.
+    """Replace `movement`, the workers' mean change d, by the update of the outer parameters, in place.
 
     b ← momentum · b + d, then d ← lr · (d + momentum · b) with Nesterov momentum, else d ← lr · b. `momentum` holds b,
     or is None if its factor is 0; b is unchanged if the device's check `ok` is False. Source: DiLoCo (Douillard et al.,

@@ -259,7 +259,7 @@ class Mailbox:
             self.until(lambda: self._went(to, message, size), self._heartbeat, (to,), None, purpose)
 
     def send_newest(self, to: int, kind: str, numbers: Sequence[int], *, urgent: bool = False) -> None:
-        """Send a message without arrays, never waiting: if there is no room, queue it in place of one of its kind."""
+        """Send worker `to` a message without arrays, at once; without room, queue it in place of one of its kind."""
         message = self._address(to, kind, numbers, urgent=urgent)
         with self._changed:
             if not self._went(to, message, 0):
@@ -440,7 +440,7 @@ class Mailbox:
                 self._go(source, Message(self.rank, GRANT, urgent=True))
 
     def _take_grant(self, peer: int, messages: int, num_bytes: int) -> None:
-        """Record a peer's report of what it has processed (a grant), and send what it allows. Needs the lock."""
+        """Record how much `peer` has processed in total (a grant), and send what this allows. Needs the lock."""
         for message in self._account(peer).grant(messages, num_bytes):
             self._go(peer, message)
         self._changed.notify_all()

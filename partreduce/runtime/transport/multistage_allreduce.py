@@ -235,7 +235,7 @@ class CodedStages(Stages):
     def encode(
         self, values: torch.Tensor, bounds: Bounds, codes: list[torch.Tensor], *, coding: Coding, place: str
     ) -> None:
-        """Encode ranges of `values` into `codes`; error feedback adds and stores the rounding errors of `place`."""
+        """Encode the ranges `bounds` of `values` to `codes`; error feedback adds and stores the errors of `place`."""
         codec, left = self._codec(coding), coding.leftovers
         if left is not None:
             left.add_to(place, values)
@@ -247,7 +247,7 @@ class CodedStages(Stages):
             left.keep(place, values, decoded)
 
     def decode(self, bounds: Bounds, codes: list[torch.Tensor], values: torch.Tensor, coding: Coding) -> None:
-        """Decode the ranges' codes into `values`; codes may be followed by unused bytes."""
+        """Decode `codes` into the ranges `bounds` of `values`; a code may be followed by unused bytes."""
         codec = self._codec(coding)
         for (start, end), code in zip(bounds, codes, strict=True):
             codec.decode(code[: code_bytes(end - start, coding)], values[start:end])
@@ -260,7 +260,7 @@ class CodedStages(Stages):
         return code
 
     def gather(self, group: Communicator, code: torch.Tensor, stage: Stage) -> Callable[[], torch.Tensor]:
-        """Start an all-gather of encoded sums; return a function that waits for them and returns [members, bytes]."""
+        """Start an all-gather of encoded sums, `code`; return a function that waits and returns [members, bytes]."""
         gathered, sizes = self.room(f"{stage.room} gathered", group.size * len(code)), [len(code)] * group.size
         if self._at_once and self._device.type == "cpu":
             handed = self.room(f"{stage.room} handed", len(gathered))
@@ -405,7 +405,7 @@ class _Levels(CodedStages):
         return own
 
     def _in_codes(self, part: torch.Tensor, index: int, coding: Coding) -> Iterator[None]:
-        """Run the stages of part number `index` with a codec; encoded sums are distributed inside the node unchanged."""
+        """Run the stages of part number `index` with a codec; the total is encoded once and distributed unchanged."""
         unit, inside, across = unit_of(coding), self.inside, self.across
         within, crosses = Stage.of("inside", index), Stage.of("across", index)
         bounds = block_bounds(len(part), inside.size, unit)

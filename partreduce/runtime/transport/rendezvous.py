@@ -167,7 +167,7 @@ def forget(world: World) -> None:
 
 
 def _number(name: str, default: int, *, least: int = 0, most: int = 2**31 - 1) -> int:
-    """Return the integer in an environment variable, or `default` if empty. Raises InputError out of range."""
+    """Return the integer in the environment variable `name`, `default` if empty. Raises InputError if out of range."""
     text = os.environ.get(name, "").strip()
     if not text:
         return default

@@ -48,7 +48,7 @@ class Piece:
 class Layout:
     """Division of a flat model's arrays into parts, each sent as one message; equal on all workers.
 
-    A part has at most `part_bytes`, by default `PART_BYTES`; small arrays share one.
+    A part has at most `part_bytes`, by default `PART_BYTES`; small arrays share a part.
     """
 
     def __init__(self, arrays: Sequence[torch.Tensor], part_bytes: int | None = None) -> None:
@@ -156,7 +156,7 @@ class Arrival(Enum):
 
 
 class PayloadRings:
-    """Ring buffers of updates that in-neighbors have sent ahead; one thread adds them, another takes them.
+    """Ring buffers of updates that in-neighbors have sent ahead to `worker`; one thread adds, another takes them.
 
     The ring of each in-neighbor has a proved number of slots (`capacities`) for (step, frames); tokens and
     acknowledgements inform senders of free slots. An update without a free slot is dropped if it is late, else an
@@ -182,9 +182,9 @@ class PayloadRings:
         self.dropped = 0  # number of updates that were late or replaced by newer ones
 
     def receive(self, source: int, step: int, part: int, payload: Sequence[Any]) -> Arrival:
-        """Store part number `part` of an update, without a copy, and return the update's state; parts arrive in order.
+        """Store part number `part` of the update of `step` from `source`, without a copy; return the update's state.
 
-        Raises PlaceTakenError if the update's slot is not free.
+        Parts arrive in order. Raises PlaceTakenError if the update's slot is not free.
         """
         with self._lock:
             if part == 0:

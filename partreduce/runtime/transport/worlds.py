@@ -46,7 +46,7 @@ class World:
 
     A group is created by its members only. All workers create groups in the order of their sorted members, so that
     workers cannot wait in a circle; further communicators follow in the same order. Members find each other by keys in
-    `store` that start with `prefix`.
+    `store` that start with `prefix`. `timeout` is for connecting and for operations, `max_groups` limits the groups.
 
     If `nodes`, the node of every worker, is set, groups with equally many members on each node are hierarchical. These
     have three communicators: of all members, of those on this node, and of those with the same local index on other
@@ -239,7 +239,7 @@ class World:
     def _warmed_up(
         self, members: tuple[int, ...], backend: object, device: str, timeout: timedelta | None
     ) -> Communicator:
-        """Return a communicator after a first all-reduce, of a tag of `members`, with all of them.
+        """Return a communicator over `backend` after a first all-reduce, of a tag of `members`, with all of them.
 
         Later operations have the given timeout. Raises UnavailableError if that all-reduce fails or the tags differ.
         """
