@@ -42,7 +42,7 @@ class _Pending:
 class DeviceChecks:
     """Queue of a reducer's all-reduces that a CUDA device has not finished, oldest first; thread-safe.
 
-    The watch thread destroys the groups of `world` if an operation hangs: after `timeout` seconds or if a member died.
+    A watch thread destroys the groups of `world` if an operation hangs: after `timeout` seconds or if a member died.
     """
 
     def __init__(self, world: World, recorder: Recorder, heartbeat: Heartbeat, *, timeout: float) -> None:

@@ -140,7 +140,8 @@ def _peak(values: torch.Tensor) -> float:
 class Content:
     """What a worker sends in an all-reduce: parameters, their change since reference parameters, or gradients.
 
-    The reference is equal on all workers; `kept` has copies to send in place of current values.
+    `since` is that reference, equal on all workers. Copies in `kept` are sent in place of current values. `codings` and
+    `kept` have an entry per bucket, `lag` is the delay in rounds, and `settings` must be equal on all members.
     """
 
     gradients: bool = False

@@ -68,7 +68,7 @@ class Bound:
 
     @classmethod
     def of_largest(cls, num_bytes: int, messages: int = MESSAGES) -> Bound:
-        """Return the smallest bound under which messages of up to `num_bytes` never wait forever (see `holds`)."""
+        """Return a bound of `messages` messages and of the fewest bytes that allow `num_bytes` in one (see `holds`)."""
         return cls(messages, 2 * max(num_bytes, 1))
 
     def holds(self, num_bytes: int) -> bool:

@@ -161,7 +161,7 @@ def has_joined() -> bool:
 
 
 def forget(world: World) -> None:
-    """Discard a world and its relatives after a failure, so that this process's next optimizer creates a new one."""
+    """Discard a world, or the one related to it, after a failure; this process's next optimizer creates another."""
     for kind in [kind for kind, known in _worlds.items() if known in (world, *world.relatives)]:
         del _worlds[kind]
 

@@ -113,7 +113,7 @@ os.register_at_fork(after_in_child=_lines.clear)  # a child has neither the thre
 
 
 def line_to(store: Store) -> tuple[StoreLine, str] | None:
-    """Return (this process's StoreLine for a store, the prefix of the store's keys); None for a store without TCP."""
+    """Return (this process's separate connection to a store, the store's key prefix); None for a store without TCP."""
     root: Any = root_store(store)
     if not isinstance(root, TCPStore):
         return None
