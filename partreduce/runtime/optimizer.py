@@ -257,7 +257,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def skipped(self) -> int:
-        """Number of steps, since the script began, that this worker skipped because it was behind; not by `skip()`."""
+        """Number of steps since the script began that this worker skipped as it was behind; not calls of `skip()`."""
         return self.engine.skipped
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:

@@ -26,7 +26,7 @@ class GlooWorld(World):
     def __init__(
         self, store: Store, rank: int, size: int, timeout: timedelta, *, max_groups: int = MAX_GROUPS, attempt: int = 1
     ) -> None:
-        """Create the world; `attempt`, equal on all workers, is 1 for a process's first world, 2 for the next, …"""
+        """Create the world; `attempt`, equal on all workers, is 1 for a process's first world and counts from there."""
         # Separate keys, since addresses in the store from a failed attempt belong to closed connections.
         prefix = "partreduce/group" if attempt == 1 else f"partreduce/group/attempt-{attempt}"
         super().__init__(store, rank, size, timeout, prefix=prefix, max_groups=max_groups)

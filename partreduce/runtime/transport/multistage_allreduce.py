@@ -253,7 +253,7 @@ class CodedStages(Stages):
             codec.decode(code[: code_bytes(end - start, coding)], values[start:end])
 
     def own_code(self, total: torch.Tensor, size: int, coding: Coding, stage: Stage) -> torch.Tensor:
-        """Return `total`, the sum of this worker's shard, encoded in an array of `size` bytes, equal on all members."""
+        """Return `total`, the sum of this worker's shard, encoded in `size` bytes, enough for every member's shard."""
         code = self.room(f"{stage.room} code", size)
         own = code[: code_bytes(len(total), coding)]
         self.encode(total, [(0, len(total))], [own], coding=coding, place=f"{stage.place} sum")

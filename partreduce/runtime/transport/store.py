@@ -245,7 +245,7 @@ class Notes:
         return f"{self._keys_begin}/{key}"
 
     def _at(self, action: Callable[[Store, list[str]], Answer], *keys: str) -> Answer:
-        """Return `action(store, full keys)` for the notes `keys`, run in the StoreLine's thread if there is one."""
+        """Return `action(store, full keys)` for the notes `keys`, run in the separate connection's thread if any."""
         places = [self.place(key) for key in keys]
         return self._ask(lambda store: action(store, places))
 

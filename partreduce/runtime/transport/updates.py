@@ -78,7 +78,7 @@ class Layout:
         """Return the limit of messages in flight between two neighbors, which the protocol never reaches.
 
         `capacities` are proved maxima of updates in flight in either direction, `small` is that of other messages. The
-        limit is twice their number, as half of them may be processed but not reported yet (see `mailbox`).
+        limit is twice what is in flight, as half of it may be processed but not reported yet (see `mailbox`).
         """
         most = max(capacities, default=1)
         return Bound(2 * (most * len(self) + small), 2 * max(most * self.num_bytes, 1))

@@ -89,7 +89,7 @@ class World:
         return self.communicator(range(self.size))
 
     def next_instance(self) -> int:
-        """Return a number for this world's next optimizer, equal on all workers: 1, 2, …"""
+        """Return the number, from 1, of this world's next optimizer; it is equal on all workers."""
         self._instances += 1
         return self._instances
 
