@@ -83,7 +83,7 @@ def load_gradients(
 def load_some(slots: Sequence[Slot], targets: list[torch.Tensor], divisor: int) -> frozenset[int]:
     """Copy some parameters' gradients, divided by `divisor`, to `targets`; write zeros for missing ones.
 
-    Returns the indices of the slots without a gradient.
+    Returns the indices of the slots without a gradient. Raises InputError for a sparse gradient.
     """
     gradients = [slot.gradient for slot in slots]
     if absent := frozenset([place for place, gradient in enumerate(gradients) if gradient is None]):

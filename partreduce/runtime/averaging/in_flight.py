@@ -51,7 +51,7 @@ class Flight:
     is_restored: bool = False  # whether the sums come from a checkpoint
 
     def wait(self) -> None:
-        """Wait for the all-reduces. Raises PeerFailedError if a member is gone, InputError if operations differ."""
+        """Wait for the all-reduces; raise PeerFailedError if a member is gone, or InputError as `Reducer.wait` does."""
         if not self.is_waited:
             for reducer, reduction in self.sums or ():
                 reducer.wait(reduction)

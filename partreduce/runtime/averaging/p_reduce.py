@@ -51,7 +51,7 @@ def p_reduce(
         world: connection to the other workers; by default from the launcher's environment or the process group.
 
     Raises:
-        InputError: this worker is no member, the tensors cannot be averaged, or there is no launcher.
+        InputError: this worker is no member, the tensors cannot be averaged, or a launcher's variables are incomplete.
         PeerFailedError: a member is gone, late or runs another operation; the tensors are unchanged.
     """
     reducer = queue_p_reduce(tensors, group, relaxation, timeout=timeout, world=world)

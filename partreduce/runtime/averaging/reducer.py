@@ -226,7 +226,8 @@ class Reducer:
     def wait(self, reduction: Reduction) -> None:
         """Wait for the sums and check that all members ran the same operation; raise PeerFailedError otherwise.
 
-        On CUDA the host does not wait: the device checks, and a later call raises.
+        On CUDA the host does not wait: the device checks, and a later call raises. Raises InputError, on all members,
+        if their optimizers' settings differ or a sum exceeds the codec's range.
         """
         try:
             self._complete(reduction)
