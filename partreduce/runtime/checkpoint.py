@@ -70,7 +70,7 @@ def save_checkpoint(
 
     Raises:
         InputError: called inside a round, from which this schedule cannot continue; or workers call in different
-            rounds; or `extra` is not JSON.
+            rounds; or `extra` is not JSON; or `keep` is below 1.
         FileError: a worker could not write; all workers raise it with the same text, and the run may continue.
         PeerFailedError: a worker is gone or does not call it.
     """

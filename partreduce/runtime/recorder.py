@@ -195,7 +195,7 @@ def merge_traces(directory: str | Path, output: str | Path | None = None) -> Pat
         The path that was written: a JSON trace for Perfetto or chrome://tracing, times in microseconds.
 
     Raises:
-        FileError: the directory has no trace, or one cannot be read.
+        FileError: the directory has no trace, one cannot be read, or the output cannot be written.
     """
     directory = Path(directory)
     events: list[dict[str, Any]] = []
