@@ -61,7 +61,7 @@ def checked_world(world: World | None) -> World | None:
 
 
 def checked_mesh(mesh: DeviceMesh | None, world: World | None) -> DeviceMesh | None:
-    """Return `mesh` if it is None or a one-dimensional DeviceMesh of the replicas. Raises InputError otherwise."""
+    """Return `mesh` if it is None or a one-dimensional DeviceMesh, without `world`. Raises InputError otherwise."""
     if mesh is None:
         return None
     of_type(mesh, DeviceMesh, "mesh", 'pass a DeviceMesh\'s dimension, mesh["dp_replicate"]')
@@ -89,7 +89,8 @@ def checked_steps(saved: object) -> int:
 def read_schedule(schedule: Schedule | str | Path) -> Schedule:
     """Return a Schedule, or load one from a schedule file and check the certificate in it.
 
-    Raises InputError for another type, or for the name of a catalogue entry in place of a path.
+    Raises InputError for another type or the name of a catalogue entry, FileError or DocumentError for a bad file, and
+    RefutedError if the certificate does not hold.
     """
     if isinstance(schedule, Schedule):
         return schedule

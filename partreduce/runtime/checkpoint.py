@@ -70,7 +70,7 @@ def save_checkpoint(
 
     Raises:
         InputError: called inside a round, from which this schedule cannot continue; or workers call in different
-            rounds; or `extra` is not JSON.
+            rounds; or `extra` is not JSON; or `keep` is below 1.
         FileError: a worker could not write; all workers raise it with the same text, and the run may continue.
         PeerFailedError: a worker is gone or does not call it.
     """
@@ -304,7 +304,7 @@ def _loaded_shards(
 
 
 def _load_mean(optimizer: DistributedOptimizer, folder: Path, members: Sequence[int]) -> Resumed:
-    """Start from the mean of all saved models, which the first worker reads and broadcasts."""
+    """Start from the mean of all saved models, which the first member reads and broadcasts; see `load_checkpoint`."""
     if lost := optimizer.ending.guard(optimizer.runner.drain):
         warn_user(lost)
     facts: dict[str, Any] = {}

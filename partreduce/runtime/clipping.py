@@ -45,8 +45,8 @@ def clip_grad_norm_(
         The norm before clipping, equal on all workers.
 
     Raises:
-        InputError: parameters of several optimizers, a `norm_type` of 0 or below with tables, or workers that call
-            different operations.
+        InputError: parameters of several optimizers, a `norm_type` of 0 or below with sharded tables or sparse
+            gradients, or workers that call different operations.
         PeerFailedError: a worker is gone.
         RuntimeError: the norm is not finite, with `error_if_nonfinite`.
     """
@@ -90,7 +90,7 @@ class _Apart:
     """Global norm of gradients that no worker has completely, computed in float32 or a wider dtype.
 
     Of sharded embedding tables each worker has only some rows. `equal` is whether all other gradients are equal on all
-    workers, so that each adds them itself; else they are part of what workers send each other (`share`), too.
+    workers; if not, the workers' norms of these are exchanged, too, and averaged.
     """
 
     def __init__(

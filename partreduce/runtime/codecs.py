@@ -113,10 +113,7 @@ class BlockCodec:
         self._work = torch.empty(0, dtype=torch.float32)
 
     def encode(self, values: torch.Tensor, encoded: torch.Tensor) -> None:
-        """Write the code of `values` [count] into `encoded`, uint8 [`block_bytes(codec, count, block)`].
-
-        `encoded` is aligned to 4 bytes, as the scales in it are float32.
-        """
+        """Write the code of `values` [count] to `encoded`, uint8 [`block_bytes(…)`], which is aligned to 4 bytes."""
         if not len(values):
             return
         values = values.to(torch.float32)
@@ -235,12 +232,12 @@ def unit_of(coding: Coding) -> int:
 
 
 def code_bytes(count: int, coding: Coding) -> int:
-    """Return how many bytes `count` encoded numbers take."""
+    """Return the number of bytes of `count` encoded numbers."""
     return block_bytes(coding.transport.codec, count, coding.transport.block) if coding.in_blocks else 2 * count
 
 
 def encode_values(values: torch.Tensor, coding: Coding, place: str) -> torch.Tensor:
-    """Return the encoded bytes of `values`, as uint8 in host memory.
+    """Return `values`, encoded by `coding`, as uint8 in host memory.
 
     With error feedback (`Leftovers`) the last rounding error is first added to `values`, in place, and the new one is
     stored; `place` names what is rounded.
@@ -257,7 +254,7 @@ def encode_values(values: torch.Tensor, coding: Coding, place: str) -> torch.Ten
 
 
 def decode_values(code: torch.Tensor, count: int, codec: Codec, block: int) -> torch.Tensor:
-    """Decode `count` numbers, as float32 [count] in host memory."""
+    """Return the `count` numbers that `code`, uint8 bytes, encodes, as float32 in host memory."""
     values = torch.empty(count)
     codec_of(codec, block).decode(code, values)
     return values

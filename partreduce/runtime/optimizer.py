@@ -96,8 +96,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer_state: `local` (default), or `average` to average momentum and second moments too.
         timeout: seconds that an average may wait for the members of its group.
         trace: a directory for one Perfetto trace per worker and for reports of failures.
-        initial: `broadcast` (default) or `keep`, to start from parameters that differ between workers; with averaged
-            gradients they must not, which the first step checks.
+        initial: `broadcast` (default) starts all workers with rank 0's model, `keep` each with its own; if gradients
+            are averaged, these must be equal, which the first step checks.
         algorithm: all-reduce algorithm, `ring` or `hierarchical` (for groups with equally many members on each node);
             the schedule's by default.
         codec: compression of all-reduces: `none`, `float16`, `bfloat16`, `int8` or `int4`; the schedule's by default.
@@ -108,7 +108,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             then replicas, and each rank averages its local shards with the ranks of that dimension.
 
     Raises:
-        HandshakeError: workers differ; the message names a rank and the setting, the same on all workers.
+        HandshakeError: workers differ in a setting; the message, equal on all workers, names it and a rank.
         UnavailableError: a worker did not arrive within the timeout; the message names it.
         InputError: a model, optimizer or option that this schedule cannot run.
     """
@@ -185,9 +185,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._start(model, broadcast=policies.broadcast)
 
     def _connect_parts(self, policies: Policies, *, own_process: bool) -> None:
-        """Create the objects to which this one leaves its work: `engine`, `meeting`, `ending`.
+        """Create the attributes `engine`, `meeting` and `ending` (see the class).
 
-        The engine takes steps and counts rounds, `meeting` runs operations of all workers, and `ending` ends the run.
         With `own_process` (the script passed no `world`, so this process is one worker) the run also ends when the
         interpreter exits, and first gradients and data sets are compared between workers.
         """
@@ -209,7 +208,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._handover = Handover(self, self.engine, self.meeting)
 
     def _start(self, model: torch.nn.Module, *, broadcast: bool) -> None:
-        """Run the operations of all workers before the first step: broadcast the model, distribute tables' rows."""
+        """Run the operations of all workers before the first step: broadcast the model, distribute embedding rows."""
         run, tables = self.run, self.run.tables
         has_joined = run.membership.may_change and joins()
         if broadcast and not has_joined:
@@ -230,7 +229,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.ending.guard(lambda: member.connect_all(reducers, self._handover))
 
     def _copy_masks(self, *, are_equal: bool) -> None:
-        """Find the buffers that are masks on all workers; later averages copy these from the lowest rank."""
+        """Find the buffers that are masks on all workers; later averages copy them from a group's lowest rank.
+
+        If models `are_equal` on all workers, this needs no communication.
+        """
         flat = self.run.flat
         seen = [flat.undecided_values()]
         if seen[0] and not are_equal:
@@ -255,10 +257,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def skipped(self) -> int:
-        """Number of steps that this worker skipped because it was behind (`sync.iteration_gap.skip`).
-
-        It counts from the start of the script, and does not include calls of `skip()`.
-        """
+        """Number of steps since the script began that this worker skipped as it was behind; not calls of `skip()`."""
         return self.engine.skipped
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
@@ -561,7 +560,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _load_strategy(self, state: dict[str, torch.Tensor] | None, steps: int, lost: str) -> None:
         """Load the strategy's saved state, such as outer parameters, to continue with step `steps`.
 
-        Warns about state that cannot be loaded; `lost` is a warning about state dropped before, or empty.
+        Warns if it cannot be loaded; without saved state, warns with the text `lost` unless that is empty.
         """
         if state:
             lost = ""
@@ -573,7 +572,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             warn_user(lost)
 
     def _check_other_steps(self, steps: int) -> None:
-        """Raise InputError if workers load states of different steps, as is possible under a quorum."""
+        """Raise InputError if workers load states of different steps, as is possible under a partial all-reduce."""
         said = self.meeting.exchange("state to load", {"steps": steps})
         if len(found := sorted({int(one["steps"]) for one in said})) > 1:
             raise InputError(
@@ -633,7 +632,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
 @contextlib.contextmanager
 def _connecting(world: World, heartbeat: Heartbeat) -> Iterator[None]:
-    """Context around connecting to the others: after a failure, record its reason and destroy this worker's groups."""
+    """Context for connecting to other workers: a failure inside is recorded and destroys this worker's groups."""
     try:
         yield
     except PartreduceError as error:
@@ -661,7 +660,7 @@ def _run(
     plan: Schedule, reducer: Reducer, flat: FlatModel, optimizer: torch.optim.Optimizer, policies: Policies, *,
     tables: Tables, membership: FixedMembership,
 ) -> Run:  # fmt: skip
-    """Create the state on which the schedule's runner, which averages, works: the buckets with their reducers."""
+    """Create the `Run`: the schedule, model, reducers and options from which the strategy's runner is built."""
     nodes = plan.cluster.node_of().tolist()
     reducer.recorder.attach("run", lambda: {"schedule": plan.name, "words": describe(plan), "node_of": nodes})
     mean_reducers = [reducer, *([reducer.of(flat.buffer_buckets, "buffers")] if flat.buffer_buckets else [])]

@@ -112,6 +112,13 @@ def profile(
         device: where the arrays are; by default the CPU.
         world: connection to the other workers; by default from the environment.
         progress: called with a line for each stage.
+
+    Returns:
+        The cluster with the fitted hardware, and the errors of the fit.
+
+    Raises:
+        InputError: an invalid timeout, or no launcher.
+        UnavailableError: a worker does not connect.
     """
     where = device or torch.device("cpu")
     reached = world or default_world(
@@ -142,7 +149,7 @@ def profile(
 def _broadcast_fit(
     world: World, measured: Sequence[Measurement], cluster: Cluster, base: Hardware, device: torch.device
 ) -> Fit:
-    """Fit on rank 0 and broadcast the result; a fit takes seconds, and workers of a node would compete for cores."""
+    """Fit hardware on rank 0 and broadcast it; a fit takes seconds, and workers of a node would compete for cores."""
     known = torch.zeros(6 + len(measured), dtype=torch.float64, device=device)
     if world.rank == 0:
         fit = fit_hardware(measured, cluster, base)
@@ -159,7 +166,8 @@ def _broadcast_fit(
 def _with_compute(world: World, step: Callable[[], object], model_bytes: int, device: torch.device) -> Hardware:
     """Time `step` on all workers at once; return a Hardware with the compute time of the fastest worker.
 
-    It also has the jitter, and the workers slower than 1.1 times the fastest, each with its factor.
+    It also has the jitter (standard deviation over mean of a worker's times), and the factors of the workers that take
+    over 1.1 times as long as the fastest.
     """
     times = torch.zeros(world.size, STEP_REPETITIONS, device=device)
     step()
@@ -181,10 +189,7 @@ def _with_compute(world: World, step: Callable[[], object], model_bytes: int, de
 def measure_phases(
     world: World, wanted: Sequence[tuple[Phase, int]], *, repetitions: int, device: torch.device
 ) -> list[Measurement]:
-    """Time phases, groups that all-reduce at the same time: each (phase, bytes per worker) in `wanted`.
-
-    All workers call it, after creating the groups.
-    """
+    """Time each (phase, bytes per worker) in `wanted`; all workers call it, with the phases' groups created before."""
     buffer = torch.zeros(max(max(1, size // 4) for _, size in wanted), dtype=torch.float32, device=device)
 
     def run(members: tuple[int, ...] | None, part: torch.Tensor) -> None:
@@ -266,10 +271,7 @@ def _passes(values: torch.Tensor) -> dict[tuple[str, str], Callable[[], object]]
 
 
 def calibration_phases(cluster: Cluster) -> list[Phase]:
-    """Return phases for fitting hardware: one or several groups, inside and across nodes, of two to all workers.
-
-    The groups of a phase all-reduce at the same time.
-    """
+    """Return phases (groups that all-reduce at once) for fitting hardware: inside and across nodes, of all sizes."""
     n = cluster.num_workers
     nodes = [list(cluster.workers_of(node)) for node in range(cluster.num_nodes)]
     candidates: list[list[list[int]]] = [[list(range(n))]]
@@ -287,10 +289,7 @@ def calibration_phases(cluster: Cluster) -> list[Phase]:
 
 
 def random_phases(cluster: Cluster, count: int, rng: np.random.Generator) -> list[Phase]:
-    """Draw `count` random phases: groups of 2 to n of the n workers, which all-reduce at the same time.
-
-    Some workers may have no group.
-    """
+    """Draw `count` random phases: disjoint groups of at least 2 workers; some workers may have no group."""
     n = cluster.num_workers
     phases: list[Phase] = []
     while len(phases) < count:
@@ -369,10 +368,7 @@ def _without_negligible(hardware: Hardware) -> Hardware:
 
 
 def cluster_of(world: World) -> Cluster:
-    """Return the number of workers on each node of the running job, by the launchers' node numbers.
-
-    Nodes are ordered by their lowest rank.
-    """
+    """Return the job's cluster, from launchers' node numbers, nodes ordered by lowest rank; all workers call it."""
     nodes: dict[str, list[int]] = {}
     own = os.environ.get(GROUP_RANK) or os.environ.get(SLURM_NODEID) or "0"
     for rank, node in enumerate(_gather_texts(world, "profile/node", own, range(world.size))):
@@ -392,7 +388,7 @@ def slurm_words(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def slurm_switches(world: World, cluster: Cluster) -> tuple[Switch, ...]:
-    """Return the switches of the job's nodes by SLURM's topology plugin, without bandwidths; empty if there is none."""
+    """Return the switches that SLURM's topology plugin reports, without bandwidths, if any; all workers call it."""
     words = "\n".join(os.environ.get(name, "") for name in SLURM_TOPOLOGY)
     first = [cluster.workers_of(node)[0] for node in range(cluster.num_nodes)]
     return switches_of(_gather_texts(world, "profile/address", words, first))

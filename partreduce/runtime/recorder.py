@@ -46,10 +46,7 @@ class Operation:
 
     @property
     def rounds_before(self) -> int:
-        """Number of rounds that members had completed when the operation started.
-
-        A member that ended after at most so many rounds never started it.
-        """
+        """Number of rounds before the operation: a member that ended the run after at most so many never started it."""
         return self.round - self.lag
 
     def entered(self) -> str:
@@ -155,7 +152,7 @@ class Recorder:
             return list(self._ring)
 
     def dump(self, reason: str) -> Path | None:
-        """Write the last operations to `operations-RANK.json`; return its path, or None if it was not written."""
+        """Write the last operations and `reason` to `operations-RANK.json`; return its path, None if not written."""
         if self.directory is None:
             return None
         content = {"rank": self.rank, "reason": reason, "operations": [asdict(o) for o in self.last()]}
@@ -198,7 +195,7 @@ def merge_traces(directory: str | Path, output: str | Path | None = None) -> Pat
         The path that was written: a JSON trace for Perfetto or chrome://tracing, times in microseconds.
 
     Raises:
-        FileError: the directory has no trace, or one cannot be read.
+        FileError: the directory has no trace, one cannot be read, or the output cannot be written.
     """
     directory = Path(directory)
     events: list[dict[str, Any]] = []
@@ -238,7 +235,10 @@ Writer = ScalarWriter | Callable[[Mapping[str, float]], object] | str | Path
 
 
 def write_stats(stats: Stats, writer: Writer) -> None:
-    """Write statistics to a SummaryWriter (except NaN), as a row of a CSV file, or to a function."""
+    """Write statistics to a SummaryWriter (except NaN), as a row of a CSV file, or to a function.
+
+    Raises InputError for another writer, FileError if the file cannot be written.
+    """
     if callable(add := getattr(writer, "add_scalar", None)):
         for name, number in stats.items():
             if not math.isnan(number):

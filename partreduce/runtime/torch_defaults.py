@@ -1,7 +1,4 @@
-"""Run calls under torch's default modes, since tensors that are kept must not depend on modes of the script.
-
-Such modes are inference mode and a default device.
-"""
+"""Run calls without the script's inference mode and default device, on which tensors that we keep must not depend."""
 
 from __future__ import annotations
 

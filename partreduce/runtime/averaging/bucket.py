@@ -21,7 +21,10 @@ ALIGN_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Position of one parameter in the flat array of a bucket; `start` is the index of its first element."""
+    """Position of one parameter in the flat array of a bucket; `start` is the index of its first element.
+
+    Tied weights have several `names` and `owners` (module, attribute).
+    """
 
     names: tuple[str, ...]
     parameter: torch.nn.Parameter
@@ -50,7 +53,7 @@ class Slot:
         return torch.as_strided(flat, self.values.shape, self.stride, flat.storage_offset() + self.start)
 
     def window(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return the parameter's view in a flat array; its storage is separate, so that `torch.save` writes no more."""
+        """Return the parameter's view in a flat array, with a separate storage, so that `torch.save` writes only it."""
         own: torch.Tensor = from_dlpack(to_dlpack(flat[self.start : self.start + self.room]))
         return own.as_strided(self.values.shape, self.stride)
 
@@ -59,10 +62,7 @@ class Slot:
         self.parameter.data = window
 
     def returns(self, flat: torch.Tensor) -> bool:  # noqa: ARG002 - for shards
-        """Move the parameter back into the flat array if torch moved it out; return whether it did.
-
-        Here nothing moves and the result is False; only shards of FSDP need it (see `ShardSlot`).
-        """
+        """Return False: only shards of FSDP (see `ShardSlot`) may have to be moved back into the flat array."""
         return False
 
 
@@ -70,8 +70,8 @@ class Slot:
 class Piggybacked:
     """A buffer or optimizer state that is sent along with a bucket of parameters.
 
-    If the buffer rule `own` applies to it (each worker keeps its own values), the tensor is sent as bytes, and only
-    when the model is set to the mean over all workers.
+    `fetch` returns its current value, or None. Under the buffer rule `own` (each worker keeps its own values) the
+    tensor is sent as bytes, and only when the model is set to the mean over all workers.
     """
 
     name: str
@@ -107,11 +107,12 @@ class _Parts:
 
 @dataclass(slots=True)
 class Bucket:
-    """Flat array of all parameters of one device and dtype, all-reduced as a whole with piggybacked tensors and a tag.
+    """Flat array of all parameters of one device and dtype, all-reduced as a whole with buffers and optimizer state.
 
-    `size` counts the parameters with padding, `length` the piggybacked tensors too. Each all-reduce borrows an array
-    until its result is written back. The array has `length` elements, one presence flag per parameter (whether it has a
-    gradient), and the tag, which shows whether all members ran the same operation. Borrowing is thread-safe.
+    `size` counts the parameters with padding, `length` also the `piggybacked` buffers and states. Each all-reduce
+    borrows an array until its result is written back. That array has `length` elements, one presence flag per parameter
+    (whether it has a gradient), and a tag, which shows whether all members ran the same operation. Borrowing is
+    thread-safe.
     """
 
     device: torch.device
@@ -129,10 +130,7 @@ class Bucket:
 
     @property
     def exact(self) -> bool:
-        """Whether sums of tags are exact in this dtype; if not, the tag is sent in a separate float32 tensor.
-
-        A tag is four small numbers, whose sum shows whether all members ran the same operation.
-        """
+        """Whether the array includes the tag, as sums of tags are exact in its dtype; else a float32 tensor has it."""
         return self.dtype in EXACT_DTYPES
 
     @property
@@ -161,10 +159,7 @@ class Bucket:
         return parts.windows
 
     def tail_of(self, array: torch.Tensor) -> Tail:
-        """Return a NumPy view of the end of a scratch array on CPU: presence flags, then the tag if `exact`.
-
-        A presence flag tells whether a parameter has a gradient.
-        """
+        """Return a NumPy view of the end of a scratch array on CPU: presence flags, then the tag if `exact`."""
         parts = self._parts_of(array)
         if parts.tail is None:
             parts.tail = array[self.length :].numpy()
@@ -186,10 +181,7 @@ class Bucket:
             self._spare.append(array)
 
     def swap(self, array: torch.Tensor) -> None:
-        """Make a scratch array the memory of the parameters, without a copy.
-
-        If the script holds views of the old memory, the values are copied into that instead.
-        """
+        """Make a scratch array the parameters' memory; if the script holds views of the old memory, copy instead."""
         if any(_users(slot.values) > self._own_users for slot in self.slots):
             self.flat.copy_(array[: self.size])
             return
@@ -202,7 +194,7 @@ class Bucket:
         self.count_own_users()
 
     def count_own_users(self) -> None:
-        """Record how many tensors share the parameters' memory just after a move, by the bucket itself.
+        """Record how many tensors share the parameters' memory, after each move of the parameters.
 
         If more share it later, the script holds some of them, and `swap` must copy.
         """
@@ -225,7 +217,7 @@ def _users(tensor: torch.Tensor) -> int:
 
 
 def align_count(count: int, dtype: torch.dtype) -> int:
-    """Round a number of elements up, so that the next element starts on a 64-byte cache line."""
+    """Round up `count` elements of `dtype`, so that the next element starts on a 64-byte cache line."""
     unit = max(1, ALIGN_BYTES // dtype.itemsize)
     return -(-count // unit) * unit
 
@@ -243,7 +235,8 @@ def commit_mean(
 ) -> None:
     """Write an average back in place: x ← x + relaxation · (mean − x), where `sums` has the group's mean.
 
-    `swap` exchanges the arrays instead of copying if `relaxation` is 1 and `ok` (the device's tag check) is None.
+    `swap` exchanges the arrays instead of copying if `relaxation` is 1 and `ok` is None. If `ok` is a 0-d bool tensor,
+    the device's check of the average, and False, nothing changes.
     """
     mean, live = sums[: bucket.size], bucket.flat
     if relaxation != 1:
@@ -261,7 +254,7 @@ def commit_delayed(
 ) -> None:
     """Write back an average of earlier parameters: x ← x + relaxation · (mean of snapshots − own snapshot).
 
-    `sums` has the mean of the members' snapshots; `ok` is the device's tag check, or None.
+    `sums` has the mean of the members' snapshots. If the device's check `ok` is not None but False, nothing changes.
     """
     change, live = sums[: bucket.size], bucket.flat
     change.sub_(snapshot[: bucket.size])
@@ -292,9 +285,10 @@ def only_where(values: torch.Tensor, ok: torch.Tensor) -> None:
 
 
 def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_first: bool, rank: int) -> None:
-    """Copy piggybacked tensors into a scratch array: divided by `divisor` if their mean is wanted.
+    """Copy a bucket's buffers and optimizer state into a scratch array, divided by `divisor` if their rule is the mean.
 
-    Those that all copy from the group's lowest rank (`is_first`) are zero in the arrays of the other ranks.
+    The others are zero except in the array of the group's lowest rank (`is_first`), from which all members copy them.
+    Raises InputError if a buffer has changed its shape or dtype.
     """
     for tensor in bucket.piggybacked:
         value = tensor.fetch()
@@ -311,7 +305,7 @@ def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_fi
 
 
 def snapshot_piggybacked(bucket: Bucket) -> list[torch.Tensor | None]:
-    """Return copies of the piggybacked tensors; None for a tensor that does not exist yet."""
+    """Return copies of a bucket's piggybacked buffers and optimizer state; None for one that does not exist yet."""
     values = (tensor.fetch() for tensor in bucket.piggybacked)
     return [None if value is None else value.detach().clone() for value in values]
 
@@ -319,7 +313,10 @@ def snapshot_piggybacked(bucket: Bucket) -> list[torch.Tensor | None]:
 def commit_piggybacked(
     bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None, before: Sequence[torch.Tensor | None] | None = None
 ) -> None:
-    """Write averaged buffers and optimizer state back; with a snapshot `before`, keep local changes made since then."""
+    """Write a bucket's averaged buffers and optimizer state from `sums` back, unless the device's check `ok` is False.
+
+    With a snapshot `before` from `snapshot_piggybacked`, changes that this worker has made since then are kept.
+    """
     for index, tensor in enumerate(bucket.piggybacked):
         value = tensor.fetch()
         if value is None:

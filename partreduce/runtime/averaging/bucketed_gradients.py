@@ -38,10 +38,7 @@ class Segment(NamedTuple):
 
 
 def segments_of(buckets: Sequence[Bucket], order: Iterable[torch.nn.Parameter]) -> list[Segment]:
-    """Return the segments in the order in which they are sent, last layer first.
-
-    `order` has the parameters from the first to the last layer.
-    """
+    """Return the segments in sending order, last layer first; `order` has the parameters from the first layer on."""
     places = {parameter: place for place, parameter in enumerate(order)}
     found: list[tuple[int, Segment]] = []
     for index, bucket in enumerate(buckets):
@@ -61,9 +58,10 @@ def segments_of(buckets: Sequence[Bucket], order: Iterable[torch.nn.Parameter]) 
 
 
 class LayerSender:
-    """Sender of gradients in segments (ranges of a flat array) during the backward pass, overlapped with it.
+    """Sender of the gradients of a reducer's buckets in segments (ranges of a flat array) during the backward pass.
 
-    `order` has the parameters from the first to the last layer.
+    `order` has the parameters from the first to the last layer, `kind` names the operation in tags and traces, and
+    gradients are divided by `divisor`, by default the number of members.
     """
 
     def __init__(

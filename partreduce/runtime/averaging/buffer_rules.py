@@ -60,7 +60,8 @@ KINDS = (
     Kind("masks, by name", lambda name, _buffer, _module: name == "mask" or name.endswith("_mask"), BufferRule.FIRST),
     Kind("other real numbers", lambda _name, _buffer, _module: True, BufferRule.MEAN),
 )
-"""The table of rules; the first kind that fits applies. In the last kind, zeros and ones alone are a mask."""
+"""The table of rules; the first kind that fits applies. A buffer of the last kind that has only zeros and ones is a
+mask, which is copied."""
 
 
 def buffer_kind(attribute: str, buffer: torch.Tensor, module: torch.nn.Module) -> Kind:
@@ -69,7 +70,7 @@ def buffer_kind(attribute: str, buffer: torch.Tensor, module: torch.nn.Module) -
 
 
 class Values(StrEnum):
-    """What the values of a buffer show; one of zeros and ones is treated as a mask."""
+    """Class of a buffer's values, to detect masks: buffers of zeros and ones."""
 
     MASK = "mask"  # zeros and ones
     UNIFORM = "uniform"  # only zeros, or only ones: a mask or new running statistics
@@ -101,9 +102,9 @@ class BufferSpec(NamedTuple):
 
 
 def change_of(buffer: torch.Tensor | None, spec: BufferSpec, rank: int, then: str = AT_WRAPPING) -> str:
-    """Describe how a buffer differs from its `spec` and what to do about it; empty if it fits. Any float dtype fits.
+    """Describe how a buffer differs from its `spec` and what to do about it; empty if it does not.
 
-    `then` says, for the message, when the buffer matched the spec.
+    All floating-point dtypes count as equal. In the text, `rank` is this worker's, `then` when the buffer had the spec.
     """
     if buffer is None:
         return f"was removed on worker {rank}, and was there {then}; keep it, or remove it on every worker {BEFORE}"
@@ -127,6 +128,6 @@ def change_of(buffer: torch.Tensor | None, spec: BufferSpec, rank: int, then: st
 
 
 def check_spec(name: str, buffer: torch.Tensor | None, spec: BufferSpec, rank: int, then: str = AT_WRAPPING) -> None:
-    """Raise InputError if a buffer's shape, dtype or layout differs from `spec` (see `change_of`)."""
+    """Raise InputError if buffer `name` differs from `spec` in shape, dtype or layout; arguments as of `change_of`."""
     if change := change_of(buffer, spec, rank, then):
         raise InputError(f"buffer {name!r}: {change}")

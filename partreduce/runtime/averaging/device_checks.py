@@ -28,7 +28,7 @@ IDLE_SECONDS = 10.0  # an idle watch thread ends after this time; the next opera
 
 @dataclass(slots=True)
 class _Pending:
-    """An operation queued on the device whose end the host has not seen; `check` tells at its end if it was valid."""
+    """An operation queued on the device whose end the host has not seen; at its end `check` is whether it was valid."""
 
     operation: Operation
     since: float
@@ -40,7 +40,10 @@ class _Pending:
 
 
 class DeviceChecks:
-    """Queue of one reducer's all-reduces that a CUDA device has not finished, oldest first; thread-safe."""
+    """Queue of a reducer's all-reduces that a CUDA device has not finished, oldest first; thread-safe.
+
+    A watch thread destroys the groups of `world` if an operation hangs: after `timeout` seconds or if a member died.
+    """
 
     def __init__(self, world: World, recorder: Recorder, heartbeat: Heartbeat, *, timeout: float) -> None:
         self.world, self.recorder, self.heartbeat, self.timeout = world, recorder, heartbeat, timeout
@@ -53,7 +56,7 @@ class DeviceChecks:
         self._closed = False
 
     def begun(self, operation: Operation, streams: Streams, *, watched: bool = True) -> None:
-        """Add a queued operation; the watch thread checks that it completes if `watched`, else the host waits."""
+        """Add an operation that is queued on the device now; unless `watched`, the watch thread ignores it."""
         timed = self.recorder.directory is not None
         if timed and self._clock is None:
             clock = DeviceClock(streams)
@@ -146,7 +149,7 @@ class DeviceChecks:
             raise PeerGoneError(self.why)
 
     def _why_not(self, pending: _Pending, since: float) -> str | None:
-        """Return why to stop waiting for an operation, such as the death of a member; None if it may still finish."""
+        """Return why to stop waiting for an operation (a dead member, or the timeout, which starts at `since`)."""
         operation = pending.operation
         members, round_ = operation.members, operation.rounds_before
         why = self.heartbeat.gone(members, round_) or self.heartbeat.elsewhere(members, round_)

@@ -19,7 +19,7 @@ from partreduce.topo.schedule import Schedule
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a DTensor; avoids importing torch's DTensor module."""
+    """Return whether a tensor is a DTensor, without importing torch's DTensor module."""
     return hasattr(tensor, "device_mesh")
 
 
@@ -46,10 +46,7 @@ def like(parameter: Any, values: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 
 
 @dataclass(frozen=True, slots=True)
 class ShardSlot(Slot):
-    """Position of this rank's shard of a parameter in a bucket's flat array.
-
-    `held` is FSDP's internal `FSDPParam` of the parameter.
-    """
+    """Position of this rank's shard of a parameter in a bucket's flat array; `held` is FSDP's internal `FSDPParam`."""
 
     held: Any = None
 
@@ -77,10 +74,7 @@ class ShardSlot(Slot):
             self.held._sharded_param_data = window.as_strided((self.room,), (1,))  # noqa: SLF001 - as above: it gathers from there
 
     def returns(self, flat: torch.Tensor) -> bool:
-        """Move the shard back into the flat array if FSDP has padded it again (first forward, each load).
-
-        Returns whether it was moved.
-        """
+        """Move the shard back into the flat array if FSDP padded it (first forward, loads); return whether it moved."""
         values = self.values
         if self.held is None or values.dtype != flat.dtype or values.device != flat.device:
             return False
@@ -90,7 +84,7 @@ class ShardSlot(Slot):
 
 
 class Sharders:
-    """Access to the FSDP modules of a model: shards gathered parameters again, and creates slots for their shards."""
+    """Access to a model's FSDP2 modules: reshards, and creates slots of shards; raises InputError for CPU offload."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._modules: list[Any] = []
@@ -123,7 +117,11 @@ class Sharders:
 
 
 def replica_of(model: torch.nn.Module, mesh: DeviceMesh | None, schedule: Schedule) -> list[int]:
-    """Return the ranks over which this replica's model is sharded, this rank first; empty if it is not sharded."""
+    """Return the ranks over which this replica's model is sharded, this rank first; empty without `mesh`.
+
+    `mesh` is the dimension of the replicas. Raises InputError if it does not fit the model's sharding, or if the
+    schedule cannot run with sharded models.
+    """
     shards: dict[str, Any] = {name: one for name, one in model.named_parameters() if is_sharded(one)}
     if mesh is None and shards:
         name, parameter = next(iter(shards.items()))
@@ -169,7 +167,7 @@ def replica_of(model: torch.nn.Module, mesh: DeviceMesh | None, schedule: Schedu
 
 
 def replica_group(model: torch.nn.Module) -> dist.ProcessGroup:
-    """Return the process group of the ranks over which a model is sharded."""
+    """Return the process group of the ranks over which a model is sharded. Raises InputError unless there is one."""
     sharded: list[Any] = [parameter for parameter in model.parameters() if is_sharded(parameter)]
     mesh, *others = {parameter.device_mesh for parameter in sharded}
     if others or mesh.ndim > 1:

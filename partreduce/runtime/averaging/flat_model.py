@@ -50,8 +50,9 @@ class StatePolicy(StrEnum):
 class FlatModel:
     """A model whose trainable parameters are views of flat buckets, so that one all-reduce averages a whole bucket.
 
-    `apart` maps parameters that are exchanged separately (embedding tables) to descriptions for the handshake. Each of
-    the `fragments` has its own buckets. `guard.wrapping` checks the model first.
+    `buffers` and `state` choose how buffers and optimizer state are averaged. `apart` maps parameters that are
+    exchanged separately (embedding tables) to descriptions for the handshake. `fragments` divides the other parameters
+    into parts that are averaged in turn; each part has its own buckets.
     """
 
     def __init__(
@@ -92,10 +93,7 @@ class FlatModel:
         self._known = {slot.parameter: slot for slot in self._slots}
 
     def fragment(self, number: int) -> list[Bucket]:
-        """Return the buckets of fragment `number`, a part of the model that is averaged in its turn.
-
-        A buffer is in the first fragment with its device and dtype.
-        """
+        """Return the buckets of fragment `number`; a buffer is in the first fragment with its device and dtype."""
         return [bucket for bucket in self.buckets if bucket.fragment == number]
 
     def arrays(self) -> list[torch.Tensor]:
@@ -115,11 +113,11 @@ class FlatModel:
         return self._slots
 
     def holds(self, parameter: torch.Tensor) -> bool:
-        """Whether a parameter is averaged, in a bucket or as a table."""
+        """Return whether a parameter is averaged in a bucket, or exchanged separately (an embedding table)."""
         return parameter in self._known or parameter in self.apart
 
     def named_buffers(self) -> list[tuple[str, torch.Tensor]]:
-        """Return the dense buffers with their names, each once; sparse buffers are assumed constant."""
+        """Return the dense buffers with their names, each once; sparse ones, which are never averaged, are left out."""
         return [
             (name, drop_repetitions(one)) for name, one in self.model.named_buffers() if one.layout is torch.strided
         ]
@@ -128,7 +126,7 @@ class FlatModel:
         return [buffer for _, buffer in self.named_buffers()]
 
     def layout(self) -> list[str]:
-        """Describe each parameter and buffer (name, shape, dtype) in one line; the lines must be equal everywhere."""
+        """Describe each parameter and buffer (name, shape, dtype) in a line; lines must be equal on all workers."""
         lines = []
         for bucket in self.buckets:
             for slot in bucket.slots:
@@ -152,18 +150,12 @@ class FlatModel:
         return {"model": self.layout(), "buffer rules": rules}
 
     def undecided_values(self) -> dict[str, str]:
-        """Return the kind of values (`Values`) of each buffer whose averaging rule depends on them, by name.
-
-        Waits for a device.
-        """
+        """Return, by buffer name, the class of its values (`Values`) if the rule depends on it; wait for a device."""
         named = dict(self.named_buffers())
         return {name: values_of(named[name]).value for name in self._undecided if name in named}
 
     def masks_among(self, seen: Sequence[Mapping[str, str]]) -> list[str]:
-        """Return the names of mask buffers: only zeros and ones on every worker, and both on at least one.
-
-        `seen` has the result of `undecided_values` of every worker.
-        """
+        """Return the names of masks by all workers' `undecided_values`, `seen`: `mask` on one, and `other` on none."""
         looks = {name: {one.get(name) for one in seen} for name in self._undecided}
         return [name for name, found in looks.items() if Values.MASK in found and Values.OTHER not in found]
 
@@ -225,8 +217,8 @@ def _ride(
 ) -> None:
     """Add a buffer or optimizer state to the bucket of its device and dtype, or to a new bucket, to be sent along.
 
-    Under the rule `own` (each worker keeps its values) it is added as bytes. `like` is a tensor of its shape, `fetch`
-    returns its current value.
+    Under the rule `own` (each worker keeps its values) it is added as bytes. `like` is a tensor of the same shape,
+    dtype and device; `fetch` returns the current value.
     """
     dtype = torch.uint8 if rule is BufferRule.OWN else like.dtype
     bucket = next((known for known in buckets if known.device == like.device and known.dtype == dtype), None)
@@ -242,7 +234,7 @@ def _ride(
 def _named_parameters(
     model: torch.nn.Module,
 ) -> list[tuple[tuple[str, ...], tuple[tuple[torch.nn.Module, str], ...], torch.nn.Parameter]]:
-    """Return every parameter once, with all its names (tied weights have several) and the modules that own it."""
+    """Return (names, owners, parameter) of every parameter once; tied weights have several names and owners."""
     names: dict[torch.nn.Parameter, list[str]] = {}
     owners: dict[torch.nn.Parameter, list[tuple[torch.nn.Module, str]]] = {}
     for prefix, module in model.named_modules():
@@ -293,7 +285,11 @@ def digest_of(arrays: Iterable[torch.Tensor]) -> str:
 
 
 def state_keys(optimizer: torch.optim.Optimizer, group: Mapping[str, Any] | None = None) -> list[str]:
-    """Return the names of an optimizer's per-parameter state tensors, found by a step of a new optimizer."""
+    """Return the names of an optimizer's per-parameter state tensors, found by a step of a new optimizer.
+
+    The new one has the settings of `group`, by default the optimizer's defaults. Raises InputError if it cannot be
+    created or if it has tensors of other shapes than the parameter's.
+    """
     device = optimizer.param_groups[0]["params"][0].device  # some settings, such as `capturable`, need a GPU
     probe = torch.nn.Parameter(torch.zeros(2, 3, device=device))
     probe.grad = torch.zeros_like(probe)

@@ -64,7 +64,7 @@ class Snapshot:
 def load_gradients(
     bucket: Bucket, scratch: torch.Tensor, divisor: int, tail: Tail | None = None, kept: Snapshot | None = None
 ) -> frozenset[int]:
-    """Fill `scratch` with gradients (or with `kept`) divided by `divisor` and with presence flags.
+    """Fill `scratch` with gradients (or with `kept`) divided by `divisor`, and with presence flags (`load_presence`).
 
     Returns the indices of the slots without a gradient. `tail` is the end of `scratch` as a NumPy view, if it has one.
     """
@@ -83,7 +83,7 @@ def load_gradients(
 def load_some(slots: Sequence[Slot], targets: list[torch.Tensor], divisor: int) -> frozenset[int]:
     """Copy some parameters' gradients, divided by `divisor`, to `targets`; write zeros for missing ones.
 
-    Returns the indices of the slots without a gradient.
+    Returns the indices of the slots without a gradient. Raises InputError for a sparse gradient.
     """
     gradients = [slot.gradient for slot in slots]
     if absent := frozenset([place for place, gradient in enumerate(gradients) if gradient is None]):
@@ -123,7 +123,7 @@ def own_gradients(slots: Iterable[Slot]) -> None:
 
 
 def load_presence(bucket: Bucket, scratch: torch.Tensor, absent: frozenset[int], tail: Tail | None = None) -> None:
-    """Write the presence flags: 1 per parameter with a gradient, 0 for the slots in `absent`.
+    """Write the presence flags into `scratch`: 1 per parameter with a gradient, 0 for the slots in `absent`.
 
     `tail` is the end of `scratch` as a NumPy view, if it has one.
     """
@@ -139,10 +139,9 @@ def load_presence(bucket: Bucket, scratch: torch.Tensor, absent: frozenset[int],
 
 
 def commit_gradients(bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None, absent: frozenset[int]) -> None:
-    """Write the group's mean into each parameter's gradient.
+    """Write the group's mean, in `sums`, into each parameter's gradient; zeros if the device's check `ok` is False.
 
-    `absent` has the slots that had no gradient here when they were sent. If no member had one, the gradient becomes
-    None.
+    `absent` has the slots without a gradient here when they were sent. If no member had one, the gradient becomes None.
     """
     if ok is not None:
         only_where(sums[: bucket.size], ok)
@@ -187,7 +186,7 @@ def unscale(optimizer: torch.optim.Optimizer, scale: torch.Tensor) -> None:
 
 
 def averaged_are_finite(buckets: Iterable[Bucket]) -> bool:
-    """Whether all averaged gradients are finite; equal on all workers, which otherwise skip the step."""
+    """Return whether all averaged gradients are finite; the result is equal on all workers."""
     gradients = [slot.gradient for bucket in buckets for slot in bucket.slots]
     return all(bool(torch.isfinite(gradient).all()) for gradient in gradients if gradient is not None)
 
@@ -195,7 +194,7 @@ def averaged_are_finite(buckets: Iterable[Bucket]) -> bool:
 class OptimizerStepper:
     """Steps the wrapped optimizer with averaged gradients, and undoes a step whose average turns out to be invalid.
 
-    An average is invalid if its members ran different operations, which only the device knows on CUDA. `apart` are
+    An average is invalid if its members ran different operations; on CUDA only the device knows this. `apart` are
     parameters that are exchanged separately (embedding tables).
     """
 
@@ -245,7 +244,7 @@ class OptimizerStepper:
             self.is_stepping = False
 
     def _known_loss(self, loss: Any) -> Callable[[], Any]:  # noqa: ANN401 - what the closure returned
-        """Return a closure that yields the known loss; it raises if called again or after a change of the model."""
+        """Return a closure that returns `loss`; it raises InputError if called twice or after a change of the model."""
         begun, asked = self._versions(), 0
 
         def closure() -> Any:  # noqa: ANN401 - as above
@@ -271,11 +270,7 @@ class OptimizerStepper:
         ]
 
     def remember(self, ok: torch.Tensor | None) -> None:
-        """Save the parameters before a step whose average may be invalid.
-
-        `ok` is a 0-d bool tensor on the device, whose value is known only later; None if the host has checked the
-        average.
-        """
+        """Save the parameters unless `ok` is None; `undo` restores them if `ok`, a 0-d bool on the device, is False."""
         self._ok = ok
         if ok is None:
             return

@@ -51,7 +51,7 @@ class Flight:
     is_restored: bool = False  # whether the sums come from a checkpoint
 
     def wait(self) -> None:
-        """Wait for the all-reduces. Raises PeerFailedError if a member is gone, InputError if operations differ."""
+        """Wait for the all-reduces; raise PeerFailedError if a member is gone, or InputError as `Reducer.wait` does."""
         if not self.is_waited:
             for reducer, reduction in self.sums or ():
                 reducer.wait(reduction)
@@ -151,7 +151,7 @@ class FixedMembership:
             self.flights.popleft().release()
 
     def skip(self, turn: int) -> None:
-        """Count operation `turn` of the schedule (its index) as done without an average; here nothing is counted."""
+        """Count the schedule's operation with index `turn` as done without an average; here nothing is counted."""
 
     def givers(self, step: int) -> int:  # noqa: ARG002 - for members that join
         return len(self._members)
@@ -159,11 +159,7 @@ class FixedMembership:
     def common_start(
         self, reducer: Reducer, step: int, round_: int, *, name: str, starts: int, host: Streams | None
     ) -> Reference:
-        """Return reference parameters, equal on all workers, from which they then measure their change.
-
-        `starts` counts how often the run has taken a new reference, for unique names; `host`, unless None, offloads it
-        to host memory.
-        """
+        """Return reference parameters, equal on all workers, to measure change from; see `mean_model.common_start`."""
         del name  # for members that communicate through the store
         return common_start(reducer, self._members, starts, step, round_, host=host)
 
@@ -178,14 +174,14 @@ class FixedMembership:
         return None
 
     def gathered(self, place: str) -> tuple[int, ...]:  # noqa: ARG002 - for runs that lose workers
-        """Wait until all workers have reached the operation named `place`; return the ranks that take part in it."""
+        """Return the ranks that take part in the operation named `place`; if workers can fail, wait for them first."""
         return self._members
 
     def connect(self, members: tuple[int, ...], place: str) -> None:
-        """Create a communicator of the ranks `members`, which all call this; here they are connected already."""
+        """Connect the ranks `members`, which all call this; here it does nothing, as they are connected already."""
 
     def check_to_go_back(self, round_: int) -> None:
-        """Raise InputError if other members would not restart averaging at round `round_`; here all do."""
+        """Raise InputError if other members would not restart averaging at round `round_`; here none is raised."""
 
 
 def state_of(flight: Flight, prefix: str, buckets: Sequence[Bucket], *, joins: bool = False) -> State:
@@ -222,9 +218,10 @@ def restore_flights(
     lag: int = 0,
     since: Callable[[Group], Reference | None] = lambda _: None,
 ) -> Flight:
-    """Return the operation in flight (an average, not written back yet) that `state_of` saved.
+    """Return the operation in flight (an average, not written back yet) that `state_of` saved under `prefix`.
 
-    Raises KeyError, ValueError or RuntimeError for another model.
+    `start` is that of the new `Flight`, `group` returns its group by round; `lag` and `since` (by group) are those of
+    its `Content`. Raises KeyError, ValueError or RuntimeError for another model.
     """
     turn, step, round_, scaled, with_sums, with_before = map(int, state[f"{prefix}/facts"])
     kind, settings = _tuples(json.loads(bytes(state[f"{prefix}/common"].tolist())))

@@ -1,4 +1,4 @@
-"""Run operations of all workers: a barrier that detects mismatched calls, a common start, and the mean model.
+"""Run operations of all workers: a barrier that detects mismatched calls, common reference parameters, the mean model.
 
 Before any data is sent, all members confirm through the store that they have reached the same call. A worker that calls
 alone (it saves under `if rank == 0`, or it alone loads a state) then starts no all-reduce; otherwise its peers would
@@ -27,7 +27,7 @@ from partreduce.topo.phase import Group
 
 
 def average_model(reducers: Sequence[Reducer], members: tuple[int, ...], step: int, round_: int) -> None:
-    """Replace the parameters of all `members` by their mean, and average buffers by their rules; waits for a device."""
+    """Set the model of all `members` to the mean; `step` and `round_` are for traces and errors. Waits for a device."""
     if len(members) == 1:
         return
     for reducer in reducers:
@@ -38,7 +38,7 @@ def average_model(reducers: Sequence[Reducer], members: tuple[int, ...], step: i
 
 
 def commit_plain_mean(_index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
-    """Replace the parameters and piggybacked tensors of a bucket by their means."""
+    """Write means over a group, in `sums`, to a bucket's parameters, buffers and state, unless `ok` is False."""
     commit_mean(bucket, sums, 1.0, ok)
     commit_piggybacked(bucket, sums, ok)
 
@@ -47,7 +47,7 @@ def commit_plain_mean(_index: int, bucket: Bucket, sums: torch.Tensor, ok: torch
 def restore_local_values(flat: FlatModel, rank: int) -> Iterator[list[torch.Tensor]]:
     """Context in which the model may change; at its end parameters, buffers and averaged optimizer state are restored.
 
-    Yields copies of the parameters, one array per bucket.
+    Yields copies of the parameters, one array per bucket. Raises InputError at its end if a buffer changed its shape.
     """
     tensors, buffers = _values(flat), dict(flat.named_buffers())
     with torch.no_grad():
@@ -112,10 +112,10 @@ POLL_SECONDS = 0.005
 
 
 def monitored_barrier(reducer: Reducer, place: str, operation: Operation, mine: str) -> dict[int, str]:
-    """Wait until all members of an operation have reached `place`, its name; return each member's text by rank.
+    """Wait until all members of an operation have called this for `place`; return each member's text by rank.
 
-    `mine` is this worker's text. Each reducer may use a `place` only once. Raises PeerTimeoutError or PeerGoneError,
-    which names the missing members.
+    `mine` is this worker's text, `place` a name that each reducer uses only once. Raises PeerTimeoutError or
+    PeerGoneError, which names the missing members.
     """
     heartbeat, rank = reducer.heartbeat, reducer.world.rank
     notes = Notes(reducer.world.store, f"{place}/{reducer.key}")
@@ -150,7 +150,8 @@ def common_start(
 ) -> Reference:
     """Return reference parameters that are equal on all workers: those of the first worker, sent only if any differ.
 
-    `starts` counts the starts of the run, for unique names in the store.
+    `starts` counts the references of this run, for unique names in the store; with `host` the result is in host memory.
+    Raises PeerFailedError if a member is gone or calls this in another round.
     """
     arrays = [bucket.flat.detach().clone() for bucket in reducer.buckets]
     gathering = reducer.heartbeat.gathering("a new start", round_, ADVICE)
@@ -173,9 +174,10 @@ def common_start(
 def same_start(
     reducer: Reducer, is_same: Callable[[str], bool], starts: int, round_: int, *, host: Streams | None
 ) -> Reference:
-    """Return this worker's parameters as reference parameters without sending them, after checking that all are equal.
+    """Return this worker's parameters as reference parameters, after checking that all workers' are equal.
 
-    `is_same` tells whether all workers have a given digest. Raises InputError if they differ.
+    `is_same` returns whether all workers have a given digest; no parameters are sent. For `starts` and `host` see
+    `common_start`. Raises InputError if the workers' parameters differ.
     """
     arrays = [bucket.flat.detach().clone() for bucket in reducer.buckets]
     if not is_same(digest_of(arrays)):

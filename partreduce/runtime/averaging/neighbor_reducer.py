@@ -26,7 +26,10 @@ from partreduce.topo.strategies.neighbor import NeighborAveraging
 
 
 class Neighborhood:
-    """One worker's edges in a round: its in-neighbors with weights, and its out-neighbors, both in ascending order."""
+    """The edges of worker `rank` in the strategy's round `index`: in-neighbors with weights, and out-neighbors.
+
+    Both are in ascending order. `group` is the worker with all of them; None if it has none.
+    """
 
     def __init__(self, strategy: NeighborAveraging, index: int, rank: int) -> None:
         edges = list(strategy.rounds[index].edges())
@@ -37,7 +40,7 @@ class Neighborhood:
 
 
 class PeerReducer(Reducer):
-    """Reducer whose operation is one round of neighbor averaging, x_i ← w_ii · x_i + Σ_j w_ij · x_j."""
+    """Reducer like `base` whose operation is a round of neighbor averaging; `neighborhoods` has the edges by round."""
 
     sums_up = False
 
@@ -78,7 +81,7 @@ class PeerReducer(Reducer):
         return [self._received[index, place][-1][-TAG_LENGTH:] for place in range(len(sources))]
 
     def _arrive(self, reduction: Reduction, index: int, checks: list[torch.Tensor]) -> None:
-        """Compute x_i ← w_ii · x_i + Σ_j w_ij · x_j in the scratch array, from the arrays x_j of the neighbors."""
+        """Compute x_i ← w_ii · x_i + Σ_j w_ij · x_j in bucket `index`'s scratch array, with neighbors' arrays x_j."""
         near, length = self._near(reduction.operation.round), self.buckets[index].length
         mean = reduction.arrays[index][:length]
         copied = [one for one in self.buckets[index].piggybacked if one.rule is BufferRule.FIRST]
@@ -113,6 +116,6 @@ class PeerReducer(Reducer):
 
 
 def _pop_each(works: list[Work]) -> Iterator[Work]:
-    """Yield each work and drop the reference to it, so that nothing is kept once it has been waited for."""
+    """Yield each work and drop the list's reference to it, so that its tensors are freed once it has been awaited."""
     while works:
         yield works.pop(0)

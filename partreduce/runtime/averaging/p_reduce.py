@@ -51,7 +51,7 @@ def p_reduce(
         world: connection to the other workers; by default from the launcher's environment or the process group.
 
     Raises:
-        InputError: this worker is no member, the tensors cannot be averaged, or there is no launcher.
+        InputError: this worker is no member, the tensors cannot be averaged, or a launcher's variables are incomplete.
         PeerFailedError: a member is gone, late or runs another operation; the tensors are unchanged.
     """
     reducer = queue_p_reduce(tensors, group, relaxation, timeout=timeout, world=world)
@@ -124,10 +124,7 @@ class _PReducer:
         return reducer
 
     def _bucket(self, kind: tuple[torch.device, torch.dtype], tensors: Sequence[torch.Tensor]) -> Bucket:
-        """Return a bucket (flat array to all-reduce) over one tensor's memory, or over a flat copy of several tensors.
-
-        `kind` is their device and dtype; scratch arrays are reused.
-        """
+        """Return a bucket over one tensor's memory, or over a flat copy of several; `kind` is (device, dtype)."""
         size = sum(tensor.numel() for tensor in tensors)
         key = (*kind, size)
         bucket = self._buckets.pop(key, None) or Bucket(*kind, size, torch.empty(0), length=size)
@@ -153,7 +150,7 @@ def _spread(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def _checked_group(group: Group | Iterable[int]) -> Group:
-    """Return a Group of the given ranks. Raises InputError unless they are integers."""
+    """Return `group`, or a Group of the ranks in it. Raises InputError unless they are integers."""
     if isinstance(group, Group):
         return group
     ranks = list(group) if isinstance(group, Iterable) and not isinstance(group, str) else None
@@ -163,7 +160,7 @@ def _checked_group(group: Group | Iterable[int]) -> Group:
 
 
 def _checked_relaxation(relaxation: float | Fraction) -> float:
-    """Return the factor as a float. Raises InputError unless finite: NaN would spread to all members."""
+    """Return the factor as a float. Raises InputError unless it is finite: NaN would spread to all members."""
     if not isinstance(relaxation, Real) or isinstance(relaxation, bool) or not isfinite(relaxation):
         value = str(relaxation)[:80]
         raise InputError(f"p_reduce: relaxation is {value!r}; it is a finite number, 1 for the plain mean")

@@ -53,7 +53,8 @@ class Reducer:
     """One worker's interface for all-reduces of its buckets (flat arrays) over groups, with deadlines; thread-safe.
 
     All members of a group must start their operations in the same order. Each sends a tag, which shows whether all run
-    the same operation. After that check `commit` writes the result to the model.
+    the same operation. After that check `commit` writes the result to the model. `key` distinguishes the operations of
+    several reducers in their tags; `timeout` is in seconds.
     """
 
     sums_up = True  # whether a received array is the sum over all members
@@ -69,10 +70,7 @@ class Reducer:
         self.checks = DeviceChecks(world, recorder, heartbeat, timeout=timeout)
 
     def of(self, buckets: Sequence[Bucket], name: str = "", world: World | None = None) -> Reducer:
-        """Return a Reducer of other buckets, possibly over another world (set of connected workers).
-
-        `name` distinguishes its operations from this reducer's in their tags.
-        """
+        """Return a Reducer of other buckets, possibly over another world (set of groups); its key ends with `name`."""
         key = f"{self.key} {name}".rstrip()
         part = Reducer(world or self.world, buckets, self.recorder, self.heartbeat, key=key, timeout=self.timeout)
         part.checks = self.checks
@@ -83,13 +81,17 @@ class Reducer:
         return self.world.streams(self.buckets[0].device if self.buckets else torch.device("cpu"))
 
     def begin(self, kind: str, step: int, round_: int, group: Group, content: Content = PARAMETERS) -> Reduction:
-        """Copy parameters (or gradients) into scratch arrays and start their all-reduce over the group."""
+        """Copy parameters (or gradients, by `content`) into scratch arrays and start their all-reduce over the group.
+
+        `kind`, `step` and `round_` identify the operation in traces and errors; its tag has `kind` and `round_`. Raises
+        PeerFailedError if a member is gone, as all methods that start or await an operation.
+        """
         reduction = self.announce(kind, step, round_, group, content)
         self.send(reduction, lambda: self._start(reduction))
         return reduction
 
     def begin_parts(self, kind: str, step: int, group: Group, content: Content) -> Reduction:
-        """Start an operation that the caller sends in several parts by `send`, in the same order on all members."""
+        """Start an operation (see `begin`) that the caller sends in parts by `send`, in one order on all members."""
         reduction = self.announce(kind, step, step, group, content)
         self.send(reduction, lambda: self._look(reduction.operation))
         return reduction
@@ -104,7 +106,7 @@ class Reducer:
     def attempt(
         self, kind: str, step: int, round_: int, group: Group, *, given_up: Callable[[], str | None]
     ) -> Reduction | None:
-        """Run an all-reduce whose failure affects only its group, and return it; None after a failure.
+        """Run an all-reduce (see `begin`) whose failure affects only its group, and return it; None after a failure.
 
         `given_up` returns why to stop waiting, or None. After a failure the caller must destroy the group, so that the
         other members notice.
@@ -135,7 +137,7 @@ class Reducer:
         *,
         num_bytes: int | None = None,
     ) -> Reduction:
-        """Create an operation without sending anything yet; the trace and this worker's next heartbeat note show it."""
+        """Create an operation (see `begin`) without sending yet; traces, with `num_bytes`, and heartbeats show it."""
         self._check_after_abort()
         name, communicator, copies = self._line_of(group, round_)
         num_bytes = sum([bucket.num_bytes for bucket in self.buckets]) * copies if num_bytes is None else num_bytes
@@ -171,11 +173,11 @@ class Reducer:
             raise self.failure(self.recorder.last()[-1], PeerGoneError(self.checks.why))
 
     def _fills_first(self) -> None:
-        """Make the current stream wait until scratch arrays are filled: its next kernels change the parameters."""
+        """Make the current stream, which will change the parameters, wait until scratch arrays are filled from them."""
         self.rejoin()
 
     def agree(self, kind: str, round_: int, group: Group, *fields: object, deferred: bool = False) -> None:
-        """Raise PeerFailedError unless `fields` are equal on all members, by an all-reduce of their hash.
+        """Raise PeerFailedError unless `fields` are equal on all members, by an all-reduce of their hash (see `begin`).
 
         With `deferred` a CUDA device checks, and a later call raises.
         """
@@ -215,16 +217,17 @@ class Reducer:
         streams.rejoin()
 
     def flush(self) -> None:
-        """Wait for the device's checks of all operations and raise the first failure; does nothing on CPU."""
+        """Wait for a CUDA device's checks of all operations; raise the first failure as a PeerFailedError."""
         try:
             self.checks.flush()
         except PeerGoneError as error:
             raise self.failure(self.recorder.last()[-1], error) from None
 
     def wait(self, reduction: Reduction) -> None:
-        """Wait for the sums and check that all members ran the same operation; on CUDA only order the streams.
+        """Wait for the sums and check that all members ran the same operation; raise PeerFailedError otherwise.
 
-        There the device checks, and a later call raises.
+        On CUDA the host does not wait: the device checks, and a later call raises. Raises InputError, on all members,
+        if their optimizers' settings differ or a sum exceeds the codec's range.
         """
         try:
             self._complete(reduction)
@@ -249,7 +252,7 @@ class Reducer:
         self._judge(reduction, agree, checks)
 
     def _tags(self, reduction: Reduction, index: int) -> Sequence[torch.Tensor | Tail]:
-        """Return the sums of the members' tags for one bucket."""
+        """Return the sums of the members' tags that an operation has received with bucket `index`."""
         if index in reduction.coded:
             return (reduction.coded[index].take_back(),)
         if index in reduction.sides:
@@ -257,18 +260,18 @@ class Reducer:
         return (reduction.buckets[index].tail_of(reduction.arrays[index])[-TAG_LENGTH:],)
 
     def _arrive(self, reduction: Reduction, index: int, checks: list[torch.Tensor]) -> None:
-        """Turn the arrays received for a bucket into the result to commit; may append device checks to `checks`."""
+        """Turn the arrays received for bucket `index` into the result to commit; `checks` may get device checks."""
         if self.streams.runs_ahead and index in reduction.coded:
             checks.append(reduction.coded[index].stays_in_range())
 
     def _reject(self, reduction: Reduction, why: str, place: str) -> NoReturn:
-        """Raise InputError on all members for a sum that the host knows to be unusable, after returning its arrays."""
+        """Release an operation with an unusable sum, as all members do, and raise InputError: at `place`, for `why`."""
         self.recorder.end(reduction.operation, f"failed: {why}")
         reduction.release()
         raise InputError(f"{place}: {why}")
 
     def commit(self, reduction: Reduction, action: Committing) -> None:
-        """Call `action` with the sums of each bucket to write them back, then return the scratch arrays."""
+        """Call `action(index, bucket, sums, device's check)` for each bucket, then return the scratch arrays."""
         with torch.no_grad():
             for index, (bucket, sums) in enumerate(zip(reduction.buckets, reduction.arrays, strict=True)):
                 with self.stream():
@@ -303,7 +306,7 @@ class Reducer:
     def recorded(
         self, kind: str, step: int, round_: int, members: tuple[int, ...], num_bytes: int = 0, *, lag: int = 0
     ) -> Iterator[Operation]:
-        """Context that records its block as an operation without an all-reduce; an error inside ends the run."""
+        """Context that records its block as operation `kind`, without an all-reduce; an error destroys all groups."""
         operation = self.recorder.begin(kind, step, round_, members, num_bytes, lag=lag)
         try:
             yield operation
@@ -313,7 +316,7 @@ class Reducer:
         self.heartbeat.doing(operation.finished)
 
     def check_if_gone(self, watch: PeerWatch, step: int, round_: int) -> None:
-        """Raise PeerFailedError if a watched worker has failed; for strategies that do not wait for all others."""
+        """Raise PeerFailedError if a worker of `watch` has failed; for strategies that do not wait for all others."""
         if (why := watch.gone()) is not None:
             operation = self.recorder.begin("look", step, round_, tuple(range(self.world.size)), 0)
             raise self.failure(operation, PeerGoneError(why))
@@ -351,7 +354,7 @@ class Reducer:
             self.streams.rejoin()
 
     def _launch(self, reduction: Reduction, index: int, bucket: Bucket) -> None:
-        """Fill a scratch array and start its all-reduce; on CPU a large one in two pieces, to overlap the copy."""
+        """Fill the scratch array of bucket `index` and start its all-reduce, in two pieces for a large one on CPU."""
         scratch, communicator, content = reduction.arrays[index], reduction.communicator, reduction.content
         coding, kept = content.codings[index] if content.codings else None, content.kept_of(index)
         # Every member contributes x / k, so the sum is the mean: no pass over the result is needed, and half precision
@@ -381,9 +384,9 @@ class Reducer:
     def send_rest(
         self, reduction: Reduction, index: int, start: int, tag: tuple[int, ...], given: CodecInput | None = None
     ) -> None:
-        """Write piggybacked tensors and the tag into the array, then start the all-reduce of `array[start:]`.
+        """Write buffers, optimizer state and tag into bucket `index`'s array; start the all-reduce of `array[start:]`.
 
-        `start` is where what is already being sent ends; with a codec, `given` has the facts about the coded values.
+        The elements before `start` are being sent already; with a codec, `given` describes the encoded values.
         """
         bucket, array, works = reduction.buckets[index], reduction.arrays[index], reduction.works
         communicator = reduction.communicator
@@ -403,7 +406,7 @@ class Reducer:
             works.append(communicator.all_reduce(side))
 
     def wait_for(self, work: Work, operation: Operation, given_up: Callable[[], str | None] | None = None) -> None:
-        """Wait for one collective; raise RuntimeError early if it is known that it cannot complete."""
+        """Wait for `work`, part of `operation`; raise RuntimeError early if `given_up` or the heartbeat returns why."""
         members, round_ = operation.members, operation.rounds_before
         if not self.streams.runs_ahead:
             self.heartbeat.now = operation.entered, members
@@ -426,7 +429,7 @@ class Reducer:
         work.wait(Wait(self.heartbeat, members, self.timeout, why=why, glance=glance).look)
 
     def _why(self, operation: Operation, error: Exception) -> str:
-        """Explain why a collective failed: by a note about a member, the run's first failure, or the silent members."""
+        """Return why a collective failed: what is known of a member, the run's first failure, or who is silent."""
         first = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
         members = operation.members
         deadline = time.monotonic() + DIAGNOSE_SECONDS

@@ -1,8 +1,8 @@
 """Hold the state of one all-reduce in flight: its scratch arrays, and for a codec the parts that are sent uncoded.
 
-With a codec the parameters are sent coded and the rest of the array (piggybacked tensors, presence flags, tag) as it
-is, plus the number of members that contributed infinite or NaN values. If that number is 0 but the sum is not finite, a
-value exceeded the codec's range, which all members detect.
+With a codec the parameters are sent encoded. The rest of the array (buffers, optimizer state, flags of missing
+gradients, tag) is sent unchanged, with the number of members that contributed infinite or NaN values. If that number is
+0 but the sum is not finite, a value exceeded the codec's range, which all members detect.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from partreduce.topo.phase import Group
 class CodedPart:
     """One bucket's array in an all-reduce with a codec (compression of the values sent).
 
-    The first `bucket.size` elements, the parameters, are sent coded. The rest is sent as it is, in the separate tensor
-    `extra`: piggybacked tensors, presence flags, the tag (it shows whether all members ran the same operation), and the
-    number of members with infinite or NaN values.
+    The first `bucket.size` elements, the parameters, are sent encoded. The rest is sent unchanged, in the separate
+    tensor `extra`: buffers, optimizer state, presence flags (which parameters have gradients), the tag (it shows
+    whether all members ran the same operation), and the number of members with infinite or NaN values.
     """
 
     bucket: Bucket
@@ -49,10 +49,9 @@ class CodedPart:
     def made(
         cls, bucket: Bucket, array: torch.Tensor, tag: tuple[int, ...], given: CodecInput, streams: Streams
     ) -> CodedPart:
-        """Create the state of an array whose parameters are being sent coded already.
+        """Create the state of an array whose parameters are being sent encoded already.
 
-        `tag` identifies the operation; `given` tells what this worker's values were before coding, such as whether all
-        are finite.
+        `tag` identifies the operation; `given` describes this worker's values before they were encoded.
         """
         with_rest = bucket.exact and not streams.runs_ahead
         rest = array[bucket.size :] if with_rest else streams.upload(tag, torch.float32)
@@ -79,10 +78,7 @@ class CodedPart:
         return whole
 
     def beyond_range(self) -> str:
-        """Return a message on the parameter whose sum exceeded the codec's range; empty if none did.
-
-        Waits for the device.
-        """
+        """Return a message on the parameter whose sum exceeded the codec's range, or ""; wait for the device."""
         values = self.array[: self.bucket.size]
         if _peak(values) < math.inf:
             return ""
@@ -111,7 +107,7 @@ class CodedPart:
 
 
 class CodecInput(NamedTuple):
-    """What is known of a worker's values before they are coded: the coding, whether all are finite, and the largest."""
+    """Facts about a worker's values before they are encoded: the coding, whether all are finite, and the largest."""
 
     coding: Coding
     not_finite: torch.Tensor  # one element on the values' device: 1 if any value is infinite or NaN, else 0
@@ -121,7 +117,7 @@ class CodecInput(NamedTuple):
     def of(
         cls, slots: Sequence[Slot], array: torch.Tensor, values: torch.Tensor, coding: Coding, streams: Streams
     ) -> CodecInput:
-        """Check whether `values`, a part of a bucket's array with the parameters `slots`, are finite and in range."""
+        """Check whether `values`, the parameters `slots` in a bucket's `array`, are finite and in the codec's range."""
         if streams.runs_ahead:
             return cls(coding, (~torch.isfinite(values).all()).float().view(1))
         peak = _peak(values)
@@ -144,7 +140,8 @@ def _peak(values: torch.Tensor) -> float:
 class Content:
     """What a worker sends in an all-reduce: parameters, their change since reference parameters, or gradients.
 
-    The reference is equal on all workers; `kept` has copies to send in place of current values.
+    `since` is that reference, equal on all workers. Copies in `kept` are sent in place of current values. `codings` and
+    `kept` have an entry per bucket, `lag` is the delay in rounds, and `settings` must be equal on all members.
     """
 
     gradients: bool = False
@@ -216,10 +213,10 @@ class Reduction:
             bucket.lose(array)
 
     def load(self, index: int, part: slice, kept: Snapshot | None = None) -> None:
-        """Copy this worker's parameters, or their change since the reference, divided by the group size, into an array.
+        """Fill the range `part` of bucket `index`'s scratch array with this worker's share of the mean.
 
-        The reference is parameters equal on all workers. `index` is that of the bucket, `part` the range of elements,
-        `kept` a copy to send in place of the current values.
+        The share is the parameters (or the copy `kept` of them), or their change since `content.since`, divided by the
+        group size.
         """
         whole = self.buckets[index].flat if kept is None or kept.array is None else kept.array
         values, share = whole[part], self.arrays[index][part]

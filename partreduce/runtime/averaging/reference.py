@@ -20,7 +20,7 @@ WHOLE = slice(None)
 
 
 class OffloadedArray:
-    """An array that is used only while workers average; between averages it may be offloaded to pinned host memory."""
+    """An array that is used only while workers average; with `host` it lies in pinned host memory between averages."""
 
     def __init__(self, values: torch.Tensor, host: Streams | None) -> None:
         self.device = values.device
@@ -58,7 +58,7 @@ class Reference:
 
     @property
     def version(self) -> str:
-        """Identifier of the reference in the run; the tag of each operation that uses the reference contains it."""
+        """Text that identifies the reference; members of an operation compare it, as part of the operation's tag."""
         return f"reference {self.starts}/{self.round}"
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Reference:
 
     @classmethod
     def of(cls, arrays: Sequence[torch.Tensor], starts: int, host: Streams | None) -> Reference:
-        """Create a reference of these arrays, offloaded to host memory if `host` is given."""
+        """Create the reference of the run's start `starts`, an array per bucket; with `host` it lies in host memory."""
         return cls([OffloadedArray(array, host) for array in arrays], starts)
 
     @classmethod
@@ -99,9 +99,9 @@ class Reference:
 
 
 class OuterOptimizer:
-    """Outer optimizer of DiLoCo: SGD on the workers' mean change of the parameters.
+    """Outer optimizer of DiLoCo: SGD, with the settings `outer`, on the workers' mean change of the parameters.
 
-    It has one momentum array per bucket unless the momentum factor is 0.
+    It has one momentum array per bucket, in host memory if `host` is given, unless the momentum factor is 0.
     """
 
     def __init__(self, outer: OuterStep, buckets: Sequence[Bucket], host: Streams | None) -> None:
@@ -131,7 +131,7 @@ class OuterOptimizer:
 def outer_step(
     outer: OuterStep, movement: torch.Tensor, momentum: OffloadedArray | None, ok: torch.Tensor | None
 ) -> None:
-    """Replace the workers' mean change d by the update of the outer parameters, in place.
+    """Replace `movement`, the workers' mean change d, by the update of the outer parameters, in place.
 
     b ← momentum · b + d, then d ← lr · (d + momentum · b) with Nesterov momentum, else d ← lr · b. `momentum` holds b,
     or is None if its factor is 0; b is unchanged if the device's check `ok` is False. Source: DiLoCo (Douillard et al.,

@@ -1,1 +1,1 @@
-"""Send tensors and notes to other workers: worlds and groups, all-reduce algorithms, mailboxes, and the store."""
+"""Communicate between workers: groups, all-reduce algorithms, one-sided messages, and the run's key-value store."""

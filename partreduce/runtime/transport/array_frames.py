@@ -1,8 +1,7 @@
-"""Prepare arrays for messages: as views of their own memory, or as snapshots in reused memory.
+"""Turn tensors into frames (byte buffers) of ZeroMQ messages: views of their memory, or copies (snapshots).
 
-A message moves data from a tensor to a tensor of another process. Only the kernel's copies at both ends are
-unavoidable, and nothing else is copied: libzmq sends from the array's memory, and receives into memory that it
-allocates, which only the receiver has and may overwrite.
+libzmq sends directly from a frame's memory, and receives into memory that it allocates, which the receiver may
+overwrite. So nothing is copied except by the kernel and for snapshots.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ PATIENCE = 0.1  # seconds to wait for a free snapshot before allocating more tha
 
 
 def frame_of(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of an array; on the host they are its own memory, which must not change while it is sent."""
+    """Return a tensor's bytes; a contiguous CPU tensor's are its own memory, which must not change while it is sent."""
     return tensor.detach().to("cpu").contiguous().view(torch.uint8).numpy().data
 
 
 def tensor_of(frame: Any, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - any buffer
-    """Return the numbers in a frame as a view, or as a copy if the frame is not aligned to the dtype."""
+    """Return the bytes of a frame as a one-dimensional tensor: a view, or a copy if not aligned to the dtype."""
     if not len(frame):
         return torch.empty(0, dtype=dtype)
     place = np.frombuffer(frame, dtype=np.uint8)
@@ -37,16 +36,16 @@ def tensor_of(frame: Any, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 -
 
 
 class Snapshots:
-    """Copies of arrays, to send while the arrays change; their memory is reused.
+    """Copies of tensors in reused memory (snapshots), to send while the tensors change.
 
-    A snapshot's memory is reused only when nothing references its frames any more: no sender, no waiting message, not
-    libzmq, and no message to this worker itself. So data in flight never changes, however slow a peer is.
+    The memory of a snapshot is reused only when no sender, queued message or libzmq references its frames any more. So
+    data in flight never changes, however slow a peer is.
 
     Args:
-        streams: streams of the arrays' device. On CUDA copies are only queued in the current stream; a snapshot is
+        streams: streams of the tensors' device. On CUDA copies are only queued in the current stream; a snapshot is
             complete once a marker set after `take` is reached.
-        usual: how many snapshots are in use at most if no worker is late; before it allocates more, `take` waits
-            briefly for a free one.
+        usual: how many snapshots are in use at most if no receiver is slow; before it allocates more, `take` waits
+            briefly for a free one. None: it never waits.
     """
 
     def __init__(self, streams: Streams | None = None, usual: int | None = None) -> None:
@@ -54,7 +53,7 @@ class Snapshots:
         self._taken: list[_Snapshot] = []
 
     def take(self, tensors: Sequence[torch.Tensor]) -> list[memoryview]:
-        """Return the bytes of these arrays (always of the same sizes) as they are now; not thread-safe."""
+        """Copy tensors, of the same sizes in every call, and return the bytes of the copies; not thread-safe."""
         snapshot = self._free() or self._freed_soon() or _Snapshot([tensor.nbytes for tensor in tensors], self._streams)
         self._taken.append(snapshot)
         return snapshot.of(tensors)
@@ -67,7 +66,7 @@ class Snapshots:
         return sum(snapshot.num_bytes for snapshot in self._taken)
 
     def _freed_soon(self) -> _Snapshot | None:
-        """Wait briefly for a snapshot to become free, if as many as usual are in use; None if none does."""
+        """If `usual` snapshots are in use, wait up to `PATIENCE` seconds for a free one; return it, or None."""
         if self._usual is None or len(self._taken) < self._usual:
             return None
         start = time.monotonic()
@@ -76,7 +75,7 @@ class Snapshots:
         return snapshot
 
     def _free(self) -> _Snapshot | None:
-        """Return a snapshot that is no longer in use; keep a few other unused ones and release the rest."""
+        """Return an unused snapshot, or None; keep up to `MAX_SPARE` other unused ones and release the rest."""
         free = [snapshot for snapshot in self._taken if snapshot.is_free()]
         used = [snapshot for snapshot in self._taken if snapshot not in free]
         self._taken = used + free[1 : 1 + MAX_SPARE]
@@ -96,7 +95,7 @@ class _Snapshot:
         return all(view() is None for view in self._lent)
 
     def of(self, tensors: Sequence[torch.Tensor]) -> list[memoryview]:
-        """Copy these arrays into the memory; return its bytes, each referencing a view that shows its use."""
+        """Copy tensors into this memory; return the bytes of each copy. It counts as in use while these exist."""
         for room, tensor in zip(self._rooms, tensors, strict=True):
             if len(room):
                 room.view(tensor.dtype).copy_(tensor.detach().reshape(-1), non_blocking=True)

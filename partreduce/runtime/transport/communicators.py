@@ -31,9 +31,9 @@ class Sums(Protocol):
 
 
 class Communicator:
-    """One group of workers and its collectives; `backend` is a torch ProcessGroup or a raw gloo backend.
+    """One group of workers, the ranks `members`, and its collectives; `backend` is torch's object for the group.
 
-    `timeout` is that of all-reduces, if it differs from the group's. Methods that start an operation raise
+    `timeout` is that of operations, if it differs from the group's. Methods that start an operation raise
     UnavailableError if the group was destroyed or a connection is broken.
     """
 
@@ -66,9 +66,10 @@ class Communicator:
         return self.place == 0
 
     def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work:
-        """Start an all-reduce (sum) over the group, in place; with a `coding` the result is the decoded sum.
+        """Start an all-reduce (sum) over the group, in place; with a `coding` (codec) numbers are sent encoded.
 
-        With a 16-bit codec the backend adds the encoded numbers. All members get the same bits.
+        The result is then the decoded sum. With a 16-bit codec the backend adds the encoded numbers. All members get
+        the same bits. Raises MissingDependencyError if the group was not prepared for int8 or int4.
         """
         if coding is not None and not (self.is_inside_a_node and coding.transport.where is CodecScope.ACROSS_NODES):
             return self._compressed_all_reduce(tensor, coding)
@@ -92,10 +93,10 @@ class Communicator:
     def exchange(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
     ) -> Sequence[Work]:
-        """Start sending and receiving tensors, given as (index of the member, tensor), in the same order at both ends.
+        """Start sending and receiving tensors, given as (index of the member, tensor).
 
-        All receives are posted before the first send: over gloo a send blocks until its receive is posted, so workers
-        cannot wait in a circle.
+        Two members list the tensors between them in the same order. All receives are posted before the first send, so
+        that workers cannot wait in a circle: over gloo a send blocks until its receive is posted.
         """
         try:
             backend = self._live()
@@ -113,7 +114,7 @@ class Communicator:
         return [Work(work.is_completed, partial(work.wait, *limit)) for work in works]
 
     def broadcast(self, tensor: torch.Tensor) -> Work:
-        """Start a copy from the lowest rank to the others, in place."""
+        """Start a broadcast, in place, from the lowest rank of the group."""
         options = self._with_timeout(dist.BroadcastOptions())
         options.rootRank = 0
         options.rootTensor = 0
@@ -134,7 +135,7 @@ class Communicator:
         return self._start(target, lambda backend: backend.alltoall_base(target, source, *pieces, options))
 
     def all_gather(self, target: torch.Tensor, source: torch.Tensor) -> Work:
-        """Start an all-gather: collect tensors of equal length from all members in `target`, in their order."""
+        """Start an all-gather: collect `source`, equally long on all members, in `target`, in order of the members."""
         options = self._with_timeout(AllgatherOptions())
         return self._start(
             target,
@@ -158,7 +159,7 @@ class Communicator:
         return self._backend
 
     def close(self) -> list[object]:
-        """Drop and return the backend objects; their sockets close with the last reference to them."""
+        """Drop and return the backend objects; their sockets close when the last reference to them is gone."""
         backend, self._backend, self.is_closed = self._backend, None, True
         if self.in_blocks is not None:
             self.in_blocks.close()
@@ -182,15 +183,14 @@ def _ended_within(work: TorchWork, seconds: float) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message."""
+    """Return the first line of an exception's message, at most 200 characters; its class's name if there is none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def goes_in_rounds(longest: int, group_size: int, node_size: int) -> bool:
-    """Return whether an all_to_all with messages of up to `longest` bytes runs in rounds of pairs.
+    """Return whether an all_to_all with messages of up to `longest` bytes should use `pairwise_exchange`.
 
-    In a round each worker sends to one other, so that long messages do not all arrive at one link at once. At most
-    `node_size` workers share a node's link.
+    It should if all messages to one node, with at most `node_size` workers, would overflow the queue of its link.
     """
     return group_size > 1 + AHEAD and longest * (group_size - 1) * node_size > BURST_BYTES
 

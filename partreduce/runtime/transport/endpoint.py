@@ -41,7 +41,7 @@ MAX_LISTS = 2  # a header is a list that contains one list
 
 
 class Received(NamedTuple):
-    """A received message, with the route for an answer."""
+    """A received message: sender's rank, kind, integers and arrays; `route` identifies the sender for `reply`."""
 
     route: bytes
     source: int
@@ -51,7 +51,7 @@ class Received(NamedTuple):
 
 
 class Seal:
-    """Authentication of the headers of one connection: prepends a MAC over a nonce, a counter and the header."""
+    """Signer of headers sent to `receiver` on one connection: a call returns MAC, nonce, counter and header joined."""
 
     def __init__(self, secret: str, receiver: int) -> None:
         self._keyed_hash, self._nonce, self._count = _keyed_hash(secret, receiver), os.urandom(NONCE_BYTES), 0
@@ -63,7 +63,7 @@ class Seal:
 
 
 class SealCheck:
-    """Verification of the headers sent to one receiver; each is accepted once."""
+    """Verifier of the headers that a `Seal` has signed for `receiver`, a rank; each header is accepted only once."""
 
     def __init__(self, secret: str, receiver: int) -> None:
         self._keyed_hash = _keyed_hash(secret, receiver)
@@ -106,7 +106,10 @@ class Connection:
     def send(
         self, source: int, kind: str, numbers: Sequence[int] = (), payload: Sequence[Any] = (), *, route: bytes = b""
     ) -> None:
-        """Queue a message in libzmq without blocking; the payload must not change until it was sent."""
+        """Queue a message in libzmq without blocking; the payload must not change until it was sent.
+
+        `source` is the sender's rank; `route` is for answers only, from `Received`.
+        """
         header = self.seal(json.dumps((source, kind, numbers)).encode())
         frames = (route, header, *payload) if route else (header, *payload)
         self.socket.send_multipart(frames, 1, copy=not payload)  # 1 is NOBLOCK
@@ -116,7 +119,7 @@ class Endpoint:
     """One process's ZeroMQ sockets: an inbox, and connections to other endpoints.
 
     Args:
-        owner: what the endpoint is for ("mailbox" or "group generator"), for error messages.
+        owner: the purpose, "mailbox" or "group generator", for error messages.
         secret: the secret that all endpoints of the run share.
         rank: this process's rank; −1 for the group service.
         max_header: largest header in bytes.
@@ -152,9 +155,10 @@ class Endpoint:
         self._poller.register(self._bell.fileno(), self._zmq.POLLIN)
 
     def listen(self, address: str, *, answers: bool = False) -> str:
-        """Open the inbox, for peers that know the password; return its address with the port.
+        """Open the inbox at `address`, such as `tcp://10.0.0.1:*`; return that address with the actual port.
 
-        With `answers`, messages have a route for `reply`.
+        Only peers that know the secret can connect. With `answers`, received messages have a route for `reply`. Raises
+        UnavailableError if it cannot listen there.
         """
         zmq = self._zmq
         self._access = self._context.socket(zmq.REP)
@@ -172,7 +176,7 @@ class Endpoint:
         return f"{address.rpartition(':')[0]}:{inbox.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(':')[2]}"
 
     def connect(self, address: str, receiver: int, *, reads: bool = False) -> Connection:
-        """Connect to another endpoint's inbox; with `reads`, this endpoint also reads answers from it."""
+        """Connect to the inbox of worker `receiver` (−1: the group service); with `reads`, also read its answers."""
         zmq = self._zmq
         dealer = self._socket(zmq.DEALER, address)
         dealer.plain_username, dealer.plain_password = USER, self._password
@@ -195,7 +199,7 @@ class Endpoint:
         return made
 
     def shared(self, frame: Any) -> Any:  # noqa: ANN401 - any buffer
-        """Wrap a frame for several receivers, so that libzmq reports only once that it was sent."""
+        """Wrap a buffer that several messages send, so that libzmq releases it once, after the last of them."""
         return self._zmq.Frame(frame, copy=False)
 
     def is_readable(self, seconds: float) -> bool:
@@ -233,7 +237,7 @@ class Endpoint:
         return Received(route, source, kind, numbers, tuple(frame.buffer for frame in frames[1:]))
 
     def reply(self, route: bytes, to: int, kind: str, numbers: Sequence[int]) -> None:
-        """Answer on a route from `read`; dropped if the receiver does not read its answers."""
+        """Answer worker `to` on the route of its message; the answer is dropped if that worker does not read it."""
         if to not in self._replies:
             self._replies[to] = Connection(self._inbox, Seal(self._secret, to))
         with contextlib.suppress(self._zmq.ZMQError):
@@ -254,7 +258,7 @@ class Endpoint:
         self._bell.ring()
 
     def thread(self, read: Callable[[], None], *, name: str, stop: Callable[[], None] | None = None) -> Background:
-        """Create, without starting it, a thread in which `read` reads messages until `end`."""
+        """Create, but do not start, a thread that runs `read`, then closes the sockets; `stop` makes `read` return."""
 
         def run() -> None:
             try:
@@ -266,7 +270,7 @@ class Endpoint:
         return self._thread
 
     def end(self) -> None:
-        """Wait for the thread and close all sockets; queued messages get a moment to leave."""
+        """Wake the thread, wait briefly for it, and close all sockets; queued messages have a moment to leave."""
         self.wake()
         thread = self._thread
         if thread is None or thread.ident is None:
@@ -279,7 +283,7 @@ class Endpoint:
 
 
 class Wakeup:
-    """Signal for a thread that waits in a poll; its creator closes it after that thread has ended.
+    """Signal that wakes a thread from a poll; the creator must close it, after that thread has ended.
 
     It uses sockets and a lock instead of a bare file descriptor: after a close, that number could belong to another
     file, into which a wakeup would write.

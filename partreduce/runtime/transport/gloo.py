@@ -21,12 +21,12 @@ GRACE_SECONDS = 1.0  # extra time for gloo's own error about a member that did n
 
 
 class GlooWorld(World):
-    """World whose groups use gloo, over one shared network device; workers connect through a store."""
+    """World (all workers of a run) whose groups use gloo over one shared network device and connect by `store`."""
 
     def __init__(
         self, store: Store, rank: int, size: int, timeout: timedelta, *, max_groups: int = MAX_GROUPS, attempt: int = 1
     ) -> None:
-        """Create the world. `attempt` counts this process's worlds, after failures; it must be equal on all workers."""
+        """Create the world; `attempt`, equal on all workers, is 1 for a process's first world and counts from there."""
         # Separate keys, since addresses in the store from a failed attempt belong to closed connections.
         prefix = "partreduce/group" if attempt == 1 else f"partreduce/group/attempt-{attempt}"
         super().__init__(store, rank, size, timeout, prefix=prefix, max_groups=max_groups)
@@ -42,10 +42,7 @@ class GlooWorld(World):
         return StagedSums(stages)
 
     def start_over(self, name: str) -> None:
-        """Destroy all groups; later groups use keys under `name` in the store.
-
-        It does not wait: gloo closes the connections of a group one by one, within about 10 ms each.
-        """
+        """Destroy all groups without waiting until connections are closed; later groups use store keys with `name`."""
         self.destroy_with(range(self.size), seconds=0.0)
         self.prefix = f"partreduce/group/{name}"
 
@@ -80,7 +77,7 @@ class GlooWorld(World):
             raise UnavailableError(f"{error}; {self.signs.waits_for(members, None)}") from None
 
     def _soon_known(self, members: tuple[int, ...]) -> str | None:
-        """Wait briefly for the reason why a member is gone, which is recorded after its connection closes."""
+        """Return why a member is gone; wait briefly for that record, since a connection closes before it is written."""
         signs, deadline = self.signs, time.monotonic() + DIAGNOSE_SECONDS
         while time.monotonic() < deadline:
             why = self.given_up() or (deaths_of(self.store, members) if signs is None else self._why(signs, members))
@@ -103,7 +100,7 @@ class GlooWorld(World):
         return UnavailableError(f"{text} ({reason})" if why in (None, reason) else f"{text}: {why} ({reason})")
 
     def gloo_device(self) -> object:
-        """Return the network device of all groups; gloo's default is the host name's address, often loopback."""
+        """Return gloo's device for all groups, on the interface GLOO_SOCKET_IFNAME, else on that towards the store."""
         if self._device is None:
             make = ProcessGroupGloo
             if interface := chosen_interface():

@@ -1,6 +1,6 @@
 """Exchange one-sided messages between workers, for strategies without collectives.
 
-They are sent by pyzmq instead of gloo: a gloo send blocks until its receive is posted, cannot be polled, and a single
+Messages are sent by pyzmq, not gloo: a gloo send blocks until its receive is posted, cannot be polled, and a single
 receive that times out destroys the group. Every worker has an inbox (see `endpoint`) and connects to a peer when it
 first sends to it. A side thread reads the inbox and passes messages to the strategy. A sending thread gives its message
 to libzmq itself, since waking another thread would take longer than sending a small message.
@@ -61,18 +61,18 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Limit of messages and bytes in flight from one worker to another, and, separately, of those that wait there."""
+    """Limit of messages and bytes in flight from one worker to another, and also of those queued at the sender."""
 
     messages: int
     num_bytes: int
 
     @classmethod
     def of_largest(cls, num_bytes: int, messages: int = MESSAGES) -> Bound:
-        """Return the smallest bound under which messages of `num_bytes` bytes never wait forever."""
+        """Return a bound of `messages` messages and of the fewest bytes that allow `num_bytes` in one (see `holds`)."""
         return cls(messages, 2 * max(num_bytes, 1))
 
     def holds(self, num_bytes: int) -> bool:
-        """Return whether a message can ever be sent: up to half of the bound may be processed but not reported yet."""
+        """Return whether a message fits into half the bound; the rest may be processed messages not reported yet."""
         return 2 * num_bytes <= self.num_bytes
 
 
@@ -96,7 +96,7 @@ class Account(Generic[Item]):
     """Flow control between one worker and one peer: what was sent, what the peer has processed, and what waits here.
 
     Messages sent and not yet processed stay within the bound, and so do those that wait in this object's queue until
-    the peer has processed enough. No method blocks. Call it with the owner's lock held.
+    the peer has processed enough. No method blocks. Its owner must hold a lock during each call.
     """
 
     bound: Bound
@@ -159,10 +159,7 @@ class Account(Generic[Item]):
         return items
 
     def owes(self) -> bool:
-        """Return whether this worker must report to the peer what it has processed.
-
-        It must once that is half the bound since the last report.
-        """
+        """Return whether messages of half the bound were processed since the last report, so that one is due."""
         new = self.received - self.reported
         return 2 * new.messages >= self.bound.messages or 2 * new.num_bytes >= self.bound.num_bytes
 
@@ -189,7 +186,7 @@ class Mailbox:
         max_bytes: most bytes of arrays in one message; a larger frame closes the sender's connection.
         timeout: seconds to wait for a message, or for room to send one.
         bound: limit of messages in flight to each peer; by default 64 messages and twice `max_bytes`.
-        heartbeat: tells a sender that waits for room if its receiver is gone; without it only the timeout ends a wait.
+        heartbeat: ends the wait for room if the receiver is gone; without it only the timeout ends that wait.
     """
 
     def __init__(
@@ -235,10 +232,11 @@ class Mailbox:
     def send(
         self, to: int, kind: str, numbers: Sequence[int] = (), payload: Sequence[Any] = (), *, urgent: bool = False
     ) -> None:
-        """Send a message, waiting for room at the receiver; inside `deliver` it is queued instead of waiting.
+        """Send a message to worker `to`, waiting for room within the bound; inside `deliver` it is queued instead.
 
         The payload is sent from its own memory, which must not change (see `array_frames.Snapshots`); a message to this
         worker itself is not copied. `urgent` messages keep their order among themselves, and may overtake others.
+        Raises PeerGoneError if `to` is gone or makes no room in time, UnavailableError if the mailbox has failed.
         """
         message = self._address(to, kind, numbers, payload, urgent=urgent)
         size = message.num_bytes
@@ -261,10 +259,7 @@ class Mailbox:
             self.until(lambda: self._went(to, message, size), self._heartbeat, (to,), None, purpose)
 
     def send_newest(self, to: int, kind: str, numbers: Sequence[int], *, urgent: bool = False) -> None:
-        """Send a message without arrays that replaces earlier ones of its kind; never waits.
-
-        If there is no room, it replaces a queued earlier one.
-        """
+        """Send worker `to` a message without arrays, at once; without room, queue it in place of one of its kind."""
         message = self._address(to, kind, numbers, urgent=urgent)
         with self._changed:
             if not self._went(to, message, 0):
@@ -276,7 +271,7 @@ class Mailbox:
     def _address(
         self, to: int, kind: str, numbers: Sequence[int], payload: Sequence[Any] = (), *, urgent: bool = False
     ) -> Message:
-        """Create a message to worker `to`, after finding that worker's address."""
+        """Create a message to worker `to` and find its address; raise UnavailableError if it publishes none in time."""
         assert kind != GRANT, "grants are sent by the side thread"
         if self.failure is not None:
             raise UnavailableError(self.failure)
@@ -284,7 +279,7 @@ class Mailbox:
         return Message(self.rank, kind, tuple(numbers), tuple(payload), urgent)
 
     def _went(self, to: int, message: Message, size: int) -> bool:
-        """Send a message if the bound allows it now; return whether it was sent. Called with the lock held."""
+        """Send a message of `size` bytes if the bound allows it now; return whether it was sent. Needs the lock."""
         account = self._account(to)
         if room := account.has_room(size):
             account.take(size)
@@ -310,7 +305,7 @@ class Mailbox:
             }
 
     def traffic_facts(self) -> dict[str, Any]:
-        """Return the traffic with each worker as JSON values, for traces and failure reports."""
+        """Return counts and bytes of messages to and from each worker as JSON values, for traces and reports."""
         names = ("sent", "received", "on_the_way", "waiting")
         with self._changed:
             return {
@@ -328,7 +323,8 @@ class Mailbox:
     ) -> None:
         """Wait until messages have made `done()` true; it is called with the lock held.
 
-        Raises PeerGoneError if one of `members` can no longer send; `purpose` describes the wait in error messages.
+        Raises PeerGoneError after the timeout, or if `heartbeat` shows that one of `members` is gone in round `round_`
+        or the mailbox has failed. `purpose` describes the wait in error messages; with it, closing ends the wait too.
         """
         has_come = False
 
@@ -368,7 +364,7 @@ class Mailbox:
             self._endpoint.end()
 
     def _find(self, to: int) -> None:
-        """Wait for another worker's address and store it."""
+        """Wait until another worker has published its address, and store it."""
         if to == self.rank or to in self._addresses:
             return
         lacks = f"worker {to}: left no address for messages"
@@ -402,7 +398,7 @@ class Mailbox:
             self._hand_over(message)
 
     def _go(self, to: int, message: Message) -> None:
-        """Send a message without blocking, within the bound; called with the lock held."""
+        """Send a message without blocking; the caller has checked the bound and holds the lock."""
         if to == self.rank:
             self._to_oneself.put(message)
             self._endpoint.wake()
@@ -444,10 +440,7 @@ class Mailbox:
                 self._go(source, Message(self.rank, GRANT, urgent=True))
 
     def _take_grant(self, peer: int, messages: int, num_bytes: int) -> None:
-        """Record a peer's report of what it has processed (a grant), and send the queued messages that it allows.
-
-        Called with the lock held.
-        """
+        """Record how much `peer` has processed in total (a grant), and send what this allows. Needs the lock."""
         for message in self._account(peer).grant(messages, num_bytes):
             self._go(peer, message)
         self._changed.notify_all()

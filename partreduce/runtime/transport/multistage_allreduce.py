@@ -53,10 +53,9 @@ SMALL_BYTES = 1024
 
 
 class Stages(ABC):
-    """A group's all-reduces of several stages (transfers one after the other), run in order of the calls.
+    """Base class of a group's all-reduces in several stages (transfers one after the other), run in order of the calls.
 
-    It does not keep the group's communicator alive. After a failure every later all-reduce fails, since members may
-    disagree on the order of operations.
+    After a failure every later all-reduce fails, since members may disagree on the order of operations.
     """
 
     def __init__(self) -> None:
@@ -86,9 +85,9 @@ class Stages(ABC):
             del call, tensor, coding, completion
 
     def wait(self, work: Work) -> None:
-        """Wait for one stage, in short waits inside the library, which cost less CPU time than polling.
+        """Wait for one stage, in short waits inside torch's library, which cost less CPU time than polling.
 
-        At its exit the interpreter waits for this thread, after it has closed the stages (see `Background`).
+        Raises RuntimeError if the stages are closed meanwhile, as they are when the interpreter exits.
         """
         work.wait(None if self.is_queued else self._look, for_moments=True)
 
@@ -99,7 +98,7 @@ class Stages(ABC):
 
 
 class QueuedSums:
-    """Multistage all-reduces of a group on a device, queued in a separate stream."""
+    """Runner of a group's `Stages` on a CUDA device: it queues all of them in a separate stream."""
 
     def __init__(self, stages: Stages, streams: Streams) -> None:
         self.stages, self._streams = stages, streams.another()
@@ -115,7 +114,7 @@ class QueuedSums:
 
 
 class StagedSums:
-    """Multistage all-reduces of a group on the CPU, in a thread that starts with the first one."""
+    """Runner of a group's `Stages` on the CPU, in a thread that starts with the first all-reduce."""
 
     def __init__(self, stages: Stages) -> None:
         self.stages = stages
@@ -135,24 +134,24 @@ class StagedSums:
 
 
 def block_bounds(length: int, num_parts: int, block: int = 1) -> Bounds:
-    """Divide an array into `num_parts` nearly equal ranges of whole blocks; the last may be shorter, some empty."""
+    """Divide `length` elements into `num_parts` nearly equal (start, end), cut between blocks; some may be empty."""
     num_blocks = -(-length // block)
     cuts = [min(length, num_blocks * part // num_parts * block) for part in range(num_parts + 1)]
     return list(itertools.pairwise(cuts))
 
 
 def lengths_of(bounds: Bounds) -> list[int]:
-    """Return the length of each range."""
+    """Return the length of each range (start, end)."""
     return [end - start for start, end in bounds]
 
 
 def in_parts(
     tensor: torch.Tensor, num_parts: int, block: int, stages: Callable[[torch.Tensor, int], Iterator[None]]
 ) -> None:
-    """Run `num_parts` parts of a one-dimensional tensor through their stages, overlapped, newest part first.
+    """Run `num_parts` parts of a one-dimensional tensor through their stages, overlapped.
 
-    `block` adjacent elements are not split. `stages(part, number)` is a generator that yields while a transfer is in
-    progress. The order is the same on all members.
+    Blocks of `block` elements are not split. `stages(part, number)` is a generator that yields while a transfer is in
+    progress. All members advance the parts in the same order, the newest part first.
     """
     under_way: list[Iterator[None]] = []
     parts = [bounds for bounds in enumerate(block_bounds(len(tensor), num_parts, block)) if bounds[1][0] < bounds[1][1]]
@@ -173,7 +172,7 @@ def code_size(bounds: Bounds, coding: Coding) -> int:
 
 
 class Stage(NamedTuple):
-    """One transfer within an all-reduce: `place` names its rounding errors, `room` its scratch arrays."""
+    """Names for one transfer within an all-reduce: `place` of its rounding errors, `room` of its scratch arrays."""
 
     place: str
     room: str
@@ -200,7 +199,7 @@ class CodedStages(Stages):
     def in_coded_parts(
         self, tensor: torch.Tensor, num_members: int, coding: Coding, stages: Callable[..., Iterator[None]]
     ) -> None:
-        """Run a tensor, in several parts, through `stages(part, number, coding)`, for `num_members` members."""
+        """Run a tensor through `stages(part, number, coding)` in parts; their size depends on `num_members`."""
         size = min(LARGEST_PART, max(SMALLEST_MESSAGE * num_members, -(-tensor.nbytes // PARTS)))
         number = max(1, -(-tensor.nbytes // size))
         in_parts(tensor, number, unit_of(coding), lambda part, index: stages(part, index, coding))
@@ -208,9 +207,9 @@ class CodedStages(Stages):
     def scatter(
         self, group: Communicator, values: torch.Tensor, coding: Coding, stage: Stage
     ) -> Callable[[], torch.Tensor]:
-        """Start sending each member its encoded shard, one part of `values` per member.
+        """Start sending each member its shard (range) of `values`, encoded.
 
-        Returns a function that waits for all members' codes of this worker's shard and returns their sum.
+        Returns a function that waits for all members' codes of this worker's shard and returns their decoded sum.
         """
         bounds = block_bounds(len(values), group.size, unit_of(coding))
         sizes = [code_bytes(length, coding) for length in lengths_of(bounds)]
@@ -222,7 +221,7 @@ class CodedStages(Stages):
         return lambda: self.total(work, codes, count, coding)
 
     def total(self, work: Work | None, received: torch.Tensor, count: int, coding: Coding) -> torch.Tensor:
-        """Wait for `work` and return the sum of `count` numbers over all members, from codes in `received`."""
+        """Wait for `work`; decode `count` numbers from each row of `received`, one per member; return their sum."""
         if work is not None:  # None for an empty tensor
             self.wait(work)
         codec = self._codec(coding)
@@ -236,7 +235,7 @@ class CodedStages(Stages):
     def encode(
         self, values: torch.Tensor, bounds: Bounds, codes: list[torch.Tensor], *, coding: Coding, place: str
     ) -> None:
-        """Encode ranges of `values` into `codes`; error feedback adds and stores rounding errors."""
+        """Encode the ranges `bounds` of `values` to `codes`; error feedback adds and stores the errors of `place`."""
         codec, left = self._codec(coding), coding.leftovers
         if left is not None:
             left.add_to(place, values)
@@ -248,20 +247,20 @@ class CodedStages(Stages):
             left.keep(place, values, decoded)
 
     def decode(self, bounds: Bounds, codes: list[torch.Tensor], values: torch.Tensor, coding: Coding) -> None:
-        """Decode the ranges' codes into `values`; codes may be followed by unused bytes."""
+        """Decode `codes` into the ranges `bounds` of `values`; a code may be followed by unused bytes."""
         codec = self._codec(coding)
         for (start, end), code in zip(bounds, codes, strict=True):
             codec.decode(code[: code_bytes(end - start, coding)], values[start:end])
 
     def own_code(self, total: torch.Tensor, size: int, coding: Coding, stage: Stage) -> torch.Tensor:
-        """Return the encoded sum of this worker's shard, in an array of `size` bytes, equal on all members."""
+        """Return `total`, the sum of this worker's shard, encoded in `size` bytes, enough for every member's shard."""
         code = self.room(f"{stage.room} code", size)
         own = code[: code_bytes(len(total), coding)]
         self.encode(total, [(0, len(total))], [own], coding=coding, place=f"{stage.place} sum")
         return code
 
     def gather(self, group: Communicator, code: torch.Tensor, stage: Stage) -> Callable[[], torch.Tensor]:
-        """Start an all-gather of encoded sums; return a function that waits for them, [members, bytes]."""
+        """Start an all-gather of encoded sums, `code`; return a function that waits and returns [members, bytes]."""
         gathered, sizes = self.room(f"{stage.room} gathered", group.size * len(code)), [len(code)] * group.size
         if self._at_once and self._device.type == "cpu":
             handed = self.room(f"{stage.room} handed", len(gathered))
@@ -283,14 +282,14 @@ class CodedStages(Stages):
         return self._codecs[key]
 
     def room(self, name: str, num_bytes: int) -> torch.Tensor:
-        """Return the reusable array called `name`, of at least `num_bytes` bytes."""
+        """Return `num_bytes` bytes of the reusable array called `name`."""
         if name not in self._rooms or len(self._rooms[name]) < num_bytes:
             self._rooms[name] = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
         return self._rooms[name][:num_bytes]
 
 
 class FlatCodedStages(CodedStages):
-    """All-reduces with a codec over all members of a group directly; the group has no other operations."""
+    """All-reduces with a codec directly among all members of `group`, a communicator for no other operations."""
 
     def __init__(self, group: Communicator) -> None:
         super().__init__()
@@ -332,8 +331,8 @@ def levels_of(
 class HierarchicalCommunicator(Communicator):
     """Communicator of a group with equally many members on each node; all-reduces run inside nodes and across them.
 
-    All-reduces run in order of the calls, in a thread or stream (`staged`). Short all-reduces and all other operations
-    use the group of all members.
+    `whole` connects all members, `inside` those on this node, `across` one member per node. All-reduces run in order of
+    the calls, in the thread or stream that `staged` makes; short ones and all other operations use `whole`.
     """
 
     def __init__(
@@ -345,7 +344,7 @@ class HierarchicalCommunicator(Communicator):
         self._levels = inside, across
 
     def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work:
-        """Start an all-reduce over the group, in place; see Communicator. A short tensor is never coded."""
+        """Start an all-reduce over the group, in place (see `Communicator`); a short tensor is not encoded."""
         if tensor.nbytes < SMALL_BYTES or tensor.numel() < self._levels[0].size:
             return super().all_reduce(tensor)
         self._live()
@@ -368,7 +367,7 @@ class _Levels(CodedStages):
         self.inside, self.across = inside, across
 
     def sum(self, tensor: torch.Tensor, coding: Coding | None) -> None:
-        """All-reduce a tensor in parts: while one part crosses nodes, others are exchanged inside and coded."""
+        """All-reduce a tensor in parts: while one part is sent between nodes, others are exchanged inside and coded."""
         self._device = tensor.device
         if coding is None:
             in_parts(tensor, -(-tensor.nbytes // PART_BYTES), 1, lambda part, _index: self._plain(part))
@@ -386,14 +385,17 @@ class _Levels(CodedStages):
         self.wait(self.inside.all_to_all(part, rows.view(-1), lengths_of(bounds), [len(own)] * self.inside.size))
 
     def _collect(self, part: torch.Tensor, bounds: Bounds, room: str) -> tuple[torch.Tensor, Work]:
-        """Start receiving this worker's shard (range of a part) from all members on the node, [members, numbers]."""
+        """Start receiving this worker's shard of a part from all members on its node.
+
+        Returns (array [members, numbers], work to wait for).
+        """
         start, end = bounds[self.inside.place]
         rows = self._rows(part[start:end], room)
         sizes = [end - start] * self.inside.size
         return rows, self.inside.all_to_all(rows.view(-1), part, sizes, lengths_of(bounds))
 
     def _add_rows(self, part: torch.Tensor, bounds: Bounds, rows: torch.Tensor, work: Work) -> torch.Tensor:
-        """Wait for the received shards and sum them, in order of the members, into the part."""
+        """Wait for the received shards and sum them, in order of the members, into the part; return that shard."""
         self.wait(work)
         start, end = bounds[self.inside.place]
         own = part[start:end]
@@ -403,7 +405,7 @@ class _Levels(CodedStages):
         return own
 
     def _in_codes(self, part: torch.Tensor, index: int, coding: Coding) -> Iterator[None]:
-        """Run a part's stages with a codec: encoded sums cross the nodes, then are distributed as they are."""
+        """Run the stages of part number `index` with a codec; the total is encoded once and distributed unchanged."""
         unit, inside, across = unit_of(coding), self.inside, self.across
         within, crosses = Stage.of("inside", index), Stage.of("across", index)
         bounds = block_bounds(len(part), inside.size, unit)
@@ -428,6 +430,6 @@ class _Levels(CodedStages):
             self.decode(shard, list(mine), part[start:stop], coding)
 
     def _rows(self, own: torch.Tensor, room: str) -> torch.Tensor:
-        """Return a reusable array for one shard of each member of the node."""
+        """Return the reusable array called `room` for one shard, like `own`, of each member of the node."""
         rows = self.room(room, self.inside.size * own.nbytes)
         return rows.view(own.dtype).view(self.inside.size, len(own))

@@ -27,11 +27,11 @@ PATIENCE = 10  # NCCL's watchdog, which kills the process silently, waits this m
 
 
 class NcclWorld(World):
-    """World of workers with one CUDA device each; every group is a raw NCCL communicator, created by its members only.
+    """World (all workers of a run) with one CUDA device per worker; every group is a raw NCCL communicator.
 
-    The user's process groups are not used. `attempt` counts the worlds of this process: NCCL would find the IDs of an
-    earlier world in the store and wait for it forever. This class has never run on a GPU; docs/gpu.md tells what ran
-    instead.
+    The user's process groups are not used. `attempt`, 1 for this process's first world, separates the store keys of its
+    worlds: NCCL would find the IDs of an earlier world and wait for it forever. This class has never run on a GPU;
+    docs/gpu.md describes what ran instead.
     """
 
     is_queued = True
@@ -64,7 +64,7 @@ class NcclWorld(World):
         return QueuedSums(stages, self.streams(self.device))
 
     def _connect(self, members: tuple[int, ...], place: str, within: timedelta | None) -> Communicator:
-        """Create a communicator in a thread that is abandoned after the timeout: NCCL waits without limit."""
+        """Connect as `World._connect`, in a thread that is abandoned after the timeout, since NCCL has no limit."""
         limit = self.timeout if within is None else min(within, self.timeout)
 
         def connect() -> Communicator | UnavailableError:
@@ -90,7 +90,7 @@ class NcclWorld(World):
             return make(PrefixStore(place, self.store), members.index(self.rank), len(members), options)
 
     def on_host(self) -> World:
-        """Return a world of the same workers over gloo, for rows of tables and for all-reduces of other threads.
+        """Return a gloo world of the same workers, for rows of embedding tables and all-reduces in side threads.
 
         NCCL in a second thread would block the device, and the order of kernel launches would differ between workers.
         """
@@ -106,7 +106,7 @@ class NcclWorld(World):
     def abandon(self) -> None:
         """Abort all communicators of this world at once, since aborting one by one can deadlock in NCCL.
 
-        This ends the kernels on this worker; other workers read a failed worker's note within a second.
+        This ends NCCL's kernels on this worker; other workers read about a failure in the store within a second.
         """
         atexit.unregister(self.abandon)
         if self._on_host is not None:
@@ -114,7 +114,7 @@ class NcclWorld(World):
         super().abandon()
 
     def _end(self, backends: list[Any], seconds: float = DESTROY_SECONDS) -> None:
-        """Abort the backends together, in a thread that is waited for up to `seconds`."""
+        """Abort these NCCL backends together in a thread, and wait up to `seconds` for it."""
         if backends:
             ending = Background(_abort, backends, name="partreduce-destroy-group")
             ending.start()
@@ -133,7 +133,7 @@ def _abort(backends: list[Any]) -> None:
 
 @contextlib.contextmanager
 def _errors_are_ours() -> Iterator[None]:
-    """Context in which a new NCCL backend leaves failed peers to this package; by default torch kills the process."""
+    """Return a context in which to create NCCL backends; without it torch kills the process when a peer fails."""
     if NCCL_TEARS_DOWN in os.environ:
         yield
         return
@@ -145,20 +145,20 @@ def _errors_are_ours() -> Iterator[None]:
 
 
 def place_of(device: torch.device) -> str:
-    """Return the machine's name and the UUID of a device."""
+    """Return a text that identifies a GPU: the machine's name and the device's UUID."""
     properties: Any = torch.cuda.get_device_properties(device)
     return f"{socket.gethostname()} {getattr(properties, 'uuid', device)}"
 
 
 def check_shared_gpus(store: Store, rank: int, size: int, device: torch.device, attempt: int) -> None:
-    """Compare over all workers which GPU each uses. Raises InputError if two share one."""
+    """Raise InputError if two workers share a GPU; all call this, with an `attempt` that is new and equal on all."""
     notes = Notes(store, f"gpu/{attempt}")
     notes.write(str(rank), place_of(device))
     check_equal_places({other: notes.wait_for(str(other)) for other in range(size)})
 
 
 def check_equal_places(places: Mapping[int, str]) -> None:
-    """Raise InputError if ranks share a GPU; `places` has each rank's machine and GPU."""
+    """Raise InputError if two ranks share a GPU; `places` maps each rank to the text of `place_of`."""
     first: dict[str, int] = {}
     for rank, place in places.items():
         if place in first:

@@ -43,7 +43,11 @@ _attempts = 0
 
 
 def place(mesh: DeviceMesh | None = None) -> tuple[int, int]:
-    """Return (rank, number of workers) of this process or of its replica; (0, 1) without a launcher."""
+    """Return (rank, number of workers) of this process; (0, 1) without a launcher.
+
+    With `mesh`, the replicate dimension of a sharded model, workers are replicas. Raises InputError if the launcher's
+    variables RANK and WORLD_SIZE are invalid.
+    """
     if mesh is not None:
         return mesh.get_local_rank(), mesh.size()
     if dist.is_available() and dist.is_initialized():
@@ -58,7 +62,10 @@ def place(mesh: DeviceMesh | None = None) -> tuple[int, int]:
 
 
 def connect_store(timeout: timedelta) -> Store:
-    """Return the run's store: the process group's, the launcher's, or one hosted by rank 0."""
+    """Return the run's key-value store: the process group's, the launcher's, or one hosted by rank 0.
+
+    Raises InputError without the launcher's environment variables, UnavailableError if the store is silent for long.
+    """
     if dist.is_initialized():
         return _prepare_store(NamedPrefixStore("partreduce", default_store()), dist.get_rank(), timeout)
     missing = [name for name in env.RENDEZVOUS if not os.environ.get(name)]
@@ -116,7 +123,9 @@ def default_world(
 ) -> World:
     """Return this process's world (its connection to all workers), created once per kind of device.
 
-    `check` runs before anything could hang. With a one-dimensional `mesh` the workers are its replicas.
+    `check`, called with store, rank and number of workers, runs before anything could hang. With a one-dimensional
+    `mesh`, the replicate dimension of a sharded model, workers are replicas. Raises InputError if the device is CUDA
+    and torch lacks NCCL, or if workers share a GPU; and all errors of `check` and `connect_store`.
     """
     kind = "cuda" if device.type == "cuda" and not over_gloo() else "cpu"
     if kind == "cuda" and not dist.is_nccl_available():
@@ -152,13 +161,13 @@ def has_joined() -> bool:
 
 
 def forget(world: World) -> None:
-    """Discard a world after a failure, so that this process's next optimizer creates a new one."""
+    """Discard a world, or the one related to it, after a failure; this process's next optimizer creates another."""
     for kind in [kind for kind, known in _worlds.items() if known in (world, *world.relatives)]:
         del _worlds[kind]
 
 
 def _number(name: str, default: int, *, least: int = 0, most: int = 2**31 - 1) -> int:
-    """Return the integer in an environment variable, or `default` if empty. Raises InputError out of range."""
+    """Return the integer in the environment variable `name`, `default` if empty. Raises InputError if out of range."""
     text = os.environ.get(name, "").strip()
     if not text:
         return default
@@ -176,11 +185,11 @@ def may_be_started_again() -> bool:
 
 
 def agreed_attempt(store: Store, rank: int, size: int, timeout: timedelta) -> str:
-    """Return a name of this attempt to run, equal on all workers that were started together.
+    """Return a name of this start or restart of the job, equal on all workers that torchrun started together.
 
-    torchrun restarts workers with a store that still has the keys of the last attempt, and its agents may disagree on
-    the number of restarts. So each worker writes a random word, which worker 0 answers; words of an earlier attempt
-    match no worker.
+    After a restart the store still has the keys of the last attempt, and torchrun's agents may disagree on the number
+    of restarts. So each worker writes a random word to the store, and worker 0 writes the name under that word; words
+    of an earlier attempt match no worker. Raises UnavailableError if a worker is missing after `timeout`.
     """
 
     def late(worker: int) -> UnavailableError:
@@ -233,7 +242,7 @@ def close_in_forks(port: int) -> None:
 
 
 def _close_sockets() -> None:
-    """Replace the store's sockets by the null device, since the store may close these descriptors later."""
+    """Replace the store's sockets, in a forked child, by the null device; the store may close the descriptors later."""
     if not _listeners:
         return
     places = [(held.fileno(), held.getsockname()[1]) for held in _tcp_sockets()]
@@ -262,7 +271,7 @@ os.register_at_fork(after_in_child=_close_sockets)
 
 
 def is_alone(world: World | None, mesh: DeviceMesh | None = None) -> bool:
-    """Return whether this process is a job of one worker: WORLD_SIZE is 1, or there is no launcher."""
+    """Return whether this process is a job of one worker, without a given `world`: WORLD_SIZE is 1, or no launcher."""
     if world is not None or place(mesh)[1] != 1:
         return False
     if dist.is_initialized() or os.environ.get(env.WORLD_SIZE):
@@ -287,7 +296,7 @@ def _write_once(text: str) -> None:
 
 
 class SingleProcessWorld(World):
-    """World of a script without other workers: it has no groups, averages nothing and waits for no one."""
+    """World of a script that runs as a single worker: it has no groups, averages nothing and never waits."""
 
     def __init__(self) -> None:
         store: Store = dist.HashStore()  # type: ignore[attr-defined]

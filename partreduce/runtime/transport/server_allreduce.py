@@ -1,11 +1,11 @@
 """All-reduce over all workers through parameter servers: every host adds up one shard and sends the sum to all workers.
 
-It has the interface of a communicator, so that a synchronous server uses the same tags, deadlines and commits as
-groups. A shard is added in rank order as soon as the next rank's part has arrived, so that the sum is the same in every
-run. Encoded parts are decoded, added in float32 and encoded again; the host's own worker uses the encoded sum too. Each
-worker sends and receives its model once; each host sends and receives its shard n − 1 times. No further copies are
-made: uncoded parts are sent from the array itself, which does not change until its sum has arrived, and are added up in
-the memory of the first part.
+Hosts are workers that are servers, too. The class has the interface of a group, so that a synchronous server uses the
+same tags, deadlines and commits as groups. A shard is added in rank order as soon as the next rank's part has arrived,
+so that the sum is the same in every run. Encoded parts are decoded, added in float32 and encoded again; the host's own
+worker uses the encoded sum too. Each worker sends and receives its model once; each host sends and receives its shard
+n − 1 times. No further copies are made: uncoded parts are sent from the array itself, which does not change until its
+sum has arrived, and are added up in the memory of the first part.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _Running = tuple[Coding | None, dict[int, Any]]  # coding of a running all-reduc
 
 
 class ServerCommunicator(Communicator):
-    """Communicator of all workers whose all-reduces run through parameter servers (hosts)."""
+    """Communicator of all workers whose all-reduces run through parameter servers, on the workers `hosts`.
+
+    `key`, `max_bytes` and `timeout` (seconds) are those of its `Mailbox`.
+    """
 
     def __init__(
         self, world: World, hosts: Sequence[int], heartbeat: SignsOfLife, *, key: str, max_bytes: int, timeout: float
@@ -46,7 +49,7 @@ class ServerCommunicator(Communicator):
         self.mailbox.start()
 
     def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work:
-        """Start an all-reduce over all workers, in place; with a `coding` it is sent encoded to the hosts and back."""
+        """Start an all-reduce (sum) over all workers, in place; with a `coding` (codec) all messages are encoded."""
         number, self._next = self._next, self._next + 1
         parts: dict[int, Any] = {}
         self._running[number] = coding, parts
@@ -106,13 +109,13 @@ def _decode_push(message: Message, length: int) -> torch.Tensor:
 
 
 def _code_of(frame: Any) -> torch.Tensor:  # noqa: ANN401 - any buffer
-    """Return the encoded bytes of a frame; a copy if the frame is not aligned to a scale."""
+    """Return a frame's encoded bytes as a tensor; copied if its memory is not aligned for the codec's scales."""
     code = tensor_of(frame, torch.uint8)
     return code.clone() if code.data_ptr() % SCALE_BYTES else code
 
 
 class _Sum:
-    """A shard that is added up in rank order, in the memory of the first part."""
+    """The running sum of one shard, added in rank order in the memory of rank 0's part; `owner` is the host's rank."""
 
     def __init__(self, owner: int) -> None:
         self.owner = owner
@@ -157,11 +160,11 @@ class _ThroughServers:
         return self._world.create(members, name=name) if name else self.communicator(members)
 
     def abandon(self) -> None:
-        """Abandon the world, and end the mailbox, so that it answers no more."""
+        """Abandon the world, and end the mailbox, so that this host no longer answers."""
         self._world.abandon()
         self._communicator.mailbox.abandon()
 
 
 def through_servers(world: World, communicator: ServerCommunicator) -> World:
-    """Return a world like `world`, except that its group of all workers all-reduces through the hosts."""
+    """Return a world like `world`, except that its group of all workers is `communicator`."""
     return cast("World", _ThroughServers(world, communicator))

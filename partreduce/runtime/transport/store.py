@@ -1,7 +1,7 @@
-"""Access the run's key-value store: this process's connection, the workers' notes, and addresses.
+"""Access the run's key-value store, for short texts (notes) that workers leave for each other, and find addresses.
 
-Only this module calls the store; torch itself also uses it when groups connect. Every call has a deadline, and a store
-that is gone raises StoreLostError.
+Calls through this module have a deadline, and raise StoreLostError if the store is gone. Only `rendezvous`, and torch
+when groups connect, use the store directly.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ SHARE = 8  # a note is read late by at most this fraction of the wait (see `Paus
 
 
 class StoreLine:
-    """A separate connection to the store (torch's key-value store) at `place`; queries end after `timeout` seconds.
+    """A separate connection to torch's key-value store; queries end after `timeout` seconds with StoreLostError.
 
     torch's client has no deadline for most calls, and a call that blocks delays all others on that client. So a thread
-    with its own client sends the queries. After an error or timeout a connection is not used again, since a restarted
-    store would be empty.
+    with its own client, made by `connect`, sends the queries. After an error or timeout the connection is not used
+    again, since a restarted store would be empty. `place` is the store's address, for messages.
     """
 
     def __init__(self, place: str, connect: Callable[[], Store], timeout: float) -> None:
@@ -94,10 +94,10 @@ class StoreLine:
 
 
 class NamedPrefixStore(PrefixStore):  # type: ignore[misc]  # torch's stubs do not export it
-    """A PrefixStore that knows its prefix, so that a StoreLine can use the same keys.
+    """A PrefixStore over `below` whose prefix can be read (torch's cannot), so that a StoreLine can use the same keys.
 
-    If workers are replicas, `processes` has the launcher's ranks of each worker's processes; the first of these is the
-    process that connects to other replicas through this store.
+    If workers are sharded replicas, `processes` maps each worker to the launcher's ranks of its processes; the first of
+    these is the process that connects to other replicas through this store.
     """
 
     def __init__(self, prefix: str, below: Store, processes: dict[int, list[int]] | None = None) -> None:
@@ -113,7 +113,7 @@ os.register_at_fork(after_in_child=_lines.clear)  # a child has neither the thre
 
 
 def line_to(store: Store) -> tuple[StoreLine, str] | None:
-    """Return this process's StoreLine for a store, and its key prefix; None for a store in memory or a file."""
+    """Return (this process's separate connection to a store, the store's key prefix); None for a store without TCP."""
     root: Any = root_store(store)
     if not isinstance(root, TCPStore):
         return None
@@ -138,7 +138,7 @@ def line_to(store: Store) -> tuple[StoreLine, str] | None:
 
 
 def fresh_line(store: Store, timeout: float) -> None:
-    """Set the timeout in seconds of queries to this store, and discard connections that were lost."""
+    """Set the timeout in seconds of queries to this store, and discard connections to lost stores."""
     with _making:
         for name in [name for name, (line, _) in _lines.items() if line.problem is not None]:
             del _lines[name]
@@ -176,7 +176,7 @@ class Pauses:
 class Notes:
     """Texts in the store (notes) whose keys start with `prefix`, by which workers inform each other.
 
-    `own_server` tells that this process hosts the store.
+    Queries use the process's StoreLine, with a deadline, or `store` itself if `own_server`: this process hosts it.
     """
 
     def __init__(self, store: Store, prefix: str, *, own_server: bool = False) -> None:
@@ -205,9 +205,9 @@ class Notes:
         return self._at(read, *keys)
 
     def wait_for(self, key: str, limit: float | None = None, *, lacks: str = "") -> str:
-        """Return a note, waiting up to `limit` seconds, by default the store's timeout.
+        """Return a note, waiting up to `limit` seconds for it, by default the store's timeout.
 
-        Raises UnavailableError after that; `lacks` describes in the message what is missing.
+        Raises UnavailableError if it does not exist by then; `lacks` describes in the message what is missing.
         """
         bare: Any = self._store  # torch's stubs lack its timeout
         limit = limit or (bare.timeout.total_seconds() if self.line is None else self.line.timeout)
@@ -227,11 +227,11 @@ class Notes:
         self._at(lambda store, at: store.delete_key(at[0]), key)
 
     def count(self, key: str, increase: int = 0) -> int:
-        """Increase a counter that all workers share; return its new value."""
+        """Add `increase` to a counter that all workers share; return its new value."""
         return self._at(lambda store, at: store.add(at[0], increase), key)
 
     def propose(self, key: str, text: str) -> str:
-        """Return the text that was written first under this key, by this worker or another."""
+        """Write a note unless it exists; return its text, that of the worker which wrote it first."""
         return self._at(lambda store, at: store.compare_set(at[0], "", text).decode(), key)
 
     @property
@@ -241,11 +241,11 @@ class Notes:
         return None if line is None or line.problem is None else str(line.error())
 
     def place(self, key: str) -> str:
-        """Return a note's key in the root store, with the known prefixes."""
+        """Return a note's full key in the store, with all prefixes that can be read."""
         return f"{self._keys_begin}/{key}"
 
     def _at(self, action: Callable[[Store, list[str]], Answer], *keys: str) -> Answer:
-        """Run an action on the keys of notes and return its result; the action keeps no reference to this object."""
+        """Return `action(store, full keys)` for the notes `keys`, run in the separate connection's thread if any."""
         places = [self.place(key) for key in keys]
         return self._ask(lambda store: action(store, places))
 
@@ -254,14 +254,14 @@ class Notes:
 
 
 class Deaths(Notes):
-    """The launcher's notes in the store on workers that died."""
+    """The launcher's records of dead workers in the store."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(root_store(store), DEATHS)
         self._workers = store
 
     def of(self, worker: int) -> str | None:
-        """Return how a worker died, as the end of a clause; None if alive. A replica dies with any of its processes."""
+        """Return how a worker died, as a predicate; None if alive. A sharded replica dies with any of its processes."""
         processes = processes_of(self._workers, worker)
         deaths = ((rank, self.read(str(rank))) for rank in processes)
         named = (death if processes == [worker] else f"(its rank {rank}) {death}" for rank, death in deaths if death)
@@ -269,16 +269,16 @@ class Deaths(Notes):
 
 
 def deaths_of(store: Store, members: Iterable[int]) -> str | None:
-    """Return how one of these workers died, as a clause; None if the launcher recorded no death."""
+    """Return how one of `members` died, as a clause; None if the launcher recorded no death of them."""
     notes = Deaths(store)
     return next((f"worker {rank} {death}" for rank in members if (death := notes.of(rank)) is not None), None)
 
 
 def publish_stage(store: Store, rank: int, stage: str, beat: str = "") -> None:
-    """Write to the store how far this worker has come, its stage, for the launcher's report if the worker dies.
+    """Write to the store how far this worker has come (its stage), for the launcher's message if the worker dies.
 
-    `stage` is a clause such as "connected its groups", `beat` the key of the worker's heartbeat in the store. A query
-    confirms the write, since torch's store does not answer a `set`.
+    `stage` is a predicate such as "connected its groups", `beat` the key of the worker's heartbeat in the store. A
+    query confirms the write, since torch's store does not answer a `set`.
     """
     notes, process = Notes(root_store(store), STAGES), str(processes_of(store, rank)[0])
     notes.write(process, json.dumps([stage, beat]))
@@ -286,7 +286,7 @@ def publish_stage(store: Store, rank: int, stage: str, beat: str = "") -> None:
 
 
 def read_stage(store: Store, rank: int) -> str:
-    """Return, in the launcher, what stage a worker had reached, as the end of a sentence."""
+    """Return the last stage of a dead worker (see `publish_stage`), as the end of a sentence; for the launcher."""
     notes, deadline = Notes(store, STAGES, own_server=True), time.monotonic() + LAST_WORDS_SECONDS
     while (noted := notes.read(str(rank))) is None and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)  # torch's store does not confirm a `set`, so a dead worker's note may still arrive
@@ -298,10 +298,10 @@ def read_stage(store: Store, rank: int) -> str:
 
 
 def own_host(store: Store) -> tuple[str, bool]:
-    """Return (this worker's address for other workers, whether it is IPv6): the address that faces the run's store.
+    """Return (this machine's address for other workers, whether it is IPv6), on the interface towards the run's store.
 
-    `GLOO_SOCKET_IFNAME` selects another interface, as for gloo. Without a network store and launcher it is the
-    loopback.
+    `GLOO_SOCKET_IFNAME` selects another interface, as for gloo. Without a TCP store and MASTER_ADDR it is the loopback.
+    Raises UnavailableError if the interface has no IPv4 address, or the store's host cannot be resolved.
     """
     if interface := chosen_interface():
         return _address_of(interface), False

@@ -1,8 +1,8 @@
 """Run copies and all-reduces on a side stream of a CUDA device, or in the calling thread on CPU, by one interface.
 
-On a CUDA device the host only queues work in the side stream and runs ahead. Each stream must wait for data of the
-other before it reads them; `side` and `rejoin` do this, and no other code of the runtime orders streams. A world
-provides its streams (`World.streams`), so that tests can replace a device.
+On a CUDA device the host only queues work in the side stream and runs ahead. The side stream and the current stream
+must wait for each other's data before they read them; `side` and `rejoin` do this, and no other code of the runtime
+orders streams. `World.streams` provides the objects, so that tests can replace a device.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Marker(Protocol):
         """Return whether the stream has reached the point."""
 
     def elapsed_time(self, end: Any, /) -> float:  # noqa: ANN401 - a mark of the same device
-        """Return the milliseconds from this point to a later one; both must be reached and recorded with timing."""
+        """Return the milliseconds from this point to a later one; both must be reached, and made with `timed`."""
 
 
 class Streams:
-    """Streams of the CPU, and the interface of CUDA's: here every operation is complete when its call returns.
+    """Base class, which serves the CPU: every operation is complete when its call returns.
 
-    On CUDA, work is queued in torch's current stream, or in a side stream, which runs at the same time.
+    On CUDA (`CudaStreams`) work is queued in torch's current stream, or in a side stream, which runs at the same time.
     """
 
     runs_ahead = False  # whether the host may run ahead of the device, so that it must not read results
@@ -65,14 +65,14 @@ class Streams:
         return values.to(device)
 
     def mark(self, *, timed: bool = False) -> Marker:
-        """Return a marker after all work queued so far in the current stream."""
+        """Return a marker behind all work queued so far in the current stream; `elapsed_time` needs `timed` ones."""
         raise NotImplementedError
 
     def settle(self) -> None: ...
 
 
 class CudaStreams(Streams):
-    """A side stream of a CUDA device, for all operations of a worker or all multistage all-reduces of a group."""
+    """Streams of a CUDA device: the current stream, and one side stream, created at its first use; see `Streams`."""
 
     runs_ahead = True
 
@@ -101,7 +101,7 @@ class CudaStreams(Streams):
         torch.cuda.current_stream(self.device).wait_event(mark)  # type: ignore[arg-type]  # its own mark
 
     def upload(self, numbers: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
-        """Copy numbers from pinned memory, which torch keeps until the copy is done."""
+        """Return the numbers on the device, copied from pinned memory, which torch keeps until the copy is done."""
         return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(self.device, non_blocking=True)
 
     def download(self, values: torch.Tensor) -> torch.Tensor:
@@ -124,19 +124,19 @@ class CudaStreams(Streams):
 
 
 def streams_of(device: torch.device) -> Streams:
-    """Return the streams of a device."""
+    """Return new streams for a device: `CudaStreams` for a CUDA device, else `Streams`."""
     return CudaStreams(device) if device.type == "cuda" else Streams()
 
 
 def await_mark(mark: Marker) -> None:
-    """Make the host wait until a marker is reached."""
+    """Block the calling thread until the device has reached a marker."""
     start = time.monotonic()
     while not mark.query():
         time.sleep(pause_after(time.monotonic() - start))
 
 
 class DeviceClock:
-    """Conversion of markers in a device's stream to the host's clock, by one marker whose time on both is known."""
+    """Converter of a device's timed markers to host time; it sets one marker at a known host time for reference."""
 
     def __init__(self, streams: Streams) -> None:
         self._start = streams.mark(timed=True)

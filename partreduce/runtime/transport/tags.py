@@ -1,7 +1,7 @@
-"""Compute tags: four small numbers in every all-reduce that show whether all members ran the same operation.
+"""Compute tags: four small numbers added to every all-reduce that show whether all members ran the same operation.
 
 `torch.distributed` returns success with wrong numbers if two members swap the order of two operations, or mix dtypes or
-reduce ops. A tag is the CRC-32 of all that must be equal, as four numbers in 1..256: its sum over a group of k members
+reduce ops. A tag is a CRC-32 of what must be equal on all members, as four numbers in 1..256: summed over k members it
 is k times each member's own tag only if the tags are equal (or collide, once in 2³²). The sums are exact in float32 up
 to 65,536 members; half-precision payloads therefore have their tag in a separate float32 tensor.
 """
@@ -30,7 +30,7 @@ def tag_of(*fields: object) -> tuple[int, ...]:
 
 
 def sums_agree(sums: torch.Tensor | Tail, tag: Sequence[int], num_members: int) -> bool:
-    """Return whether the summed tags equal `num_members` times this worker's: all members ran the same operation."""
+    """Return whether `sums`, the all-reduced tags, equal `num_members` times this worker's `tag`, as they must."""
     agree: bool = sums.tolist() == [number * num_members for number in tag]
     return agree
 
@@ -41,5 +41,8 @@ def agreement(
     num_members: int,
     upload: Callable[[Sequence[float], torch.dtype], torch.Tensor],
 ) -> torch.Tensor:
-    """Like `sums_agree`, but return a 0-d bool tensor on the device; `upload` copies a few numbers there."""
+    """Return as a 0-d bool tensor whether `sums`, the all-reduced tags on a device, equal `num_members` times `tag`.
+
+    `upload` copies a few numbers in a given dtype to that device.
+    """
     return (sums == upload([number * num_members for number in tag], sums.dtype)).all()

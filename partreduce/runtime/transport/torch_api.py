@@ -1,4 +1,4 @@
-"""Import the few names of torch.distributed that its type stubs do not export, in one place."""
+"""Wrap the few parts of torch.distributed that are private or missing from torch's type stubs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ProcessGroupGloo: Any = dist.ProcessGroupGloo
 
 
 def default_store() -> Store:
-    """Return the store of the initialized process group."""
+    """Return the key-value store of the default process group, which must be initialized."""
     store: Store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public way
     return store
 
 
 def store_on(listening: socket.socket, host: str) -> Store:
-    """Serve a store on a socket that is listening already, and take the socket over; others reach it at `host`."""
+    """Return a TCPStore served on an already listening socket, which it takes over; `host` is this host's address."""
     port = listening.getsockname()[1]
     # Before torch 2.8 its libuv server does not accept such a socket (pytorch/pytorch#150215).
     libuv_listens = [int(number) for number in torch.__version__.split(".")[:2]] >= [2, 8]
@@ -39,13 +39,12 @@ def store_on(listening: socket.socket, host: str) -> Store:
 def torch_compile_disable(method: Method) -> Method:
     """Decorate a method so that torch.compile compiles neither it nor anything that it calls.
 
-    torch marks the steps of its optimizers in the same way; its public `torch.compiler.disable` would import the
-    compiler.
+    torch marks its optimizers' steps in the same way; the public `torch.compiler.disable` would import the compiler.
     """
     marked: Any = torch._disable_dynamo(method)  # type: ignore[attr-defined]  # noqa: SLF001 - as said
     return marked  # type: ignore[no-any-return]
 
 
 def nccl_backend() -> Any:  # noqa: ANN401 - a class that CPU builds of torch do not have
-    """Return torch's class of NCCL backends."""
+    """Return torch's class `ProcessGroupNCCL`, which CPU builds of torch lack."""
     return dist.ProcessGroupNCCL

@@ -48,7 +48,7 @@ class Piece:
 class Layout:
     """Division of a flat model's arrays into parts, each sent as one message; equal on all workers.
 
-    A part has at most `part_bytes`, by default `PART_BYTES`; small arrays share one.
+    A part has at most `part_bytes`, by default `PART_BYTES`; small arrays share a part.
     """
 
     def __init__(self, arrays: Sequence[torch.Tensor], part_bytes: int | None = None) -> None:
@@ -77,8 +77,8 @@ class Layout:
     def bound(self, capacities: Sequence[int], small: int) -> Bound:
         """Return the limit of messages in flight between two neighbors, which the protocol never reaches.
 
-        It allows for the proved `capacities` of updates in both directions and `small` other messages, times two, as
-        half of them may be processed but not reported yet (see `mailbox`).
+        `capacities` are proved maxima of updates in flight in either direction, `small` is that of other messages. The
+        limit is twice what is in flight, as half of it may be processed but not reported yet (see `mailbox`).
         """
         most = max(capacities, default=1)
         return Bound(2 * (most * len(self) + small), 2 * max(most * self.num_bytes, 1))
@@ -96,10 +96,10 @@ def _cut(index: int, array: torch.Tensor, part_bytes: int) -> list[Piece]:
 class UpdateSender:
     """Sender of a worker's updates (its parameters of one step) to its out-neighbors, all from one copy, the snapshot.
 
-    It allocates one snapshot more than `capacity`, the largest capacity of the out-neighbors' rings: an older snapshot
-    has been received, or its receiver would be further behind than proved. Only a slow backup worker can need more, up
-    to the mailbox's bound. On a device, snapshots are copied to pinned memory in a side stream, and the host waits for
-    that copy only.
+    It allocates one snapshot more than `capacity`, the most updates that an out-neighbor stores (see `PayloadRings`):
+    an older one has been received, or its receiver would be further behind than proved. Only a neighbor that is slow
+    and not waited for (Hop's backup workers) can need more, up to the mailbox's bound. On a device, snapshots are
+    copied to pinned memory in a side stream, and the host waits for that copy only.
     """
 
     def __init__(self, mailbox: Mailbox, layout: Layout, *, capacity: int, streams: Streams | None = None) -> None:
@@ -144,7 +144,7 @@ class UpdateSender:
 
 
 class PlaceTakenError(PartreduceError):
-    """Error for an update for which its ring has no free slot: the sender or this worker violated the protocol."""
+    """Error for an update without a free slot in its ring buffer: the sender or this worker violated the protocol."""
 
 
 class Arrival(Enum):
@@ -156,12 +156,12 @@ class Arrival(Enum):
 
 
 class PayloadRings:
-    """Ring buffers of updates that in-neighbors have sent ahead; one thread adds them, another takes them.
+    """Ring buffers of updates that in-neighbors have sent ahead to `worker`; one thread adds, another takes them.
 
-    An in-neighbor's ring has its proved number of slots (`capacities`) for (step, frames); tokens and acknowledgements
-    tell senders about free slots. An update without a free slot replaces none: it is late and dropped, or an error.
-    With staleness (`newest_only`) a ring has one slot, and a newer update replaces an older one. An update counts once
-    its last part has arrived. A worker that takes an update owns its memory, and the slot is free.
+    The ring of each in-neighbor has a proved number of slots (`capacities`) for (step, frames); tokens and
+    acknowledgements inform senders of free slots. An update without a free slot is dropped if it is late, else an
+    error. With staleness (`newest_only`) a ring has one slot, and a newer update replaces an older one. An update
+    counts once its last part has arrived. Taking an update frees its slot; the taker owns the memory.
     """
 
     def __init__(
@@ -182,7 +182,10 @@ class PayloadRings:
         self.dropped = 0  # number of updates that were late or replaced by newer ones
 
     def receive(self, source: int, step: int, part: int, payload: Sequence[Any]) -> Arrival:
-        """Store a part of an update, without a copy, and return the update's state; parts arrive in order."""
+        """Store part number `part` of the update of `step` from `source`, without a copy; return the update's state.
+
+        Parts arrive in order. Raises PlaceTakenError if the update's slot is not free.
+        """
         with self._lock:
             if part == 0:
                 self._forget_arriving(source)
@@ -204,23 +207,20 @@ class PayloadRings:
             return self._put(source, step, frames)
 
     def take(self, source: int, step: int) -> list[torch.Tensor]:
-        """Remove an update and return its pieces, one-dimensional, in order of the layout."""
+        """Remove an in-neighbor's update of `step`; return its pieces, one-dimensional, in order of `Layout.pieces`."""
         with self._lock:
             payload = self._payload(source, step)
             self._free(source, [step])
         return self._tensors(payload)
 
     def look(self, source: int, step: int | None = None) -> list[torch.Tensor]:
-        """Return the pieces of an update, by default the newest, without removing it."""
+        """Return the pieces of an in-neighbor's update, by default the newest, without removing it (see `take`)."""
         with self._lock:
             payload = self._payload(source, max(self._rings[source]) if step is None else step)
         return self._tensors(payload)
 
     def retire(self, before: int) -> None:
-        """Drop updates of steps before `before`, which frees their slots.
-
-        Called before a message lets an in-neighbor continue.
-        """
+        """Drop updates of steps before `before`, to free slots, before a message allows an in-neighbor to continue."""
         with self._lock:
             self._before = max(self._before, before)
             for source, ring in self._rings.items():
@@ -266,7 +266,7 @@ class PayloadRings:
             self._count(-_size(self._rings[source].pop(step)))
 
     def _forget_arriving(self, source: int) -> None:
-        """Drop the parts of an incomplete update, or stop counting those of one that is complete now."""
+        """Forget the parts of an in-neighbor's arriving update, and no longer count their bytes."""
         _, frames = self._arriving.pop(source, (None, []))
         self._count(-_size(frames))
 

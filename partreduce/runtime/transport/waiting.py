@@ -1,4 +1,4 @@
-"""Wait for other workers, with deadlines on this process's own clock and conditions that end a wait early."""
+"""Wait for other workers, with deadlines that count only time in which this process runs, and end waits early."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_SECONDS = 1.0  # longest time that counts between two reads of the clock, b
 
 
 class OwnTime:
-    """Clock of the time in which this process runs: it stops if not read for `most` seconds; thread-safe.
+    """Clock of the time in which this process runs: between two reads at most `most` seconds count; thread-safe.
 
     A process that was stopped (by SIGSTOP, a debugger, or with its machine) must not count that time as silence of
     other workers. A waiting thread reads this clock several times a second, so a longer gap means that the process did
@@ -65,21 +65,21 @@ class Deadline:
 
 
 class PeerGoneError(Exception):
-    """Error for a member that can no longer take part; the text tells why."""
+    """Error that ends a wait for a group member that can no longer take part; the message says why."""
 
 
 class PeerTimeoutError(PeerGoneError):
-    """Error for a wait whose timeout has passed; the text names the workers that this one waited for."""
+    """Error for a wait whose timeout has passed; the message names the workers that this one waited for."""
 
 
 class SignsOfLife:
     """Interface through which a wait learns about other workers; `liveness.heartbeat` implements it.
 
-    This base class knows nothing about them, so only timeouts end a wait.
+    This base class knows nothing about other workers, so only timeouts end a wait.
     """
 
     def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:  # noqa: ARG002 - as a heartbeat
-        """Return why a member can no longer take part, as a clause; None if not known."""
+        """Return why one of `members` cannot take part in round `round_`, as a clause; None if not known."""
         return None
 
     def lost(self, members: Iterable[int]) -> frozenset[int]:  # noqa: ARG002 - as above
@@ -87,34 +87,32 @@ class SignsOfLife:
         return frozenset()
 
     def store_lost(self) -> UnavailableError | None:
-        """Return the error for a run whose store is gone; None otherwise."""
+        """Return the error to raise if the run's key-value store is gone; None if it is not."""
         return None
 
     def news(self) -> int:
         return 0
 
     def doing(self, text: str | Callable[[], str], waits: Iterable[int] = ()) -> None:
-        """Record this worker's activity and the ranks that it waits for."""
+        """Record this worker's activity, a clause or a function that returns it, and the ranks that it waits for."""
 
     def watch(self, members: Iterable[int]) -> None: ...
 
     def waits_for(self, members: Iterable[int], seconds: float | None) -> str:
-        """Describe the workers that this one waits for, along the chain of waits, as a clause."""
+        """Return a clause: this worker waits for `members` (for `seconds`, if known), and whom these wait for."""
         names = ", ".join(f"worker {rank}" for rank in members)
         return f"waits for {names}" + ("" if seconds is None else f", for more than {seconds:g} s")
 
     def sees_silence(self, members: Iterable[int]) -> bool:  # noqa: ARG002 - as above
-        """Return whether the worker that delays these members is known, or cannot be determined.
-
-        Until then a wait that is over its timeout continues briefly.
-        """
+        """Return whether the search for the worker that delays `members` is over: it is known, or cannot be found."""
         return True
 
 
 class PeerWatch:
-    """Schedule of a wait's checks whether `members` are alive: quick checks often, full reads of their notes rarely.
+    """Schedule of a wait's checks whether `members` are alive: quick checks often, full checks rarely.
 
-    `glance` is the time between two quick checks in seconds.
+    A quick check reads a counter of failures from the store; a full one asks `heartbeat` about every member in round
+    `round_`. `glance` is the time between two quick checks in seconds.
     """
 
     def __init__(
@@ -125,7 +123,7 @@ class PeerWatch:
         self.turn_to(members)
 
     def turn_to(self, members: Iterable[int]) -> None:
-        """Watch these members from now on; the first check is a while later."""
+        """Watch these members from now on; the first check is due after the time between two quick checks."""
         self._members = tuple(members)
         self.next = time.monotonic() + self._between
         self._look = time.monotonic() + LOOK_SECONDS
@@ -135,7 +133,7 @@ class PeerWatch:
         self._members = tuple(members)
 
     def is_due(self) -> bool:
-        """Return whether to read the other workers' notes now: after news in the store, or a longer time."""
+        """Return whether a full check is due: after news of a failure, or `LOOK_SECONDS` after the last one."""
         now = time.monotonic()
         if now < self.next:
             return False
@@ -154,11 +152,11 @@ class PeerWatch:
 
 
 class Wait(PeerWatch):
-    """One wait for `members`: ends early if one can no longer take part, else after `timeout` seconds of own time.
+    """One wait for `members`: it fails early if one can no longer take part, else after `timeout` seconds.
 
-    Own time is that in which this process ran. After the timeout it continues briefly until the responsible worker is
-    known. `round_` is that of the operation, since members may have ended before it; `why`, called in place of the
-    heartbeat, returns why to stop waiting, or raises.
+    The timeout counts only time in which this process runs (`OwnTime`). After it the wait continues briefly, until the
+    responsible worker is known. `round_` is the round of the operation: a member may have finished the run before it.
+    `why`, called instead of `heartbeat.gone`, returns why to stop waiting, or None, or raises. `glance`: see PeerWatch.
     """
 
     def __init__(
@@ -179,9 +177,9 @@ class Wait(PeerWatch):
         self._deadline.renew()
 
     def look(self) -> float:
-        """Check whether to stop waiting; return after how many seconds to call it again.
+        """Return after how many seconds to check again whether to stop waiting.
 
-        Raises PeerGoneError or PeerTimeoutError.
+        Raises PeerGoneError if there is a reason to stop, PeerTimeoutError after the timeout.
         """
         if self.is_due():
             why = self._heartbeat.gone(self._members, self._round) if self._why is None else self._why()
@@ -192,14 +190,14 @@ class Wait(PeerWatch):
         return max(0.0, self.next - time.monotonic())
 
     def is_over(self) -> bool:
-        """Return whether the timeout has passed and the responsible worker is known, or the search is over."""
+        """Return whether the timeout has passed and the late worker is known or was sought for `DIAGNOSE_SECONDS`."""
         left = self._deadline.left
         if left >= 0:
             return False
         return left < -DIAGNOSE_SECONDS or self._heartbeat.sees_silence(self._members)
 
     def until(self, condition: threading.Condition, done: Callable[[], bool]) -> None:
-        """Wait until another thread notifies the condition and `done()`, called with its lock held, is true."""
+        """Wait until `done()`, called with the lock of `condition`, is true; meanwhile call `look`, which may raise."""
         while True:
             with condition:
                 if condition.wait_for(done, GLANCE_SECONDS):
@@ -208,5 +206,5 @@ class Wait(PeerWatch):
 
 
 def pause_after(waited: float) -> float:
-    """Return how many seconds to sleep after waiting for `waited` seconds."""
+    """Return how many seconds a loop that has polled for `waited` seconds should sleep before its next poll."""
     return min(LONGEST, max(SHORTEST, waited / SHARE))

@@ -1,9 +1,9 @@
-"""Wait by one interface for operations that run in a library, on a device or in a thread of this package.
+"""Wait by one interface for operations that run in torch's C++ library, on a device or in a thread of this package.
 
-A wait inside the library costs no CPU time and ends at once, but neither a note about a dead worker nor Ctrl-C
-interrupts it, so it must be short. Only the main thread may wait this way: a thread that is in C++ code when the
-interpreter exits aborts the process (see `Background`). Other threads poll with pauses, except the thread of multistage
-all-reduces, which waits in very short periods. All threads poll for operations whose wait has no time limit:
+A wait inside the library costs no CPU time and ends as soon as the operation does, but neither the news that a worker
+died nor Ctrl-C interrupts it, so it must be short. Only the main thread may wait this way: a thread that is in C++ code
+when the interpreter exits aborts the process (see `Background`). Other threads poll with pauses, except the thread of
+multistage all-reduces, which waits in very short periods. All threads poll for operations whose wait has no time limit:
 point-to-point over gloo, where a limit breaks the connection, and all operations over NCCL.
 """
 
@@ -30,8 +30,9 @@ class Work:
     Args:
         is_completed: returns whether the operation has ended, with or without an error.
         finish: waits without limit until it has ended, and raises its error; on a device the current stream waits.
-        ended_within: waits up to the given seconds and returns whether it has ended; None if waits have no limit.
-        on_main_thread: whether only the main thread may wait long inside the library.
+        ended_within: waits inside the library up to the given seconds and returns whether it has ended; None if the
+            library's wait has no time limit.
+        on_main_thread: whether only the main thread may call `ended_within` for long waits.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Work:
         self._then: Callable[[], object] | None = None
 
     def then(self, action: Callable[[], object]) -> Work:
-        """Return this work with an action that runs once, when it has ended without an error and is waited for."""
+        """Set an action that the first `wait` runs once the operation has ended without an error; return this work."""
         self._then = action
         return self
 
@@ -57,7 +58,7 @@ class Work:
         Args:
             look: called repeatedly meanwhile; raises an error to stop waiting, or returns after how many seconds to
                 call it again (see `Wait.look`).
-            for_moments: whether these times are so short that any thread may wait inside the library.
+            for_moments: whether the times that `look` returns are so short that any thread may wait inside the library.
         """
         if look is not None:
             start, waited = time.monotonic(), 0.0
@@ -86,7 +87,7 @@ class Work:
 class Completion:
     """Flag with which a thread of this package records that an operation has ended, with or without an error.
 
-    Only the text of an error is stored: its traceback would keep connections of a group that is to be destroyed.
+    Only the text of an error is stored: its traceback would keep the connections of a failed group open.
     """
 
     def __init__(self) -> None:
@@ -95,7 +96,7 @@ class Completion:
         self._problem: str | None = None
 
     def reached(self, problem: str | None = None) -> None:
-        """Record the end of the operation; `problem` describes an error."""
+        """Record that the operation has ended; `problem` is the text of its error, None for success."""
         self._problem = problem
         self._event.set()
 
@@ -118,7 +119,7 @@ class Completion:
 
 
 def in_thread(works: Iterable[Work]) -> Work:
-    """Combine works, possibly from a generator that starts them, into one that a separate thread waits for.
+    """Return one work that ends once all of `works` have; a new thread iterates over these and waits for each.
 
     It is for point-to-point operations over gloo, where a wait with a time limit would break the connection.
     """
@@ -151,7 +152,7 @@ class Background(threading.Thread):
 
 
 def end_all() -> None:
-    """End all background threads and wait for them."""
+    """Call `stop` of all running `Background` threads, and wait for them, about a second in total."""
     running = [thread for thread in _threads if thread.is_alive()]
     for thread in running:
         if thread.stop is not None:
@@ -168,14 +169,14 @@ atexit.register(end_all)
 
 
 class OverdueError(Exception):
-    """Error for a call that did not return in time, or that need not be waited for; the text tells why."""
+    """Error for a call that did not return in time, or for which `given_up` stopped the wait; the message says why."""
 
 
 class BoundedCall(Generic[Result]):
     """Call to torch that may block forever, run in a separate thread that can be abandoned.
 
-    A store whose port another program has, and a gloo group with a member that dies while connecting, block far beyond
-    their timeouts.
+    Connecting to a store whose port another program uses, or to a gloo group that loses a member meanwhile, can block
+    far beyond the timeout.
     """
 
     def __init__(self, action: Callable[[], Result]) -> None:
@@ -191,8 +192,8 @@ class BoundedCall(Generic[Result]):
         """Return the call's result; `given_up()` returns why to stop waiting, or None.
 
         Raises:
-            OverdueError: the call did not return within `seconds` of this process's own time, or `given_up` stopped it.
-            RuntimeError: raised by torch.
+            OverdueError: the call did not return within `seconds` (see `OwnTime`), or `given_up` stopped the wait.
+            RuntimeError: the call raised an exception; the message is that of the exception.
         """
         deadline = Deadline(seconds)
         while not self._completion.within(min(GLANCE_SECONDS, max(0.0, deadline.left))):

@@ -1,7 +1,7 @@
-"""Define a world: all workers of a run as one worker sees them, with the groups that this worker belongs to.
+"""Define a world: one worker's view of all workers of a run, with the groups that this worker belongs to.
 
-There are two with groups: `GlooWorld` (CPU; also with many ranks as threads of one process, as in tests) and
-`NcclWorld` (CUDA). All other code uses a `World` and never the global state of `torch.distributed`.
+Its subclasses are `GlooWorld` (CPU; also with many ranks as threads of one process, as in tests) and `NcclWorld`
+(CUDA). All other code uses a `World` and never the global state of `torch.distributed`.
 """
 
 from __future__ import annotations
@@ -42,19 +42,20 @@ IN_BLOCKS = "blocks"  # name of the separate communicators for all-reduces with 
 
 
 class World:
-    """All workers of a run as one of them sees it; creates, finds and destroys this worker's groups.
+    """One worker's view of all workers of a run; creates, finds and destroys the groups of worker `rank`.
 
     A group is created by its members only. All workers create groups in the order of their sorted members, so that
-    workers cannot wait in a circle; further communicators follow in the same order.
+    workers cannot wait in a circle; further communicators follow in the same order. Members find each other by keys in
+    `store` that start with `prefix`. `timeout` is for connecting and for operations, `max_groups` limits the groups.
 
-    With `nodes`, the node of every worker, groups with equally many members on each node are hierarchical. Such a group
-    has three communicators: all members, those on this node, and those with the same local index on other nodes. They
-    are created in this order, one group after the other. No two groups share a communicator, so each can be destroyed
-    alone.
+    If `nodes`, the node of every worker, is set, groups with equally many members on each node are hierarchical. These
+    have three communicators: of all members, of those on this node, and of those with the same local index on other
+    nodes. They are created in this order, one group after the other. No two groups share a communicator, so that each
+    can be destroyed separately.
     """
 
     is_queued = False
-    """Whether multistage all-reduces are queued on a device, in order with all other operations of their group."""
+    """Whether all-reduces in several stages are queued on a device, in order with all other operations of a group."""
 
     def __init__(
         self, store: Store, rank: int, size: int, timeout: timedelta, *, prefix: str, max_groups: int = MAX_GROUPS
@@ -65,7 +66,7 @@ class World:
         """Source of information on other workers, once set; names the worker that delays the creation of a group."""
         self._instances = 0
         self._groups: dict[tuple[tuple[int, ...], str], Communicator] = {}
-        """Communicators by (members, name); the name is empty for the first of these members. Destroyed together."""
+        """Communicators by (members, name); those of the same members are destroyed together. The first has no name."""
         self._streams: dict[torch.device, Streams] = {}
         self.abandoned = False
         self.nodes: tuple[int, ...] | None = None
@@ -78,7 +79,7 @@ class World:
         raise NotImplementedError
 
     def _connect(self, members: tuple[int, ...], place: str, within: timedelta | None) -> Communicator:
-        """Create a communicator of `members`, who find each other by keys at `place` in the store, and warm it up."""
+        """Connect `members` by store keys under `place`, within the time `within`, and run a first all-reduce."""
         raise NotImplementedError
 
     def _staged(self, stages: Stages) -> Sums:
@@ -88,16 +89,19 @@ class World:
         return self.communicator(range(self.size))
 
     def next_instance(self) -> int:
-        """Return the number of this world's next optimizer, equal on all workers."""
+        """Return the number, from 1, of this world's next optimizer; it is equal on all workers."""
         self._instances += 1
         return self._instances
 
     def on_host(self) -> World:
-        """Return a world of the same workers for tensors in host memory; this one, unless its groups need devices."""
+        """Return a world of the same workers for tensors in host memory: this one, or another for CUDA."""
         return self
 
     def prepare(self, schedule: Schedule) -> None:
-        """Create and warm up all groups of this worker in the schedule; all workers call it."""
+        """Connect all groups of this worker in the schedule; all workers call it.
+
+        Raises InputError if these are too many, UnavailableError if one does not connect.
+        """
         own = member_sets(schedule, self.rank)
         wanted = own | {tuple(range(self.size))}
         in_blocks = schedule.strategy.transport.codec.has_blocks
@@ -107,7 +111,7 @@ class World:
         self.make(wanted, of_codes=own if in_blocks else ())
 
     def make(self, wanted: Iterable[tuple[int, ...]], *, of_codes: Iterable[tuple[int, ...]]) -> None:
-        """Create this worker's groups that do not exist yet; those in `of_codes` also for int8 and int4."""
+        """Create those of the groups `wanted` that do not exist yet; prepare `of_codes` for int8 and int4."""
         for members in sorted(members for members in set(wanted) if not self.has(members)):
             self.create(members)
         for members in sorted(of_codes):
@@ -124,6 +128,9 @@ class World:
             name: name of a separate communicator of the same members, for use by another thread.
             instance: distinguishes repeated creations of the same group.
             within: timeout for connecting, if shorter than the world's.
+
+        Raises:
+            UnavailableError: a member is gone or did not connect in time, or this world was abandoned.
         """
         if self.abandoned:
             raise UnavailableError(f"group {Group(members)}: the groups of this run were destroyed after a failure")
@@ -148,7 +155,7 @@ class World:
         return group
 
     def _levels(self, members: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Return this worker's members inside the node and across nodes (see `levels_of`); None for a ring."""
+        """Return this worker's two groups in a hierarchical all-reduce (see `levels_of`); None if a ring is used."""
         return None if self.nodes is None else levels_of(members, self.nodes, self.rank)
 
     def _sum_in_blocks(self, members: tuple[int, ...]) -> None:
@@ -159,7 +166,7 @@ class World:
             group.in_blocks = self._staged(stages)
 
     def _watch_over(self, members: tuple[int, ...]) -> Callable[[], str | None]:
-        """Return a function to call repeatedly while a group connects; it returns why a member cannot connect."""
+        """Return a function to call repeatedly while a group connects; it returns why to stop waiting, or None."""
         signs = self.signs
         if signs is None:
             return lambda: deaths_of(self.store, members)
@@ -174,7 +181,10 @@ class World:
         return signs.gone(lost) if lost else None if (problem := signs.store_lost()) is None else str(problem)
 
     def communicator(self, members: Sequence[int], *, name: str = "") -> Communicator:
-        """Return the communicator of these members (ascending), or their separate one called `name`."""
+        """Return the communicator of these members (ascending), or their separate one called `name`.
+
+        Raises UnavailableError if it was not created at start or was destroyed.
+        """
         key = tuple(members)
         if (communicator := self._groups.get((key, name))) is None:
             why = "was destroyed after an earlier failure" if self.abandoned else "was not made at start"
@@ -229,9 +239,9 @@ class World:
     def _warmed_up(
         self, members: tuple[int, ...], backend: object, device: str, timeout: timedelta | None
     ) -> Communicator:
-        """Return a new communicator after a first all-reduce, which shows that all members connected.
+        """Return a communicator over `backend` after a first all-reduce, of a tag of `members`, with all of them.
 
-        Its later operations have the given timeout.
+        Later operations have the given timeout. Raises UnavailableError if that all-reduce fails or the tags differ.
         """
         communicator = Communicator(members, self.rank, backend)
         tag = tag_of("warm-up", members)
@@ -249,7 +259,7 @@ class World:
 
 
 def member_sets(schedule: Schedule, rank: int) -> set[tuple[int, ...]]:
-    """Return the distinct groups of one worker over prologue and period; empty for a schedule without listed groups."""
+    """Return the distinct groups of a worker in all rounds of a schedule; empty for a schedule without fixed groups."""
     if not schedule.is_phased:
         return set()
     rounds = range(schedule.phased.period + (1 if schedule.prologue else 0))
@@ -259,7 +269,7 @@ def member_sets(schedule: Schedule, rank: int) -> set[tuple[int, ...]]:
 
 
 def check_budget(name: str, groups: Iterable[tuple[int, ...]], max_groups: int) -> None:
-    """Raise InputError if a schedule needs more groups or file descriptors than one worker may have."""
+    """Raise InputError if a worker's `groups` in schedule `name` exceed `max_groups` or the limit of open files."""
     member_lists = list(groups)
     if len(member_lists) > max_groups:
         raise InputError(
@@ -281,7 +291,10 @@ def over_gloo() -> bool:
 
 
 def chosen_algorithm(algorithm: AllReduceAlgorithm | str, device: torch.device) -> AllReduceAlgorithm:
-    """Return the all-reduce algorithm as an enum. Raises InputError for an unknown one."""
+    """Return the all-reduce algorithm as an enum.
+
+    Raises InputError for an unknown one, MissingDependencyError for `hierarchical` with CUDA tensors over gloo.
+    """
     try:
         chosen = AllReduceAlgorithm(algorithm)
     except ValueError:
@@ -294,7 +307,10 @@ def chosen_algorithm(algorithm: AllReduceAlgorithm | str, device: torch.device) 
 
 
 def check_stages_over_gloo(what: str, device: torch.device, instead: str) -> None:
-    """Raise MissingDependencyError if multistage all-reduces (`what`) would send CUDA tensors over gloo."""
+    """Raise MissingDependencyError if all-reduces in several stages would send CUDA tensors over gloo.
+
+    The message names `what` needs such all-reduces, and what to do `instead`.
+    """
     if device.type == "cuda" and over_gloo():
         raise MissingDependencyError(
             f"{what}: adds up in stages, which over gloo are a host thread's, and no CUDA stream waits for that; unset "
@@ -303,7 +319,7 @@ def check_stages_over_gloo(what: str, device: torch.device, instead: str) -> Non
 
 
 def world_for_algorithm(world: World, algorithm: AllReduceAlgorithm, cluster: Cluster) -> World:
-    """Return the world whose groups use the algorithm: the given world for ring, else one created per cluster."""
+    """Return the world whose groups use the algorithm: `world` for a ring, else another, created once per cluster."""
     if algorithm is AllReduceAlgorithm.RING:
         return world
     nodes = tuple(cluster.node_of().tolist())
