@@ -343,7 +343,7 @@ class Tables:
         return self._exchange is not None
 
     def check_other_use(self, table: Table, gradient: torch.Tensor | None) -> None:
-        """Gradient hook that raises InputError: autograd calls it only for a use of the weight that is no lookup."""
+        """Gradient hook that raises InputError for a gradient of anything but a lookup, such as a weight penalty."""
         if gradient is not None:
             self._end(
                 f"parameter {table.name!r}: the script trains it by more than lookups of its embedding (such as "
