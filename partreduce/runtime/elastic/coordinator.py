@@ -66,9 +66,9 @@ class FailureRule(Generic[P]):
         return IDLE_SECONDS
 
     def continue_without(self, worker: P, *, is_failed: bool) -> bool:  # noqa: ARG002 - for other rules
-        """Return whether the others continue without a worker that has exited.
+        """Return whether the others continue without a worker whose process has exited.
 
-        `is_failed` says whether it was killed, evicted or lost with its node, so that no error of the script ended it.
+        `is_failed` says that it was killed, evicted or lost with its node; no error of the script ended it.
         """
         return False
 

@@ -219,8 +219,7 @@ class Member(FixedMembership):
     ) -> Reference:
         """Return this worker's parameters as reference parameters. Raises InputError unless they equal all members'.
 
-        `starts` counts the references that `reducer` has had, for names in the store; `host` streams would offload
-        them.
+        `starts` counts the references of `reducer` so far, for keys in the store; `host` are streams that offload them.
         """
         del step
 
@@ -249,10 +248,7 @@ class Member(FixedMembership):
         return self._failed
 
     def _failed(self) -> frozenset[int]:
-        """Return the ranks that are no members now, after taking part in a vote if the launcher has called one.
-
-        Waiting workers call this often, and so take part in each vote.
-        """
+        """Return the ranks that are no members now, after taking part in a vote if the launcher has called one."""
         if self.is_open:
             self.vote()
             self._continue(None)
@@ -267,10 +263,7 @@ class Member(FixedMembership):
         return self.members
 
     def _carry_out(self, flight: Flight, entry: messages.Enter) -> None:
-        """Run an operation until its sums may be committed (written to the model), again after each failure.
-
-        `entry` is the protocol's message for it.
-        """
+        """Run an operation until its sums may be committed (written to the model), again after each failure."""
         while True:
             group = Group(self.members) if entry.meets else self.regroup.group_of(flight.turn // self.turns)
             self.handle(replace(entry, group=() if group is None else group.members))

@@ -33,10 +33,7 @@ class State(Protocol):
     def give(self) -> bytes: ...
 
     def take(self, data: bytes, turn: int) -> None:
-        """Load the state that another worker packed; training then continues with the step before operation `turn`.
-
-        `turn` counts the averages of the run.
-        """
+        """Load the state that the donor packed; training continues with the step before average `turn` of the run."""
 
     def check_unfit(self) -> None:
         """Raise InputError if the script holds state that a joining worker could not copy."""

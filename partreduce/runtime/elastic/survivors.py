@@ -59,7 +59,7 @@ class Survivors(FixedMembership):
         return self.forget()
 
     def forget(self) -> frozenset[int]:
-        """Like `failed`, without a query of the store."""
+        """Return the ranks known to have failed, without a query of the store; destroy groups with them."""
         if new := (self._noted | self._evicted()) - self._failed:
             self._failed |= new
             self.world.destroy_with(new)

@@ -64,10 +64,7 @@ def generator_process(schedule: Path, host: str = "127.0.0.1", key: str | None =
 
 
 class GeneratorProcess:
-    """The group service's process, which the launcher starts by `command` and restarts if it is killed.
-
-    `environment` has the variables by which workers find it.
-    """
+    """The group service's process, which the launcher starts by `command` and restarts if it is killed."""
 
     def __init__(self, command: list[str], key: str, host: str) -> None:
         self.command, self.key, self._host = command, key, host
@@ -111,8 +108,7 @@ class GeneratorProcess:
     def _keep(self) -> None:
         """Read the evicted ranks that the process reports, and restart it with its log and port if a signal killed it.
 
-        The kernel kills a process when the thread that started it ends, so this thread lives as long as its last
-        process.
+        The kernel kills a process when the thread that started it ends, so this thread lives as long as the process.
         """
         for restarts in range(MAX_RESTARTS + 1):
             assert self.process.stdout is not None, "asked for"
@@ -166,8 +162,8 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
     """End this process, the group service, with its parent; at the end remove `files` and their folder.
 
-    It creates the folder, since a parent that is killed could not remove it. The files stay only after SIGKILL, for the
-    restarted service.
+    It creates the folder, since a parent that is killed could not remove it. After SIGKILL the files stay, for a
+    restart.
     """
     try:
         with raise_on_sigterm():

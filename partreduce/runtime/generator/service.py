@@ -86,10 +86,7 @@ class GeneratorService:
             raise
 
     def _recover(self) -> None:
-        """Compute the state from the log; if it has records, this is a restart, which starts a new generation.
-
-        Raises InputError for another job's log.
-        """
+        """Compute the state from the log (InputError for another job's); after a restart, start a new generation."""
         if self._log is None:
             return
         head = {"job": self.job, "workers": self.setting.num_workers}

@@ -148,10 +148,7 @@ class Guard(Facts):
         self.means = self._gradients()
 
     def means_changed(self) -> bool:
-        """Return whether the script changed an averaged gradient before `step()`; O(parameters).
-
-        Raises InputError if a backward pass has added to one.
-        """
+        """Return whether the script changed an averaged gradient; raise InputError if a backward pass added to one."""
         run_checks(Moment.AFTER_AVERAGING, self)
         return self.means is not None and self._gradients() != self.means
 

@@ -82,10 +82,7 @@ def check_model(
 
 
 def check_run(world: World, optimizer: Any) -> None:  # noqa: ANN401 - the DistributedOptimizer stands above
-    """Check an optimizer's schedule against the number of workers and this process's other schedules.
-
-    Raises InputError.
-    """
+    """Raise InputError if the schedule is for other workers, or does not fit this process's other schedules."""
     run_checks(Moment.WRAP_RUN, world, optimizer.schedule, optimizer)
 
 

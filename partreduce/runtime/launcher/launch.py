@@ -138,10 +138,7 @@ def _prepare(
     nodes: Nodes | None,
     generator: Callable[[str, str | None], AbstractContextManager[Generator]] | None,
 ) -> _WorkersOfRun:
-    """Fork workers on the machine's `ranks`, and `num_spares` to replace failed ones; start store and group service.
-
-    Closing `stack` ends all of them.
-    """
+    """Fork the workers and start store and group service; closing `stack` ends all. For parameters see `launch`."""
     address, secret = (LOOPBACK, secrets.token_hex(32)) if nodes is None else (nodes.address, nodes.secret)
     shared = {env.MASTER_ADDR: address, env.RUN_SECRET: secret, **environment}
     variables = worker_variables(cluster, ranks, threads, shared)

@@ -278,8 +278,7 @@ class Nodes:
     def gathered(self, num_workers: int, spares: int) -> Cluster:
         """Wait for all nodes, and have each prepare its workers and `spares` further processes for the next attempt.
 
-        `num_workers` is node 0's. Returns which ranks run on which node. Raises InputError if the total is not as
-        expected.
+        `num_workers` is node 0's. Returns which ranks run on which node. Raises InputError for an unexpected total.
         """
         self._attempt += 1
         self._mismatch = ""  # a node rejected during the last attempt does not affect this one

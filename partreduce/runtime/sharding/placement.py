@@ -69,8 +69,7 @@ class Handle:
     def found(self, ids: torch.Tensor, problem: str) -> torch.Tensor:
         """Return the rows numbered `ids`, each once, on the device of the module's weight.
 
-        A `problem`, if not empty, describes a user's mistake: then it is raised as InputError, if possible on all
-        workers.
+        A `problem`, if not empty, describes a user's mistake: it is raised as InputError, if possible on all workers.
         """
         module, staging = self.module(), self.table.staging
         assert module is not None, "a module calls its own handle"
@@ -317,10 +316,7 @@ def check_other_shapes(tables: Tables, schedule: Schedule) -> None:
 def check_route(
     model: torch.nn.Module, route: TablePlacement, parameter: torch.nn.Parameter, modules: tuple[Embeddings, ...]
 ) -> None:
-    """Raise InputError if lookups with the placement `route` would compute other values than on one device.
-
-    `modules` are all embeddings of the model with the weight `parameter`.
-    """
+    """Raise InputError if `modules`, which share `parameter`, would compute other values with the placement `route`."""
     if any(handle_of(module) is not None for module in modules):
         raise InputError(
             f"parameter {route.parameter!r}: its rows are spread by a DistributedOptimizer already; build the model "

@@ -151,10 +151,7 @@ class RowCode:
         return float(beyond.abs().max()) if len(beyond) else None
 
     def problem(self, name: str, what: str, rows: torch.Tensor, code: torch.Tensor) -> str:
-        """Describe a value of `rows` beyond the codec's range, for an error; empty if `code` has all.
-
-        `name` is the table's, and `what` describes the rows.
-        """
+        """Describe a value of `rows` that `code` lost, as out of the codec's range, for an error; empty if none is."""
         if (number := self.lost(rows, code)) is None:
             return ""
         others = COARSER.get(self.codec, "none")

@@ -89,10 +89,7 @@ def local_rows(table: Table, value: torch.Tensor) -> torch.Tensor:
 
 
 def full_optimizer_states(tables: Tables, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-    """Return `saved`, a state dict of the optimizer, with sharded tables' states gathered on worker 0.
-
-    All workers call it.
-    """
+    """Return `saved`, the optimizer's state dict, with tables' states gathered on worker 0; all workers call it."""
     state = dict(saved["state"])
     for index, table in places_of(tables, optimizer):
         if index in state:

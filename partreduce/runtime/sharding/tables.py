@@ -138,8 +138,7 @@ class Exchange:
     def _answer(self, leg: Leg, did: Call, source: Source) -> tuple[torch.Tensor, int | None]:
         """Send the rows that other workers request, which `source` reads, and receive those requested here.
 
-        Returns the rows, encoded if there is a codec, and the lowest rank whose rows exceeded its range (None: no
-        rank).
+        Returns the rows, encoded if there is a codec, and the lowest rank with rows out of its range (None: no rank).
         """
         layout, answer = source(did)
         rows = answer(layout.place_of(leg.asked(did)))
@@ -225,8 +224,7 @@ class Leg:
     def hand(self, did: Call, rows: torch.Tensor, odd: int | None) -> tuple[torch.Tensor, int | None]:
         """Send `rows`, those that other members requested, and receive those requested here.
 
-        `odd` is a rank whose rows exceeded the codec's range, or None. Returns the rows and the lowest such rank of
-        all.
+        `odd` is a rank whose rows exceeded the codec's range, or None. Returns the rows and the lowest such rank.
         """
         what = f"rows of {self._exchange.tables[did.table].name}{' in a node' if self._is_node else ''}"
         one, columns, longest = [did.table], [rows], self.met.longest * width_of(rows)
@@ -317,10 +315,7 @@ class Tables:
     def connect(
         self, reducer: Reducer, cluster: Cluster, guard: Callable[[Callable[[], Outcome]], Outcome], engine: Steps
     ) -> None:
-        """Connect the workers' tables; all workers call it, after creating their groups.
-
-        `guard` runs each operation and ends the run if it fails; `engine` counts steps.
-        """
+        """Connect the workers' tables; all workers call it. `guard` runs each operation; `engine` counts steps."""
         self.rank, self.num_workers = reducer.world.rank, reducer.world.size
         self._guard, self._engine = guard, engine
         checks = torch.sparse.check_sparse_tensor_invariants
@@ -497,8 +492,7 @@ class Tables:
     def _source(self, call: Call) -> tuple[Layout, Answer]:
         """Return the layout of the rows in a lookup by `call`, and a function that reads this worker's rows for it.
 
-        The function first scales rows down to the module's `max_norm`. Raises InputError if this worker has no such
-        copy.
+        The function scales rows down to the module's `max_norm`. Raises InputError if this worker has no such module.
         """
         table = self.tables[call.table]
         module = table.copies[call.copy]() if call.copy < len(table.copies) else None

@@ -127,8 +127,7 @@ class AsynchronousServer(OneSided):
     def _ask(self, event: shards.Push | shards.Pull, step: int, round_: int, progress: list[torch.Tensor]) -> None:
         """Send each host its part of `progress` (for a `Push`), or ask each for its part of the model (for a `Pull`).
 
-        `progress` has one tensor per bucket, none for a `Pull`; traces show `step` and `round_`. Does not wait for
-        answers.
+        `progress` has one tensor per bucket, none for a `Pull`; traces show `step` and `round_`. Waits for no answer.
         """
         base, kind = self.run.reducer, "push" if isinstance(event, shards.Push) else "pull"
         num_bytes = sum(part.nbytes for part in progress)
@@ -198,10 +197,7 @@ class AsynchronousServer(OneSided):
 
 
 class _Shard(ProtocolDriver[Any]):
-    """The part of the model that one host holds, `bounds` = (start, end) in each bucket, with its side of the protocol.
-
-    Only the mailbox's thread changes it.
-    """
+    """One host's part of the model, (start, end) in each bucket, with its protocol; the mailbox's thread changes it."""
 
     def __init__(self, machine: shards.Shards, process: int, bounds: list[tuple[int, int]]) -> None:
         super().__init__(machine, process, is_open=True)

@@ -99,8 +99,7 @@ class Run:
     def progress_factor(self, members: Sequence[int]) -> float:
         """Return the factor by which step-normalized averaging multiplies this worker's change in a round.
 
-        It is the mean steps per round of `members` (ranks), divided by this worker's, as if all had taken equally many
-        steps.
+        It is the mean steps per round of `members` (ranks) divided by this worker's, as if all took equally many steps.
         """
         steps = [self.schedule.steps_per_round_of(member) for member in members]
         return sum(steps) / len(steps) / self.steps_per_round

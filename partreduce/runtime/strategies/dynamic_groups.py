@@ -80,10 +80,7 @@ class GeneratedMeans(Runner):
         return DIFFERENT
 
     def _group(self) -> tuple[int, tuple[int, ...]] | None:
-        """Return (sequence number, ranks) of this worker's group in this round; None if it has none.
-
-        Raises UnavailableError, with the cause, if the run ends.
-        """
+        """Return (sequence number, ranks) of the round's group; None without one. UnavailableError if the run ends."""
         try:
             return self.client.group()
         except UnavailableError as error:

@@ -126,10 +126,7 @@ class PairMeans(OneSided):
 
 
 class _Pair(GenerationDriver[PairState]):
-    """One worker's averaged model x, one array per bucket, and its side of the pairing protocol.
-
-    The mailbox's thread runs the protocol.
-    """
+    """One worker's averaged model x, one array per bucket, and its protocol, which the mailbox's thread runs."""
 
     def __init__(self, rank: int, machine: Pairing) -> None:
         super().__init__(machine, rank, generation=-1, is_open=True)

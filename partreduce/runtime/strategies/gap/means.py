@@ -189,8 +189,7 @@ class GapMeans(OneSided):
     def _send(self, recipients: Recipients) -> None:
         """Send this step's update (the parameters) to `recipients`, ranks with the integers of the message to each.
 
-        The mailbox's thread calls it, too, for an update that the protocol allowed late; the arrays do not change
-        meanwhile.
+        The mailbox's thread calls it for an update that is allowed late; the arrays do not change until then.
         """
         self._sender.send("update", self._start if self.is_parallel else self.run.flat.arrays(), recipients)
 

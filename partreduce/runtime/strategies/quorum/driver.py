@@ -223,10 +223,7 @@ class Spread:
         return int(root), kind
 
     def _pass_on(self, root: int, kind: str, numbers: tuple[int, ...]) -> None:
-        """Send a message to this worker's children in the tree of rank `root`, whose rank becomes a part of the kind.
-
-        So no message replaces that of another root.
-        """
+        """Forward a message to this worker's children in the tree of rank `root`, under a kind that names the root."""
         place = (self._mailbox.rank - root) % self._size
         for child in children(place, self._size):
             self._mailbox.send_newest((root + child) % self._size, f"{kind}{ROOT}{root}", numbers, urgent=True)
@@ -359,9 +356,9 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
     # The collective thread.
 
     def begin(self) -> StartedRound | None:
-        """Wait until the protocol allows the next round and start it, in the collective thread.
+        """Wait until the protocol allows the next round, and start it with this worker's contribution.
 
-        Returns the round with this worker's contribution; None once the driver is closed.
+        Returns None once the driver is closed. The collective thread calls this.
         """
         with self.condition:
             self.condition.wait_for(lambda: self.is_closing or self.offers(partial_machine.Begin))
