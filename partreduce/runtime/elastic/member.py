@@ -263,7 +263,7 @@ class Member(FixedMembership):
         return self.members
 
     def _carry_out(self, flight: Flight, entry: messages.Enter) -> None:
-        """Run an operation until its sums may be committed (written to the model), again after each failure."""
+        """Run an operation, `entry` in the protocol, until its sums may be written to the model; retry on failures."""
         while True:
             group = Group(self.members) if entry.meets else self.regroup.group_of(flight.turn // self.turns)
             self.handle(replace(entry, group=() if group is None else group.members))

@@ -46,7 +46,7 @@ def supports_elastic(schedule: Schedule, world: World, key: str, replica: Sequen
 
 
 def way_to_continue(schedule: Schedule, world: World, key: str, replica: Sequence[int]) -> str:
-    """Return a hint for errors if the run could go on under another launcher; parameters as of `supports_elastic`."""
+    """Return a hint for errors if the run could survive under another launcher; parameters as of `supports_elastic`."""
     if os.environ.get(MAX_FAILED) or _blocker_of_run(schedule, world, key, replica):
         return ""
     return "; under `partreduce run --tolerate-failures K` the other workers continue after such a failure"

@@ -143,7 +143,10 @@ class GeneratorClient:
             return self._granted is None or self._granted[0] != seq
 
     def leave(self) -> tuple[int, tuple[int, ...]] | None:
-        """Stop requesting groups; return one that others wait in (then call again), or None if there is none left."""
+        """Stop requesting groups; return a group in which others wait for this worker, or None if none is left.
+
+        A group is (sequence number, ranks). After averaging with it, call `leave` again.
+        """
         while True:
             with self._changed:
                 self._raise()

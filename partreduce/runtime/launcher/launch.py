@@ -5,8 +5,7 @@ store, which thus outlives every worker, and notices failures at once. However t
 processes remains (see `process_cleanup`).
 
 torch's elastic agent would suffice for one node, with 57 lines of overrides (torch 2.13) to keep survivors. But it
-starts each worker in its own interpreter, which imports torch: 8 workers take 14 to 17 s on 2 cores, forked ones 3 to 4
-s.
+starts each worker in its own interpreter, which imports torch: 8 workers take 14 to 17 s on 2 cores, not 3 to 4 s.
 """
 
 from __future__ import annotations
@@ -138,7 +137,10 @@ def _prepare(
     nodes: Nodes | None,
     generator: Callable[[str, str | None], AbstractContextManager[Generator]] | None,
 ) -> _WorkersOfRun:
-    """Fork the workers and start store and group service; closing `stack` ends all. For parameters see `launch`."""
+    """Fork the workers and start store and group service; closing `stack` ends all of them.
+
+    `ranks` are those of this machine; `num_spares` processes wait to replace failed ones. For the rest see `launch`.
+    """
     address, secret = (LOOPBACK, secrets.token_hex(32)) if nodes is None else (nodes.address, nodes.secret)
     shared = {env.MASTER_ADDR: address, env.RUN_SECRET: secret, **environment}
     variables = worker_variables(cluster, ranks, threads, shared)

@@ -26,7 +26,7 @@ MESSAGE = struct.Struct(">ci")
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> bool:
-    """Ask the kernel for a signal when the parent thread ends; return False if process `parent` is gone already."""
+    """Ask the kernel for signal `number` when the parent thread ends; return False if process `parent` is gone."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
     return os.getppid() == parent
 

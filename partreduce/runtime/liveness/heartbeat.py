@@ -61,8 +61,7 @@ class Heartbeat(SignsOfLife):
     A note is a text in the store; the heartbeat is a note that is written again and again and says what the worker
     does. A *gathering* is an operation of all workers outside the rounds, such as `mean_model()` or a checkpoint. An
     *exchange* is another operation of all workers that belongs to no round, such as a lookup in tables. Each worker
-    counts both, and notes the gathering that it waits in: a worker that would wait for it in vain elsewhere stops with
-    a reason.
+    counts both, and notes the gathering that it waits in, so that workers that wait elsewhere stop with a reason.
     """
 
     def __init__(
@@ -282,7 +281,7 @@ class Heartbeat(SignsOfLife):
     def apart(self, members: Iterable[int], round_: int) -> str | None:
         """Return, as a clause for an error, which members are not in the operation of all workers that this one is in.
 
-        Without one, see `elsewhere`. None if all members are in it.
+        If all are in it, or this worker is in none, see `elsewhere`.
         """
         members = list(members)
         others = sorted(set(members) - self.gathered(members)) if self._place == "gathering" else []
@@ -312,7 +311,7 @@ class Heartbeat(SignsOfLife):
     def elsewhere(self, members: Iterable[int], round_: int, way_out: str | None = None) -> str | None:
         """Return, as a clause, which member waits in an operation of all workers that this worker has not entered.
 
-        It never arrives at a collective of round `round_`. None without one. `way_out` replaces the operation's advice.
+        That member never arrives in round `round_`. None without one. `way_out` replaces the operation's advice.
         """
         for rank in members:
             noted = self.read("gathering", rank) if rank != self.rank else None

@@ -431,7 +431,7 @@ def _keep_own_state(table: Table, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _draw_rows(table: Table, own: torch.Tensor, rank: int) -> torch.Tensor:
-    """Return initial values for the rows `own` of a table on the meta device, distributed as in `nn.Embedding`."""
+    """Return random initial values of the rows `own`, as `nn.Embedding` draws them, with a seed by table and `rank`."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{table.name} of worker {rank}".encode()))
     shard = torch.empty(len(own), table.route.columns, dtype=table.parameter.dtype)
     shard.normal_(generator=generator)

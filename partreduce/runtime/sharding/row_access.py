@@ -159,7 +159,7 @@ def message_of(rank: int, seen: SampledRows | str) -> str:
 
 
 def shares(said: list[str], cluster: Cluster) -> dict[str, RowAccess]:
-    """Return, by table, the mean fraction of its rows that a step looks up, from `message_of` of all workers.
+    """Return, by table, the mean fraction of its rows that a step looks up; `said` has each worker's `message_of`.
 
     Raises InputError for a worker's error, or if the workers' tables differ.
     """

@@ -151,7 +151,10 @@ class RowCode:
         return float(beyond.abs().max()) if len(beyond) else None
 
     def problem(self, name: str, what: str, rows: torch.Tensor, code: torch.Tensor) -> str:
-        """Describe a value of `rows` that `code` lost, as out of the codec's range, for an error; empty if none is."""
+        """Describe, for an error, a value of `rows` beyond the codec's range; empty if there is none.
+
+        `name` is the table's name, `what` describes the rows, `code` has the encoded rows.
+        """
         if (number := self.lost(rows, code)) is None:
             return ""
         others = COARSER.get(self.codec, "none")

@@ -116,7 +116,7 @@ class CollectiveCalls:
 
     @property
     def longest(self) -> int:
-        """The most rows that one member requests from another; for gradients the most bytes that one sends."""
+        """The most rows that a member requests of another, or, for gradients, bytes that one sends to another."""
         return int(self.said[:, LONGEST].max())
 
     @property
@@ -181,8 +181,7 @@ class Wire:
     """One worker's table collectives, over all workers, and inside its node if rows are merged there first.
 
     Methods raise PeerFailedError if a worker is gone. `round_` returns this worker's round, for reports; `coalesces`
-    says whether the workers of a node first merge their rows, `gathers` whether some table's gradients are
-    all-gathered.
+    says whether a node's workers merge their rows first, `gathers` whether some table's gradients are all-gathered.
     """
 
     def __init__(

@@ -28,8 +28,7 @@ SMALL_BYTES = 2**20  # smaller tables stay in memory
 def gather_full_table(tables: Tables, table: Table, array: torch.Tensor, number: int) -> torch.Tensor:
     """Gather all rows of `array`, which is sharded like the table (its weights or an optimizer state), on worker 0.
 
-    All workers call it with the same `number`, which identifies the array. Returns the whole array on worker 0, a meta
-    tensor elsewhere.
+    All workers call it with the same `number`, which identifies the array. Other workers get a meta tensor.
     """
     assert table.layout is not None, "only sharded tables are put together"
     shape = (table.route.rows, *array.shape[1:])

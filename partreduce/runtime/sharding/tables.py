@@ -269,7 +269,7 @@ class Leg:
 
 
 class Steps(Protocol):
-    """What tables use of the engine: its numbers of steps and rounds, and that workers without data learn of a step."""
+    """What tables use of the engine: numbers of step and round; `declare` tells workers without data of a step."""
 
     @property
     def steps(self) -> int: ...

@@ -227,7 +227,7 @@ class Runner:
         return {}
 
     def load(self, state: State, step: int) -> None:  # noqa: ARG002 - as above
-        """Restore what `state` returned, to continue with step `step`. Raises InputError for state of another kind."""
+        """Restore what `state` returned, to continue with step `step`. Raises InputError for any other state."""
         check_kept(state)
 
     def close(self, *, failed: bool = False) -> None:

@@ -100,7 +100,7 @@ class GradientAverage(Runner):
         return AveragedGradients(scaled=arrived.scaled)
 
     def _start(self, flight: Flight, group: Group) -> Sums:
-        """Start `flight`'s all-reduce in `group`, of current or kept gradients; with per-layer buckets, of the rest."""
+        """Start the all-reduce of a step's gradients in `group`, of kept ones after a failure, if not sent already."""
         is_late, flight.before = flight.turn > flight.step, ()
         if is_late and flight.step % self._lag == 0 and len(group.members) > 1:
             flight.before = [snapshot_piggybacked(bucket) for bucket in self.run.flat.buckets]
@@ -116,11 +116,9 @@ class GradientAverage(Runner):
             self.run.applier.remember(ok)
 
     def _put(self, flight: Flight, *, changes: bool = False) -> torch.Tensor | None:
-        """Write the averages of `flight` into the parameters' gradients.
+        """Write the averages of `flight` into the parameters' gradients; with `changes` the script then changes them.
 
         Returns whether they are valid, as a 0-d bool tensor on the device; None if the host has checked that already.
-        With `changes` it then calls the function by which the script changes means (`after_averaging`), for example to
-        clip.
         """
         is_late, ok = flight.turn > flight.step, None
         for reducer, reduction in flight.sums or ():
@@ -178,7 +176,7 @@ class GradientAverage(Runner):
             self.layers.check_late()
 
     def pause(self, place: str, *, apply: bool = True) -> int:
-        """Return 0; raise InputError in operation `place` if a backward pass has sent gradients without a step."""
+        """Return 0; with `apply`, raise InputError for operation `place` if sent gradients wait for their step."""
         if apply and self.layers is not None and self.layers.is_under_way:
             raise InputError(
                 f"{place}: this step's gradients have left during backward(), since they are sent by layers; "

@@ -82,7 +82,7 @@ class Part:
         self._is_of_all = False  # whether all members at its start take part in the operation in flight
 
     def open(self, step: int, round_: int, *, first: bool) -> None:
-        """Start a round in step `step`: copy parameters or start an average, if the `first` round needs that."""
+        """Prepare a round before step `step`, if that is its `first`: note the parameters there, as far as needed."""
         self._is_inside = True
         if (first or (self._is_outer and self.reference is None)) and self._started < round_:
             self._begin_round(step, round_)

@@ -221,7 +221,7 @@ class Engine:
     def joining(self, after_averaging: Callable[[], object] | None = None) -> Iterator[None]:
         """Declare each round before it starts, inside the context, so that workers without data take part in it.
 
-        `after_averaging` changes averaged gradients on these, as the script does.
+        There `after_averaging` changes averaged gradients, as the script does, for example clips them.
         """
         self._joining = not self.traits.agrees_on_end
         self.run.applier.after_averaging = after_averaging if self.traits.averages_gradients else None

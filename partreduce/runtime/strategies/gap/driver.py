@@ -26,7 +26,7 @@ Recipients = Mapping[int, tuple[int, ...]]  # ranks that get an update, each wit
 class Letter(NamedTuple):
     """A message without arrays to a neighbor: tokens, an acknowledgement, or the mark of a pause.
 
-    A token lets the neighbor enter one more step; a mark tells that all messages before the pause have been sent.
+    A token lets the neighbor enter one more step; a mark says that all messages before the pause have been sent.
     """
 
     to: int
@@ -342,7 +342,7 @@ def wait_in_step(
 def _hopeless(heartbeat: Heartbeat, lack: Missing, step: int | None) -> str | None:
     """Return why too few of the `lack.needed` messages can still arrive, as a clause for an error; None if enough can.
 
-    With a `step`, a neighbor that took its last step before it counts as gone.
+    With a `step`, a neighbor that ended before taking it counts as gone.
     """
     if (problem := heartbeat.store_lost()) is not None:
         return str(problem)

@@ -172,7 +172,7 @@ class GradientSums:
     # Called by the training loop.
 
     def apply(self, one: GradientSum) -> None:
-        """Copy a round's averaged gradients into the parameters' `grad`, or None if no worker had a gradient."""
+        """Copy a round's mean gradients into the parameters' `grad`, which is None where no worker had a gradient."""
         with torch.no_grad():
             for bucket, array in zip(self.buckets, one.arrays, strict=False):
                 presence = array[bucket.size : bucket.size + len(bucket.slots)].tolist()

@@ -263,7 +263,7 @@ class QuorumGradients(Runner):
         return self.run.progress.step if (base := self._base) is None else base
 
     def settle(self, *, ends: bool = False) -> None:
-        """If the run `ends`, record that all workers have reached the end, so the communicator can be used again."""
+        """If the run `ends`, record that all workers reached the end, so that others may use its communicator."""
         self._is_concluded = self._is_concluded or ends
 
     def close(self, *, failed: bool = False) -> None:
