@@ -111,7 +111,7 @@ def check_strategy(schedule: Schedule, who: str) -> None:
 
 
 class HookGradients(StrEnum):
-    """What `schedule_hook` does with gradients: leave them local, or average them over the schedule's group."""
+    """Use of gradients by `schedule_hook`: leave them local, or average them over the schedule's group."""
 
     LOCAL = "local"  # nothing is sent: a ScheduleAverager averages parameters instead, as in post-local SGD
 

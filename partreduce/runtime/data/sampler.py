@@ -28,7 +28,7 @@ from partreduce.topo.strategies.payload import round_ends
 
 Batch = TypeVar("Batch")
 Members = tuple[int, ...]
-Views = Sequence[tuple[int, Members]]  # (last operation before the change, members since), from (-1, all workers) on
+Views = Sequence[tuple[int, Members]]  # (first average, members from then on), beginning with (-1, all workers)
 
 
 def assign_samples(
@@ -37,10 +37,11 @@ def assign_samples(
     """Yield (round, sample indices by worker) for each round of an epoch that starts in round `start`.
 
     Each worker gets `per_step` samples per step, in `order`, so in proportion to its steps per round (`worker_steps`).
-    `views` list the members from each average of the run on; a round has `turns` averages. If a worker fails in a
-    round, its samples return to the front of the queue; a joining worker gets samples for its remaining steps in this
-    round. Later rounds are divided among the new members. Every sample is used once, except those that do not fill a
-    last round; if too few are left for a joining worker, it repeats the epoch's first samples.
+    `views` has (index of the first average, members from then on) for each change of members; a round has `turns`
+    averages. If a worker fails in a round, its samples return to the front of the queue; a joining worker gets samples
+    for its remaining steps in this round. Later rounds are divided among the new members. Every sample is used once,
+    except those that do not fill a last round; if too few are left for a joining worker, it repeats the epoch's first
+    samples.
     """
     rest, round_ = deque(order), start
     members = next(members for after, members in reversed(views) if after < start * turns)
@@ -161,8 +162,7 @@ class RoundSampler(torch.utils.data.Sampler[int]):
     def follow(self, views: Views, start: int, steps: int, *, turns: int = 1) -> None:
         """Assign the samples from step `steps` of the epoch on to changing members.
 
-        `views` list the members from each average of the run on (see `assign_samples`). `start` is the round in which
-        the epoch started, `turns` the number of averages per round.
+        For `views` and `turns` see `assign_samples`; `start` is the round in which the epoch started.
         """
         self._turns = turns
         self._views, self._from, self._steps = views, start, steps

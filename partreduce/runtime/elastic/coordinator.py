@@ -31,7 +31,7 @@ END_SECONDS = 10.0  # after SIGKILL, how long to wait for the process's exit cod
 
 
 class Process(Protocol):
-    """What the launcher uses of a worker's process, on this machine or another."""
+    """Interface of a worker's process, on this machine or another, as the launcher uses it."""
 
     rank: int
     code: int | None
@@ -42,7 +42,7 @@ class Process(Protocol):
 
 
 class Output(Protocol):
-    """Prints the launcher's log lines."""
+    """Interface of an object that prints the launcher's log lines."""
 
     def log_line(self, text: str) -> None: ...
 
@@ -94,7 +94,7 @@ class FailureRule(Generic[P]):
 
 
 class Generator(Protocol):
-    """What the launcher uses of the group service's process."""
+    """Interface of the group service's process, as the launcher uses it."""
 
     environment: dict[str, str]  # environment variables by which workers find the service
 
@@ -293,7 +293,10 @@ class Coordinator(FailureRule[P]):
         return f"round {round_}" if turns == 1 else f"round {round_} (fragment {fragment})"
 
     def _moved(self, part: int, whole: int, model: str) -> str:
-        """Describe how far a change of members moved the mean model: by `part`/`whole` of the distance to `model`."""
+        """Describe how far a change of members moved the mean model: by `part`/`whole` of its distance to another one.
+
+        `model` names that other model, of the workers that failed or joined, in the sentence.
+        """
         if self._facts()["are_equal"]:
             return "their models are equal, so the mean did not move"
         share = Fraction(part, whole)

@@ -119,7 +119,10 @@ class Regroup:
         handshake(store, place, len(view.members), facts, key=f"{self.key}-{name}{what}", timeout=self.timeout)
 
     def _hand_over(self, view: View, members: Members, is_open: Callable[[], bool], healed: Callable[[], None]) -> None:
-        """Copy the donor's state to joining workers, by an all-reduce among `members` in which these add zeros."""
+        """Copy the donor's state to the joining workers by an all-reduce among all of these, `members`.
+
+        For `is_open` and `healed` see `connect`. The joining workers add zeros.
+        """
         held, first = self.held, self.first
         assert held is not None, "as above"
         is_donor, line = self.world.rank == view.donor, self.world.communicator(members)

@@ -160,7 +160,7 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
-    """End this process, the group service, with its parent; at the end remove `files` and their folder.
+    """Let this process, the group service, end with process `parent`; at the end remove `files` and their folder.
 
     It creates the folder, since a killed parent could not remove it. After SIGKILL the files stay, for a restart.
     """

@@ -230,7 +230,7 @@ class GeneratorService:
         return [(action.to, action.message) for action in actions if isinstance(action, Send)]
 
     def _expire(self) -> None:
-        """Evict workers that have been silent for longer than their lease since their last message."""
+        """Evict workers that have been silent for longer than their lease."""
         now = self._clock()  # excludes time in which this process was stopped
         late = [worker for worker, seen in self._seen.items() if now - seen > self.lease_of(worker)]
         for worker in late:

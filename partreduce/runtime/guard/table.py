@@ -47,7 +47,7 @@ class Moment(StrEnum):
 
 
 class When(StrEnum):
-    """In which steps of a run a check runs."""
+    """Steps of a run in which a check runs."""
 
     ALWAYS = "every step"
     FIRST_STEPS = "first 3 steps"

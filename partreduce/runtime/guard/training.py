@@ -277,7 +277,7 @@ def gradients_sent_with_a_scale(facts: Facts, step: Special) -> Found:
     "acts on this worker's own gradient and differs from DDP; call optimizer.average_gradients() before it",
 )
 def gradients_clipped_before_averaging(facts: Facts) -> Found:
-    """Whether a gradient was changed in place (its version counter) between `backward()` and averaging in `step()`."""
+    """Whether a gradient was changed in place between `backward()` and averaging (judged by its version counter)."""
     allowed = 1 if facts.run.applier.scaled else 0  # a GradScaler may have changed each of them once
     for parameter, (tensor, version) in () if facts.skips else facts.made.items():
         now, changes = version_of(parameter)
@@ -320,7 +320,7 @@ def models_begin_apart(facts: Facts) -> Found:
     "files, or shuffle what it returns",
 )
 def data_in_different_orders(facts: Facts) -> Found:
-    """Whether `shard_dataset()` got different data on workers, by hashes of a few elements in the store."""
+    """Whether `shard_dataset()` got different data on workers, judged by hashes of a few elements in the store."""
     if facts.notes is None:
         return None
     apart = ""
@@ -344,7 +344,7 @@ BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     "script averages gradients itself, leave that to the schedule",
 )
 def same_batches(facts: Facts) -> Found:
-    """Whether all workers have the same local gradients, by hashes that they write to the store.
+    """Whether all workers have the same local gradients, judged by hashes that they write to the store.
 
     Models start equal, so equal batches give bitwise equal gradients. No worker waits: only the last worker to write
     warns, if all hashes equal the first.

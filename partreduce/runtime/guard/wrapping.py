@@ -82,7 +82,7 @@ def check_model(
 
 
 def check_run(world: World, optimizer: Any) -> None:  # noqa: ANN401 - the DistributedOptimizer stands above
-    """Raise InputError if the schedule is for other workers, or does not fit this process's other schedules."""
+    """Raise InputError if the schedule is for another number of workers, or conflicts with another one here."""
     run_checks(Moment.WRAP_RUN, world, optimizer.schedule, optimizer)
 
 
@@ -106,7 +106,7 @@ def wrapped_twice(optimizer: torch.optim.Optimizer) -> Found:
     "optimizer, such as torch.optim.AdamW(model.parameters())",
 )
 def optimizer_that_communicates(optimizer: torch.optim.Optimizer) -> Found:
-    """Whether the optimizer, or one inside it, communicates by itself, by the names of its classes."""
+    """Whether the optimizer, or one inside it, communicates by itself, judged by the names of its classes."""
     for one in with_inner(optimizer):
         if hasattr(one, "skip_synchronize"):  # Horovod creates a class per optimizer, with the inner one's name
             return {"name": "Horovod's DistributedOptimizer", "does": "averages gradients by itself"}
@@ -154,7 +154,7 @@ def uninitialized_parameter(wrapped: WrappedModel) -> Found:
     "initialize it and make the optimizer, then wrap",
 )
 def parameter_on_the_meta_device(wrapped: WrappedModel) -> Found:
-    """Whether a parameter is on the meta device; rows of tables are initialized where they are placed."""
+    """Whether a parameter is on the meta device; embedding tables that are exchanged separately may be."""
     return wrapped.first(lambda one: one.is_meta and one not in wrapped.apart)
 
 
@@ -242,7 +242,7 @@ def _places(model: torch.nn.Module) -> Iterator[_Place]:
 
 
 def _overlap(one: _Place, other: _Place) -> bool:
-    """Return whether two tensors in overlapping memory share an element, as two columns of an array do not."""
+    """Return whether two tensors in overlapping memory share an element; two columns of one array do not."""
     size = one.tensor.element_size()
     if other.tensor.element_size() != size:
         return True

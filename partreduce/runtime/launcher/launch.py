@@ -170,7 +170,7 @@ def _prepare(
 
 
 def check_script(target: Target) -> None:
-    """Raise InputError unless the target is a function, or the path of a file that is no schedule."""
+    """Raise InputError unless the target is a function or an existing script, and not a schedule file."""
     if callable(target):
         return
     if not Path(target).is_file():

@@ -41,7 +41,7 @@ CHILDREN_SECONDS = 2.0  # how long child processes of a failed worker may take t
 
 
 class Source(Protocol):
-    """What the launcher reads from: a worker's output, or the records of other nodes' launchers."""
+    """Interface of what the launcher reads from: a worker's output, or records of other nodes' launchers."""
 
     streams: dict[int, bytes]  # unfinished line by file descriptor
 
@@ -59,7 +59,7 @@ class Shutdown:
     signals: list[signal.Signals] = field(default_factory=lambda: [signal.SIGTERM, signal.SIGKILL])
 
     def begin(self, code: int, grace: float, cause: str = "") -> None:
-        """Start a grace period of `grace` seconds; keep exit code and cause of the first independent failure."""
+        """Start a grace period of `grace` seconds; keep code and cause of the first failure that no other caused."""
         if not self.knows_cause and not self.has_signalled:
             self.code, self.cause = shell_exit_code(code), cause
         self.deadline = min(self.deadline, time.monotonic() + grace)

@@ -209,7 +209,7 @@ class Heartbeat(SignsOfLife):
 
     @contextlib.contextmanager
     def together(self, advice: str) -> Iterator[None]:
-        """Let errors about a worker that has ended, and is missing here, contain `advice` in the context."""
+        """Let errors about a worker that has ended contain `advice`, inside the context."""
         self._together = advice
         try:
             yield
@@ -309,9 +309,10 @@ class Heartbeat(SignsOfLife):
         return None
 
     def elsewhere(self, members: Iterable[int], round_: int, way_out: str | None = None) -> str | None:
-        """Return, as a clause, which member waits in an operation of all workers that this worker has not entered.
+        """Return a clause about a member that waits in an operation of all workers which this worker has not entered.
 
-        That member never arrives in round `round_`. None without one. `way_out` replaces the operation's advice.
+        None if there is none. The member does not take part in round `round_`. `way_out` replaces the operation's
+        advice.
         """
         for rank in members:
             noted = self.read("gathering", rank) if rank != self.rank else None

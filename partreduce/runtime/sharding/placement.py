@@ -40,7 +40,7 @@ class Handle:
         self._trains = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
-        """Return a handle for the copied module in `memo`, as `torch.optim.swa_utils.AveragedModel` makes one."""
+        """Return a handle for the module's copy in `memo`, as `torch.optim.swa_utils.AveragedModel` makes one."""
         module = memo[id(self.module())]
         self.table.copies.append(weakref.ref(module))
         return Handle(self.tables, self.table, module, len(self.table.copies) - 1)
@@ -316,7 +316,7 @@ def check_other_shapes(tables: Tables, schedule: Schedule) -> None:
 def check_route(
     model: torch.nn.Module, route: TablePlacement, parameter: torch.nn.Parameter, modules: tuple[Embeddings, ...]
 ) -> None:
-    """Raise InputError if `modules`, which share `parameter`, would compute other values with the placement `route`."""
+    """Raise InputError if lookups in `modules` would give other values with placement `route` than on one device."""
     if any(handle_of(module) is not None for module in modules):
         raise InputError(
             f"parameter {route.parameter!r}: its rows are spread by a DistributedOptimizer already; build the model "

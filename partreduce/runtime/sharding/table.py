@@ -229,7 +229,7 @@ class Table:
 
     @cached_property
     def code(self) -> RowCode | None:
-        """The codec of the table's rows; None if they are sent as they are."""
+        """The codec of the table's rows; None if they are sent uncoded."""
         codec = self.route.codec
         return RowCode(codec, self.route.columns, self.parameter.dtype) if codec.rounds else None
 

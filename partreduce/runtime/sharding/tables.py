@@ -89,7 +89,7 @@ class Exchange:
         return Outcome(did, leg.met, parts=self._sum_parts(leg, did) if did.kind is Kind.REDUCE else None)
 
     def _targets(self, parts: Parts, source: Source, call: Call, places: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Return, by table, the group's member through which each row reaches its owner; no entry without owners.
+        """Return, by sharded table, the member of the group through which each row reaches its owner.
 
         `places` has that member for each owner; `source` gives the layout of a lookup's rows.
         """
@@ -269,7 +269,7 @@ class Leg:
 
 
 class Steps(Protocol):
-    """What tables use of the engine: numbers of step and round; `declare` tells workers without data of a step."""
+    """Interface of the engine for tables: numbers of step and round; `declare` tells workers without data of a step."""
 
     @property
     def steps(self) -> int: ...

@@ -33,7 +33,7 @@ class NewerFormatError(DocumentError):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """What one worker found of a checkpoint: `problem` says why it cannot be loaded, empty if it can.
+    """One worker's report on a checkpoint: `problem` says why it cannot be loaded, empty if it can.
 
     `number` counts the checkpoints of a directory, −1 if it is unknown; `newer` says that a later version wrote it.
     """

@@ -120,7 +120,7 @@ class Run:
 
 
 class AveragedGradients(NamedTuple):
-    """What averaging gradients did before the optimizer steps with them."""
+    """Result of `Runner.before_step`, which averages gradients before the optimizer steps with them."""
 
     more: int = 0  # steps taken already, without that whose gradients are set now
     scaled: bool = False  # whether these gradients are of an earlier step that used a GradScaler
@@ -223,7 +223,7 @@ class Runner:
         return False
 
     def state(self) -> State:
-        """Return the tensors that a checkpoint needs besides model and optimizer, by name, without copying."""
+        """Return the tensors that a checkpoint needs in addition to model and optimizer, by name, without copying."""
         return {}
 
     def load(self, state: State, step: int) -> None:  # noqa: ARG002 - as above

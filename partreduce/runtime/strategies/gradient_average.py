@@ -116,7 +116,7 @@ class GradientAverage(Runner):
             self.run.applier.remember(ok)
 
     def _put(self, flight: Flight, *, changes: bool = False) -> torch.Tensor | None:
-        """Write the averages of `flight` into the parameters' gradients; with `changes` the script then changes them.
+        """Write `flight`'s averages into the parameters' gradients; with `changes` call the script's `after_averaging`.
 
         Returns whether they are valid, as a 0-d bool tensor on the device; None if the host has checked that already.
         """

@@ -82,7 +82,7 @@ class Part:
         self._is_of_all = False  # whether all members at its start take part in the operation in flight
 
     def open(self, step: int, round_: int, *, first: bool) -> None:
-        """Prepare a round before step `step`, if that is its `first`: note the parameters there, as far as needed."""
+        """Prepare a round before its `first` step: copy parameters if needed; with a delay start its first average."""
         self._is_inside = True
         if (first or (self._is_outer and self.reference is None)) and self._started < round_:
             self._begin_round(step, round_)
@@ -279,7 +279,7 @@ class Part:
     # Rounds.
 
     def _turn(self, round_: int) -> int:
-        """Return the number of this part's operation in a round; all rounds are counted, one operation per fragment."""
+        """Return the index, in the whole run, of this part's operation in a round, which has one per fragment."""
         return round_ * self._count + self._number
 
     def _group(self, round_: int) -> Group | None:

@@ -410,7 +410,7 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
         return self._step(Received(message.source, WORDS[message.kind](message.numbers[1])))
 
     def _step(self, event: object) -> list[Word]:
-        """Apply one event, with the lock held; return the messages to send, without counts of gradients."""
+        """Apply one event, with the lock held; return the messages for other workers that follow."""
         actions = self.step(event)
         self._notes = [action.what for action in actions if isinstance(action, Note)]
         for note in self._notes:
