@@ -62,7 +62,7 @@ class Regroup:
         return next(iter(self.reducers))
 
     def group_of(self, round_: int) -> Group | None:
-        """Return this worker's group in a round, in ranks that workers had at the start; None if it averages alone."""
+        """Return this worker's group in a round, in ranks that workers had at the start; None if it has none then."""
         rank, members = self.world.rank, self._members
         if self._now is self.schedule:
             return self._now.group_of(rank, round_)

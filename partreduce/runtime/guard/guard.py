@@ -27,7 +27,7 @@ class Guard(Facts):
     If several optimizers wrap the same model, its forward hooks belong to the newest.
     """
 
-    def __init__(self, engine: Any) -> None:  # noqa: ANN401 - the engines stand above
+    def __init__(self, engine: Any) -> None:  # noqa: ANN401 - an Engine, whose module imports this one
         super().__init__(engine)
         self.always = checks_always()
         self._is_early = True

@@ -72,7 +72,7 @@ class Check:
     warns: bool
     why: str
 
-    def __call__(self, *facts: Any) -> None:  # noqa: ANN401 - what the moment has to show
+    def __call__(self, *facts: Any) -> None:  # noqa: ANN401 - they depend on the moment
         if (found := self.look(*facts)) is None:
             return
         text = self.message.format_map(found)

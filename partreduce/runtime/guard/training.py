@@ -49,7 +49,7 @@ LOCK = threading.Lock()  # guards the set of runs, over which each optimizer's s
 class Facts(Layout):
     """State of one optimizer's run that the checks read, such as versions of gradients and warnings already given."""
 
-    def __init__(self, engine: Any) -> None:  # noqa: ANN401 - the engines stand above
+    def __init__(self, engine: Any) -> None:  # noqa: ANN401 - an Engine, whose module imports this one
         run: Run = engine.run
         super().__init__(run.flat, run.rank, engine.optimizer, run.tables)
         self.engine, self.run = engine, run

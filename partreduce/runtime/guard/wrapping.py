@@ -81,7 +81,7 @@ def check_model(
     run_checks(Moment.WRAP_MODEL, WrappedModel(model, apart, optimizer))
 
 
-def check_run(world: World, optimizer: Any) -> None:  # noqa: ANN401 - the DistributedOptimizer stands above
+def check_run(world: World, optimizer: Any) -> None:  # noqa: ANN401 - a DistributedOptimizer, whose module imports this one
     """Raise InputError if the schedule is for another number of workers, or conflicts with another one here."""
     run_checks(Moment.WRAP_RUN, world, optimizer.schedule, optimizer)
 

@@ -122,7 +122,7 @@ class Run:
 class AveragedGradients(NamedTuple):
     """Result of `Runner.before_step`, which averages gradients before the optimizer steps with them."""
 
-    more: int = 0  # steps taken already, without that whose gradients are set now
+    more: int = 0  # steps taken already; that for which gradients are set now does not count
     scaled: bool = False  # whether these gradients are of an earlier step that used a GradScaler
 
 
@@ -156,7 +156,7 @@ class Runner:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.membership = run.membership
-        self.reducers: tuple[Reducer, ...] = ()  # further reducers besides the run's
+        self.reducers: tuple[Reducer, ...] = ()  # reducers in addition to the run's
         self.mailboxes: list[Mailbox] = []  # closed together with this runner
 
     def _open_mailbox(

@@ -75,7 +75,7 @@ class GenerationDriver(ProtocolDriver[State]):
     def generation(self) -> int:
         return self._generation
 
-    def deliver(self, message: Message) -> Any:  # noqa: ANN401 - what a message asks for, where anything does
+    def deliver(self, message: Message) -> Any:  # noqa: ANN401 - depends on the subclass
         with self.condition:
             asked = self._sorted(message)
             self.condition.notify_all()
@@ -98,11 +98,11 @@ class GenerationDriver(ProtocolDriver[State]):
     def _generation_of(self, message: Message) -> int:
         return message.numbers[0]
 
-    def _can_take(self, message: Message) -> bool:  # noqa: ARG002 - where some are heard before
+    def _can_take(self, message: Message) -> bool:  # noqa: ARG002 - subclasses use it
         """Return whether this message of the current generation can be processed now."""
         return self._state is not None
 
-    def _is_over(self, message: Message) -> bool:  # noqa: ARG002 - where some are answered all the same
+    def _is_over(self, message: Message) -> bool:  # noqa: ARG002 - subclasses use it
         """Return whether to drop this message of an earlier generation (a run of the protocol between two restarts)."""
         return True
 

@@ -185,7 +185,7 @@ class QuorumGradients(Runner):
         return further
 
     def check_step(self, asked: StepRequest) -> None:
-        """Raise InputError for a GradScaler used too late, or for changed means where one step may apply several."""
+        """Raise InputError for early averaging with a GradScaler, or for changed means if a step may apply several."""
         if asked.early and self.run.applier.scaled:
             raise InputError(
                 "average_gradients: sends gradients before a GradScaler's verdict on them is known, and with a quorum "
