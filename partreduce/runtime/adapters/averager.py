@@ -98,7 +98,10 @@ def tensors_of(params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]) 
 
 
 def check_strategy(schedule: Schedule, who: str) -> None:
-    """Raise InputError, beginning with `who`, if a schedule has delay, codec, tables or outer steps, or no groups."""
+    """Raise InputError unless a schedule averages over groups, without delay, codec, tables or outer steps.
+
+    `who` begins the message.
+    """
     overlaps, codec = schedule.strategy.is_delayed, schedule.strategy.transport.codec
     tables = ", with separately placed tables" if schedule.strategy.payload.apart else ""
     payload, takes_turns = schedule.strategy.payload, schedule.strategy.takes_turns

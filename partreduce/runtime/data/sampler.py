@@ -40,8 +40,7 @@ def assign_samples(
     `views` has (index of the first average, members from then on) for each change of members; a round has `turns`
     averages. If a worker fails in a round, its samples return to the front of the queue; a joining worker gets samples
     for its remaining steps in this round. Later rounds are divided among the new members. Every sample is used once,
-    except those that do not fill a last round; if too few are left for a joining worker, it repeats the epoch's first
-    samples.
+    except those that do not fill a last round; if too few are left for a joining worker, it repeats the first ones.
     """
     rest, round_ = deque(order), start
     members = next(members for after, members in reversed(views) if after < start * turns)

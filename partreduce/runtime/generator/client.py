@@ -1,7 +1,6 @@
 """Connect a worker to the group service, by a thread that requests groups ahead, resends, and sends heartbeats.
 
-The thread runs the state machine `GroupWorker` that the model checker explores; the training loop only starts and ends
-rounds.
+The thread runs the state machine `GroupWorker` that the model checker explores; training only starts and ends rounds.
 """
 
 from __future__ import annotations

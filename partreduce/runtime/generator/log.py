@@ -24,8 +24,8 @@ class Log:
 
     An SQLite database of one table in WAL mode, synced to disk after every batch; `records` are its rows when it was
     opened. SQLite drops records that a crash cut off; these were never answered. Any other damage raises FileError.
-    SQLite detects neither changed rows nor missing commits: each row's checksum covers all earlier rows, and commits
-    are searched for.
+    SQLite detects neither a changed row nor a missing commit: so each row has a checksum of all rows up to it, and the
+    WAL file is searched for commits that SQLite does not see.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

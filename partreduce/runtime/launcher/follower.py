@@ -185,8 +185,7 @@ class Follower:
     def _is_accepted(self, connection: Connection, until: float, *, comes_back: bool) -> bool:
         """Join node 0's run before the time `until`; return False if that failed and may be tried again.
 
-        With `comes_back` this includes that node 0 still has this node's earlier connection. Otherwise raises
-        InputError.
+        With `comes_back` this includes that node 0 still has this node's earlier connection. Else raises InputError.
         """
         key = key_of(self.run_id)
         match connection.next(until):

@@ -127,8 +127,7 @@ def supervise(
     """Release the workers, forward their output until all have ended, and return the run's exit code.
 
     After the first failure the other workers have `grace` seconds, unless the policy `rule` lets the run continue
-    without failed or evicted workers. Replacements are added to `workers`; failures are written to `store`, where
-    workers read them.
+    without failed or evicted workers. Replacements are added to `workers`; failures are written to `store`.
     """
     shutdown = Shutdown()
     collect = partial(_collect, workers, store, shutdown, grace, outlet, rule=rule)

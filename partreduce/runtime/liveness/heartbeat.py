@@ -311,8 +311,7 @@ class Heartbeat(SignsOfLife):
     def elsewhere(self, members: Iterable[int], round_: int, way_out: str | None = None) -> str | None:
         """Return a clause about a member that waits in an operation of all workers which this worker has not entered.
 
-        None if there is none. The member does not take part in round `round_`. `way_out` replaces the operation's
-        advice.
+        None if there is none. The member does not take part in round `round_`. `way_out` replaces the default advice.
         """
         for rank in members:
             noted = self.read("gathering", rank) if rank != self.rank else None

@@ -148,7 +148,7 @@ class Part:
         return begun or self.reference is not None
 
     def state(self) -> State:
-        """Return, for a checkpoint, reference, momentum, rounding errors, a round's start and averages in flight."""
+        """Return, for a checkpoint: reference, momentum, rounding errors, the round's first parameters, and flights."""
         joins, named = self.membership.is_between, dict[str, torch.Tensor]()
         if self.run.host is not None:
             self.run.host.settle()
