@@ -98,7 +98,10 @@ def tensors_of(params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]) 
 
 
 def check_strategy(schedule: Schedule, who: str) -> None:
-    """Raise InputError unless a schedule averages over groups without overlap, codec, tables or outer steps."""
+    """Raise InputError unless a schedule averages over groups, without delay, codec, tables or outer steps.
+
+    `who` begins the message.
+    """
     overlaps, codec = schedule.strategy.is_delayed, schedule.strategy.transport.codec
     tables = ", with separately placed tables" if schedule.strategy.payload.apart else ""
     payload, takes_turns = schedule.strategy.payload, schedule.strategy.takes_turns
@@ -111,7 +114,7 @@ def check_strategy(schedule: Schedule, who: str) -> None:
 
 
 class HookGradients(StrEnum):
-    """What `schedule_hook` does with gradients: leave them local, or average them over the schedule's group."""
+    """Use of gradients by `schedule_hook`: leave them local, or average them over the schedule's group."""
 
     LOCAL = "local"  # nothing is sent: a ScheduleAverager averages parameters instead, as in post-local SGD
 
@@ -263,7 +266,7 @@ class ScheduleLocalSGD:
 
 
 def check_spread_models(accelerator: Any, who: str) -> None:  # noqa: ANN401 - of a library that need not be installed
-    """Raise InputError if an Accelerator shards models over processes (FSDP, DeepSpeed); `who` prefixes the message."""
+    """Raise InputError, which begins with `who`, if an Accelerator shards models over processes (FSDP, DeepSpeed)."""
     if not hasattr(accelerator, "distributed_type"):
         raise InputError(f"{who}: accelerator: expected accelerate.Accelerator, got {type(accelerator).__name__}")
     kind = accelerator.distributed_type.value

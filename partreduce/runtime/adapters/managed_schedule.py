@@ -89,7 +89,7 @@ class TorchftSchedule:
             hook.remove()
 
     def state_dict(self) -> State:
-        """Return what a recovering replica needs besides model and optimizer: steps, outer parameters and momentum."""
+        """Return what a recovering replica needs in addition to model and optimizer, such as outer parameters."""
         return {"steps": self.steps, "parts": [part.state() for part in self._parts]}
 
     def load_state_dict(self, state: State) -> None:
@@ -104,10 +104,7 @@ class TorchftSchedule:
             self._meet()
 
     def _meet(self) -> None:
-        """Average the next part of the model (a fragment, or all of it) over the replicas.
-
-        The Manager's step count, equal on all replicas, selects the part.
-        """
+        """Average over the replicas the part of the model that the Manager's step count selects: a fragment, or all."""
         self.manager.start_quorum()
         part = self._parts[(self.manager.current_step() - 1) % len(self._parts)]  # the first quorum is in `__enter__`
         sums = part.moved()
@@ -118,7 +115,7 @@ class TorchftSchedule:
 
 
 class _Part:
-    """A part of the model (all of it, or a fragment) that is averaged by one all-reduce per (device, dtype)."""
+    """A fragment of the model, or all of it, which is averaged by one all-reduce per (device, dtype)."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], outer: OuterStep) -> None:
         self._outer = outer
@@ -135,14 +132,14 @@ class _Part:
         return [torch.cat([p.detach().reshape(-1) for p in alike]) for alike in self._alike]
 
     def moved(self) -> list[torch.Tensor]:
-        """Return the flat tensors to all-reduce: parameters, or with an outer step their change since the last one."""
+        """Return flat tensors to all-reduce: parameters, or with an outer optimizer their change since its step."""
         values = self._values()
         for value, outer_params in zip(values, self._outer_params, strict=False):
             value.sub_(outer_params)
         return values
 
     def take(self, means: list[torch.Tensor]) -> None:
-        """Set the parameters to the means, or to the result of an outer step by the mean change."""
+        """Set the parameters to `means`, or, with an outer optimizer, to the result of its step by the mean change."""
         for index, (mean, alike) in enumerate(zip(means, self._alike, strict=True)):
             if self._outer_params:
                 outer_step(self._outer, mean, self._momenta[index] if self._momenta else None, None)

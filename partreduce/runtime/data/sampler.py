@@ -28,7 +28,7 @@ from partreduce.topo.strategies.payload import round_ends
 
 Batch = TypeVar("Batch")
 Members = tuple[int, ...]
-Views = Sequence[tuple[int, Members]]  # (last operation before the change, members since), from (-1, all workers) on
+Views = Sequence[tuple[int, Members]]  # (first average, members from then on), beginning with (-1, all workers)
 
 
 def assign_samples(
@@ -37,10 +37,10 @@ def assign_samples(
     """Yield (round, sample indices by worker) for each round of an epoch that starts in round `start`.
 
     Each worker gets `per_step` samples per step, in `order`, so in proportion to its steps per round (`worker_steps`).
-    The `views` list the members over time, by operations, of which a round has `turns`. If the membership changes in a
-    round, a failed worker's samples return to the front of the queue, and a joining worker gets samples for its
-    remaining steps in this round; later rounds are divided among the new members. Every sample is used once, except
-    those that do not fill a last round; if too few are left for a joining worker, it repeats the epoch's first samples.
+    `views` has (index of the first average, members from then on) for each change of members; a round has `turns`
+    averages. If a worker fails in a round, its samples return to the front of the queue; a joining worker gets samples
+    for its remaining steps in this round. Later rounds are divided among the new members. Every sample is used once,
+    except those that do not fill a last round; if too few are left for a joining worker, it repeats the first ones.
     """
     rest, round_ = deque(order), start
     members = next(members for after, members in reversed(views) if after < start * turns)
@@ -64,7 +64,7 @@ def _take(rest: deque[int], count: int) -> list[int]:
 
 
 def by_steps_per_round(loader: Iterable[Batch], schedule: Schedule, rank: int) -> Iterable[Batch]:
-    """Return p of every P batches of a loader: p are this worker's steps per round, P the most of any worker."""
+    """Return p of every P batches of a loader: p is this worker's steps per round, P the most of any worker."""
     steps_per_round, most = int(schedule.worker_steps()[rank]), int(max(schedule.worker_steps()))
     if sampler_of(loader) is not None or all(each == most for each in schedule.worker_steps()):
         return loader
@@ -74,7 +74,7 @@ def by_steps_per_round(loader: Iterable[Batch], schedule: Schedule, rank: int) -
 
 
 def sampler_of(loader: object) -> RoundSampler | None:
-    """Return the RoundSampler that a loader uses, or None."""
+    """Return the RoundSampler that a DataLoader uses, or None."""
     batches = getattr(loader, "batch_sampler", None)  # compared with None, since it may lack a length
     sampler = getattr(loader if batches is None else batches, "sampler", None)
     return sampler if isinstance(sampler, RoundSampler) else None
@@ -159,10 +159,9 @@ class RoundSampler(torch.utils.data.Sampler[int]):
         return self._epoch
 
     def follow(self, views: Views, start: int, steps: int, *, turns: int = 1) -> None:
-        """Assign the samples from step `steps` of the epoch on to the members in each of the `views`.
+        """Assign the samples from step `steps` of the epoch on to changing members.
 
-        A view is the list of members from one operation (average) on. `start` is the round in which the epoch started,
-        `turns` the number of operations per round.
+        For `views` and `turns` see `assign_samples`; `start` is the round in which the epoch started.
         """
         self._turns = turns
         self._views, self._from, self._steps = views, start, steps
@@ -261,7 +260,7 @@ def shard_dataset(data: Data, *, order: ShardOrder | str | None = None) -> Data 
 
 
 def _check_countable(data: object) -> None:
-    """Raise InputError for data without a length, or whose length is not the number of samples."""
+    """Raise InputError for data without a length, or with one that is not the number of samples."""
     kind = type(data).__name__
     if isinstance(data, torch.utils.data.DataLoader):
         raise InputError("shard_dataset: is given a DataLoader; shard the data set, then make a loader of the part")
@@ -280,7 +279,7 @@ _dealt: set[int] = set()  # lengths of sharded sample arrays; integers of such a
 
 
 def _warn_of_sequence(data: Any) -> None:  # noqa: ANN401 - anything with a length
-    """Warn if an integer array may be a text: every n-th token of a text makes no sense, and no error would follow."""
+    """Warn that an integer array may be a text, of which every n-th token makes no sense; no error would follow."""
     if len(getattr(data, "shape", (0, 0))) != 1 or not _holds_integers(data):
         _dealt.add(len(data))
     elif len(data) not in _dealt:
@@ -303,7 +302,7 @@ _sketches: dict[str, str] = {}  # fingerprints not compared yet, by type, length
 
 
 def record_fingerprint(data: Any) -> None:  # noqa: ANN401 - anything with a length
-    """Store a fingerprint of a data set's elements in their order, to compare between workers at the first step."""
+    """Store a hash of a data set's elements in their order, to compare between workers in the first step."""
     if sketch := sketch_of(data):
         place, turn = f"{type(data).__name__} of {len(data)} elements", 1
         while f"{place}, {turn}" in _sketches:
@@ -312,17 +311,14 @@ def record_fingerprint(data: Any) -> None:  # noqa: ANN401 - anything with a len
 
 
 def pop_fingerprint() -> dict[str, str]:
-    """Return and clear the fingerprints of the data sets sharded since the last call, by type and length."""
+    """Return and forget the hashes of the data sets sharded since the last call, by type and length."""
     taken = dict(_sketches)
     _sketches.clear()
     return taken
 
 
 def sketch_of(data: Any) -> str:  # noqa: ANN401 - anything with a length
-    """Return a hash of some elements in order, to compare data sets; empty for a custom Dataset.
-
-    To read the elements of that, its code would have to run.
-    """
+    """Return a hash of some elements in order, to compare data sets; empty for a custom Dataset, which is not read."""
     if isinstance(data, Subset):
         return sketch_of(data.indices)
     if isinstance(data, TensorDataset):
@@ -333,7 +329,7 @@ def sketch_of(data: Any) -> str:  # noqa: ANN401 - anything with a length
 
 
 def _plain(value: Any, most: int = SKETCHED_NUMBERS) -> object:  # noqa: ANN401 - an element of anything
-    """Reduce a sample to a few plain values: numbers to three digits, paths to file names, since folders may differ."""
+    """Reduce a sample to a few plain values: numbers to three digits, paths to file names, as folders may differ."""
     if isinstance(value, str | bytes):
         return value[-200:].rsplit("/", 1)[-1] if isinstance(value, str) else value[-200:]
     if isinstance(value, float):

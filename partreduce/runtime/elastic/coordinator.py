@@ -1,8 +1,8 @@
 """Decide in the launcher which workers of a run continue after a failure, and which join.
 
-The launcher runs the authority of the membership protocol (`schedulers.protocols.membership`) between two polls of the
-workers' processes. Workers learn of a new view (the list of members) only through the launcher's store, in which every
-view is written before it takes effect; when the launcher ends, the run ends.
+Between two polls of the workers' processes the launcher runs the deciding side of the membership protocol
+(`schedulers.protocols.membership`). It writes every new view (the list of members) to its store before the view takes
+effect, and workers learn of it only there. When the launcher ends, the run ends.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from partreduce.runtime.transport.torch_api import Store
 
 MEMBERSHIP = "partreduce/membership"
-"""Prefix in the store for the membership protocol: workers vote, ask to join and leave; the launcher answers."""
+"""Prefix in the store for the membership protocol: workers' votes and requests to join, and the launcher's answers."""
 JOINED, LEFT, RELEASED, NEWS, OPEN, JOIN, ANSWER = "joined", "left", "released", "news", "open", "join", "answer"
 IDLE_SECONDS, BUSY_SECONDS = 0.05, 0.002  # between two polls; the second while workers wait for a view
 END_SECONDS = 10.0  # after SIGKILL, how long to wait for the process's exit code
 
 
 class Process(Protocol):
-    """A worker's process, on this machine or another."""
+    """Interface of a worker's process, on this machine or another, as the launcher uses it."""
 
     rank: int
     code: int | None
@@ -53,8 +53,7 @@ P = TypeVar("P", bound=Process)
 class FailureRule(Generic[P]):
     """Policy of the launcher after a worker fails: whether the other workers continue. This base class ends the run.
 
-    With `patient`, the others may run beyond the grace period (the time to end by themselves) after a signal has killed
-    a worker.
+    With `patient`, the others may run longer than their grace period if a signal has killed a worker.
     """
 
     def __init__(self, workers: Sequence[P], outlet: Output, *, patient: bool = False) -> None:
@@ -67,14 +66,17 @@ class FailureRule(Generic[P]):
         return IDLE_SECONDS
 
     def continue_without(self, worker: P, *, is_failed: bool) -> bool:  # noqa: ARG002 - for other rules
-        """Return whether the others continue without a worker whose process has exited early."""
+        """Return whether the others continue without a worker whose process has exited.
+
+        `is_failed` says that it was killed, evicted or lost with its node; no error of the script ended it.
+        """
         return False
 
     def has_ended(self, worker: P) -> bool:
         return any(one is worker for one, _ in self._ended)
 
     def restart(self, worker: P) -> P | None:  # noqa: ARG002 - as above
-        """Start and return a process that replaces a failed worker; None if no restart is left or the run is over."""
+        """Start and return a process in place of a failed worker's; None if no restart is left or the run is over."""
         return None
 
     def exited_well(self, worker: P) -> None: ...
@@ -124,10 +126,10 @@ class OnRequest(FailureRule[P]):
 
 
 class Coordinator(FailureRule[P]):
-    """Policy for schedules with fixed rounds: surviving workers vote, and the launcher decides who continues.
+    """Policy for schedules with fixed rounds: surviving workers vote, and the launcher decides which ones continue.
 
-    At most `max_failures` workers may be missing at a time. `start(rank, number)` starts the run's `number`-th
-    replacement or returns None; at most `max_restarts` are started, and `restarted` is called after each.
+    At most `max_failures` workers may be missing at a time. `start(rank, number)` starts replacement number `number` of
+    the run, or returns None; at most `max_restarts` are started, and `restarted` is called after each.
     """
 
     def __init__(
@@ -187,7 +189,7 @@ class Coordinator(FailureRule[P]):
                 self._handle(Stop())
 
     def poll(self) -> None:
-        """Read the workers' votes and requests to join; decide on a new view (list of members), and publish it."""
+        """Read the workers' votes and requests to join; decide on a new view (list of members) and publish it."""
         if not self._all_have_joined():
             return
         if self._is_new(NEWS):
@@ -203,12 +205,12 @@ class Coordinator(FailureRule[P]):
         super().poll()
 
     def _all_have_joined(self) -> bool:
-        """Return whether all workers have started; until then a failure ends the run."""
+        """Return whether all workers have started; before that a failure ends the run."""
         self._has_begun = self._has_begun or self._notes.count(JOINED) == len(self._workers)
         return self._has_begun
 
     def _read(self) -> None:
-        """Process all new notes of the workers in rank order; each worker's vote is read once per change of members."""
+        """Process new votes, requests to join and ends of workers, in order of ranks, from the store."""
         generation = self._state.view.generation + 1
         some_left, some_ask = self._is_new(LEFT), self._is_new(JOIN)
         for worker in range(len(self._workers)):
@@ -285,13 +287,16 @@ class Coordinator(FailureRule[P]):
         return f"{names} joined in {self._place(view)} {with_}, and all {m} continue together; {moved}"
 
     def _place(self, view: View) -> str:
-        """Return the round, and fragment, in which the members of a view average next, as text for the log."""
+        """Return, as text for the log, the round (and fragment) in which the members of a view average next."""
         turns = int(self._facts()["turns"])
         round_, fragment = divmod(view.resume[0], turns)
         return f"round {round_}" if turns == 1 else f"round {round_} (fragment {fragment})"
 
     def _moved(self, part: int, whole: int, model: str) -> str:
-        """Describe how far a change of members moved the mean model: by `part`/`whole` of the distance to `model`."""
+        """Describe how far a change of members moved the mean model: by `part`/`whole` of its distance to another one.
+
+        `model` names that other model, of the workers that failed or joined, in the sentence.
+        """
         if self._facts()["are_equal"]:
             return "their models are equal, so the mean did not move"
         share = Fraction(part, whole)
@@ -299,6 +304,6 @@ class Coordinator(FailureRule[P]):
         return f"the mean moved {how_far} {model} from it"
 
     def _facts(self) -> dict[str, Any]:
-        """Return what a worker published about the run at its start: timeout, fragments, whether models are equal."""
+        """Return what a worker published at its start: timeout, averages per round, and whether models are equal."""
         facts: dict[str, Any] = json.loads(self._notes.wait_for(f"{JOINED}/{self._state.view.members[0]}"))
         return facts

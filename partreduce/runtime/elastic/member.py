@@ -1,7 +1,7 @@
 """Run one worker of a job that continues after failures; each operation is committed by all members or by none.
 
 After a failed operation a worker votes, reads the launcher's decision (`elastic.coordinator`), connects to the other
-survivors (`elastic.regroup`) and continues. A restarted worker joins in the same way. The protocol is that of
+survivors (`elastic.regroup`) and continues. A replacement joins in the same way. The protocol is that of
 `schedulers.protocols.membership`. Workers keep their initial ranks, in groups and in messages.
 """
 
@@ -50,7 +50,7 @@ def joins() -> bool:
 
 
 class _BrokenError(UnavailableError):
-    """Internal error for an operation that failed, raised while it is not decided whether the run continues."""
+    """Internal error for a failed operation, raised before it is decided whether the run continues."""
 
     def __init__(self, recorder: Recorder, operation: Operation, why: Exception) -> None:
         super().__init__(str(why))
@@ -66,7 +66,7 @@ class Member(FixedMembership):
     """Queue of operations in flight for a run that continues after failures: all members commit one, or none.
 
     An operation is an average; to commit it is to write the result to the model. Only one optimizer per run may have
-    such a queue; `key` names that optimizer.
+    this queue; `key` names the optimizer. `timeout` is in seconds.
     """
 
     may_change = True
@@ -77,7 +77,7 @@ class Member(FixedMembership):
         self.world, self.heartbeat, self.schedule, self.timeout = world, heartbeat, schedule, timeout
         self.glance = min(GLANCE_SECONDS, max(SHORTEST_GLANCE, world.size / MAX_STORE_QUERIES))
         self.turns = schedule.strategy.payload.num_fragments
-        """Operations per round: 1, or the number of fragments. The protocol counts operations from 0."""
+        """Averages per round: 1, or one per fragment. The protocol counts averages from 0."""
         self._entered: Flight | None = None  # the operation that this worker waits for
         self._machine = Membership(world.size, int(os.environ[MAX_FAILED]))
         started, _ = self._machine.start(world.rank)
@@ -91,15 +91,14 @@ class Member(FixedMembership):
         self._is_fit = not os.environ.get(MAX_RESTARTS)
         self._key = key
         self.views: list[tuple[int, messages.Members]] = [(-1, tuple(range(world.size)))]
-        """(operation, members from it on) for each view, by which samples are assigned (see `data.sampler`)."""
+        """For each change of members (index of the first average, members from then on); samplers use it."""
         self.since: dict[int, int] = {}
-        """First operation of each member that joined later, by rank."""
+        """Index of the first average of each member that joined later, by rank."""
 
     def connect_all(self, reducers: Sequence[Reducer], state: State) -> None:
-        """Wait until all workers have started; a restarted worker joins the run instead.
+        """Wait until all workers have started; as a replacement, join the run instead.
 
-        `reducers` run the operations. `state` is this worker's state, which is copied to or from a worker when one
-        joins.
+        `reducers` run the operations. `state` is this worker's training state, which joining workers copy.
         """
         self.regroup.reducers, self.regroup.held = {reducer: reducer.key for reducer in reducers}, state
         self.heartbeat.with_each = self.poll
@@ -132,7 +131,7 @@ class Member(FixedMembership):
         return self.state.view.resume[0]
 
     def begin(self, flight: Flight) -> None:
-        """Start an operation and queue it, in the same order on all members; a failure shows only in `wait`."""
+        """Start an operation and queue it, in the same order on all members; only `wait` reports a failure."""
         self.flights.append(flight)
         self._start_ahead(flight)
 
@@ -149,7 +148,7 @@ class Member(FixedMembership):
     def wait(self, flight: Flight, *, meets: bool = False) -> Flight:
         """Wait for an operation, which all members commit or none; after a failure the survivors run it again.
 
-        `meets` marks an operation of all members outside the schedule.
+        `meets` marks an operation of all members that is not in the schedule, such as a mean model.
         """
         turn, place = flight.turn, self.state.place
         if not meets:
@@ -192,7 +191,7 @@ class Member(FixedMembership):
             flight.release()
 
     def skip(self, turn: int) -> None:
-        """Take part in operation `turn` (its index) without averaging: all members must count the same operations."""
+        """Take part in operation `turn` (its index) without averaging, since all members count operations."""
         self.wait(Flight(turn=turn, step=turn, round=turn // self.turns, start=lambda *_: []))
 
     def check_to_go_back(self, round_: int) -> None:
@@ -204,7 +203,7 @@ class Member(FixedMembership):
             )
 
     def givers(self, step: int) -> int:
-        """Return how many current members have taken step `step`, given one step per round; later joiners have not."""
+        """Return how many current members have taken step `step`, if a round is one step; later joiners have not."""
         return max(1, sum(self.since.get(member, 0) <= step for member in self.members))
 
     def average_model(self, reducers: Sequence[Reducer], members: messages.Members, step: int, round_: int) -> None:  # noqa: ARG002 - the survivors
@@ -218,7 +217,10 @@ class Member(FixedMembership):
     def common_start(
         self, reducer: Reducer, step: int, round_: int, *, name: str, starts: int, host: Streams | None
     ) -> Reference:
-        """Return this worker's parameters as reference parameters. Raises InputError unless equal on all members."""
+        """Return this worker's parameters as reference parameters. Raises InputError unless they equal all members'.
+
+        `starts` counts the references of `reducer` so far, for keys in the store; `host` are streams that offload them.
+        """
         del step
 
         def is_same(digest: str) -> bool:
@@ -246,10 +248,7 @@ class Member(FixedMembership):
         return self._failed
 
     def _failed(self) -> frozenset[int]:
-        """Return the ranks that are not members now; first take part in a vote that the launcher has called.
-
-        Waiting workers call this often, and so take part in each vote.
-        """
+        """Return the ranks that are no members now, after taking part in a vote if the launcher has called one."""
         if self.is_open:
             self.vote()
             self._continue(None)
@@ -264,7 +263,7 @@ class Member(FixedMembership):
         return self.members
 
     def _carry_out(self, flight: Flight, entry: messages.Enter) -> None:
-        """Run an operation until its sums may be committed (written to the model), again after each failure."""
+        """Run an operation, `entry` in the protocol, until its sums may be written to the model; retry on failures."""
         while True:
             group = Group(self.members) if entry.meets else self.regroup.group_of(flight.turn // self.turns)
             self.handle(replace(entry, group=() if group is None else group.members))
@@ -301,7 +300,7 @@ class Member(FixedMembership):
             broken.record()
 
     def _start(self, flight: Flight) -> None:
-        """Start the all-reduces of a later operation if this worker is in one of its groups."""
+        """Start a later operation's all-reduces, if this worker is in one of its groups."""
         if self.is_between or flight.turn < self.resumes or flight.sums is not None:
             return
         if (group := self.regroup.group_of(flight.turn // self.turns)) is not None:
@@ -322,10 +321,7 @@ class Member(FixedMembership):
         return self.notes.has(f"{OPEN}/{self.state.view.generation + 1}")
 
     def poll(self) -> None:
-        """Record whether the launcher has called a vote, in which each worker tells how far it came.
-
-        The heartbeat thread calls this.
-        """
+        """Record whether the launcher has called a vote on the next members; the heartbeat thread calls this."""
         generation = self.state.view.generation + 1
         if self.notes.has(f"{OPEN}/{generation}"):
             self.called = generation
@@ -335,7 +331,7 @@ class Member(FixedMembership):
         return self.called > self.state.view.generation
 
     def handle(self, event: object) -> None:
-        """Apply an event to the membership state machine and carry out the actions that it returns."""
+        """Apply an event to the membership protocol's state machine and carry out the actions that it returns."""
         state, actions = self._machine.step(self.world.rank, self.state, event)
         assert isinstance(state, MemberState), "a worker"
         self.state, rank = state, self.world.rank
@@ -395,7 +391,7 @@ class Member(FixedMembership):
         self._receive(self._await_answer())
 
     def _await_answer(self) -> messages.View:
-        """Wait, without a deadline, for the view with which the launcher answers a request to join."""
+        """Wait, without a deadline, for the list of members with which the launcher answers a request to join."""
         self.heartbeat.doing("waits to join")
         pauses = Pauses()
         while (generation := self.notes.read(f"{ANSWER}/{self.world.rank}/{self._question}")) is None:
@@ -411,7 +407,7 @@ class Member(FixedMembership):
 
     @property
     def _question(self) -> str:
-        """Identifier of this worker's current request to join, unique among all processes that had this rank."""
+        """Identifier of this worker's current request to join, which no other process with this rank has used."""
         return f"{os.environ[RESTARTED]}.{self._asked}"
 
     def _recover(self, broken: _BrokenError) -> None:
@@ -421,7 +417,10 @@ class Member(FixedMembership):
         broken.record()
 
     def _continue(self, broken: _BrokenError | None) -> None:
-        """Get from a vote, or from outside the membership, to the next generation, with all its members connected."""
+        """Get from a vote, or a request to join, to the next list of members, connected to all of them.
+
+        Raises EvictedError if they continue without this worker. `broken` is the failed operation, for other errors.
+        """
         while self.state.phase is not messages.Phase.RUN:
             match self.state.phase:
                 case messages.Phase.OUTSIDE:

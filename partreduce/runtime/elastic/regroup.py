@@ -1,4 +1,4 @@
-"""Connect all members of a new generation, the period between two changes of members; joining workers copy a state.
+"""Connect all members of a new generation, the time between two changes of members; joining workers copy a state.
 
 The members first compare schedule and view, then create their groups; they continue once every member has a state.
 """
@@ -28,29 +28,26 @@ FAILED = "a further worker is lost"
 
 
 class State(Protocol):
-    """Interface of a worker's complete training state, which a joining worker copies from a donor."""
+    """A worker's complete training state, which joining workers copy from one member, the donor."""
 
     def give(self) -> bytes: ...
 
     def take(self, data: bytes, turn: int) -> None:
-        """Load the state that another worker packed; training then continues with the step before operation `turn`.
-
-        `turn` counts the averages of the run.
-        """
+        """Load the state that the donor packed; training continues with the step before average `turn` of the run."""
 
     def check_unfit(self) -> None:
         """Raise InputError if the script holds state that a joining worker could not copy."""
 
 
 def name_of(generation: int) -> str:
-    """Return the prefix in the store for all keys of a generation, the period between two changes of members."""
+    """Return the prefix in the store of all keys of a generation, the time between two changes of members."""
     return f"generation-{generation}"
 
 
 class Regroup:
     """One worker's groups in the current generation, and its connection to the members of the next.
 
-    A generation is the period between two changes of members.
+    A generation is the time between two changes of members. `key` names the optimizer; `timeout` is in seconds.
     """
 
     def __init__(self, world: GlooWorld, schedule: Schedule, *, key: str, timeout: float) -> None:
@@ -65,10 +62,7 @@ class Regroup:
         return next(iter(self.reducers))
 
     def group_of(self, round_: int) -> Group | None:
-        """Return this worker's group in a round, with the ranks that workers had at the start.
-
-        None if it averages with no other worker.
-        """
+        """Return this worker's group in a round, in ranks that workers had at the start; None if it has none then."""
         rank, members = self.world.rank, self._members
         if self._now is self.schedule:
             return self._now.group_of(rank, round_)
@@ -81,7 +75,7 @@ class Regroup:
     def connect(self, view: View, is_open: Callable[[], bool], healed: Callable[[], None]) -> bool:
         """Connect to all members of a view (the launcher's list of members); return False if another worker fails.
 
-        `is_open` tells whether another vote has been called; `healed` is called after this worker has copied a state.
+        `is_open` says whether another vote has been called; `healed` is called after this worker has copied a state.
         """
         world, name, members = self.world, name_of(view.generation), view.members
         failed = frozenset(range(world.size)) - frozenset(members)
@@ -125,9 +119,9 @@ class Regroup:
         handshake(store, place, len(view.members), facts, key=f"{self.key}-{name}{what}", timeout=self.timeout)
 
     def _hand_over(self, view: View, members: Members, is_open: Callable[[], bool], healed: Callable[[], None]) -> None:
-        """Copy the state of the donor, one of the old members, to the joining workers.
+        """Copy the donor's state to the joining workers by an all-reduce among all of these, `members`.
 
-        All of these take part in an all-reduce, to which the joining ones contribute zeros.
+        For `is_open` and `healed` see `connect`. The joining workers add zeros.
         """
         held, first = self.held, self.first
         assert held is not None, "as above"

@@ -26,7 +26,8 @@ from partreduce.topo.survivors import after_failure, after_failure_of_nodes
 def supports_elastic(schedule: Schedule, world: World, key: str, replica: Sequence[int]) -> bool:
     """Return whether this run can continue after failures, given launcher, schedule and transport.
 
-    Raises InputError if the launcher is to tolerate failures and the run cannot.
+    `key` is the optimizer's ("1" for the first of the process), `replica` the ranks of a sharded model. Raises
+    InputError if the launcher is to tolerate failures and the run cannot.
     """
     if not os.environ.get(MAX_FAILED):
         if schedule.failure_plan is not None and not world.rank and not may_be_started_again():
@@ -45,7 +46,7 @@ def supports_elastic(schedule: Schedule, world: World, key: str, replica: Sequen
 
 
 def way_to_continue(schedule: Schedule, world: World, key: str, replica: Sequence[int]) -> str:
-    """Return a hint for a failure's error message, if the run could have continued with another option; else empty."""
+    """Return a hint for errors if the run could survive under another launcher; parameters as of `supports_elastic`."""
     if os.environ.get(MAX_FAILED) or _blocker_of_run(schedule, world, key, replica):
         return ""
     return "; under `partreduce run --tolerate-failures K` the other workers continue after such a failure"
@@ -72,7 +73,10 @@ def elastic_blocker(schedule: Schedule) -> str:
 
 
 def schedule_for_present_nodes(schedule: Schedule) -> Schedule:
-    """Return the schedule for the workers that torchrun has started: the failure plan's if nodes are missing."""
+    """Return the schedule for the workers that torchrun has started: the failure plan's if nodes are missing.
+
+    Raises InputError if the plan has none for them.
+    """
     size, wanted = place()[1], schedule.num_workers
     if not may_be_started_again() or not 1 < size < wanted:
         return schedule
@@ -86,7 +90,7 @@ def schedule_for_present_nodes(schedule: Schedule) -> Schedule:
 
 
 def warn_nodes_missing(schedule: Schedule, started: Schedule) -> None:
-    """Warn that the run follows the failure plan because nodes are missing."""
+    """Warn that the run follows `schedule`'s failure plan, if `started` is the plan's schedule for fewer nodes."""
     have, had = started.cluster.num_nodes, schedule.cluster.num_nodes
     if have < had:
         warn_user(

@@ -24,8 +24,8 @@ CONNECT_SECONDS = 15.0  # timeout for connecting members that have all arrived; 
 class Survivors(FixedMembership):
     """Membership of a run with dynamic groups, in which any worker may fail.
 
-    `evicted` returns the workers that the group service gave up. A worker that is silent for `timeout` seconds is no
-    longer waited for.
+    `evicted` returns the ranks that the group service gave up. A worker that is silent for `timeout` seconds is no
+    longer waited for. `key` names the optimizer in the store.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Survivors(FixedMembership):
         return self.failed
 
     def failed(self) -> frozenset[int]:
-        """Return the workers known to have failed, from the store or the group service, and destroy their groups."""
+        """Return the ranks known to have failed, from the store or the group service; destroy groups with them."""
         now = time.monotonic()
         if now > self._glanced + GLANCE_SECONDS:
             self._glanced = now
@@ -59,7 +59,7 @@ class Survivors(FixedMembership):
         return self.forget()
 
     def forget(self) -> frozenset[int]:
-        """Destroy the groups of workers already known to have failed, without a store query; return the workers."""
+        """Return the ranks known to have failed, without a query of the store; destroy groups with them."""
         if new := (self._noted | self._evicted()) - self._failed:
             self._failed |= new
             self.world.destroy_with(new)
@@ -92,7 +92,7 @@ class Survivors(FixedMembership):
         return True
 
     def gathered(self, place: str) -> tuple[int, ...]:
-        """Wait until all workers that have not failed have reached `place`; return them, connected."""
+        """Wait until all workers that have not failed have reached `place`; return their ranks, connected."""
         members: tuple[int, ...] = ()
 
         def missing() -> frozenset[int]:

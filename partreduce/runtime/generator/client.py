@@ -1,7 +1,6 @@
-"""Connect a worker to the group service, with a thread that requests groups ahead, resends, and sends heartbeats.
+"""Connect a worker to the group service, by a thread that requests groups ahead, resends, and sends heartbeats.
 
-The thread runs the state machine `GroupWorker` that the model checker explores; the training loop only starts and ends
-rounds.
+The thread runs the state machine `GroupWorker` that the model checker explores; training only starts and ends rounds.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class GeneratorClient:
         self._thread.start()
 
     def begin(self) -> None:
-        """Report the last group as done and request the next round's group; returns at once."""
+        """Report the last group as done and request the next round's group; does not wait for it."""
         with self._changed:
             self._raise()
             if not self._taken:
@@ -105,7 +104,7 @@ class GeneratorClient:
                 self._step(protocol.NextRound())
 
     def group(self) -> tuple[int, tuple[int, ...]] | None:
-        """Wait for this round's group; return (sequence number, members), or None if this worker has none."""
+        """Wait for this round's group; return (sequence number, ranks), or None if this worker has none."""
         with self._changed:
             self._note_cost()
             deadline = Deadline(self.timeout)
@@ -122,7 +121,7 @@ class GeneratorClient:
             return self._granted
 
     def _note_cost(self) -> None:
-        """Record how long this round's computation took; requests tell the service the minimum over the last rounds."""
+        """Record how long this round's computation took; requests carry the minimum over the last rounds."""
         leaving = self._worker.rounds is not None  # rounds while leaving compute nothing
         if self._begun is not None and self._state is not None and not leaving:
             self._costs.append(time.monotonic() - self._begun)
@@ -130,7 +129,7 @@ class GeneratorClient:
             self._state = replace(self._state, cost=max(1, round(1e6 * min(self._costs))))
 
     def broke(self) -> None:
-        """Report that averaging with the granted group failed, and request the next round's group."""
+        """Report that averaging in the last group failed, and request the next round's group."""
         with self._changed:
             self._raise()
             if self._granted is not None:  # else it was declared void meanwhile
@@ -143,9 +142,9 @@ class GeneratorClient:
             return self._granted is None or self._granted[0] != seq
 
     def leave(self) -> tuple[int, tuple[int, ...]] | None:
-        """Stop requesting groups. Returns a group that other workers wait in, or None when done.
+        """Stop requesting groups; return a group in which others wait for this worker, or None if none is left.
 
-        A group is (sequence number, members). After averaging with it, call `leave` again.
+        A group is (sequence number, ranks). After averaging with it, call `leave` again.
         """
         while True:
             with self._changed:
@@ -161,7 +160,7 @@ class GeneratorClient:
                 return group
 
     def close(self) -> None:
-        """End thread and connection; without `leave` before, the service waits until the lease has expired."""
+        """End thread and connection. Without `leave` before, the service waits until the lease has expired."""
         if not self._closing:
             self._closing = True
             self._endpoint.end()

@@ -22,9 +22,10 @@ HEADER_BYTES, FRAME_BYTES = 32, 24 + PAGE_BYTES  # in SQLite's write-ahead file;
 class Log:
     """Write-ahead log of the messages that the group service received; locked against a second service.
 
-    An SQLite database of one table in WAL mode, synced after every batch; `records` are its rows when it was opened.
-    Records cut off by a crash were never answered, and SQLite drops them; any other damage is an error. Each row's
-    checksum covers all earlier rows, and missing commits are searched for, since SQLite detects neither kind of damage.
+    An SQLite database of one table in WAL mode, synced to disk after every batch; `records` are its rows when it was
+    opened. SQLite drops records that a crash cut off; these were never answered. Any other damage raises FileError.
+    SQLite detects neither a changed row nor a missing commit: so each row has a checksum of all rows up to it, and the
+    WAL file is searched for commits that SQLite does not see.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -51,7 +52,7 @@ class Log:
             raise
 
     def append(self, contents: Iterable[bytes], *, instead: bool = False) -> None:
-        """Write records and wait until they are on disk, all or none; `instead` replaces all earlier records."""
+        """Write records and wait until they are on disk, all or none; with `instead` they replace all earlier ones."""
         rows, checksum = [], 0 if instead else self._checksum
         for content in contents:
             checksum = zlib.crc32(content, checksum)
@@ -71,7 +72,7 @@ class Log:
         self._checksum = checksum
 
     def size(self) -> int:
-        """Return the number of bytes written since the log was opened or replaced."""
+        """Return the number of bytes written since the log was opened or last replaced."""
         return self._ahead.stat().st_size
 
     def close(self) -> None:
@@ -124,6 +125,6 @@ class Log:
 
 
 def _has_commit(frames: bytes) -> bool:
-    """Return whether WAL frames contain the last frame of a complete commit; frames of zeros were never written."""
+    """Return whether frames of SQLite's WAL file contain the end of a complete commit; zeros were never written."""
     whole = (frames[place : place + FRAME_BYTES] for place in range(0, len(frames) - FRAME_BYTES + 1, FRAME_BYTES))
     return any(any(frame[4:8]) and frame[-1] for frame in whole)

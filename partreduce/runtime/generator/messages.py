@@ -1,7 +1,7 @@
 """Define the messages between workers and the group service, with strict parsing, and the job's key.
 
-The key is random per job and is the secret of the service's `transport.endpoint`. It is stored in a file that only its
-owner can read, or in the environment variables that the launcher passes to its children; never in the store, which any
+The key is random per job and is the secret of the service's `transport.endpoint`. It is in a file that only its owner
+can read, or in the environment variables that the launcher passes to its children; never in the store, which any
 process that reaches its port can read.
 """
 
@@ -39,14 +39,14 @@ def new_key() -> str:
 
 
 def key_in(text: str, source: str) -> str:
-    """Parse the job's key from the text of a file or environment variable; errors name `source`."""
+    """Return the job's key from the text of a file or environment variable, named `source` in InputError."""
     if re.fullmatch(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\s*", text) is None:
         raise InputError(f"{source}: does not hold the keys of a job; let `partreduce generator` write them")
     return text.strip()
 
 
 def write_key(path: str | os.PathLike[str], key: str) -> None:
-    """Write the key to a file that only its owner can read."""
+    """Write the key to a file that only its owner can read. Raises FileError if that fails."""
     target = Path(path)
     # To a temporary file, then renamed, so that no process reads half a key.
     part = target.with_name(f".{target.name}.{secrets.token_hex(6)}.part")
@@ -62,7 +62,7 @@ def write_key(path: str | os.PathLike[str], key: str) -> None:
 
 
 def read_key(path: str | os.PathLike[str]) -> str:
-    """Read the job's key from a file. Raises FileError if users other than its owner may read the file."""
+    """Read the job's key from a file. Raises FileError if users other than the owner may read the file."""
     try:
         with open(path, encoding="utf-8") as stream:  # noqa: PTH123 - the open file's mode is what counts
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
@@ -78,7 +78,8 @@ def read_key(path: str | os.PathLike[str]) -> str:
 class FromWorker:
     """Message from a worker to the group service: a heartbeat, with the request that it waits for (`ask`), if any.
 
-    `session` is a random number of the worker's process, `patience` the run's timeout in milliseconds (0: unknown).
+    `session` is a random number of the worker's process; `goodbye` says that it has ended; `patience` is the run's
+    timeout in milliseconds (0: unknown).
     """
 
     rank: int
@@ -94,7 +95,7 @@ class FromWorker:
 
 
 def unpack_request(rank: int, kind: str, numbers: Sequence[int], num_workers: int) -> FromWorker:
-    """Parse a worker's message. Raises InputError for any other message."""
+    """Parse a worker's message, received from `rank`. Raises InputError if it is not valid."""
     if not 0 <= rank < num_workers:
         raise InputError(f"rank: is not a number in 0..{num_workers - 1}")
     if kind not in (ASK, ALIVE, GOODBYE) or len(numbers) < 2:
@@ -113,7 +114,7 @@ def unpack_request(rank: int, kind: str, numbers: Sequence[int], num_workers: in
 
 
 def plain_ask(ask: protocol.Ask) -> list[int]:
-    """Encode a request as a list of integers, without its `salt`, a field that only the model checker uses."""
+    """Encode a request as integers, without `salt`, a field that only the model checker uses."""
     return [ask.request, ask.done, int(ask.last), int(ask.failed), int(ask.computed), ask.cost]
 
 
@@ -125,7 +126,7 @@ def ask_of(numbers: Sequence[int]) -> protocol.Ask:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The service's answer to a heartbeat: the failed workers, and after how many silent ms it evicts the sender."""
+    """The service's answer to a heartbeat: the failed ranks, and the ms of silence after which it evicts the worker."""
 
     failed: tuple[int, ...]
     lease: int
@@ -139,10 +140,7 @@ class Rejection:
 
 
 def pack_reply(reply: protocol.Reply | Rejection | Lease) -> tuple[str, list[int]]:
-    """Encode an answer of the service as (kind, integers).
-
-    Only the last field of an answer may be a list, whose numbers come last.
-    """
+    """Encode an answer of the service as (kind, integers)."""
     if isinstance(reply, Rejection):
         return REFUSED + reply.why[:200], []
     if isinstance(reply, Lease):
@@ -152,7 +150,7 @@ def pack_reply(reply: protocol.Reply | Rejection | Lease) -> tuple[str, list[int
 
 
 def unpack_reply(kind: str, numbers: Sequence[int]) -> protocol.Reply | Rejection | Lease:
-    """Decode an answer of the service. Raises InputError for any other message."""
+    """Decode an answer of the service. Raises InputError if it is not valid."""
     if kind.startswith(REFUSED) and not numbers:
         return Rejection(kind.removeprefix(REFUSED)[:200])
     if kind == HEARD and numbers:
@@ -178,7 +176,7 @@ def pack_state(state: protocol.GeneratorState) -> dict[str, Any]:
 
 
 def unpack_state(raw: dict[str, Any]) -> protocol.GeneratorState:
-    """Decode a state that `pack_state` encoded; the caller has verified the log's checksum."""
+    """Decode a state that `pack_state` encoded; the caller has checked it by the log's checksum."""
     groups = tuple(Outstanding(seq, tuple(members), tuple(active)) for seq, members, active in raw["groups"])
     buffers = GroupBuffers(groups, tuple(map(tuple, raw["queues"])), tuple(raw["locks"]), raw["next_seq"])
     answers: tuple[Any, ...] = tuple(None if answer is None else unpack_reply(*answer) for answer in raw["answers"])

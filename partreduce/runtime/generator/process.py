@@ -64,7 +64,7 @@ def generator_process(schedule: Path, host: str = "127.0.0.1", key: str | None =
 
 
 class GeneratorProcess:
-    """The launcher's handle of the group service's process, which it also restarts."""
+    """The group service's process, which the launcher starts by `command` and restarts if it is killed."""
 
     def __init__(self, command: list[str], key: str, host: str) -> None:
         self.command, self.key, self._host = command, key, host
@@ -84,7 +84,7 @@ class GeneratorProcess:
         return process
 
     def serve(self, address_file: Path) -> None:
-        """Wait until the service listens; from then on restart it whenever it is killed."""
+        """Wait until the service writes its address to `address_file`; from then on restart it if it is killed."""
         deadline = time.monotonic() + START_SECONDS
         while not address_file.exists():
             if self.process.poll() is not None:
@@ -106,10 +106,9 @@ class GeneratorProcess:
         return frozenset(self._evicted)
 
     def _keep(self) -> None:
-        """Read the evicted ranks that the process reports, and restart it on its log and port if a signal killed it.
+        """Read the evicted ranks that the process reports, and restart it with its log and port if a signal killed it.
 
-        The kernel kills a process when the thread that started it ends, so this thread lives as long as its last
-        process.
+        The kernel kills a process when the thread that started it ends, so this thread lives as long as the process.
         """
         for restarts in range(MAX_RESTARTS + 1):
             assert self.process.stdout is not None, "asked for"
@@ -145,7 +144,7 @@ def _write(process: subprocess.Popen[bytes], lines: Sequence[str]) -> None:
 
 
 def _sweep() -> None:
-    """Remove temporary folders left by runs whose launcher and service were killed together."""
+    """Remove temporary folders of runs whose launcher and group service were killed together."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         pid = folder.name.removeprefix(PREFIX).partition("-")[0]
         with contextlib.suppress(OSError):
@@ -161,10 +160,9 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 
 @contextlib.contextmanager
 def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
-    """Context in the service's process: ends it with its parent, and removes `files` and their folder.
+    """Let this process, the group service, end with process `parent`; at the end remove `files` and their folder.
 
-    The folder is created here, since the parent may be killed before it could remove the folder. The files are removed
-    however this process ends, except by SIGKILL, after which it is restarted.
+    It creates the folder, since a killed parent could not remove it. After SIGKILL the files stay, for a restart.
     """
     try:
         with raise_on_sigterm():
@@ -184,13 +182,13 @@ def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
 
 
 class Launcher:
-    """The service's connection to its launcher, by pipes: reads key and failed ranks, and reports evicted ranks."""
+    """The group service's pipes to its launcher, from which it reads its key and failed ranks."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def first_line(self) -> str:
-        """Read the first line from the pipe, which is the job's key."""
+        """Read the first line from the launcher, the job's key."""
         while b"\n" not in self._rest and (read := os.read(STANDARD_INPUT, 4096)):
             self._rest += read
         line, _, self._rest = self._rest.partition(b"\n")

@@ -27,7 +27,7 @@ class Guard(Facts):
     If several optimizers wrap the same model, its forward hooks belong to the newest.
     """
 
-    def __init__(self, engine: Any) -> None:  # noqa: ANN401 - the engines stand above
+    def __init__(self, engine: Any) -> None:  # noqa: ANN401 - an Engine, whose module imports this one
         super().__init__(engine)
         self.always = checks_always()
         self._is_early = True
@@ -92,7 +92,7 @@ class Guard(Facts):
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Context without checks of the model's use; at its end warn if a state was loaded into the mean model."""
+        """Check no use of the model in the context; at its end warn if a state was loaded into the mean model."""
         self.pause()
         loads = self.loads
         try:
@@ -130,7 +130,7 @@ class Guard(Facts):
         self.made.clear()
 
     def compare_first(self, *, gradients: bool) -> None:
-        """Before the first average compare the models; with `gradients` also compare data sets and first gradients."""
+        """Compare the models before the first average; with `gradients` also the data sets and first gradients."""
         if self.starts is not None:
             training.models_begin_apart(self)
         if self.notes is not None and gradients:
@@ -138,7 +138,7 @@ class Guard(Facts):
             training.same_batches(self)
 
     def compares_data(self, store: Store, key: str, num_workers: int) -> None:
-        """Turn on the comparison of first gradients and data sets between workers, by hashes in the run's store."""
+        """Let workers compare first gradients and data sets by hashes in the run's store, under names with `key`."""
         self.notes, self.num_compared = Notes(store, f"data/{key}"), num_workers
 
     def after_averaging(self) -> None:
@@ -148,7 +148,7 @@ class Guard(Facts):
         self.means = self._gradients()
 
     def means_changed(self) -> bool:
-        """Return whether the script changed or replaced an averaged gradient before `step()`; O(parameters)."""
+        """Return whether the script changed an averaged gradient; raise InputError if a backward pass added to one."""
         run_checks(Moment.AFTER_AVERAGING, self)
         return self.means is not None and self._gradients() != self.means
 
@@ -181,7 +181,7 @@ class Guard(Facts):
 
     @contextlib.contextmanager
     def comparing_models(self) -> Iterator[None]:
-        """Context around an average over all workers: warn once if models that should be equal were not."""
+        """Warn once if an average over all workers, inside the context, changes models that should be equal already."""
         expected = self.averages_gradients and not self.engine.differs and "models part" not in self.said
         before = sample_of(self.flat) if expected else []
         yield
@@ -202,7 +202,7 @@ class Guard(Facts):
 
     @torch_compile_disable
     def _gradient_made(self, parameter: torch.Tensor) -> None:
-        """Record a finished gradient; autograd's threads call this, so it must not raise."""
+        """Gradient hook that records a change of `parameter.grad`; autograd's threads call it, so it must not raise."""
         if self.means is not None:
             if not self.added:
                 self.added = next(slot.names[0] for slot in self.flat.slots() if slot.parameter is parameter)
@@ -262,7 +262,7 @@ def _forward_begins(number: int) -> None:
 
 
 def averaged_elsewhere(module: torch.nn.Module) -> bool:
-    """Return whether a DistributedDataParallel around `module` averages its gradients; call it in a forward pass."""
+    """Return whether a DistributedDataParallel that contains `module` is in a forward pass and averages gradients."""
     wrapper: Any = getattr(DistributedDataParallel, "_active_ddp_module", None)
     return (
         wrapper is not None and wrapper.require_backward_grad_sync and any(one is module for one in wrapper.modules())
@@ -279,7 +279,7 @@ class _AfterLoad(ModuleHook):
 
 
 class _BeforeStateDict(ModuleHook):
-    """Hook before a module's `state_dict()`; it is pickled with the module, and so also detects pickling."""
+    """Hook before a module's `state_dict()`; it is pickled with the module, and so notices pickling, too."""
 
     def __init__(self, guard: ReferenceType[Guard], name: str) -> None:
         self._guard, self._name = guard, name

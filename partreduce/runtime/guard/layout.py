@@ -25,7 +25,7 @@ _address, _is_trainable = torch.Tensor.data_ptr, attrgetter("requires_grad")
 class Layout:
     """Record of a model's parameters, buffers and modules at wrapping, with memory addresses, to detect changes.
 
-    `tables` are parameters that are exchanged separately.
+    `tables` are embedding parameters that are exchanged separately.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Layout:
         self.groups: list[tuple[int, int]] | None = None  # ids and lengths of the groups when last correct
 
     def note_parts(self) -> None:
-        """Record parent and name of each submodule with parameters."""
+        """Record each submodule that has parameters, with its parent module and its name there."""
         parts = [
             (parent._modules, name, part)  # noqa: SLF001 - as above
             for parent in self.flat.model.modules()
@@ -70,13 +70,13 @@ class Layout:
             row(self)
 
     def prepare(self) -> None:
-        """Reshard FSDP's parameters, if the model is sharded; gathered ones would look replaced."""
+        """Reshard FSDP's parameters if the model is sharded: all-gathered ones would look replaced."""
         if self.is_sharded:
             self.flat.sharders.reshard()
 
 
 class _Memory:
-    """Expected memory addresses of the parameters of a bucket (flat array), to detect one that was moved."""
+    """Memory addresses that a bucket's parameters should have in its flat array, to detect one that was moved."""
 
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
@@ -145,14 +145,14 @@ def storage_moved(layout: Layout) -> Found:
 
 
 def _cudnn(slot: Slot) -> str:
-    """Return a further cause for the message, if the parameter belongs to a recurrent layer on a GPU; else empty."""
+    """Return a further cause of moved storage, flatten_parameters(), for recurrent layers on a GPU; else ""."""
     recurrent = any(isinstance(module, torch.nn.RNNBase) for module, _ in slot.owners)
     return ", and for recurrent layers flatten_parameters()" if recurrent and slot.parameter.is_cuda else ""
 
 
 @check(*EACH_STEP, when=When.FIRST_STEPS, cost="O(buffers), in Python", refuses="buffer {name!r}: {change}")
 def buffer_changed(layout: Layout) -> Found:
-    """Whether a buffer has another shape, dtype or layout; later only averaged buffers, at each average."""
+    """Whether a buffer has another shape, dtype or layout than at wrapping; after 3 steps only averaged buffers."""
     for held, attribute, name, spec in layout.buffers:
         buffer = held.get(attribute)
         if (buffer is None or (buffer.shape, buffer.dtype, buffer.layout) != spec) and (
@@ -171,7 +171,7 @@ def buffer_changed(layout: Layout) -> Found:
     "all workers, then wrap",
 )
 def layer_replaced(layout: Layout) -> Found:
-    """Whether a module with parameters was replaced; it may be moved into another module of the model."""
+    """Whether a module with parameters was replaced or removed; it may be moved inside the model."""
     if all(map(is_, map(dict.get, layout.parents, layout.part_names), layout.parts)):
         return None
     held = set(layout.flat.model.parameters())

@@ -2,7 +2,7 @@
 
 `@check(...)` registers a function that returns None if all is well, and otherwise the values for the message. All
 checks run at wrapping and in the first steps. Later steps run only those that cost almost nothing or state a reason
-(`why`); `PARTREDUCE_CHECK=always` runs all checks in each step. The tables of `docs/errors.md` are generated from it.
+(`why`); `PARTREDUCE_CHECK=always` runs all checks in each step. `docs/errors.md` is generated from `TABLE`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Found: TypeAlias = "Mapping[str, object] | None"
 
 
 class Moment(StrEnum):
-    """A point in a run at which checks are made, such as before a step; the members are in the order of a run."""
+    """A moment of a run at which checks are made, such as before a step; in the order of a run."""
 
     WRAP_OPTIMIZER = "Wrapping: the optimizer"
     WRAP_MODEL = "Wrapping: the model"
@@ -42,12 +42,12 @@ class Moment(StrEnum):
 
     @property
     def is_in_step(self) -> bool:
-        """Whether this moment occurs in each step, so that its checks cost time in each step."""
+        """Whether this moment occurs in each step, so that its checks take time in each step."""
         return self in (Moment.BEFORE_STEP, Moment.BEFORE_AVERAGING, Moment.ROUND_END)
 
 
 class When(StrEnum):
-    """In which steps of a run a check runs."""
+    """Steps of a run in which a check runs."""
 
     ALWAYS = "every step"
     FIRST_STEPS = "first 3 steps"
@@ -56,9 +56,10 @@ class When(StrEnum):
 
 @dataclass(eq=False)
 class Check:
-    """A check for misuse: the moments at which it runs, its cost, and its error or warning.
+    """A check for misuse: the moments at which it runs, its cost, and its error or, if `warns`, its warning.
 
-    `look` returns None if all is well, else the values for the names in braces in `message`.
+    `look` returns None if all is well, else the values for the names in braces in `message`. `looks_at` says in words
+    what is checked, and `why` why it runs in every step.
     """
 
     name: str
@@ -71,7 +72,7 @@ class Check:
     warns: bool
     why: str
 
-    def __call__(self, *facts: Any) -> None:  # noqa: ANN401 - what the moment has to show
+    def __call__(self, *facts: Any) -> None:  # noqa: ANN401 - they depend on the moment
         if (found := self.look(*facts)) is None:
             return
         text = self.message.format_map(found)
@@ -86,10 +87,10 @@ TABLE: list[Check] = []
 def check(
     *moments: Moment, refuses: str = "", warns: str = "", when: When = When.ALWAYS, cost: str = "none", why: str = ""
 ) -> Callable[[Callable[..., Found]], Check]:
-    """Return a decorator that registers a function as a check.
+    """Return a decorator that registers a function as a check at `moments`, in the steps `when`.
 
-    The function's name becomes the check's name, and its docstring the text of the column "what is checked" in
-    `docs/errors.md`.
+    A fault raises InputError with the text `refuses`, or gives the warning `warns`; `cost` and `why` are as in `Check`.
+    The function's docstring is the text of the column "what is checked" in `docs/errors.md`.
     """
 
     def register(look: Callable[..., Found]) -> Check:
@@ -101,18 +102,18 @@ def check(
 
 
 def checks_at(moment: Moment) -> tuple[Check, ...]:
-    """Return the checks of a moment, in the order in which they are defined."""
+    """Return the checks that run at a moment, in the order in which they are defined."""
     return tuple(row for row in TABLE if moment in row.moments)
 
 
 def run_checks(moment: Moment, *facts: object) -> None:
-    """Run the checks of a moment with the arguments `facts`; each raises InputError or warns if it fails."""
+    """Call all checks of a moment with the arguments `facts`; the first that fails raises InputError, or it warns."""
     for row in checks_at(moment):
         row(*facts)
 
 
 def checks_always() -> bool:
-    """Return whether `PARTREDUCE_CHECK=always` makes all checks run in every step."""
+    """Return whether `PARTREDUCE_CHECK=always` is set: all checks run in every step. InputError for another value."""
     asked = os.environ.get(CHECK, "")
     if asked not in ("", "always"):
         raise InputError(f"{CHECK}: expected 'always', got {asked!r}; set it to that, or unset it")

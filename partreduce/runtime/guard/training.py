@@ -1,4 +1,4 @@
-"""Check what a script does while it trains; `Facts` is the state of one run that the checks read."""
+"""Check what a script does while it trains; the checks read `Facts`, the state of one run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TAKEN_ELSEWHERE = "would apply gradients to it that were taken at other paramete
 
 
 class Special(NamedTuple):
-    """A step changed by `skip()` or by a GradScaler: whether it is skipped, the scaler's `found_inf` and its scale."""
+    """A step by `skip()` or with a GradScaler: whether it is skipped, the scaler's `found_inf` and scale (or None)."""
 
     skip: bool
     found_inf: torch.Tensor | None
@@ -38,7 +38,7 @@ Version = tuple[int, int]
 
 
 def version_of(parameter: torch.Tensor) -> Version:
-    """Return the identity of a parameter's gradient tensor and its version, which counts in-place changes."""
+    """Return the identity of a parameter's gradient and its version, which counts in-place changes; (0, 0) for None."""
     gradient = parameter.grad
     return (0, 0) if gradient is None else (id(gradient), gradient._version)  # noqa: SLF001 - torch has no public way
 
@@ -49,7 +49,7 @@ LOCK = threading.Lock()  # guards the set of runs, over which each optimizer's s
 class Facts(Layout):
     """State of one optimizer's run that the checks read, such as versions of gradients and warnings already given."""
 
-    def __init__(self, engine: Any) -> None:  # noqa: ANN401 - the engines stand above
+    def __init__(self, engine: Any) -> None:  # noqa: ANN401 - an Engine, whose module imports this one
         run: Run = engine.run
         super().__init__(run.flat, run.rank, engine.optimizer, run.tables)
         self.engine, self.run = engine, run
@@ -69,7 +69,7 @@ class Facts(Layout):
         self.num_compared = 0
         self.own = {id(one) for one in with_inner(engine.optimizer)}  # the wrapped optimizer, and those inside it
         self.shares: WeakKeyDictionary[torch.optim.Optimizer, list[Slot]] = WeakKeyDictionary()
-        """For each other optimizer that has stepped, its parameters of the model."""
+        """For each other optimizer that has stepped, the slots of the model's parameters that it holds."""
         self.left: dict[torch.Tensor, Version] = {}  # gradients of those parameters after the last step, averaged
         self.has_stepped = False
 
@@ -79,7 +79,7 @@ class Facts(Layout):
         return is_new
 
     def frozen_now(self) -> dict[str, str]:
-        """Return hashes of the frozen parameters, if the workers' models may differ; else empty."""
+        """Return hashes of the frozen parameters by name; empty if all workers' models are equal anyway."""
         if self.run.alone or (self.averages_gradients and not self.engine.differs):
             return {}
         return {name: digest_of([values]) for name, values in self.flat.named_frozen()}
@@ -93,7 +93,7 @@ class Facts(Layout):
         return share
 
     def first_local(self, optimizer: torch.optim.Optimizer) -> Found:
-        """Find a parameter that another optimizer would step with a gradient that was not averaged."""
+        """Find a parameter of another optimizer with a gradient that was not averaged; None if there is none."""
         for slot in self.share_of(optimizer):
             left = self.left.get(slot.parameter)
             is_mean = self.has_stepped if left is None else left == version_of(slot.parameter)
@@ -103,7 +103,7 @@ class Facts(Layout):
 
 
 def _parameters_of(group: Mapping[str, Any]) -> list[torch.nn.Parameter]:
-    """Return the parameters of an optimizer's group, which may also list pairs (name, parameter)."""
+    """Return the parameters of an optimizer's group, which may also list (name, parameter)."""
     return [entry[1] if isinstance(entry, tuple) else entry for entry in group["params"]]
 
 
@@ -277,7 +277,7 @@ def gradients_sent_with_a_scale(facts: Facts, step: Special) -> Found:
     "acts on this worker's own gradient and differs from DDP; call optimizer.average_gradients() before it",
 )
 def gradients_clipped_before_averaging(facts: Facts) -> Found:
-    """Whether a gradient was changed in place (by its version) after `backward()` and before `step()` averages it."""
+    """Whether a gradient was changed in place between `backward()` and averaging (judged by its version counter)."""
     allowed = 1 if facts.run.applier.scaled else 0  # a GradScaler may have changed each of them once
     for parameter, (tensor, version) in () if facts.skips else facts.made.items():
         now, changes = version_of(parameter)
@@ -320,7 +320,7 @@ def models_begin_apart(facts: Facts) -> Found:
     "files, or shuffle what it returns",
 )
 def data_in_different_orders(facts: Facts) -> Found:
-    """Whether `shard_dataset()` got different data on workers, by hashes of a few elements in the store."""
+    """Whether `shard_dataset()` got different data on workers, judged by hashes of a few elements in the store."""
     if facts.notes is None:
         return None
     apart = ""
@@ -344,7 +344,7 @@ BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     "script averages gradients itself, leave that to the schedule",
 )
 def same_batches(facts: Facts) -> Found:
-    """Whether all workers have the same local gradients, by hashes that they write to the store.
+    """Whether all workers have the same local gradients, judged by hashes that they write to the store.
 
     Models start equal, so equal batches give bitwise equal gradients. No worker waits: only the last worker to write
     warns, if all hashes equal the first.
@@ -357,7 +357,7 @@ def same_batches(facts: Facts) -> Found:
 
 
 def fingerprint(gradients: Iterable[torch.Tensor | None]) -> str:
-    """Return a hash of the bits of dense gradients; empty if too few are nonzero or one is not finite."""
+    """Return a hash of the bits of dense gradients; empty if fewer than 16 numbers are nonzero or one is not finite."""
     sums, sizes = [], []
     for gradient in gradients:
         if gradient is None or gradient.layout is not torch.strided or not gradient.is_floating_point():
@@ -403,7 +403,7 @@ def plain_optimizer_stepped(facts: Facts, optimizer: torch.optim.Optimizer) -> F
     "DistributedOptimizer, which measures from the model with which all begin; step it after that one",
 )
 def another_optimizer_first(facts: Facts, optimizer: torch.optim.Optimizer) -> Found:
-    """For outer steps and servers: whether another optimizer of the same model steps before the first step."""
+    """For outer steps and servers: whether another optimizer of the model steps before DistributedOptimizer does."""
     opens = not facts.run.progress.step and facts.run.traits.measures_from_start
     return facts.first_local(optimizer) if opens else None
 
@@ -427,7 +427,7 @@ def another_optimizer_with_own_gradients(facts: Facts, optimizer: torch.optim.Op
     "and it is averaged like the others",
 )
 def frozen_changed(facts: Facts) -> Found:
-    """Whether a parameter frozen at wrapping has changed, by up to 4,096 sampled elements, if models may differ."""
+    """If models may differ: whether a parameter frozen at wrapping has changed, judged by at most 4,096 elements."""
     now = facts.frozen_now() if facts.frozen else {}
     changed = next((name for name, values in now.items() if values != facts.frozen[name]), None)
     if changed is None:
@@ -444,6 +444,6 @@ def frozen_changed(facts: Facts) -> Found:
     "all, or average parameters (steps_per_round > 1)",
 )
 def models_that_part(facts: Facts, before: list[torch.Tensor]) -> Found:
-    """With averaged gradients: whether averaging all models changes this one, by 65,536 elements per bucket."""
+    """With averaged gradients: whether averaging all models changes this one, judged by 65,536 elements per bucket."""
     is_apart = has_moved(facts.flat, before) and facts.once("models part")
     return {"step": facts.run.progress.step, "rank": facts.rank} if is_apart else None

@@ -1,4 +1,4 @@
-"""Reject, at wrapping, optimizers, models and runs that cannot be averaged or that another library already averages."""
+"""Reject, at wrapping, optimizers, models and runs that cannot be averaged or that another library averages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def check_module(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model. Raises InputError unless it is a module that DistributedDataParallel does not wrap."""
+    """Return the model. Raises InputError if it is no module, or a DistributedDataParallel."""
     of_type(model, torch.nn.Module, "model", "pass the torch.nn.Module whose parameters the optimizer trains")
     model_in_distributed_data_parallel(WrappedModel(model, {}))
     return model
@@ -73,13 +73,16 @@ class WrappedModel(NamedTuple):
 def check_model(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, apart: Mapping[torch.nn.Parameter, str]
 ) -> None:
-    """Run the checks of a model and its optimizer before FlatModel moves the parameters. Raises InputError."""
+    """Check a model and its optimizer before FlatModel moves the parameters. Raises InputError.
+
+    `apart` are parameters that are exchanged separately (tables), each with a description.
+    """
     Sharders(model)  # reshards parameters that a forward pass may have left gathered
     run_checks(Moment.WRAP_MODEL, WrappedModel(model, apart, optimizer))
 
 
-def check_run(world: World, optimizer: Any) -> None:  # noqa: ANN401 - the DistributedOptimizer stands above
-    """Check the schedule against the number of workers and this process's other schedules. Raises InputError."""
+def check_run(world: World, optimizer: Any) -> None:  # noqa: ANN401 - a DistributedOptimizer, whose module imports this one
+    """Raise InputError if the schedule is for another number of workers, or conflicts with another one here."""
     run_checks(Moment.WRAP_RUN, world, optimizer.schedule, optimizer)
 
 
@@ -103,7 +106,7 @@ def wrapped_twice(optimizer: torch.optim.Optimizer) -> Found:
     "optimizer, such as torch.optim.AdamW(model.parameters())",
 )
 def optimizer_that_communicates(optimizer: torch.optim.Optimizer) -> Found:
-    """Whether the optimizer, or one inside it, communicates by itself, by the names of its classes."""
+    """Whether the optimizer, or one inside it, communicates by itself, judged by the names of its classes."""
     for one in with_inner(optimizer):
         if hasattr(one, "skip_synchronize"):  # Horovod creates a class per optimizer, with the inner one's name
             return {"name": "Horovod's DistributedOptimizer", "does": "averages gradients by itself"}
@@ -151,7 +154,7 @@ def uninitialized_parameter(wrapped: WrappedModel) -> Found:
     "initialize it and make the optimizer, then wrap",
 )
 def parameter_on_the_meta_device(wrapped: WrappedModel) -> Found:
-    """Whether a parameter is on the meta device; rows of tables are initialized where they are placed."""
+    """Whether a parameter is on the meta device; embedding tables that are exchanged separately may be."""
     return wrapped.first(lambda one: one.is_meta and one not in wrapped.apart)
 
 
@@ -200,7 +203,7 @@ def model_on_several_devices(wrapped: WrappedModel) -> Found:
 
 
 class _Place(NamedTuple):
-    """Memory range of a tensor: byte addresses of its start and of the end of its last element."""
+    """Memory range of a tensor, in byte addresses: its start, and the end of its last element."""
 
     first: int
     last: int
@@ -239,7 +242,7 @@ def _places(model: torch.nn.Module) -> Iterator[_Place]:
 
 
 def _overlap(one: _Place, other: _Place) -> bool:
-    """Return whether two tensors with overlapping ranges share an element; two columns of an array do not."""
+    """Return whether two tensors in overlapping memory share an element; two columns of one array do not."""
     size = one.tensor.element_size()
     if other.tensor.element_size() != size:
         return True
@@ -270,7 +273,7 @@ def optimizer_of_another_model(wrapped: WrappedModel) -> Found:
 
 @check(Moment.WRAP_MODEL, refuses="model: has no trainable parameter{besides}; nothing could be averaged")
 def nothing_to_train(wrapped: WrappedModel) -> Found:
-    """Whether the model has no trainable parameter besides its tables."""
+    """Whether the model has no trainable parameter, tables that are exchanged separately not counted."""
     if any(one.requires_grad and one not in wrapped.apart for one in wrapped.model.parameters()):
         return None
     return {"besides": " besides its tables" if wrapped.apart else ""}
@@ -301,7 +304,7 @@ _running: WeakKeyDictionary[World, WeakSet[Any]] = WeakKeyDictionary()
     "per round",
 )
 def rounds_of_several_optimizers(world: World, mine: Schedule, optimizer: object) -> Found:
-    """Whether the ratio of this schedule's steps per round to another one's in this process differs between workers."""
+    """Whether the ratio of this schedule's steps per round to those of another schedule differs between workers."""
     others = _running.setdefault(world, WeakSet())
     own = mine.worker_steps().tolist()
     for other in list(others):
@@ -320,7 +323,7 @@ def rounds_of_several_optimizers(world: World, mine: Schedule, optimizer: object
 
 
 def way_out() -> str:
-    """Return what to do instead, if a framework that wraps models itself is among the callers; else empty."""
+    """Return what to do instead if a framework that wraps models itself is among the callers; else empty."""
     callers = set(_callers())
     state = sys.modules.get("accelerate.state")
     if state is not None and state.PartialState._shared_state:  # noqa: SLF001 - set while an Accelerator lives

@@ -1,1 +1,1 @@
-"""Start local workers as torchrun does, supervise them, and clean up after them: `partreduce run`."""
+"""Start workers on this machine as torchrun does, supervise them, and clean up after them: `partreduce run`."""

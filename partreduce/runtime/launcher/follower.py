@@ -1,4 +1,4 @@
-"""Launch the workers of a node other than node 0: fork them, forward their output, and execute node 0's commands."""
+"""Launch the workers of a node other than node 0: fork them, print their output, and execute node 0's commands."""
 
 from __future__ import annotations
 
@@ -41,11 +41,15 @@ from partreduce.topo.errors import EvictedError, InputError, UnavailableError
 
 
 class _LostError(Exception):
-    """Error for an ended connection to node 0's launcher."""
+    """Raised when the connection to node 0's launcher has ended."""
 
 
 class _Orders:
-    """Executor of node 0's commands during an attempt, one run of all workers; `workers` are those started here."""
+    """Executes node 0's commands during one attempt (a run of all workers); `workers` are those that it has started.
+
+    `first` are forked processes of this node's workers, which wait to be started, `spares` further ones that may
+    replace failed workers; `variables` returns the environment variables of a rank.
+    """
 
     def __init__(
         self,
@@ -114,7 +118,10 @@ class _Orders:
 
 @dataclass(frozen=True)
 class Follower:
-    """Launcher of a node other than node 0: runs a script in `num_workers` processes as node 0 commands."""
+    """Launcher of a node other than node 0: runs `script` in `num_workers` processes, as node 0 at `endpoint` commands.
+
+    `rank` is this node's number; `facts` are the settings that must equal node 0's (`same_on_all`).
+    """
 
     endpoint: Endpoint
     rank: int
@@ -131,7 +138,7 @@ class Follower:
         """Follow node 0's commands until the run ends; return its exit code.
 
         Raises:
-            EvictedError: this launcher was suspended for so long that node 0 gave its node up, and the run continues.
+            EvictedError: this launcher was suspended for so long that node 0 continued the run without its node.
             UnavailableError: node 0 is gone, or cannot be reached.
             InputError: node 0 has other settings, or the script is not valid.
         """
@@ -176,7 +183,10 @@ class Follower:
         )
 
     def _is_accepted(self, connection: Connection, until: float, *, comes_back: bool) -> bool:
-        """Join node 0's run; return False if the connection ended or this node's earlier one still exists."""
+        """Join node 0's run before the time `until`; return False if that failed and may be tried again.
+
+        With `comes_back` this includes that node 0 still has this node's earlier connection. Else raises InputError.
+        """
         key = key_of(self.run_id)
         match connection.next(until):
             case ["partreduce", int(version), str(nonce)] if version == VERSION:
@@ -230,7 +240,7 @@ class Follower:
     def _attempt(self, connection: Connection, attempt: int, cluster: Cluster, spares: int, nonce: str) -> int:
         """Run this machine's workers for one attempt; return an exit code if this launcher was asked to end, else 0.
 
-        `cluster` tells which ranks run here, `spares` how many further processes are forked to replace failed workers;
+        `cluster` says which ranks run here, `spares` how many further processes are forked to replace failed workers;
         `nonce`, node 0's random number, makes the attempt's keys unique.
         """
         key, ranks = key_of(self.run_id), cluster.workers_of(self.rank)

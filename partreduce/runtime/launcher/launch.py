@@ -1,12 +1,11 @@
 """Launch this machine's workers by forking after torch was imported, in seconds instead of tens of seconds.
 
 Workers see the environment variables that torchrun sets, so an ordinary torch script works too. The launcher hosts the
-store: it outlives every worker, notices failures at once, and is reachable only from this machine, or from the nodes of
-the run (see `nodes`). However the launcher ends, none of its child processes remains (see `process_cleanup`).
+store, which thus outlives every worker, and notices failures at once. However the launcher ends, none of its child
+processes remains (see `process_cleanup`).
 
-torch's elastic agent would suffice for one node: keeping survivors takes 57 lines of overrides (torch 2.13). But the
-agent starts each worker in its own interpreter, which imports torch: 8 workers take 14 to 17 s on 2 cores, and forked
-workers 3 to 4 s.
+torch's elastic agent would suffice for one node, with 57 lines of overrides (torch 2.13) to keep survivors. But it
+starts each worker in its own interpreter, which imports torch: 8 workers take 14 to 17 s on 2 cores, not 3 to 4 s.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def launch(
         max_failures: how many workers may be killed or become silent while the others continue; without a `generator`
             only after all have connected (see `elastic.member`). A worker's own exception still ends the run.
         max_restarts: how many failed workers the run may replace in all; a replacement joins the others.
-        restarted: called after each such restart.
+        restarted: called after each replacement.
         output: stream for the workers' lines, prefixed with their ranks; standard output and error by default.
         nodes: connections to the launchers of the other nodes; this launcher is node 0's.
         generator: function that returns a context manager, which runs a group service; called with the address to
@@ -114,10 +113,7 @@ def launch(
 
 
 class _WorkersOfRun(NamedTuple):
-    """A prepared run: forked workers on all nodes (`mine` are on this machine) that wait for `release`.
-
-    With them come the store, the group service if there is one, and `start` for replacements.
-    """
+    """A prepared run: forked workers on all nodes that wait for `release`; `mine` are on this machine."""
 
     workers: list[Worker]
     mine: list[Child]
@@ -125,7 +121,7 @@ class _WorkersOfRun(NamedTuple):
     generator: Generator | None
     release: Callable[[], None]
     start: Callable[[int, int], Worker | None]
-    """Starts the replacement of a failed rank, given the number of the restart; returns None if impossible."""
+    """Starts the replacement of a failed rank, given the restart's number; returns None if that is impossible."""
 
 
 def _prepare(
@@ -141,7 +137,10 @@ def _prepare(
     nodes: Nodes | None,
     generator: Callable[[str, str | None], AbstractContextManager[Generator]] | None,
 ) -> _WorkersOfRun:
-    """Fork the workers and start store and group service; closing `stack` ends all of them."""
+    """Fork the workers and start store and group service; closing `stack` ends all of them.
+
+    `ranks` are those of this machine; `num_spares` processes wait to replace failed ones. For the rest see `launch`.
+    """
     address, secret = (LOOPBACK, secrets.token_hex(32)) if nodes is None else (nodes.address, nodes.secret)
     shared = {env.MASTER_ADDR: address, env.RUN_SECRET: secret, **environment}
     variables = worker_variables(cluster, ranks, threads, shared)
@@ -171,7 +170,7 @@ def _prepare(
 
 
 def check_script(target: Target) -> None:
-    """Raise InputError unless the target is a function or a Python script."""
+    """Raise InputError unless the target is a function or an existing script, and not a schedule file."""
     if callable(target):
         return
     if not Path(target).is_file():
@@ -191,7 +190,7 @@ def _failure_rule(
     max_restarts: int,
     restarted: Callable[[], object],
 ) -> FailureRule[Worker]:
-    """Return the policy for failures of this run; the parameters are those of `launch`."""
+    """Return the policy for failures of this run; for the parameters see `launch`."""
     from partreduce.runtime.elastic import coordinator  # loads torch, as every worker does
 
     workers = prepared.workers
@@ -212,7 +211,7 @@ def failure_environment(max_failures: int, max_restarts: int) -> dict[str, str]:
 
 
 def check_failure_limits(num_workers: int, max_failures: int, max_restarts: int) -> None:
-    """Raise InputError unless at least one worker would remain, and restarts are used only with tolerated failures."""
+    """Raise InputError unless one worker at least would remain, and restarts come with tolerated failures."""
     if not 0 <= max_failures < num_workers:
         raise InputError(
             f"--tolerate-failures: expected 0 to {num_workers - 1} for {num_workers} workers, got {max_failures}"
@@ -225,7 +224,10 @@ def check_failure_limits(num_workers: int, max_failures: int, max_restarts: int)
 
 
 class Spares:
-    """Processes, forked at the start, that wait to replace failed workers; a later fork would copy locks of threads."""
+    """Processes, forked at the start, that wait to replace failed workers: a later fork would copy locks of threads.
+
+    `variables` returns the environment variables of a rank; `further` are the same for all.
+    """
 
     def __init__(
         self, waiting: Sequence[Child], variables: Callable[[int], dict[str, str]], further: Mapping[str, str]
@@ -233,7 +235,7 @@ class Spares:
         self._waiting, self._variables, self._further = list(waiting), variables, further
 
     def started(self, rank: int, number: int) -> Child | None:
-        """Start a waiting process as worker `rank`, the run's `number`-th replacement; None if none is waiting."""
+        """Make a waiting process worker `rank`, as the run's replacement number `number`; None if none is waiting."""
         if not self._waiting:
             return None
         child = self._waiting.pop(0)
@@ -244,7 +246,7 @@ class Spares:
 
 @dataclass
 class Restarts:
-    """Counter of the remaining restarts, of single workers or of the whole run."""
+    """Number of restarts that are left, of single workers and of the whole run together."""
 
     left: int
 
@@ -260,8 +262,8 @@ def run_attempts(attempt: Callable[[Mapping[str, str], Restarts], int], most: in
     SIGHUP are passed on to the running attempt, and no further attempt follows.
 
     Args:
-        attempt: function that runs an attempt, given environment variables for its workers and the counter of restarts,
-            from which it subtracts single workers that it restarts; it returns the exit code.
+        attempt: runs all workers once and returns the exit code; called with environment variables for the workers and
+            the restarts left, from which it subtracts those of single workers.
         most: number of restarts in all; each further attempt uses one.
         pause: seconds before the second attempt; doubled before each later one.
     """
@@ -297,12 +299,12 @@ def _code_of(
 
 
 def threads_of_process() -> set[str]:
-    """Return the IDs of all threads of this process, including those of torch's C++ code."""
+    """Return the IDs of all threads of this process, torch's C++ threads included."""
     return {path.name for path in Path("/proc/self/task").iterdir()}
 
 
 def check_threads_ended(before: set[str]) -> None:
-    """Wait until no thread of the last attempt is left, since a fork would copy the locks that the thread holds."""
+    """Wait until all threads but `before` have ended, as a fork would copy their locks; else raise RuntimeError."""
     gc.collect()  # a lingering exception would keep the store and its server thread alive
     deadline = time.monotonic() + THREAD_SECONDS
     while left := threads_of_process() - before:
@@ -318,12 +320,15 @@ def check_threads_ended(before: set[str]) -> None:
 def worker_variables(
     cluster: Cluster, ranks: Sequence[int], threads: int | None, shared: dict[str, str]
 ) -> Callable[[int], dict[str, str]]:
-    """Return a function that maps a rank to the environment variables of that worker."""
+    """Return a function that maps a rank, one of `ranks` on this machine, to its environment variables."""
     return lambda rank: worker_env(rank, cluster, threads, num_here=len(ranks)) | shared
 
 
 def worker_env(rank: int, nodes: Cluster, threads: int | None, *, num_here: int | None = None) -> dict[str, str]:
-    """Return the environment variables of worker `rank`, one of `num_here` (default: all) on this machine."""
+    """Return the environment variables of worker `rank`, one of `num_here` (default: all) on this machine.
+
+    `nodes` has each node's ranks; `threads` are torch threads per worker (None: the cores are divided).
+    """
     node, local = int(nodes.node_of()[rank]), int(nodes.local_rank_of()[rank])
     cores = len(os.sched_getaffinity(0))
     # OpenMP accepts a list with a number for each level of nesting and ignores invalid values, and so does this.
@@ -350,9 +355,9 @@ def worker_env(rank: int, nodes: Cluster, threads: int | None, *, num_here: int 
 
 
 def serve_store(address: str = LOOPBACK) -> tuple[Store, int]:
-    """Start the run's store on a free port; return the store and its port.
+    """Start the run's store on a free port; return the store and the port.
 
-    It listens on `address` only, at which other nodes reach it; torch's own store would listen on all addresses.
+    With the loopback address only this machine reaches it, otherwise it listens on all addresses.
     """
     from partreduce.runtime.transport.torch_api import store_on
 

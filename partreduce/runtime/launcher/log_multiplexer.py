@@ -14,7 +14,7 @@ ALIKE_SECONDS = 0.3  # how long the first such line is held back for the other w
 
 
 class LogMultiplexer:
-    """Output of a launcher: writes the workers' complete lines to standard output and error, or to another stream."""
+    """A launcher's output: writes whole lines to standard output and error, or all of them to the stream `output`."""
 
     def __init__(self, output: TextIO | None = None) -> None:
         self._output = output
@@ -29,12 +29,12 @@ class LogMultiplexer:
 
 
 def write_line(text: str) -> None:
-    """Print a line of the launcher itself and flush it."""
+    """Print a line of the launcher itself, to standard error."""
     LogMultiplexer().log_line(text)
 
 
 class ErrorDeduplicator:
-    """Filter that prints an error which several workers report only once, as `[0-3] InputError: …`."""
+    """Filter that prints an error only once if several of `num_workers` workers report it: `[0-3] InputError: …`."""
 
     def __init__(self, outlet: LogMultiplexer, num_workers: int) -> None:
         self._outlet, self._num_workers = outlet, num_workers
@@ -47,7 +47,7 @@ class ErrorDeduplicator:
         return True
 
     def show(self, *, everything: bool = False) -> None:
-        """Print errors that were held long enough or that all workers have reported; with `everything` print all."""
+        """Print errors held back long enough or reported by all workers; with `everything` print all that are held."""
         for line, (until, ranks) in list(self._held.items()):
             if everything or len(ranks) == self._num_workers or time.monotonic() > until:
                 del self._held[line]

@@ -3,7 +3,7 @@
 On node 0, `supervision` handles failures, notifies workers and ends the rest; node 0 also hosts the store and the group
 service. The other launchers fork their workers, print their output, and execute commands. Records are JSON texts, one
 per line. TCP keepalive probes a silent connection, so both sides notice a failed node, a cut link or a killed launcher;
-a launcher that is only stopped is not noticed.
+a launcher that is only suspended is not noticed.
 
 Both sides prove that they know the run's ID and its secret, if there is one, without sending a secret: the workers' key
 is derived from both and from a random number of node 0. An attacker who can change packets is outside the threat model.
@@ -57,7 +57,7 @@ class Endpoint(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse `HOST`, `HOST:PORT` or `[IPv6]:PORT`, as torchrun does."""
+        """Parse `HOST`, `HOST:PORT` or `[IPv6]:PORT`, as torchrun does. Raises InputError for any other text."""
         host, sign, port = text.rpartition(":") if text.count(":") == 1 or "]:" in text else (text, "", "")
         name = host[1:-1] if host.startswith("[") and host.endswith("]") else host
         if not _is_host(name) or (sign and not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16)):
@@ -69,7 +69,7 @@ class Endpoint(NamedTuple):
 
 
 def _is_host(name: str) -> bool:
-    """Return whether a text is a valid host name or address, which may still be unknown."""
+    """Return whether a text is well-formed as a host name or an address; it need not exist."""
     try:
         return bool(name.encode("idna")) and not set("[] \t\n/\0") & set(name)
     except UnicodeError:  # an empty or too long label
@@ -77,13 +77,13 @@ def _is_host(name: str) -> bool:
 
 
 def same_on_all(schedule: str, **options: object) -> dict[str, str]:
-    """Return the settings that must be equal on all nodes, as option names and texts."""
+    """Return the settings that must be equal on all nodes, as texts by option name; of `schedule` only a hash."""
     digest = hashlib.sha256(schedule.encode()).hexdigest()[:12] if schedule else "none"
     return {f"--{name.replace('_', '-')}": str(value) for name, value in options.items()} | {"--schedule": digest}
 
 
 def key_of(run_id: str) -> bytes:
-    """Return the key that all launchers of a run share, derived from the run's ID and its secret."""
+    """Return the key that all launchers of a run share, derived from the run's ID and PARTREDUCE_RUN_SECRET."""
     return hashlib.sha256(f"{os.environ.get(env.RUN_SECRET, '')}\0{run_id}".encode()).digest()
 
 
@@ -93,18 +93,21 @@ def derive_key(key: bytes, *parts: object) -> str:
 
 
 def is_proof(text: str, expected: str) -> bool:
-    """Return whether a launcher has proved that it knows the key; compares `text` with `expected` in constant time."""
+    """Compare a launcher's proof that it knows the key with the `expected` one, in constant time."""
     return hmac.compare_digest(text.encode(errors="replace"), expected.encode())
 
 
 def listen(address: str, port: int = 0) -> tuple[socket.socket, str]:
-    """Open a listening socket at an address of this machine; return it and its family's loopback address."""
+    """Listen on the loopback address if `address` is that, else on all addresses; by default on any free port.
+
+    Returns the socket and the loopback address of its family.
+    """
     here, family = ("::1", socket.AF_INET6) if ":" in address else (LOOPBACK, socket.AF_INET)
     return socket.create_server((here if here == address else "", port), family=family, backlog=4096), here
 
 
 class Connection:
-    """Connection to another launcher for JSON records; `problem` tells why it is closed."""
+    """Connection to another launcher, for JSON records; `problem` says why it is closed, empty while it is open."""
 
     def __init__(self, connected: socket.socket) -> None:
         connected.settimeout(ASK_SECONDS)
@@ -143,7 +146,7 @@ class Connection:
             self.problem = "the other side is no launcher of partreduce"
 
     def next(self, until: float = float("inf")) -> list[Any] | None:
-        """Return the next record; None if the connection is closed or the time `until` has passed."""
+        """Return the next record; None once the connection is closed or the time `until` has passed."""
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, selectors.EVENT_READ)
             while not self.records and not self.problem and time.monotonic() < until:
@@ -163,7 +166,7 @@ def reason_of(error: OSError) -> str:
 
 @dataclass(slots=True)
 class RemoteWorker(Worker):
-    """A worker on another node, whose launcher reports its exit and forwards signals to it."""
+    """A worker on another node, whose launcher reports the worker's exit and forwards signals to it."""
 
     node: _Node
     start: int = 0  # 0 for the first process of this rank, else the number of the restart
@@ -201,7 +204,7 @@ class _Node:
 
     @property
     def problem(self) -> str:
-        """Why the node takes no part any more, such as an ended connection; empty if it does."""
+        """Why the node takes no part any more, such as a closed connection; empty if it does."""
         return "it did not answer" if self.was_given_up else self.connection.problem
 
     @property
@@ -209,7 +212,7 @@ class _Node:
         return bool(self.problem)
 
     def read_records(self, attempt: int) -> None:
-        """Process the records of the node's launcher; reports on earlier attempts (runs of all workers) are ignored."""
+        """Process records of the node's launcher; reports on other attempts (runs of all workers) are ignored."""
         while self.connection.records:
             match self.connection.records.popleft():
                 case ["ready", int(number)]:
@@ -222,9 +225,9 @@ class _Node:
 
 
 class Nodes:
-    """The other nodes, as node 0's launcher manages them; accepts their launchers' connections during the run.
+    """The other nodes, as node 0's launcher manages them; it accepts their launchers' connections during the run.
 
-    `facts` are the settings of `same_on_all`. `placement` tells which workers run on which node, by default consecutive
+    `facts` are the settings of `same_on_all`. `placement` says which workers run on which node, by default consecutive
     ranks; `num_workers` is the expected total, if known, on all `num_nodes` nodes, node 0 included.
     """
 
@@ -265,17 +268,17 @@ class Nodes:
         self._selector.close()
 
     def take(self, _: int, *, last: bool = False) -> tuple[list[Line], bool]:
-        """Read the other launchers' records, where `supervision` reads a worker's output by the same call.
+        """Read the other launchers' records; `supervision` calls it as it does to read a worker's output.
 
-        Returns no lines, since those launchers print their workers' lines themselves, and whether more may follow.
+        Returns no lines, since those launchers print their workers' lines, and whether more records may follow.
         """
         self._look(0)
         return [], not last
 
     def gathered(self, num_workers: int, spares: int) -> Cluster:
-        """Wait for all nodes, and have each prepare its workers and `spares` spare processes for the next attempt.
+        """Wait for all nodes, and have each prepare its workers and `spares` further processes for the next attempt.
 
-        Returns the placement of ranks on nodes.
+        `num_workers` is node 0's. Returns which ranks run on which node. Raises InputError for an unexpected total.
         """
         self._attempt += 1
         self._mismatch = ""  # a node rejected during the last attempt does not affect this one
@@ -307,13 +310,13 @@ class Nodes:
         return [worker for node in self._nodes.values() for worker in node.workers.values()]
 
     def release(self, variables: Mapping[str, str]) -> None:
-        """Start the workers of all other nodes with these further environment variables."""
+        """Start the workers of all other nodes, with these environment variables in addition to their own."""
         kept = {name: value for name, value in variables.items() if name not in UNSENT}
         for node in self._nodes.values():
             node.connection.send("go", kept)
 
     def started(self, rank: int, number: int) -> RemoteWorker | None:
-        """Start and return a replacement for worker `rank` on its node; None if that node is gone."""
+        """Start worker `rank` again on its node, as replacement number `number`; None if that node is gone."""
         node = next((node for node in self._nodes.values() if rank in node.workers), None)
         if node is None or node.is_gone:  # None if the node reconnected, to wait for the next attempt
             return None

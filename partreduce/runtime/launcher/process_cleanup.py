@@ -1,9 +1,9 @@
 """End every process that a launcher started, however the launcher or one of its workers ended.
 
 Three mechanisms of Linux cover different cases. A process can ask the kernel to be killed with its parent. A worker's
-children stay in the worker's process group, which is killed with the worker; if the launcher itself is killed, a small
-cleanup process does this. Processes that left their group are inherited by the launcher, which kills them at its end.
-Each process gets SIGTERM first, since helper processes of Python and torch remove shared memory only then.
+children stay in the worker's process group, which is killed with the worker, or, if the launcher itself is killed, by a
+small cleanup process. Processes that left their group are inherited by the launcher, which kills them at its end. Each
+process gets SIGTERM first, since helper processes of Python and torch remove shared memory only then.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ MESSAGE = struct.Struct(">ci")
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> bool:
-    """Ask the kernel to send a signal when the parent thread ends; return False if process `parent` is already gone."""
+    """Ask the kernel for signal `number` when the parent thread ends; return False if process `parent` is gone."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
     return os.getppid() == parent
 
 
 @contextlib.contextmanager
 def orphans_ended() -> Iterator[None]:
-    """Context in which this process adopts orphaned descendants; at its end, end them and all other new children."""
+    """Let this process adopt orphaned descendants in the context; at its end, end them and all other new children."""
     me = os.getpid()
     before = {pid for pid, parent, _, _ in _processes() if parent == me}
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -56,7 +56,7 @@ def orphans_ended() -> Iterator[None]:
 
 
 def end_groups(groups: Collection[int]) -> None:
-    """End all processes of these groups; their leaders stay zombies, so that the group IDs stay reserved."""
+    """End all processes of these groups. A group's leader stays a zombie, so that the group ID stays reserved."""
 
     def living() -> list[int]:
         return sorted({group for _, _, group, state in _processes() if group in groups and state != "Z"})
@@ -65,7 +65,7 @@ def end_groups(groups: Collection[int]) -> None:
 
 
 def _end(left: Callable[[], list[int]], send: Callable[[int, int], None]) -> None:
-    """Send SIGTERM to all processes or groups that `left` returns, and SIGKILL to those that do not end."""
+    """Send SIGTERM to all processes or groups that `left` returns, and SIGKILL to those that do not end in time."""
     start, number = time.monotonic(), signal.SIGTERM
     asked: set[int] = set()
     while (targets := left()) and time.monotonic() < start + 2 * ASKED_SECONDS:
@@ -92,7 +92,7 @@ def _processes() -> list[tuple[int, int, int, str]]:
 
 
 class CleanupProcess:
-    """A process that kills the workers' process groups if the launcher is killed; fork it before the workers."""
+    """Process that kills the workers' process groups if the launcher is killed; fork it before the workers."""
 
     def __init__(self) -> None:
         reading, self._writing = os.pipe()
@@ -103,7 +103,7 @@ class CleanupProcess:
         os.close(reading)
 
     def forget_in_child(self) -> None:
-        """Close, in a forked worker, the pipe whose closing tells the cleanup process that the launcher is gone."""
+        """Close, in a forked worker, its copy of the pipe by which the cleanup process notices the launcher's end."""
         os.close(self._writing)
 
     def watch(self, group: int) -> None:
@@ -119,7 +119,7 @@ class CleanupProcess:
 
 
 def _guard(reading: int) -> None:
-    """Main function of the cleanup process, run in a forked child, with no other file of the launcher open."""
+    """Main function of the cleanup process: read process groups from a pipe, and end them if it closes early."""
     try:
         os.setsid()  # so that signals to the launcher's group do not reach it
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -47,8 +47,8 @@ IMPORTED_ONCE = (
 
 Target = str | Path | Callable[[], object]
 """What a worker runs: the path of a Python script, run as `__main__`, or a function without parameters. A script gets
-new random seeds in each worker, a function the state of the program that forks. That program must not have computed in
-several torch threads, since its copies would wait for these threads for ever."""
+new random seeds in each worker, a function those of the program that forks. That program must not have used several
+torch threads before, since forked copies would wait for these threads for ever."""
 
 
 @dataclass(slots=True)
@@ -69,15 +69,15 @@ class Worker:
         raise NotImplementedError
 
     def give_up(self) -> None:
-        """Stop waiting for a killed worker whose exit is not reported."""
+        """Stop waiting for the worker, which was killed, although its exit was not reported."""
 
     def has_more_to_say(self) -> bool:
-        """Return whether an ended worker wrote errors that have not been forwarded yet."""
+        """Return whether the worker, which has ended, wrote errors that are not printed yet."""
         return False
 
 
 class Line(NamedTuple):
-    """A line of a worker's output, and whether it was written to standard error."""
+    """A line of a worker's output; `errors` says whether it was written to standard error."""
 
     worker: Worker
     errors: bool
@@ -88,8 +88,8 @@ class Line(NamedTuple):
 class Child(Worker):
     """A forked worker process on this machine; it waits for its environment on the pipe `go`, then runs the script.
 
-    `streams` holds the unfinished lines of its output and errors. It stays a zombie until the run ends, so that its
-    process ID, which is also that of its process group, is not reused.
+    `streams` has the unfinished line of its output and of its errors, by file descriptor. The process stays a zombie
+    until the run ends, so that its ID, which is also its process group's, is not used again.
     """
 
     pid: int
@@ -113,7 +113,7 @@ class Child(Worker):
         return bool(_num_waiting(errors) or self.streams[errors])
 
     def take(self, descriptor: int, *, last: bool = False) -> tuple[list[Line], bool]:
-        """Read a stream; return its complete lines (with `last` all), and whether more may follow."""
+        """Read a stream; return its complete lines (with `last` also the rest), and whether more may follow."""
         chunk = os.read(descriptor, _num_waiting(descriptor) if last else 65536)
         *lines, rest = (self.streams[descriptor] + chunk).split(b"\n")
         if (last or not chunk) and rest:
@@ -134,7 +134,7 @@ def _num_waiting(descriptor: int) -> int:
 
 
 def import_once() -> None:
-    """Import, before the fork, the modules that every worker would otherwise import itself."""
+    """Import, before the fork, modules that every worker would otherwise import itself."""
     for name in IMPORTED_ONCE:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -142,7 +142,7 @@ def import_once() -> None:
 
 @contextlib.contextmanager
 def fork_workers(target: Target, args: Sequence[str], variables: Sequence[Mapping[str, str]]) -> Iterator[list[Child]]:
-    """Context that forks a process per environment; each waits for `release`. At its end all of them are killed."""
+    """Yield forked processes, one per environment in `variables`, that wait for `release`; at the end kill them all."""
     import_once()
     reraise_pending()
     flush_everything()
@@ -177,7 +177,7 @@ def _fork(
     earlier: Sequence[Child],
     guardian: CleanupProcess,
 ) -> Child:
-    """Fork one worker, with signals blocked; the child closes its copies of other processes' pipes."""
+    """Fork one worker, with signals blocked; the child closes its copies of `earlier` workers' pipes."""
     go_read, go_write = os.pipe()
     out_read, out_write = os.pipe()
     err_read, err_write = os.pipe()
@@ -217,9 +217,8 @@ def _fork(
 
 
 _left: list[object] = []
-"""Keeps the script's globals, or its exception, so that its objects are not destroyed before the process exits. The
-destructor of a gloo group holds the GIL while it waits for a thread, which may need the GIL to release the last sum
-(torch 2.13)."""
+"""The script's globals, or its exception, kept so that no object is destroyed before the process exits: the destructor
+of a gloo group holds the GIL while it waits for a thread that may itself need the GIL (torch 2.13)."""
 
 
 def _keep_destroyed_groups() -> None:
@@ -237,7 +236,7 @@ def _keep_destroyed_groups() -> None:
 
 
 def _become_worker(target: Target, args: Sequence[str], variables: Mapping[str, str]) -> int:
-    """Run the script or function in a forked child; return its exit code, or minus the signal that ends it."""
+    """Run the script or function in a forked child; return its exit code, or minus the signal that ended it."""
     import runpy
 
     import torch
@@ -267,7 +266,7 @@ def _become_worker(target: Target, args: Sequence[str], variables: Mapping[str, 
 
 
 def _code_of(error: BaseException) -> int:
-    """Print the error that ended the script, as Python does, and return the exit code, or minus a signal."""
+    """Print the error that ended the script, as Python does; return the exit code, or minus a signal."""
     if isinstance(error, SystemExit):
         if error.code is not None and not isinstance(error.code, int):
             sys.stderr.write(f"{error.code}\n")
@@ -290,7 +289,7 @@ def _code_of(error: BaseException) -> int:
 
 
 def _warn_if_schedule_unused(script: str | Path, variables: Mapping[str, str]) -> None:
-    """Print which lines a script lacks if it was started with a schedule and ended without using it."""
+    """Print which lines the script lacks if it was started with a schedule and ended without using that."""
     from partreduce.runtime.transport.rendezvous import has_joined
 
     schedule = variables.get(env.SCHEDULE)
@@ -305,17 +304,14 @@ def _warn_if_schedule_unused(script: str | Path, variables: Mapping[str, str]) -
 
 
 def fill_standard_descriptors() -> None:
-    """Open the null device in place of closed standard streams, so that no pipe gets file descriptors 0 to 2."""
+    """Open the null device for each closed standard stream, so that no pipe gets a file descriptor from 0 to 2."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
 
 
 def own_standard_streams(output: int, errors: int) -> None:
-    """Make two pipes this process's standard output and error, and its standard input empty.
-
-    Other copies of the pipes' descriptors are closed.
-    """
+    """Make the pipes `output` and `errors` this process's standard output and error, and standard input empty."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, number in ((nothing, 0), (output, 1), (errors, 2)):
         os.dup2(descriptor, number)
@@ -327,7 +323,7 @@ def own_standard_streams(output: int, errors: int) -> None:
 
 
 def _seed_from_system() -> None:
-    """Give torch's and NumPy's generators new seeds, as at import; Python's are reseeded by the fork itself."""
+    """Give torch's and NumPy's generators random seeds, as at import; the fork itself does so with Python's."""
     import torch
 
     torch.default_generator.seed()
@@ -336,7 +332,7 @@ def _seed_from_system() -> None:
 
 
 def leave_clean_up_to_parent() -> None:
-    """Drop the parent's finalizers in a forked worker: for temporary folders, daemon processes and file buffers."""
+    """Drop, in a forked worker, the parent's finalizers: of temporary folders, daemon processes and file buffers."""
     gc.freeze()  # so that gc.get_objects() later lists only the worker's own objects
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # noqa: SLF001 - no public way
         finalizer.atexit = False
@@ -357,13 +353,13 @@ def end_as_python_does() -> None:
 
 
 def _outermost_first(file: io.IOBase) -> tuple[bool, bool, bool]:
-    """Sort key that closes wrappers first: text, then compressed file, then buffer, then raw file."""
+    """Return a sort key by which wrappers are closed first: text, then compressed file, buffer, raw file."""
     is_buffer = isinstance(file, io.BufferedWriter | io.BufferedRandom)
     return isinstance(file, io.RawIOBase), is_buffer, not isinstance(file, io.TextIOBase)
 
 
 def flush_everything() -> None:
-    """Flush the output buffers of C and Python, before a fork (which would copy them) or `os._exit`."""
+    """Flush the output buffers of C and Python: before a fork, which would copy them, or before `os._exit`."""
     ctypes.CDLL(None).fflush(None)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -374,15 +370,12 @@ _explanations: list[Callable[[BaseException], PartreduceError | None]] = []
 
 
 def add_error_translator(explanation: Callable[[BaseException], PartreduceError | None]) -> None:
-    """Register a function that returns a clearer PartreduceError for an error that ends the script, or None.
-
-    torch's errors, for example, name no rank.
-    """
+    """Register a function that returns a clearer PartreduceError for an error that ends the script, or None."""
     _explanations.append(explanation)
 
 
 def translate_error(error: BaseException) -> BaseException:
-    """Return the PartreduceError that explains `error`, by the registered functions; else `error` itself."""
+    """Return the PartreduceError by which a registered function explains `error`; else `error` itself."""
     return next((known for explain in _explanations if (known := explain(error)) is not None), error)
 
 
@@ -393,7 +386,7 @@ def print_error(error: PartreduceError) -> int:
 
 
 def install_excepthook(*, own_process: bool = True) -> None:
-    """Print PartreduceErrors that end the script as one line, unless the program has its own excepthook."""
+    """Print a PartreduceError that ends the script as one line, unless the program has its own excepthook."""
     global _before
     is_typed = hasattr(sys, "ps1") or sys.flags.interactive
     if own_process and not is_typed and _is_default(sys.excepthook):
@@ -406,7 +399,7 @@ _before = sys.__excepthook__  # handles all other errors
 
 
 def _is_default(hook: Callable[..., object]) -> bool:
-    """Return whether an excepthook is Python's, also inside torch's wrapper, which adds the rank to messages."""
+    """Return whether an excepthook is Python's own, or torch's wrapper of it, which adds the rank to messages."""
     while getattr(hook, "__module__", "") == "torch.distributed.distributed_c10d":
         hook = inspect.getclosurevars(hook).nonlocals.get("old_hook", print)
     return hook is sys.__excepthook__

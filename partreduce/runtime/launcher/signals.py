@@ -1,4 +1,4 @@
-"""Raise signals that end a launcher as exceptions where it waits, and block the signals in critical sections."""
+"""Raise signals that end a launcher as exceptions where it waits, and block them in critical sections."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _asked = float("-inf")  # time of the last request to end, on the monotonic cloc
 
 
 class Terminated(BaseException):
-    """Raised when a signal asks the launcher to end, so that it ends everything that it started."""
+    """Raised when SIGTERM or SIGHUP asks the launcher to end; it then ends everything that it started."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by signal {number}")
@@ -35,7 +35,7 @@ def shell_exit_code(returncode: int) -> int:
 
 
 def format_end(returncode: int) -> str:
-    """Describe how a process with this subprocess `returncode` ended, as the end of a sentence."""
+    """Describe how a process with this subprocess `returncode` ended, to follow its name in a message."""
     if returncode >= 0:
         return f"ended with exit code {returncode}"
     known = -returncode in set(signal.Signals)  # most real-time signals have no name
@@ -43,7 +43,7 @@ def format_end(returncode: int) -> str:
 
 
 def end_by_signal(number: int) -> None:
-    """Kill this process with a signal, at its default action."""
+    """Kill this process by the default action of a signal."""
     signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     os.kill(os.getpid(), number)
@@ -51,9 +51,9 @@ def end_by_signal(number: int) -> None:
 
 @contextlib.contextmanager
 def raise_on_sigterm() -> Iterator[None]:
-    """Context in which SIGTERM and SIGHUP raise `Terminated`, unless the program handles or ignores them itself.
+    """Let SIGTERM and SIGHUP raise `Terminated` in the context, unless the program handles or ignores them itself.
 
-    A signal (or Ctrl-C) that closely follows another raises nothing. SIGCHLD interrupts waits.
+    A signal (or Ctrl-C) less than `AGAIN_SECONDS` after another raises nothing. SIGCHLD interrupts waits.
     """
     global _asked  # noqa: PLW0603 - belongs to the process, as its handlers do
     ours: list[signal.Signals] = []
@@ -98,7 +98,7 @@ def _exception(number: int) -> BaseException:
 
 
 def reraise_pending() -> None:
-    """Raise a signal's exception again if it was lost in a finalizer or callback."""
+    """Raise the exception of a signal again if it was lost, having been raised in a finalizer or callback."""
     if _unheard:
         raise _exception(_unheard[0])
 
@@ -109,13 +109,13 @@ def end_requested() -> bool:
 
 
 def mark_delivered() -> None:
-    """Record that the exception of a signal has been caught."""
+    """Record that the program has caught the exception of a signal, so that it is not raised again."""
     _unheard.clear()
 
 
 @contextlib.contextmanager
 def defer_signals() -> Iterator[set[int]]:
-    """Context in which signals that would end this process are blocked, as for a fork. Yields the old mask."""
+    """Block, in the context, signals that would end this process, as for a fork; yield the signal mask from before."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield before
@@ -125,7 +125,7 @@ def defer_signals() -> Iterator[set[int]]:
 
 @contextlib.contextmanager
 def allow_signals(before: set[int]) -> Iterator[None]:
-    """Context that unblocks signals inside `defer_signals`, given the signal mask `before` that it yielded."""
+    """Unblock signals in a part of `defer_signals`, given the mask that it yielded."""
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         yield

@@ -41,7 +41,7 @@ CHILDREN_SECONDS = 2.0  # how long child processes of a failed worker may take t
 
 
 class Source(Protocol):
-    """Interface of what the launcher reads: a worker's output, or records of other nodes' launchers."""
+    """Interface of what the launcher reads from: a worker's output, or records of other nodes' launchers."""
 
     streams: dict[int, bytes]  # unfinished line by file descriptor
 
@@ -59,13 +59,13 @@ class Shutdown:
     signals: list[signal.Signals] = field(default_factory=lambda: [signal.SIGTERM, signal.SIGKILL])
 
     def begin(self, code: int, grace: float, cause: str = "") -> None:
-        """Start a grace period of `grace` seconds; keep exit code and cause of the first independent failure."""
+        """Start a grace period of `grace` seconds; keep code and cause of the first failure that no other caused."""
         if not self.knows_cause and not self.has_signalled:
             self.code, self.cause = shell_exit_code(code), cause
         self.deadline = min(self.deadline, time.monotonic() + grace)
 
     def asked(self, number: int, grace: float, workers: Sequence[Worker]) -> None:
-        """Pass a signal that asks the run to end on to the workers; if it is repeated, send SIGKILL."""
+        """Pass on to the workers a signal that asks the run to end; if it is repeated, send SIGKILL instead."""
         gentle = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         _signal(workers, signal.SIGKILL if self.request == number else gentle)
         self.request, self.code = number, shell_exit_code(-number)
@@ -75,7 +75,7 @@ class Shutdown:
 
     @property
     def knows_cause(self) -> bool:
-        """Whether a worker has failed for a reason other than the absence of another worker."""
+        """Whether a worker has failed, not only because another one is missing."""
         return self.code not in (0, CONSEQUENCE)
 
     @property
@@ -84,9 +84,9 @@ class Shutdown:
         return len(self.signals) < 2 or bool(self.request)
 
     def failed(self, worker: Worker, rule: FailureRule[Worker], grace: float) -> bool:
-        """Handle a failed worker: return True if the policy `rule` lets the run continue without it.
+        """Return whether the policy `rule` lets the run continue without a failed worker.
 
-        Otherwise start the others' grace period.
+        Otherwise start the others' grace period of `grace` seconds, without end for a patient rule.
         """
         assert worker.code is not None
         is_failed = _is_lost(worker)
@@ -97,7 +97,7 @@ class Shutdown:
         return False
 
     def escalate(self, workers: Sequence[Worker], outlet: LogMultiplexer | None = None) -> None:
-        """Send SIGTERM, later SIGKILL, once the deadline has passed; finally give up on workers that do not exit."""
+        """Once the deadline has passed, send SIGTERM, later SIGKILL; finally give up on workers that do not exit."""
         if time.monotonic() <= self.deadline:
             return
         if self.signals:
@@ -127,7 +127,7 @@ def supervise(
     """Release the workers, forward their output until all have ended, and return the run's exit code.
 
     After the first failure the other workers have `grace` seconds, unless the policy `rule` lets the run continue
-    without failed or evicted workers. Replacements are added to `workers`.
+    without failed or evicted workers. Replacements are added to `workers`; failures are written to `store`.
     """
     shutdown = Shutdown()
     collect = partial(_collect, workers, store, shutdown, grace, outlet, rule=rule)
@@ -152,8 +152,9 @@ def watch(
 ) -> None:
     """Forward output and signals, and call `collect` repeatedly until it returns False: no worker runs any more.
 
-    `release` lets the workers begin: from then on a signal that ends the run leaves them time to save. `num_workers` is
-    the number of workers of the run, `num_here` of those whose output this launcher prints.
+    Calls `release` first, which lets the workers begin, and reads at least every `pause()` seconds. A signal that ends
+    the run leaves workers `grace` seconds to save. `num_workers` is the number of workers of the run, `num_here` of
+    those whose output this launcher prints.
     """
     drained = float("inf")
     width = len(str((num_workers or len(workers)) - 1))
@@ -193,13 +194,13 @@ def watch(
 
 
 def _is_lost(worker: Worker) -> bool:
-    """Return whether a worker was killed, evicted or lost with its node, after which a tolerant run continues."""
+    """Return whether a worker was killed, evicted or lost with its node; if tolerated, the run then continues."""
     assert worker.code is not None
     return worker.code < 0 or worker.code == EvictedError.exit_code or bool(worker.lost)
 
 
 def _ended_by_itself(worker: Worker) -> bool:
-    """Return whether no signal killed the worker; sort key to handle killed workers first if several ended at once."""
+    """Return whether no signal killed the worker; a sort key, by which killed workers come first."""
     assert worker.code is not None
     return worker.code >= 0 and not worker.lost
 
@@ -208,7 +209,7 @@ def _collect(
     workers: list[Worker], store: Store, shutdown: Shutdown, grace: float, outlet: LogMultiplexer,
     *, rule: FailureRule[Worker],
 ) -> bool:  # fmt: skip
-    """Process the workers that have ended, and start the shutdown after a failure; return whether any still runs."""
+    """Handle workers that have ended, and start the shutdown after a failure; return whether any worker still runs."""
     ended = [worker for worker in workers if worker.code is None and worker.reap()]
     rule.poll()
     for worker in ended:
@@ -227,13 +228,13 @@ def _collect(
 
 
 def ask_children_to_end(worker: Worker) -> None:
-    """Send SIGTERM to the child processes of a failed worker, and set the time at which they are killed."""
+    """Send SIGTERM to a failed worker's child processes, and set the time at which they are killed."""
     worker.signal(signal.SIGTERM)
     worker.children_until = time.monotonic() + CHILDREN_SECONDS
 
 
 def end_children(workers: Sequence[Worker]) -> None:
-    """Kill the child processes of failed workers, once their time to clean up is over."""
+    """Kill child processes of failed workers whose time to clean up is over."""
     for worker in workers:
         if time.monotonic() > worker.children_until:
             worker.children_until = float("inf")
@@ -249,7 +250,7 @@ def _forward(
     *,
     last: bool = False,
 ) -> bool:
-    """Print a source's complete lines, each prefixed with its worker's rank; return False at the end of the output."""
+    """Print a source's complete lines after their workers' ranks, of `width` digits; return False once it has ended."""
     lines, is_open = source.take(descriptor, last=last)
     for errors, written in groupby(lines, key=lambda line: line.errors):
         shown = []
@@ -263,7 +264,7 @@ def _forward(
 
 
 def _publish_failure(store: Store, worker: Worker, outlet: LogMultiplexer, *, first: bool, ended: bool) -> None:
-    """Write to the store how a worker died, for others' messages; print it if the worker could not."""
+    """Write to the store how a worker ended, for the others' errors; print it if the worker could not."""
     from partreduce.runtime.transport.store import CHANGES, DEATHS, Notes, read_stage  # loads torch, as workers do
 
     assert worker.code is not None

@@ -43,7 +43,7 @@ def handshake(
         facts: values to compare by field; short texts such as hashes.
         details: for a field whose value is a hash, the lines that were hashed; the error names the first difference.
         key: name of the handshake in the run, equal on all workers.
-        timeout: seconds to wait for the others.
+        timeout: seconds to wait for the others; then UnavailableError names those that did not arrive.
     """
     notes = Notes(store, f"handshake/{key}")
     mine = {"number of workers": str(size), **facts}
@@ -69,7 +69,7 @@ def handshake(
 
 
 def compare(everybody: Mapping[int, Mapping[str, str]]) -> tuple[str, int, int, str] | None:
-    """Find the first field that differs: (field, differing rank, majority rank, sentence); None if none."""
+    """Find the first field that differs: (field, differing rank, majority rank, sentence for an error); else None."""
     fields = list(dict.fromkeys(field for facts in everybody.values() for field in facts))
     for field in fields:
         values = {rank: facts.get(field, "nothing") for rank, facts in sorted(everybody.items())}
@@ -90,7 +90,7 @@ def _collect(
 ) -> dict[int, dict[str, str]]:
     """Read all workers' facts; once two differ, wait only a little longer for the rest.
 
-    Raises UnavailableError if a worker dies before it writes its facts, or none differ and the deadline passes.
+    Raises UnavailableError if a worker dies before (`death` returns why), or at the deadline if none differ.
     """
     missing = list(range(size))
     everybody: dict[int, dict[str, str]] = {}
@@ -128,7 +128,7 @@ def _collect(
 
 
 def _first_difference(notes: Notes, field: str, odd: int, usual: int) -> str:
-    """Return where two workers' details first differ, as the end of a sentence; empty if unknown."""
+    """Return where the details of ranks `odd` and `usual` first differ, as the end of a sentence; empty if unknown."""
     odd_lines, usual_lines = notes.read(f"{field}/{odd}"), notes.read(f"{field}/{usual}")
     if odd_lines is None or usual_lines is None:
         return ""
@@ -140,7 +140,7 @@ def _first_difference(notes: Notes, field: str, odd: int, usual: int) -> str:
 
 
 def _linger(notes: Notes, hosts: bool, *, size: int) -> None:
-    """Give the other workers time to read from the store before the process that hosts it exits."""
+    """Give the other workers time to read from the store before this process, if it `hosts` the store, exits."""
     deadline = time.monotonic() + 2
     try:
         gone = notes.count("leaving", 1)

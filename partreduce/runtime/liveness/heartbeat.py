@@ -1,6 +1,6 @@
 """Write heartbeats and failure notes to the store, so that errors name a worker instead of a network address.
 
-Each worker regularly writes what it does (its heartbeat), and also where it stopped and its first error; the launcher
+Each worker regularly writes what it does (its heartbeat), and once where it stopped and its first error; the launcher
 writes which worker died and why. A worker that waits for others reads these notes, and stops waiting early, with a
 reason, if a member of its group can no longer arrive.
 """
@@ -58,10 +58,10 @@ PACED = (
 class Heartbeat(SignsOfLife):
     """This worker's heartbeat and failure notes in the store, and access to other workers'; tolerates a lost store.
 
-    A note is a text in the store; a heartbeat is one that tells, again and again, what the worker does. A *gathering*
-    is an operation of all workers outside the rounds, such as `mean_model()` or a checkpoint. An *exchange* is another
-    operation of all workers that belongs to no round, such as a lookup in tables. Each worker counts both, and records
-    the gathering that it waits in, so that a worker that waits for it elsewhere stops with a reason.
+    A note is a text in the store; the heartbeat is a note that is written again and again and says what the worker
+    does. A *gathering* is an operation of all workers outside the rounds, such as `mean_model()` or a checkpoint. An
+    *exchange* is another operation of all workers that belongs to no round, such as a lookup in tables. Each worker
+    counts both, and notes the gathering that it waits in, so that workers that wait elsewhere stop with a reason.
     """
 
     def __init__(
@@ -85,18 +85,18 @@ class Heartbeat(SignsOfLife):
         self.now: tuple[str | Callable[[], str], Iterable[int]] = NOT_STARTED, ()
         """This worker's activity and the ranks that it waits for; any thread may set them (see `doing`)."""
         self._way_to_continue = way_to_continue
-        """Returns a hint for the error message if the run could have survived the failure with another option."""
+        """Returns a hint for errors if the run could have survived the failure with another option."""
         self.line = self._notes.line
         self._changes = 0
         self.settled = 0
-        """Number of those changes that the launcher's last decision already includes; workers ignore these."""
+        """Number of noted failures and ends that the launcher's last decision includes; workers ignore these."""
         self._given_up: dict[int, float] = {}
         self._stop = threading.Event()
         self.with_each: Callable[[], None] = lambda: None  # called after each heartbeat, in the heartbeat thread
         self._noted: set[str] = set()
         self._seen: dict[int, tuple[str, float]] = {}
         self.counts = (0, 0)
-        """How many gatherings and exchanges this worker has entered; a joining worker copies the counts."""
+        """How many gatherings and exchanges this worker has entered; a joining worker copies another one's."""
         self._gathered = (0, "", "")
         """Last gathering: rounds completed before it, its name, and advice for workers that do not arrive."""
         self._place = ""  # "gathering" or "exchange" inside one; else empty
@@ -109,12 +109,12 @@ class Heartbeat(SignsOfLife):
         return self._notes.place(f"beat/{self.rank}")
 
     def doing(self, text: str | Callable[[], str], waits: Iterable[int] = ()) -> None:
-        """Set this worker's activity and the ranks it waits for, for the next heartbeat; `text` may be a function."""
+        """Set this worker's activity (or a function that returns it) and the ranks that it waits for."""
         self.now = text, waits
 
     @property
     def gatherings(self) -> int:
-        """Number of gatherings that this worker has entered; equal on all workers if they call the same ones."""
+        """Number of gatherings (operations of all workers outside the rounds) that this worker has entered."""
         return self.counts[0]
 
     @property
@@ -130,9 +130,9 @@ class Heartbeat(SignsOfLife):
             self._try(lambda: self._deaths.count(CHANGES, 1))
 
     def news(self) -> int:
-        """Return how many failures and ends were recorded since the last change of members.
+        """Return how many failures and ends of workers were noted since the last change of members.
 
-        One query: as long as the number is unchanged, no other note has to be read.
+        This is one query of the store; as long as the number is unchanged, no other note has to be read.
         """
         changes = self._try(lambda: self._deaths.count(CHANGES))
         if changes is not None:
@@ -149,10 +149,9 @@ class Heartbeat(SignsOfLife):
         return None if problem is None else StoreLostError(problem)
 
     def gather(self, what: str, round_: int, advice: str | None = None) -> None:
-        """Record that this worker waits for all others in the operation `what` after `round_` rounds (a gathering).
+        """Note that this worker waits for all others in `what`, an operation outside the rounds, after `round_` rounds.
 
-        `advice` is for the error message of workers that do not arrive. All workers count gatherings, so the count
-        tells whether one is over.
+        `advice` is for the error of workers that do not come. All workers count gatherings, and so know which are over.
         """
         self.counts = self.gatherings + 1, self.counts[1]
         self._note_exchanges()
@@ -173,9 +172,9 @@ class Heartbeat(SignsOfLife):
 
     @contextlib.contextmanager
     def exchange(self) -> Iterator[None]:
-        """Context of an exchange: an operation of all workers that belongs to no round, such as a lookup in tables.
+        """Context of an operation of all workers that belongs to no round, such as a lookup in tables.
 
-        All workers count exchanges, so the count tells whether another worker has entered this one.
+        All workers count these, so the count tells whether another worker has entered this one.
         """
         self.counts = self.gatherings, self.counts[1] + 1
         with self._inside("exchange"):
@@ -195,15 +194,12 @@ class Heartbeat(SignsOfLife):
             self._place = before
 
     def _note_exchanges(self) -> None:
-        """Write the number of exchanges, before the note with this worker's place, so that readers find both."""
+        """Write the number of exchanges entered, before the note with this worker's place, for readers to find both."""
         if exchanges := self.counts[1]:
             self._try(lambda: self._notes.write(f"exchanges/{self.rank}", str(exchanges)))
 
     def _has_been_here(self, rank: int) -> bool | None:
-        """Return whether worker `rank` has entered the operation of all workers that this worker is in.
-
-        That is a gathering or an exchange; None outside of both.
-        """
+        """Return whether `rank` has entered the operation of all workers that this worker is in; None outside one."""
         if self._place == "gathering":
             return rank in self.gathered([rank])
         if self._place == "exchange":
@@ -213,7 +209,7 @@ class Heartbeat(SignsOfLife):
 
     @contextlib.contextmanager
     def together(self, advice: str) -> Iterator[None]:
-        """Context in which errors about a worker that has ended and is missing contain `advice`."""
+        """Let errors about a worker that has ended contain `advice`, inside the context."""
         self._together = advice
         try:
             yield
@@ -224,13 +220,13 @@ class Heartbeat(SignsOfLife):
         return self._get(self._notes, f"{kind}/{rank}")
 
     def record_failure(self, text: str) -> None:
-        """Record this worker's failure as the first of the run, unless another worker's was earlier."""
+        """Note this worker's failure as the first of the run, unless another worker's was earlier."""
         mine = json.dumps([self.rank, text])
         self._try(lambda: self._notes.propose("first", mine))
         self._try(lambda: self._deaths.count(CHANGES, 1))
 
     def first_failure(self) -> str | None:
-        """Return the first failed worker's error, as a clause; None if no other worker has failed."""
+        """Return the first failed worker's error, as a clause; None if no worker has failed, or this one was first."""
         stored = self._get(self._notes, "first")
         if stored is None:
             return None
@@ -240,9 +236,9 @@ class Heartbeat(SignsOfLife):
     def cause(self, members: Iterable[int], round_: int | None = None) -> str | None:
         """Return why a member cannot take part, as a clause like `worker 3 was killed by signal 9`; else None.
 
-        With `round_`, a member that ended after at most that many rounds counts too; inside a gathering or exchange
-        (operations of all workers), one that did not enter it. A signal, an exception or a death precedes the run's
-        first failure, and that precedes its consequences: exit codes, and workers that gave up.
+        With `round_`, a member that ended after at most that many rounds counts too; inside an operation of all
+        workers, one that did not enter it. Of several reasons, a signal, an exception or a death comes before the run's
+        first failure, and that before its consequences: exit codes, and workers that gave up.
         """
         others = [rank for rank in members if rank != self.rank]
         deaths = {rank: self._death(rank) for rank in others}
@@ -272,20 +268,20 @@ class Heartbeat(SignsOfLife):
 
     @property
     def advice_at_end(self) -> str:
-        """Advice for a `finish()` that not all workers call."""
+        """Advice for an error about a `finish()` that not all workers call."""
         return self._all_call("finish()")
 
     def _all_call(self, what: str) -> str:
         return self.unequal if self.unequal in (MET, TOGETHER) else ALL_CALL.format(what, self.unequal)
 
     def way_out(self, why: str) -> str:
-        """Return a hint how a run can survive a failure like `why`, as the end of a sentence; empty if it cannot."""
+        """Return a hint how a run can survive a failure described by `why`, to end a sentence; empty if it cannot."""
         return self._way_to_continue() if any(words in why for words in SURVIVABLE) else ""
 
     def apart(self, members: Iterable[int], round_: int) -> str | None:
-        """Return which `members` are not in this worker's gathering (operation of all workers), or in another one.
+        """Return, as a clause for an error, which members are not in the operation of all workers that this one is in.
 
-        A clause for an error message; None if all are in it.
+        If all are in it, or this worker is in none, see `elsewhere`.
         """
         members = list(members)
         others = sorted(set(members) - self.gathered(members)) if self._place == "gathering" else []
@@ -295,9 +291,9 @@ class Heartbeat(SignsOfLife):
         return f"this worker {self.rank} is in {what} after {reached} rounds, {format_workers(others)} not: {advice}"
 
     def unlike(self, members: Iterable[int], step: int, settings: Settings) -> str | None:
-        """Return which member has other hyperparameters (`settings`) than this worker, as a clause; None if none.
+        """Return which member has other hyperparameters than this worker (`settings`), as a clause; None if none has.
 
-        Called when the tags of a step's average differ; also None if the members' notes do not arrive in time.
+        Called when workers' tags differ in the average of step `step`. Also None if members' notes do not arrive soon.
         """
         text = json.dumps(settings)
         self._try(lambda: self._notes.write(f"settings/{step}/{self.rank}", text))
@@ -313,10 +309,9 @@ class Heartbeat(SignsOfLife):
         return None
 
     def elsewhere(self, members: Iterable[int], round_: int, way_out: str | None = None) -> str | None:
-        """Return which member waits in an operation of all workers (a gathering) that this worker has not entered.
+        """Return a clause about a member that waits in an operation of all workers which this worker has not entered.
 
-        A clause, or None if there is none. Such a member never arrives at a collective of round `round_`. `way_out`
-        replaces the gathering's advice.
+        None if there is none. The member does not take part in round `round_`. `way_out` replaces the default advice.
         """
         for rank in members:
             noted = self.read("gathering", rank) if rank != self.rank else None
@@ -346,7 +341,7 @@ class Heartbeat(SignsOfLife):
         )
 
     def gathered(self, members: Iterable[int]) -> frozenset[int]:
-        """Return the members that have entered this worker's current gathering, an operation of all workers."""
+        """Return the members that have entered the operation of all workers (gathering) that this one entered last."""
         notes = {rank: self.read("gathering", rank) for rank in members}
         return frozenset(
             rank
@@ -355,9 +350,9 @@ class Heartbeat(SignsOfLife):
         )
 
     def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:
-        """Return why a member can no longer take part, as a clause; None if not known.
+        """Return why a member can no longer take part, as a clause; None if no reason is known.
 
-        Like `cause`, but members that gave up count too; after `finished`, ended members are not missing.
+        Like `cause`, but members that gave up count too, and not those that have ended, if this worker has.
         """
         if (problem := self._notes.problem) is not None:
             return problem
@@ -399,7 +394,7 @@ class Heartbeat(SignsOfLife):
         return sees_silence(self.rank, [rank for rank in members if rank != self.rank], self.sign)
 
     def linger(self, size: int) -> None:
-        """Keep this process, which hosts the store, alive until the other workers know why the run failed."""
+        """Keep this process, which hosts the store, alive until the others know why the run failed, at most 2 s."""
         end = time.monotonic() + REASON_SECONDS
         waiting = [rank for rank in range(size) if rank != self.rank]
         while waiting and time.monotonic() < end and self._notes.problem is None:
@@ -437,7 +432,7 @@ class Heartbeat(SignsOfLife):
 
     @staticmethod
     def _try(action: Callable[[], Found]) -> Found | None:
-        """Return the result of a store operation; None without a store, which only makes errors less precise."""
+        """Return the result of a store operation; None if the store is lost, which only makes errors less precise."""
         try:
             return action()
         except (RuntimeError, StoreLostError):

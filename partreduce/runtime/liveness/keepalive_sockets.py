@@ -25,7 +25,7 @@ from partreduce.topo.errors import StoreLostError, UnavailableError
 
 WATCHED = 2  # connections per worker; with two, adjacent workers may die together
 BACKLOG = 64
-"""Connections stay in the backlog, since none is accepted: those of watching workers, and of watchers that died."""
+"""Room for connections, none of which is accepted: those of watching workers, and of watchers that have died."""
 LAST_WORD_SECONDS = 0.2  # how long to wait for the more precise note of the dead worker or its launcher
 LOOK_SECONDS = 0.1
 CONNECT_SECONDS = 1.0
@@ -38,8 +38,8 @@ _open: weakref.WeakSet[KeepaliveSockets] = weakref.WeakSet()
 class KeepaliveSockets:
     """One worker's listening socket and its connections to the next two workers, by which their deaths are noticed.
 
-    A thread watches them. No connection is accepted, read or written; the kernel keeps it open. `key` is the
-    optimizer's; `place` is this worker's address from `own_host`.
+    A thread watches them. No connection is accepted, read or written; the kernel keeps it open. `key` names the
+    optimizer; `place` is this worker's address from `own_host`.
     """
 
     def __init__(self, store: Store, rank: int, size: int, key: str, place: tuple[str, bool]) -> None:
@@ -57,7 +57,7 @@ class KeepaliveSockets:
         _open.add(self)
 
     def start(self) -> None:
-        """Connect to the next workers, whose addresses are in the store, and watch the connections from then on."""
+        """Connect to the next two workers, whose addresses are in the store, and watch the connections from then on."""
         behind = [(self.rank + step) % self.size for step in range(1, self.size)]
         watched, others = behind[:WATCHED], behind[WATCHED:]
         with contextlib.suppress(RuntimeError, StoreLostError):
@@ -65,18 +65,18 @@ class KeepaliveSockets:
         Background(self._run, watched, others, name="partreduce-lifelines", stop=self.close).start()
 
     def close(self) -> None:
-        """End the thread and close the sockets; without a last note in the store, watchers record a death."""
+        """End the thread and close the sockets; if this worker has noted no end, others record its death."""
         self._stop.set()
         self.forget()
 
     def forget(self) -> None:
-        """Close the sockets, also in a forked child, whose open copies would hide this process's death."""
+        """Close the sockets; also called in a forked child, whose open copies would hide this process's death."""
         for held in [self._listener, *list(self._connections.values())]:
             with contextlib.suppress(OSError):
                 held.close()
 
     def _run(self, watched: list[int], others: list[int]) -> None:
-        """Watch the connections; after one ends and a new one is refused, record the death, watch the next worker."""
+        """Watch connections to `watched` (ranks); record a death, and then watch the next of `others` in its place."""
         known, deadline = set(self._connections), time.monotonic() + REACH_SECONDS
         """Ranks that were once connected; before the first connection a refusal means nothing."""
         with contextlib.suppress(RuntimeError, StoreLostError, OSError, ValueError):  # closed, or without a store
@@ -93,7 +93,7 @@ class KeepaliveSockets:
                 self._wait(all(rank in self._connections for rank in watched))
 
     def _wait(self, are_all_connected: bool) -> None:
-        """Wait until a connection ends; only briefly if some workers are not connected yet."""
+        """Wait until a connection ends, at most 1 s, or 0.1 s if some workers are not connected yet."""
         poller = select.poll()
         ranks = {held.fileno(): rank for rank, held in self._connections.items()}
         for descriptor in ranks:
@@ -102,7 +102,7 @@ class KeepaliveSockets:
             self._connections.pop(ranks[descriptor]).close()
 
     def _is_refused(self, rank: int) -> bool:
-        """Try to connect to a worker, if its address is known; return True only if the connection is refused."""
+        """Try to connect to a worker, if its address is known; return whether the connection was refused."""
         noted = self._notes.read(f"address/{rank}")
         if noted is None:
             return False
@@ -122,7 +122,7 @@ class KeepaliveSockets:
         return False
 
     def _note(self, rank: int) -> None:
-        """Record that a worker's process is gone, unless it or its launcher has recorded its end."""
+        """Record that a worker's process is gone, unless it or its launcher records its end within 0.2 s."""
         end = time.monotonic() + LAST_WORD_SECONDS
         while time.monotonic() < end:
             said = any(self._last_words.read(f"{kind}/{rank}") is not None for kind in LAST_WORDS)
@@ -136,7 +136,7 @@ class KeepaliveSockets:
 
 
 def lifelines_of(store: Store, rank: int, size: int, key: str) -> KeepaliveSockets | None:
-    """Create this worker's KeepaliveSockets; None if the store has no network address."""
+    """Create this worker's KeepaliveSockets; None if the store has no network address, or no socket can be opened."""
     if not isinstance(root_store(store), TCPStore):
         return None
     try:
@@ -146,7 +146,7 @@ def lifelines_of(store: Store, rank: int, size: int, key: str) -> KeepaliveSocke
 
 
 def closed_notes(store: Store, key: str) -> Notes:
-    """Return the part of the store in which workers record, by rank, that another worker's process is gone."""
+    """Return the part of the store in which workers record, by rank, which processes are gone."""
     return Notes(store, f"closed/{key}")
 
 

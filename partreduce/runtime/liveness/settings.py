@@ -12,7 +12,7 @@ SCHEDULED = ("lr", "momentum", "betas", "weight_decay")  # hyperparameters that 
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> Settings:
-    """Return an optimizer's hyperparameters by parameter group, without waiting for tensors on a device."""
+    """Return the optimizer's hyperparameters by parameter group, with None for tensors on a device, to avoid a wait."""
     return tuple([tuple([_plain(group.get(name)) for name in SCHEDULED]) for group in optimizer.param_groups])
 
 

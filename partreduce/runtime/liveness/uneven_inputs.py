@@ -22,7 +22,7 @@ BEHIND = (
 
 
 class UnevenInputs:
-    """Record in the store of which workers still have data inside `join`, whose loops all end at the same round."""
+    """Record in the store of which workers still have data inside `join`; the loops of all end at the same round."""
 
     def __init__(self, store: Store, rank: int, size: int, heartbeat: Heartbeat, *, key: str, timeout: float) -> None:
         self.rank, self.size, self.heartbeat = rank, size, heartbeat
@@ -44,9 +44,9 @@ class UnevenInputs:
         self._declared = -1
 
     def another(self, round_: int, lost: Callable[[], frozenset[int]] | None = None) -> bool:
-        """Wait until it is known whether any worker (except `lost()`) trains in round `round_`; return whether.
+        """Wait until it is known whether any worker trains in round `round_`; return whether one does.
 
-        If none does, the data of all have ended.
+        If none does, the data of all have ended. `lost()` returns failed workers, which are not waited for.
         """
         begun, ended = f"{self.generation}/round/{round_}", f"{self.generation}/ended"
         wait = Wait(self.heartbeat, range(self.size), self.timeout)
@@ -81,9 +81,9 @@ class UnevenInputs:
             time.sleep(POLL_SECONDS)
 
     def meet(self, round_: int, lost: Callable[[], frozenset[int]] | None = None) -> tuple[int, ...]:
-        """Wait for all workers at the end, check that all took equally many rounds, and return the ranks present.
+        """Wait for all workers at the end, check that all took `round_` rounds, and return the ranks present.
 
-        `lost()` returns workers that are not waited for. Raises PeerFailedError if the numbers of rounds differ.
+        `lost()` returns failed workers, which are not waited for. Raises PeerFailedError if numbers of rounds differ.
         """
         self.heartbeat.finished(round_)
         waiting = [rank for rank in range(self.size) if rank != self.rank]

@@ -1,8 +1,8 @@
 """Find the worker that is the actual cause of a wait.
 
 If a worker waits for a healthy one, which waits for a stopped one, the error must name the stopped one. Each heartbeat
-contains the ranks that its worker waits for, which form chains. The end of a chain is the worker that blocks the rest:
-one without heartbeats, or else a live one that waits for no other.
+contains the ranks that its worker waits for, which form chains. The worker at the end of a chain blocks the rest: it
+sends no heartbeats, or it is alive and waits for no other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_LOOKED_AT = 64
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A worker's last heartbeat: its activity, the ranks it waits for, and the seconds since (None: never)."""
+    """A worker's last heartbeat: its activity, the ranks it waits for, and the seconds since then (None: never)."""
 
     text: str
     waits: tuple[int, ...]
@@ -29,7 +29,7 @@ class Sign:
         return self.silent is None or self.silent > SILENCE_SECONDS
 
     def __str__(self) -> str:
-        """Describe the heartbeat as a clause that follows "which"."""
+        """Describe the heartbeat as a clause, to follow "which"."""
         if self.silent is None:
             return "gave no sign of life"
         # A silent worker's last activity may be outdated: half a second later it may be many steps further.
@@ -39,9 +39,10 @@ class Sign:
 
 
 def clause(rank: int, members: Sequence[int], sign: Callable[[int], Sign], seconds: float | None) -> str:
-    """Describe the chain of waits, `waits for worker 1, which waits for worker 2, …`, and for how many seconds.
+    """Describe the chain of waits for an error: `waits for worker 1, which waits for worker 2, …`.
 
-    `members` are the ranks that `rank` waits for directly; `sign` returns a worker's last heartbeat.
+    `members` are the ranks that `rank` waits for directly; `sign` returns a worker's last heartbeat; `seconds`, if
+    given, is how long it has waited.
     """
     signs, before = _chains(rank, members, sign)
     silent = [other for other in signs if signs[other].is_silent]
@@ -61,7 +62,7 @@ def format_workers(ranks: Sequence[int]) -> str:
 
 
 def sees_silence(rank: int, members: Sequence[int], sign: Callable[[int], Sign]) -> bool:
-    """Return whether a worker in the chain of waits had heartbeats and is silent now: it causes the wait."""
+    """Return whether a worker in the chain of waits (see `clause`) sent heartbeats and is silent now: the cause."""
     signs, _ = _chains(rank, members, sign)
     return any(seen.is_silent and seen.silent is not None for seen in signs.values())
 
@@ -69,7 +70,7 @@ def sees_silence(rank: int, members: Sequence[int], sign: Callable[[int], Sign])
 def _chains(
     rank: int, members: Sequence[int], sign: Callable[[int], Sign]
 ) -> tuple[dict[int, Sign], dict[int, int | None]]:
-    """Return the last heartbeats along the chains, nearest first, and each worker's predecessor in its chain."""
+    """Return heartbeats by rank, of the workers in the chains of waits, nearest first, and each one's predecessor."""
     signs: dict[int, Sign] = {}
     before: dict[int, int | None] = dict.fromkeys(members)
     next_ones = list(members)

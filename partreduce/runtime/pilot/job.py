@@ -1,4 +1,4 @@
-"""Define the user's function that a pilot runs, the schedules that it compares, and its results; without torch."""
+"""Define the job that a pilot trains, the schedules that it compares, and its results; without importing torch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class PilotJob:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Loss of the mean model in one pilot run, on fixed evaluation batches, each `every` steps from step 0 on."""
+    """Losses of the mean model in one pilot run, on fixed evaluation batches, at step 0 and every `every` steps."""
 
     schedule: Schedule
     seed: int
@@ -61,7 +61,7 @@ class Curve:
 
     @property
     def is_reference(self) -> bool:
-        """Whether this run was the reference: synchronous all-reduce in each step."""
+        """Whether this run used the schedule that all others are compared with: synchronous all-reduce in each step."""
         return self.schedule.strategy.averages_gradients and not self.schedule.strategy.sync.lag
 
     @property
@@ -77,9 +77,9 @@ def reference(cluster: Cluster) -> Schedule:
 def probes(cluster: Cluster, *, steps: int, data: str) -> list[Schedule]:
     """Return the schedules that a pilot compares: all-reduce every k steps, ring pairs, node-then-all, delayed.
 
-    Their consensus distances (of the workers' models from the mean model) differ by a factor of ten, to measure what
-    consensus distance costs. Some are delayed by a round, to separate the cost of the delay from that of consensus
-    distance. `data` tells how samples are distributed.
+    Their consensus distances differ by a factor of ten, to measure what consensus distance costs. Some are delayed by a
+    round, to separate the cost of the delay from that. `steps` is the length of a run; `data` says how samples are
+    distributed (see `run_pilot`). Raises InputError if the run is too short, or for data per node on one node.
     """
     if data == "per-node" and cluster.num_nodes == 1:
         raise InputError(
@@ -123,10 +123,7 @@ def node_then_all(cluster: Cluster) -> Schedule:
 
 
 def ring_pairs(cluster: Cluster, steps_per_round: int, *, late: bool = False) -> Schedule:
-    """Return a schedule in which pairs along the ring of ranks average every `steps_per_round` steps.
-
-    With `late` each average is applied a round later.
-    """
+    """Return a schedule in which pairs along the ring of ranks average after each round; with `late` a round later."""
     n = cluster.num_workers
     first = [[i, i + 1] for i in range(0, n - 1, 2)]
     second = [[i, (i + 1) % n] for i in range(1, n - n % 2, 2)]

@@ -82,7 +82,7 @@ def run_pilot(
 
 
 def is_harder(schedule: Schedule, unstable: Schedule) -> bool:
-    """Return whether a schedule need not be tried since `unstable`, with rounds at most as long, diverged.
+    """Return whether a schedule need not be tried because `unstable`, whose rounds are at most as long, diverged.
 
     Only schedules that both average with a delay, or both without, are compared.
     """
@@ -123,7 +123,7 @@ def _world(job: PilotJob, timeout: float) -> World:
 
 
 def _next(world: World, curves: list[Curve], then: Callable[[list[Curve]], Sequence[Schedule]]) -> list[Schedule]:
-    """Return, on all workers, the schedules that worker 0 chooses to run next; its errors are raised on all."""
+    """Return, on all workers, the schedules that `then` chooses on worker 0; its errors are raised on all."""
     found = broadcast_decision(
         world,
         f"pilot/after-{len(curves)}-runs",

@@ -1,1 +1,1 @@
-"""Place embedding tables separately: with rows sharded over the workers, or with gradients of touched rows gathered."""
+"""Exchange embedding tables apart from the model: shard their rows, or gather the gradients of rows in use."""

@@ -1,8 +1,8 @@
 """Find the tables that a schedule names, check that they can be placed as it says, and distribute their rows.
 
-The user's embedding modules, their parameters and the optimizer's references to these stay the same objects; only a
-module's class is replaced by one that looks rows up on other workers, as in torch's `fully_shard`. Each lookup fetches
-every needed row once and computes the result by torch's own functions.
+The user's embedding modules, their parameters and the optimizer's references to these stay the same objects. Only a
+module's class is replaced, as by torch's `fully_shard`, by one that looks rows up on other workers. A lookup fetches
+every needed row once and computes its result by torch's own functions.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ ATTRIBUTE = "_partreduce_table"
 
 
 class Handle:
-    """Link from an embedding module to its Table, which fetches the rows of the module's lookups.
+    """An embedding module's access to its Table: fetches the rows for each lookup.
 
-    A deep copy of the module gets a handle with another `copy` number.
+    A deep copy of the module gets a handle with another `copy` number; 0 is the module that is trained.
     """
 
     def __init__(self, tables: Tables, table: Table, module: Embeddings, copy: int) -> None:
@@ -40,7 +40,7 @@ class Handle:
         self._trains = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
-        """Return a handle for a copy of the module, such as in `torch.optim.swa_utils.AveragedModel`."""
+        """Return a handle for the module's copy in `memo`, as `torch.optim.swa_utils.AveragedModel` makes one."""
         module = memo[id(self.module())]
         self.table.copies.append(weakref.ref(module))
         return Handle(self.tables, self.table, module, len(self.table.copies) - 1)
@@ -48,8 +48,8 @@ class Handle:
     def rows(self, weight: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
         """Fetch the rows of a lookup from their owners, each row once.
 
-        Returns the rows, [rows, columns]; for each entry of `indices` its row there; and the position of the padding
-        row (None without one).
+        Returns the rows, [rows, columns]; for each entry of `indices` the index of its row among these; and the index
+        of the padding row (None without one). `weight` is the module's parameter.
         """
         module = self.module()
         assert module is not None, "a module calls its own handle"
@@ -67,10 +67,9 @@ class Handle:
         return rows, inverse, padding
 
     def found(self, ids: torch.Tensor, problem: str) -> torch.Tensor:
-        """Return the rows with the numbers `ids`, each once, on the weight's device.
+        """Return the rows numbered `ids`, each once, on the device of the module's weight.
 
-        If `problem`, which describes a user's mistake, is not empty, raise it instead, on all workers if they can learn
-        of it.
+        A `problem`, if not empty, describes a user's mistake: it is raised as InputError, if possible on all workers.
         """
         module, staging = self.module(), self.table.staging
         assert module is not None, "a module calls its own handle"
@@ -84,7 +83,7 @@ class Handle:
 
 
 def _problem(table: Table, weight: torch.Tensor, indices: torch.Tensor) -> str:
-    """Describe what is wrong with the dtype or device of a lookup's indices; empty if nothing is."""
+    """Describe what is wrong with the dtype or device of a lookup's `indices`; empty if nothing is."""
     if indices.dtype not in (torch.int32, torch.int64):
         return f"parameter {table.name!r}: is looked up with {indices.dtype}; indices are int32 or int64"
     if indices.device != weight.device:
@@ -96,7 +95,7 @@ def _problem(table: Table, weight: torch.Tensor, indices: torch.Tensor) -> str:
 
 
 def _out_of_range(table: Table, ids: torch.Tensor) -> str:
-    """Describe a row number that is out of range, given ascending numbers on the host; empty if none is."""
+    """Describe a row number that is out of range; empty if none is. `ids` are ascending, in host memory."""
     last = table.route.rows - 1
     for index in ids[[0, -1]].tolist() if len(ids) else ():
         if not 0 <= index <= last:
@@ -105,7 +104,7 @@ def _out_of_range(table: Table, ids: torch.Tensor) -> str:
 
 
 class _Lookup(torch.autograd.Function):
-    """Autograd function of a table lookup; its gradients are exchanged at the end of the backward pass."""
+    """Autograd function of a table lookup; all workers exchange its gradients at the end of the backward pass."""
 
     @staticmethod
     def forward(
@@ -116,10 +115,10 @@ class _Lookup(torch.autograd.Function):
         problem: str,
         padding: int | None,
     ) -> torch.Tensor:
-        """Return the rows numbered `ids` of a table, for which all workers exchange rows.
+        """Return the rows of a table numbered `ids`, which all workers exchange.
 
-        `problem` describes a user's mistake, `padding` is the position of the row without gradient. The weight is an
-        argument so that autograd calls `backward`.
+        `problem` describes a user's mistake (empty: none); `padding` is the index in `ids` of the row without gradient.
+        Only with a weight as argument does autograd call `backward`.
         """
         ctx.handle, ctx.ids, ctx.padding = handle, ids, padding
         return handle.found(ids, problem)
@@ -127,7 +126,7 @@ class _Lookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None, None, None]:  # noqa: ANN401 - as above
-        """Store the gradients of all rows but the padding row, and start copying them to the host."""
+        """Store `gradient`, one row per row looked up, without the padding row, and start copying it to the host."""
         handle, ids = ctx.handle, ctx.ids
         if handle.copy:
             raise InputError(f"parameter {handle.table.name!r}: a copy of the model was trained; wrap it by itself")
@@ -139,7 +138,7 @@ class _Lookup(torch.autograd.Function):
 
 
 class _SavedWhole(torch.nn.Module):
-    """Base of routed embedding modules; its state dict contains the whole table."""
+    """Base of embedding modules that look rows up on other workers; their state dict contains the whole table."""
 
     weight: torch.Tensor
 
@@ -157,7 +156,7 @@ class _SavedWhole(torch.nn.Module):
         return plain.__reduce_ex__(1)  # type: ignore[return-value]  # a module's is a tuple
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _SavedWhole:
-        """Copy the module with its class and its handle, so that the copy looks up rows on other workers too."""
+        """Copy the module with its class and its handle, so that the copy also looks up rows on other workers."""
         if (copy_as_user_does := getattr(super(), "__deepcopy__", None)) is not None:
             return cast("_SavedWhole", copy_as_user_does(memo))
         memo[id(self)] = copied = type(self).__new__(type(self))
@@ -180,7 +179,7 @@ class _SavedWhole(torch.nn.Module):
 
 
 class TableEmbedding(_SavedWhole, torch.nn.Embedding):
-    """`nn.Embedding` that looks up rows of a separately placed table."""
+    """`nn.Embedding` whose lookups fetch rows from the workers that own them."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
         handle: Handle = getattr(self, ATTRIBUTE)
@@ -189,7 +188,7 @@ class TableEmbedding(_SavedWhole, torch.nn.Embedding):
 
 
 class TableEmbeddingBag(_SavedWhole, torch.nn.EmbeddingBag):
-    """`nn.EmbeddingBag` that looks up rows of a separately placed table."""
+    """`nn.EmbeddingBag` whose lookups fetch rows from the workers that own them."""
 
     def forward(
         self,
@@ -211,7 +210,7 @@ class TableEmbeddingBag(_SavedWhole, torch.nn.EmbeddingBag):
 
 
 def route_module(module: Embeddings, handle: Handle) -> None:
-    """Turn an embedding into a TableEmbedding or TableEmbeddingBag, in place."""
+    """Make an embedding fetch rows through `handle`: replace its class by TableEmbedding or TableEmbeddingBag."""
     setattr(module, ATTRIBUTE, handle)
     routed = TableEmbedding if isinstance(module, torch.nn.Embedding) else TableEmbeddingBag
     kind = type(module)
@@ -221,13 +220,13 @@ def route_module(module: Embeddings, handle: Handle) -> None:
 
 
 def is_routed(module: Embeddings) -> bool:
-    """Return whether a module's `forward` is still the one that looks rows up on other workers."""
+    """Return whether a module's `forward` is still the one that fetches rows from other workers."""
     forward = type(module).forward
     return forward in (TableEmbedding.forward, TableEmbeddingBag.forward) and "forward" not in module.__dict__
 
 
 def handle_of(module: torch.nn.Module) -> Handle | None:
-    """Return the handle of a module; None if it belongs to no table."""
+    """Return the Handle by which a module fetches rows; None if its weight is no separately placed table."""
     handle = module.__dict__.get(ATTRIBUTE)
     return handle if isinstance(handle, Handle) else None
 
@@ -237,7 +236,7 @@ WHOLE_TENSOR = ("Adafactor", "LBFGS", "Muon")  # optimizers whose update of an e
 
 
 def embeddings_of(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Parameter, tuple[Embeddings, ...]]]:
-    """Return the weights of all embeddings by their first name, each with all modules that use it."""
+    """Return the weight of each embedding, with all modules that use it, by its first name in the model."""
     modules: dict[torch.nn.Parameter, list[Embeddings]] = {}
     names: dict[torch.nn.Parameter, str] = {}
     for prefix, module in model.named_modules():
@@ -248,9 +247,9 @@ def embeddings_of(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Parameter,
 
 
 def find_tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule) -> Tables:
-    """Return the embedding tables that the schedule places separately (sharded, or with gathered gradients).
+    """Return the embedding tables that the schedule places separately: sharded, or with gathered gradients.
 
-    Raises InputError if they do not fit the model.
+    Raises InputError if the schedule's tables do not fit the model or the optimizer.
     """
     routes = schedule.strategy.payload
     known = embeddings_of(model)
@@ -280,7 +279,7 @@ def find_tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedu
 
 
 def looks_at_whole_tensors(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> str:
-    """Return the name of a parameter's torch optimizer if its update needs whole tensors (such as Muon); else empty."""
+    """Return the name of the parameter's optimizer if its update needs whole tensors (as Muon's does); else ""."""
     held = [value if isinstance(value, (list, tuple)) else [value] for value in vars(optimizer).values()]
     parts = [optimizer, *(one for values in held for one in values if isinstance(one, torch.optim.Optimizer))]
     for one in parts:
@@ -292,7 +291,7 @@ def looks_at_whole_tensors(optimizer: torch.optim.Optimizer, parameter: torch.Te
 
 
 def layout_of(tables: Tables) -> dict[torch.nn.Parameter, str]:
-    """Describe each table in one line; the handshake compares the lines between workers."""
+    """Describe each table in one line, by parameter; the handshake compares the lines between workers."""
     lines = {}
     for table in tables:
         module = table.modules[0]
@@ -303,7 +302,7 @@ def layout_of(tables: Tables) -> dict[torch.nn.Parameter, str]:
 
 
 def check_other_shapes(tables: Tables, schedule: Schedule) -> None:
-    """Raise InputError if a table has another shape than in the schedule; called after the models were compared."""
+    """Raise InputError if a table's shape is not the schedule's; called once the workers' models were compared."""
     for table in tables:
         route, shape = table.route, tuple(table.parameter.shape)
         if shape != (route.rows, route.columns):
@@ -317,7 +316,7 @@ def check_other_shapes(tables: Tables, schedule: Schedule) -> None:
 def check_route(
     model: torch.nn.Module, route: TablePlacement, parameter: torch.nn.Parameter, modules: tuple[Embeddings, ...]
 ) -> None:
-    """Raise InputError if embeddings would compute other values with this placement (`route`) than on one device."""
+    """Raise InputError if lookups in `modules` would give other values with placement `route` than on one device."""
     if any(handle_of(module) is not None for module in modules):
         raise InputError(
             f"parameter {route.parameter!r}: its rows are spread by a DistributedOptimizer already; build the model "
@@ -337,7 +336,7 @@ def check_route(
 def _check_uses(
     model: torch.nn.Module, route: TablePlacement, parameter: torch.nn.Parameter, modules: tuple[Embeddings, ...]
 ) -> None:
-    """Raise InputError if other modules use the parameter, since only lookups can fetch its rows."""
+    """Raise InputError if another module or a gradient hook uses the parameter, or its device is not supported."""
     for prefix, module in model.named_modules():
         for name, other in module.named_parameters(recurse=False):
             if other is parameter and module not in modules:
@@ -361,7 +360,7 @@ def _check_uses(
 
 
 def _check_module(route: TablePlacement, module: Embeddings) -> None:
-    """Raise InputError if the embedding uses a feature of torch that this placement does not support."""
+    """Raise InputError if the embedding uses a feature of torch that the placement `route` does not support."""
     name = route.parameter
     if type(module).forward not in (torch.nn.Embedding.forward, torch.nn.EmbeddingBag.forward):
         raise InputError(
@@ -388,7 +387,7 @@ def _check_module(route: TablePlacement, module: Embeddings) -> None:
 def spread(tables: Tables, optimizer: torch.optim.Optimizer, *, broadcast: bool) -> None:
     """Keep only this worker's rows of sharded tables and of their optimizer states; all workers call it.
 
-    With `broadcast` the rows are copied from worker 0's tables.
+    With `broadcast` all tables first take the values of worker 0's.
     """
     assert tables.is_connected, "tables are connected before they are spread"
     for table in tables:
@@ -432,7 +431,7 @@ def _keep_own_state(table: Table, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _draw_rows(table: Table, own: torch.Tensor, rank: int) -> torch.Tensor:
-    """Initialize rows of a table on the meta device, on the host, with the distribution of `nn.Embedding`."""
+    """Return random initial values of the rows `own`, as `nn.Embedding` draws them, with a seed by table and `rank`."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{table.name} of worker {rank}".encode()))
     shard = torch.empty(len(own), table.route.columns, dtype=table.parameter.dtype)
     shard.normal_(generator=generator)

@@ -37,7 +37,7 @@ Rows = dict[str, npt.NDArray[np.int64]]  # rows that a batch looks up, ascending
 
 
 class SampledRows(NamedTuple):
-    """The numbers of the rows that sample batches look up, per batch and embedding, and each embedding's size."""
+    """Numbers of the rows that each sample batch looks up, by embedding, and how many rows each embedding has."""
 
     sizes: dict[str, int]
     batches: list[Rows]
@@ -49,7 +49,10 @@ def sample_row_access(
     forward: Callable[[torch.nn.Module, Any], object] | None,
     num_batches: int,
 ) -> SampledRows:
-    """Run the model on this worker's first batches and return the rows that they look up."""
+    """Run the model on this worker's first `num_batches` batches and return the rows that they look up.
+
+    `forward` calls the model with a batch; None: see `call`. Raises InputError if there is no batch.
+    """
     with record_lookups(model, forward or call) as look:
         seen = [look(batch) for batch in itertools.islice(batches, num_batches)]
     if not seen:
@@ -66,7 +69,7 @@ def sizes_of(model: torch.nn.Module) -> dict[str, int]:
 def record_lookups(
     model: torch.nn.Module, forward: Callable[[torch.nn.Module, Any], object]
 ) -> Iterator[Callable[[Any], Rows]]:
-    """Context that yields a function: it calls the model with a batch and returns the rows that the call looks up."""
+    """Yield a function that calls the model with a batch, by `forward`, and returns the rows that the call looks up."""
     known = embeddings_of(model)
     names: dict[torch.Tensor, str] = {parameter: name for name, (parameter, _) in known.items()}
     lookups = [module for _, modules in known.values() for module in modules]
@@ -104,7 +107,7 @@ def record_lookups(
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Context in which the model is in evaluation mode."""
+    """Put the model into evaluation mode inside the context."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -120,7 +123,7 @@ def union(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
 
 
 def call(model: torch.nn.Module, batch: object) -> object:
-    """Call the model with a batch: a sequence whose first entries are the inputs, or a dict of inputs by name."""
+    """Call the model with a batch, whose inputs `inputs_of` finds. Raises InputError if they do not fit `forward()`."""
     parts, keywords = inputs_of(model, batch)
     try:
         inspect.signature(model.forward).bind(*parts, **keywords)
@@ -133,9 +136,9 @@ def call(model: torch.nn.Module, batch: object) -> object:
 
 
 def inputs_of(model: torch.nn.Module, batch: object) -> tuple[Sequence[Any], dict[str, Any]]:
-    """Return the arguments for `forward()` from a batch: positional ones, and keywords.
+    """Return positional and keyword arguments for the model's `forward()` from a batch.
 
-    A dict is passed by name. Of a tuple or list, the first entries are passed, as many as `forward()` has parameters,
+    A dict gives keyword arguments. A tuple or list gives its first entries, as many as `forward()` has parameters, or
     all if it takes `*args`. Any other batch, such as a tensor, is the only argument.
     """
     if isinstance(batch, dict):
@@ -148,7 +151,7 @@ def inputs_of(model: torch.nn.Module, batch: object) -> tuple[Sequence[Any], dic
 
 
 def message_of(rank: int, seen: SampledRows | str) -> str:
-    """Encode a worker's sampled rows for worker 0, or the error because of which it has none."""
+    """Encode worker `rank`'s sampled rows, or the error (a text) because of which it has none, for worker 0."""
     if isinstance(seen, str):
         return json.dumps({"problem": f"worker {rank}: {seen}"})
     packed = [{name: _pack_rows(rows, seen.sizes[name]) for name, rows in batch.items()} for batch in seen.batches]
@@ -156,7 +159,10 @@ def message_of(rank: int, seen: SampledRows | str) -> str:
 
 
 def shares(said: list[str], cluster: Cluster) -> dict[str, RowAccess]:
-    """Return the mean fractions of a table's rows that a step looks up, by table, from all workers' messages."""
+    """Return, by table, the mean fraction of its rows that a step looks up; `said` has each worker's `message_of`.
+
+    Raises InputError for a worker's error, or if the workers' tables differ.
+    """
     texts = [json.loads(text) for text in said]
     for text in texts:
         if "problem" in text:
@@ -181,9 +187,9 @@ def shares(said: list[str], cluster: Cluster) -> dict[str, RowAccess]:
 
 
 def shares_of(steps: Sequence[Sequence[Rows]], sizes: Mapping[str, int], cluster: Cluster) -> dict[str, RowAccess]:
-    """Return the mean fraction of each parameter's rows that a step looks up: on a worker, a node, and all workers.
+    """Return, by table, the mean fraction of its rows that a step looks up: on a worker, on a node, on all workers.
 
-    `steps` has, for each step, the rows of every worker by rank.
+    `steps` has, for each step, the rows of every worker by rank; `sizes` the number of rows of each table.
     """
     everybody = range(cluster.num_workers)
     nodes = [cluster.workers_of(node) for node in range(cluster.num_nodes)]
@@ -201,7 +207,7 @@ def shares_of(steps: Sequence[Sequence[Rows]], sizes: Mapping[str, int], cluster
 
 
 def gather_texts(world: World, key: str, text: str, timeout: float) -> list[str]:
-    """Return the texts of all workers on worker 0, and only the own text elsewhere; `timeout` is in seconds."""
+    """Return all workers' texts on worker 0, and only the own `text` elsewhere. Raises after `timeout` seconds."""
     place = f"parallelize/{key}"
     Notes(world.store, place).write(f"says/{world.rank}", text)
     if world.rank:
@@ -223,9 +229,9 @@ def _unpack_rows(text: str, size: int) -> npt.NDArray[np.int64]:
 
 
 class OtherUses(TorchFunctionMode):
-    """Torch function mode that records uses of a table's weight by functions other than a lookup.
+    """Torch function mode that finds uses of a table's weight by functions other than a lookup.
 
-    `found` maps a table's name to the first such function.
+    `found` maps a table's name to the name of the first of these functions.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:

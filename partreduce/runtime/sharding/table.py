@@ -44,7 +44,7 @@ class RowLayout:
     """Assignment of a table's rows to hosts, the workers that own rows, in `partitions` parts.
 
     With P parts and H hosts, row r is in part r mod P, and part p on host p mod H. A host's rows are in ascending
-    order. Host h has K = ⌈(P − h)/H⌉ of the P parts, so row r = qP + h + jH has index qK + j there.
+    order. Host h has K = ⌈(P − h)/H⌉ of the P parts, so row r = qP + h + jH has index qK + j in its array.
     """
 
     num_rows: int
@@ -66,7 +66,7 @@ class RowLayout:
         return rows // self.partitions * parts_of_host + part // num_hosts
 
     def rows_of(self, worker: int) -> torch.Tensor:
-        """Return the rows that a worker owns, ascending; O(number of these rows)."""
+        """Return the numbers of the rows that a worker owns, ascending, int64."""
         if worker not in self.hosts:
             return torch.empty(0, dtype=torch.int64)
         parts = torch.arange(self.hosts.index(worker), self.partitions, len(self.hosts))
@@ -77,7 +77,7 @@ class RowLayout:
 
 @dataclass(frozen=True, slots=True)
 class OnFirst:
-    """Layout in which worker 0 owns all rows, for example of a part of the table that it has read from a file."""
+    """Layout in which worker 0 owns all rows, for example of a part of a table that it has read from a file."""
 
     place_of: Callable[[torch.Tensor], torch.Tensor]
 
@@ -87,7 +87,7 @@ class OnFirst:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some rows of one table: their numbers, and their values [rows, columns], which are None in a request."""
+    """Some rows of one table: their numbers `ids`, and their values [rows, columns], None in a request for rows."""
 
     ids: torch.Tensor
     rows: torch.Tensor | None = None
@@ -96,7 +96,7 @@ class Part:
         return Part(self.ids[order], None if self.rows is None else self.rows[order])
 
     def coalesced(self) -> Part:
-        """Return each row once, ascending; values of repeated rows are summed in order."""
+        """Return each row once, in ascending order; values of a row that occurs more than once are summed."""
         ids, inverse = torch.unique(self.ids, return_inverse=True)
         if self.rows is None:
             return Part(ids)
@@ -109,10 +109,10 @@ Parts = dict[int, Part]  # rows by the index of their table
 
 @dataclass(frozen=True, slots=True)
 class RowCode:
-    """Codec for the rows of one table, or their gradients; decoded rows have the table's `dtype`.
+    """Codec for rows of one table, or for their gradients; decoded rows have the table's `dtype`.
 
     Each row is coded separately and rounded to nearest, so all workers that decode it get the same bits. int8 has one
-    scale per row, after its integers.
+    float32 scale per row, after its integers.
     """
 
     codec: Codec
@@ -138,7 +138,7 @@ class RowCode:
         return (levels.to(torch.float32) * scales).to(self.dtype)
 
     def lost(self, rows: torch.Tensor, code: torch.Tensor) -> float | None:
-        """Return the largest finite value that became infinite when coded (int8: NaN in the whole row), or None."""
+        """Return the largest finite value that the code made infinite (int8: its row NaN), or None without one."""
         if not rows.numel():
             return None
         least, most = (float(end) for end in torch.aminmax(rows))
@@ -151,7 +151,10 @@ class RowCode:
         return float(beyond.abs().max()) if len(beyond) else None
 
     def problem(self, name: str, what: str, rows: torch.Tensor, code: torch.Tensor) -> str:
-        """Describe values of `what` beyond the codec's range, as the end of "worker 2: "; empty if there are none."""
+        """Describe, for an error, a value of `rows` beyond the codec's range; empty if there is none.
+
+        `name` is the table's name, `what` describes the rows, `code` has the encoded rows.
+        """
         if (number := self.lost(rows, code)) is None:
             return ""
         others = COARSER.get(self.codec, "none")
@@ -168,20 +171,20 @@ class Landing(NamedTuple):
     mark: Marker | None = None
 
     def wait(self) -> torch.Tensor:
-        """Wait until the copy is complete and return it; does not wait for later work in the stream."""
+        """Wait until the copy is complete and return it; later work in the stream may go ahead."""
         if self.mark is not None:
             await_mark(self.mark)
         return self.values
 
 
 class Staging:
-    """Copies arrays between host and devices, in the device's current stream."""
+    """Copies arrays between host and device, in the order of the device's current stream."""
 
     def __init__(self, streams: Callable[[torch.device], Streams] = streams_of) -> None:
         self._streams = streams
 
     def begin(self, values: torch.Tensor) -> Landing:
-        """Start copying an array to the host, after the current stream's work."""
+        """Start copying an array to the host, after the work queued in the current stream."""
         streams = self._streams(values.device)
         if not streams.runs_ahead:
             return Landing(values)
@@ -226,12 +229,12 @@ class Table:
 
     @cached_property
     def code(self) -> RowCode | None:
-        """The codec of its rows; None if they are sent uncoded."""
+        """The codec of the table's rows; None if they are sent uncoded."""
         codec = self.route.codec
         return RowCode(codec, self.route.columns, self.parameter.dtype) if codec.rounds else None
 
     def blocks(self) -> list[tuple[int, int]]:
-        """Return (first row, end row) of each block in which the whole table is sent; equal on all workers."""
+        """Return (first row, last row + 1) of each block in which a whole table is sent; equal on all workers."""
         width = max(1, self.route.columns * self.parameter.element_size())
         size = max(1, BLOCK_BYTES // width)
         return [(first, min(first + size, self.route.rows)) for first in range(0, self.route.rows, size)]
@@ -243,12 +246,12 @@ class Table:
         return rows if self.layout is None else self.layout.place_of(rows)
 
     def put(self, array: torch.Tensor, ids: torch.Tensor, rows: torch.Tensor) -> None:
-        """Write rows from the host into an array of this worker's rows, on any device."""
+        """Write `rows`, values in host memory of the rows `ids`, into `array`, which holds this worker's rows."""
         places = self.staging.to_device(self.placed(ids), array.device)
         array[places] = self.staging.to_device(rows, array.device)
 
     def taken(self) -> Part | None:
-        """Return the gradients of the rows looked up in a backward pass, each row once; None if there are none."""
+        """Return and forget the gradients of all rows looked up in a backward pass, each row once; None without any."""
         if not self.pending:
             return None
         brought, self.pending = self.pending, []
@@ -258,7 +261,7 @@ class Table:
         return Part(torch.cat([ids for ids, _ in brought]), torch.cat(rows)).coalesced()
 
     def add(self, part: Part) -> None:
-        """Add the gradients of this worker's rows, summed over all workers, to the parameter's gradient."""
+        """Add `part`, gradients summed over all workers, to the parameter's gradient, or their mean if `average`."""
         parameter, rows = self.parameter, part.rows
         if not parameter.requires_grad:
             return
@@ -295,7 +298,7 @@ _NORMS = (torch._foreach_norm, torch.linalg.vector_norm)  # noqa: SLF001 - calle
 
 
 class ShardGradient(torch.Tensor):
-    """Gradient of a sharded table; torch's `clip_grad_norm_` raises an error for it, since it would see only a part."""
+    """Gradient of a sharded table; torch's `clip_grad_norm_` raises InputError for it, as it would see only a shard."""
 
     table: str  # the parameter's name
 

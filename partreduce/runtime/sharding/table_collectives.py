@@ -1,12 +1,12 @@
 """Run the collectives of embedding tables, on separate communicators and with deadlines, and count the bytes sent.
 
-Each operation starts with one small message (a call) from every worker to every other, of a length that all know. It
-contains the kind of operation, the table, how many rows follow, and space for their numbers, so that workers that start
-different operations detect this. A worker that found a user's mistake reports it in the call, and all raise the same
+Each operation starts with a small message, a *call*, from every worker to every other, of a length that all know. It
+contains the kind of operation, the table, how many rows follow, and room for their numbers, so workers that start
+different operations notice it. A worker that found a user's mistake reports it in the call, and all raise the same
 error. A worker whose data has ended takes part in any operation of the others.
 
-The space for row numbers follows from the most rows that any member requested from another in earlier steps, which all
-know. If a member requests more, the numbers are sent in a separate message.
+The room for row numbers follows from the most rows that any member requested from another in earlier steps, which all
+know. If a member requests more, it sends the numbers in a separate message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAME = "tables"  # of communicators that only tables use, so that no other opera
 
 
 class Kind(IntEnum):
-    """Kind of a table operation; each operation is an exchange of rows or numbers among all workers."""
+    """Kind of a table operation, in which all workers exchange rows or numbers."""
 
     ANY = 0  # any operation of the others, for a worker whose data has ended
     LOOKUP = 1
@@ -47,9 +47,9 @@ PROBLEM, LONGEST = 5, 6  # indices of the problem flag, and of the most rows or 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Description of the table operation that a worker starts, which all workers send to each other before it.
+    """The table operation that a worker starts; before each operation all workers send each other theirs.
 
-    Two calls are equal if the operations are the same. `value` is the worker's part of a norm.
+    Calls are equal if their operations are. `value` is the worker's part of a norm.
     """
 
     kind: Kind
@@ -71,7 +71,7 @@ class Call:
         return cls(Kind(kind), step, table, copy, bool(trains), bool(problem), value)
 
     def words(self, tables: Sequence[str]) -> str:
-        """Describe the operation, as the end of "worker 2 …"."""
+        """Describe the operation, to follow "worker 2 " in an error; `tables` are the tables' names."""
         name = tables[self.table]
         if self.kind is Kind.LOOKUP:
             copy = f" in copy {self.copy} of the model" if self.copy else ""
@@ -87,7 +87,7 @@ class Call:
 
 @dataclass
 class CollectiveCalls:
-    """The descriptions (calls) that all members of a group sent for one operation, as this worker received them."""
+    """The calls (see `Call`) of all workers for one operation, as this worker received them from a group."""
 
     members: tuple[int, ...]
     said: torch.Tensor  # their calls as integers, int64 [members, LENGTH]
@@ -116,7 +116,7 @@ class CollectiveCalls:
 
     @property
     def longest(self) -> int:
-        """The most rows that one member requests from another, or for gradients the most bytes that it sends to one."""
+        """The most rows that a member requests of another, or, for gradients, bytes that one sends to another."""
         return int(self.said[:, LONGEST].max())
 
     @property
@@ -125,7 +125,7 @@ class CollectiveCalls:
         return next((rank for rank, one in zip(self.members, self.said[:, PROBLEM].tolist(), strict=True) if one), None)
 
     def difference(self, tables: Sequence[str]) -> str:
-        """Describe which worker started another operation, in one line that is equal on all workers."""
+        """Describe in one line, equal on all workers, which worker started another operation; for an error."""
         said = {rank: call for rank, call in self.calls.items() if call.kind is not Kind.ANY}
         usual = max(said.values(), key=list(said.values()).count)
         rule = (
@@ -140,23 +140,23 @@ class CollectiveCalls:
 
 
 def width_of(column: torch.Tensor) -> int:
-    """Return the bytes per row of a column, that is, of an array with one entry per row."""
+    """Return the bytes per row of a column, an array with one entry per row of an embedding table."""
     return column.element_size() * column.shape[1:].numel()
 
 
 def bytes_of(columns: Sequence[torch.Tensor], counts: torch.Tensor) -> torch.Tensor:
-    """Return the bytes that each member gets of each column, counts × bytes per row, int64 [members, columns].
+    """Return the bytes that each member gets of each column: counts × bytes per row, int64 [members, columns].
 
-    A column is an array with one entry per row of an embedding table, such as row numbers or gradients. Of column c the
-    member m gets `counts[m, c]` rows.
+    A column is an array with one entry per row of an embedding table, such as row numbers or gradients. Member m gets
+    `counts[m, c]` rows of column c.
     """
     return counts * torch.tensor([width_of(column) for column in columns])
 
 
 def group_by_member(columns: Sequence[torch.Tensor], sizes: torch.Tensor) -> torch.Tensor:
-    """Concatenate columns, whose rows are ordered by member, into one byte message, grouped by member.
+    """Concatenate columns, whose rows are sorted by receiving member, to one byte message, member by member.
 
-    `sizes` are the bytes that each member gets of each column (`bytes_of`), [members, columns].
+    A column has one entry per row of a table; `sizes` are the bytes that each member gets of each, [members, columns].
     """
     raw = [column.contiguous().view(-1).view(torch.uint8) for column in columns]
     if len(columns) == 1:
@@ -166,7 +166,7 @@ def group_by_member(columns: Sequence[torch.Tensor], sizes: torch.Tensor) -> tor
 
 
 def split_columns(message: torch.Tensor, sizes: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Split a byte message into columns of the dtypes and widths of `like`; inverse of `group_by_member`.
+    """Split a received byte message into columns with the dtypes and widths of `like`; inverse of `group_by_member`.
 
     `sizes` are the bytes from each member of each column, [members, columns].
     """
@@ -181,7 +181,7 @@ class Wire:
     """One worker's table collectives, over all workers, and inside its node if rows are merged there first.
 
     Methods raise PeerFailedError if a worker is gone. `round_` returns this worker's round, for reports; `coalesces`
-    tells whether the workers of a node first merge their rows, `gathers` whether any table is gathered on all workers.
+    says whether a node's workers merge their rows first, `gathers` whether some table's gradients are all-gathered.
     """
 
     def __init__(
@@ -200,20 +200,20 @@ class Wire:
         places = torch.tensor([self.nodes[:rank].count(node) for rank, node in enumerate(self.nodes)])
         """Local rank of each worker."""
         self.owners = self.everyone
-        """Group from which this worker requests rows and to which it sends gradients: all workers; or, if rows are
-        merged and nodes are equally large, the workers with the same local rank: 3 messages instead of 15 for 4×4."""
+        """Group with which this worker exchanges rows: all workers; or, if nodes merge rows and are equally large, the
+        workers with the same local rank: on 4×4 it then sends 3 messages instead of 15."""
         if coalesces and len(sizes) == 1 and not gathers:
             self.owners = _communicator(world, tuple((places == places[rank]).nonzero().view(-1).tolist()))
         of_nodes = [[r for r, node in enumerate(self.nodes) if node == self.nodes[m]] for m in self.owners.members]
         self._spoken_for = torch.tensor([r for mates in of_nodes for r in mates]).argsort()
-        """Index of each worker's call among those that `owners` forward, one member per node, int64 [workers]."""
+        """Index of each worker's call among those that the members of `owners` pass on, int64 [workers]."""
         self.collectors = places % (1 if self.node is None else self.node.size)
-        """For each owner, the local rank on this node of the worker that merges requests to it, int64 [workers]: the
-        owner's local rank (modulo this node's size), so that a row is sent only once per node."""
+        """Local rank, on this node, of the worker that merges requests to each owner, int64 [workers]: the owner's own
+        local rank modulo the node's size, so that a row is sent only once per node."""
         on_node = {self.nodes[member]: place for place, member in enumerate(self.owners.members)}
         is_all = self.owners is self.everyone
         self.places = torch.tensor([rank if is_all else on_node[node] for rank, node in enumerate(self.nodes)])
-        """Index in `owners` of each worker whose rows pass through this worker, int64 [workers]."""
+        """For each owner, the index in `owners` of the member to which this worker sends its rows, int64 [workers]."""
         self._rooms: dict[tuple[int, ...], _Room] = {}
         self.bytes_across = 0  # bytes sent so far to workers on other nodes
 
@@ -232,10 +232,10 @@ class Wire:
         Args:
             group: communicator of the members.
             call: this worker's call.
-            counts: for each member and table 0, or the number of rows plus 1, int64 [members, tables].
-            asked: rows that a lookup requests, in order of members.
+            counts: 0 for a table that is not exchanged, else rows for the member plus 1; int64 [members, tables].
+            asked: numbers of the rows that a lookup requests, in order of members.
             brings: the most bytes that this worker will send to one member afterwards.
-            mates: calls inside this node, whose workers are not all in `group`.
+            mates: calls inside this node, if its rows were merged; they are passed on to `group`.
         """
         room = self._rooms.setdefault(group.members, _Room())
         said = call.numbers()[None] if mates is None or group is self.everyone else mates.said.clone()
@@ -283,13 +283,13 @@ class Wire:
         receives: torch.Tensor,
         longest: int,
     ) -> list[torch.Tensor]:
-        """Send rows of all columns to the members, as one message each; return the rows received, in order of members.
+        """Send rows of all columns to the members, in one message to each; return the rows received, by member.
 
         Args:
             what: name of the rows, for messages.
             group: communicator of the members.
             step: this worker's step.
-            columns: arrays with one entry per row.
+            columns: arrays with one entry per row, in order of receiving members.
             sends: number of rows of each column for each member, int64 [members, columns].
             receives: number of rows of each column from each member, int64 [members, columns].
             longest: the most bytes from one member to another, known to all; long messages are sent in rounds of pairs,
@@ -310,9 +310,9 @@ class Wire:
         return split_columns(target, back, columns)
 
     def gather(self, what: str, step: int, columns: Sequence[torch.Tensor], counts: torch.Tensor) -> list[torch.Tensor]:
-        """All-gather the rows of all columns around a ring, in order of workers.
+        """All-gather the rows of all columns (arrays with one entry per row) around a ring, in order of workers.
 
-        `counts` has the number of rows of each column of each worker, int64 [workers, columns].
+        `what` names the rows in errors; `counts` has each worker's number of rows, int64 [workers, columns].
         """
         group, sizes = self.everyone, bytes_of(columns, counts)
         lengths = sizes.sum(1).tolist()
@@ -348,9 +348,9 @@ class Wire:
 
 
 class _Room:
-    """Space for row numbers in the messages that start an operation, so that few need a second message.
+    """Room for row numbers in the calls that start an operation, so that few lookups need a second message.
 
-    All members of the group know its `size`, which follows the numbers of rows requested before.
+    `size`, in row numbers, follows from the requests before, and all members of the group know it.
     """
 
     def __init__(self) -> None:
@@ -358,11 +358,11 @@ class _Room:
         self.longest: dict[int, int] = {}  # the most rows requested from one member in each table's last lookup
 
     def used_by(self, counts: torch.Tensor) -> torch.Tensor:
-        """Return which entries each member's row numbers use, bool [members, size], given how many each member has."""
+        """Return which entries of the room are used, bool [members, size], if member m has `counts[m]` row numbers."""
         return torch.arange(self.size) < counts[:, None]
 
     def fit(self) -> None:
-        """After a step, set the space to 5/4 of what was requested, up to a limit; more numbers are sent separately."""
+        """After a step, set the size to 5/4 of the most rows requested, at most `ROOM`, unless it is near that."""
         needed = max((one for one in self.longest.values() if one <= ROOM), default=0)
         if not needed <= self.size <= 4 * needed:
             self.size = min(ROOM, (needed + needed // 4 + 15) // 16 * 16)

@@ -26,10 +26,9 @@ SMALL_BYTES = 2**20  # smaller tables stay in memory
 
 
 def gather_full_table(tables: Tables, table: Table, array: torch.Tensor, number: int) -> torch.Tensor:
-    """Gather all rows of an array that is sharded like the table (its weights or an optimizer state) on worker 0.
+    """Gather all rows of `array`, which is sharded like the table (its weights or an optimizer state), on worker 0.
 
-    All workers call it with the same `number` of the array. Returns the whole array on worker 0, a meta tensor
-    elsewhere.
+    All workers call it with the same `number`, which identifies the array. Other workers get a meta tensor.
     """
     assert table.layout is not None, "only sharded tables are put together"
     shape = (table.route.rows, *array.shape[1:])
@@ -52,7 +51,7 @@ def gather_full_table(tables: Tables, table: Table, array: torch.Tensor, number:
 def backed_by_file(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return an uninitialized array in an unnamed temporary file, so that the kernel may evict its pages.
 
-    A small array is in memory.
+    A small array is in memory. Raises FileError if there is no room for the file.
     """
     size = torch.Size(shape).numel()
     if size * dtype.itemsize <= SMALL_BYTES:
@@ -73,7 +72,7 @@ def backed_by_file(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def local_rows(table: Table, value: torch.Tensor) -> torch.Tensor:
-    """Return this worker's rows of a whole table. Raises InputError for a tensor that is no whole table."""
+    """Return this worker's rows of `value`, a whole table. Raises InputError for any other tensor."""
     if value.is_meta:
         raise InputError(
             f"load_state_dict: parameter {table.name!r} has no numbers, since only worker 0's state_dict() holds whole "
@@ -89,7 +88,7 @@ def local_rows(table: Table, value: torch.Tensor) -> torch.Tensor:
 
 
 def full_optimizer_states(tables: Tables, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-    """Return a torch optimizer's state dict with the states of whole tables; all workers call it."""
+    """Return `saved`, the optimizer's state dict, with tables' states gathered on worker 0; all workers call it."""
     state = dict(saved["state"])
     for index, table in places_of(tables, optimizer):
         if index in state:
@@ -103,7 +102,7 @@ def full_optimizer_states(tables: Tables, optimizer: torch.optim.Optimizer, save
 def local_optimizer_states(
     tables: Tables, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a torch optimizer's state dict with only this worker's rows of the states of whole tables."""
+    """Return `saved`, an optimizer's state dict, with only this worker's rows of the states of whole tables."""
     state = dict(saved["state"])
     for index, table in places_of(tables, optimizer):
         if index in state:
@@ -113,14 +112,14 @@ def local_optimizer_states(
 
 
 def places_of(tables: Tables, optimizer: torch.optim.Optimizer) -> list[tuple[int, Table]]:
-    """Return the sharded tables, each with the index of its parameter in the optimizer's state dict: (index, table)."""
+    """Return (index of its parameter in the optimizer's state dict, table) of each sharded table."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     found = ((index, tables.of(parameter)) for index, parameter in enumerate(parameters))
     return [(index, table) for index, table in found if table is not None and table.is_sharded]
 
 
 def is_like(value: Any, parameter: torch.Tensor) -> bool:  # noqa: ANN401 - whatever a state holds
-    """Return whether an optimizer state is a tensor with the shape of this worker's shard of the parameter."""
+    """Return whether an entry of an optimizer state is a tensor with the parameter's shape on this worker."""
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape
 
 
@@ -135,7 +134,7 @@ def gathered_of(tables: Tables) -> dict[str, torch.Tensor]:
 
 
 def layouts_of(tables: Tables, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Describe, as JSON, how the rows of each sharded table are divided, and its optimizer state."""
+    """Return, as JSON by table, how the rows of each sharded table are divided, and a description of its state."""
     found: dict[str, Any] = {
         table.name: [layout.num_rows, list(layout.hosts), layout.partitions, None]
         for table in tables
@@ -149,7 +148,10 @@ def layouts_of(tables: Tables, optimizer: torch.optim.Optimizer) -> dict[str, An
 
 
 def _describe_state(state: Mapping[str, Any], table: Table, index: int, kind: list[str]) -> dict[str, Any] | None:
-    """Describe a table's optimizer state without its arrays; None if an array has an unexpected shape."""
+    """Return a table's optimizer state without its arrays, as JSON; None if an array has an unexpected shape.
+
+    `index` is that of the table's parameter in the optimizer's state dict, `kind` the result of `_kind`.
+    """
     arrays, scalars, plain = {}, {}, {}
     for key, value in state.items():
         if not isinstance(value, torch.Tensor):
@@ -164,7 +166,7 @@ def _describe_state(state: Mapping[str, Any], table: Table, index: int, kind: li
 
 
 def _kind(optimizer: torch.optim.Optimizer, table: Table) -> list[str]:
-    """Return the optimizer's class and boolean options for a table, which determine the arrays in its state."""
+    """Return the optimizer's class and the options that are True for a table: these decide what its state has."""
     group = next(group for group in optimizer.param_groups if any(one is table.parameter for one in group["params"]))
     return [type(optimizer).__name__, *sorted(key for key, value in group.items() if value is True)]
 
@@ -183,7 +185,8 @@ def redistribute(
     """Fill all sharded tables from files saved by another number of workers; all workers call it.
 
     Optimizer states of the rows are restored if the optimizer has the same class and options. `saved` is the result of
-    `layouts_of`; `old_ranks` are the ranks with a file, and `read` reads a rank's file on worker 0.
+    `layouts_of`; `old_ranks` are the ranks with a file, and `read` reads a rank's file on worker 0. Raises InputError
+    if a table or some of its rows were not saved.
     """
     state = optimizer.state_dict()
     indices = {table.name: index for index, table in places_of(tables, optimizer)}
@@ -218,7 +221,7 @@ def _deal(
 ) -> None:
     """Fill `targets`, arrays of this worker's rows, from the arrays with the same names in the old workers' files.
 
-    `old` tells which old worker had which rows.
+    `old` says which old worker had which rows; `read` reads an old rank's file, on worker 0.
     """
     assert table.own is not None, "the table is sharded"
     for rank in old.hosts:
@@ -231,7 +234,10 @@ def _deal(
 
 
 def reader(folder: Path, file_of: Callable[[int], str], unpack: Callable[..., Any]) -> Callable[[int], Any]:
-    """Return a function that reads a worker's file by rank and caches only the last one."""
+    """Return a function that reads a worker's file in `folder`, given its rank, and caches only the last one.
+
+    `file_of` returns a rank's file name, `unpack` decodes (bytes, path).
+    """
     kept: dict[int, Any] = {}
 
     def read(rank: int) -> Any:  # noqa: ANN401 - tensors by name

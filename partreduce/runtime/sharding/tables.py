@@ -1,12 +1,12 @@
 """Manage all separately placed embedding tables of a run on one worker, and exchange their rows between all workers.
 
-Each operation is one message from every worker to every other (see `Wire.meet`), and then the rows; if rows are merged
-per node, the same is done inside the node first. No state changes before everything has arrived.
+Each operation is one message from every worker to every other (see `Wire.meet`), and then the rows. If rows are merged
+per node, the same happens inside the node first. No state changes before everything has arrived.
 
-If a table has a codec, an owner encodes the rows that it sends, and a worker that merges requests for its node forwards
-the encoded rows; gradients are encoded by their sender after they were summed in the node. A worker with values outside
-the codec's range reports it to all: together with the rows that it sends, or, for gradients, in the next operation,
-which precedes any change of a row.
+With a codec, an owner encodes the rows that it sends, and a worker that merges requests for its node forwards the
+encoded rows. Gradients are summed in the node, then encoded by their sender. A worker with values outside the codec's
+range reports it to all: together with the rows that it sends, or, for gradients, in the next operation, which precedes
+any change of a row.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOOKUPS = (Kind.LOOKUP, Kind.WHOLE)
 
 
 class Outcome(NamedTuple):
-    """Result of a table operation: its description, the calls (all workers' descriptions of it), and the rows."""
+    """Result of a table operation: the operation, all workers' calls for it, and the rows."""
 
     did: Call
     met: CollectiveCalls
@@ -56,8 +56,8 @@ class Exchange:
     def perform(self, call: Call, parts: Parts, source: Source, problem: str = "") -> Outcome:
         """Run one operation, described by `call`, together with all workers.
 
-        `parts` has the rows that this worker requests or sends, each once (a lookup concerns one table), `source` reads
-        rows for the lookups of others, and `problem` describes a user's mistake, which stops all workers.
+        `parts` has the rows that this worker requests or sends, each once (a lookup concerns one table). `source` reads
+        rows for other workers' lookups. `problem` describes a user's mistake; then all workers raise InputError.
         """
         with self.wire.reducer.heartbeat.exchange():
             return self._perform(self._with_problem(call, problem or self._problem), parts, source)
@@ -89,7 +89,10 @@ class Exchange:
         return Outcome(did, leg.met, parts=self._sum_parts(leg, did) if did.kind is Kind.REDUCE else None)
 
     def _targets(self, parts: Parts, source: Source, call: Call, places: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Return, by table, the group's member to which each row goes, by its owner; omit tables without owners."""
+        """Return, by sharded table, the member of the group through which each row reaches its owner.
+
+        `places` has that member for each owner; `source` gives the layout of a lookup's rows.
+        """
         lookup = source(call)[0] if call.kind in LOOKUPS else None
         layouts = {table: lookup or self.tables[table].layout for table in parts}
         return {t: places[layout.owner_of(parts[t].ids)] for t, layout in layouts.items() if layout is not None}
@@ -119,7 +122,7 @@ class Exchange:
         raise InputError(f"worker {rank}: {text}")
 
     def _encode_part(self, table: int, part: Part) -> Part:
-        """Encode gradients to send; values beyond the codec's range are reported in the next operation."""
+        """Encode `part`, gradients to send; values beyond the codec's range are reported in the next operation."""
         code = self.tables[table].code
         if code is None or part.rows is None:
             return part
@@ -129,13 +132,13 @@ class Exchange:
         return Part(part.ids, rows)
 
     def code_of_rows(self, did: Call) -> RowCode | None:
-        """Return the codec of the rows sent in operation `did`: the table's for lookups, None for whole tables."""
+        """Return the codec of the rows in operation `did`: the table's for a lookup, None for any other operation."""
         return self.tables[did.table].code if did.kind is Kind.LOOKUP else None
 
     def _answer(self, leg: Leg, did: Call, source: Source) -> tuple[torch.Tensor, int | None]:
-        """Send the rows that other workers request, and receive those requested here.
+        """Send the rows that other workers request, which `source` reads, and receive those requested here.
 
-        Returns the rows, encoded if there is a codec, and the lowest rank whose rows exceeded the codec's range.
+        Returns the rows, encoded if there is a codec, and the lowest rank with rows out of its range (None: no rank).
         """
         layout, answer = source(did)
         rows = answer(layout.place_of(leg.asked(did)))
@@ -147,7 +150,7 @@ class Exchange:
         return leg.hand(did, rows, odd)
 
     def _sum_parts(self, leg: Leg, did: Call) -> dict[int, Part]:
-        """Send gradients to the owners of their rows and sum those received, for all tables that are trained."""
+        """Send gradients to the owners of their rows; return the sums of those received, by table."""
         sums: dict[int, Part] = {}
         brought = leg.tables_brought()
         for of_owners in (True, False):
@@ -163,9 +166,9 @@ class Exchange:
 
 
 class Leg:
-    """One part of a table operation, inside one group: members exchange requests, then rows.
+    """One part of a table operation, inside one group: members exchange calls and requests, then rows.
 
-    An operation has one part inside the node, if rows are merged there, and one between nodes.
+    An operation has one part between nodes, after one inside the node if rows are merged there.
     """
 
     def __init__(
@@ -219,9 +222,9 @@ class Leg:
         return ids.long()
 
     def hand(self, did: Call, rows: torch.Tensor, odd: int | None) -> tuple[torch.Tensor, int | None]:
-        """Send the rows that other members requested, and receive those requested here.
+        """Send `rows`, those that other members requested, and receive those requested here.
 
-        Returns the received rows and the lowest rank whose rows exceeded the codec's range.
+        `odd` is a rank whose rows exceeded the codec's range, or None. Returns the rows and the lowest such rank.
         """
         what = f"rows of {self._exchange.tables[did.table].name}{' in a node' if self._is_node else ''}"
         one, columns, longest = [did.table], [rows], self.met.longest * width_of(rows)
@@ -266,7 +269,7 @@ class Leg:
 
 
 class Steps(Protocol):
-    """What tables need of the engine: its counts of steps and rounds, and to declare a step to workers without data."""
+    """Interface of the engine for tables: numbers of step and round; `declare` tells workers without data of a step."""
 
     @property
     def steps(self) -> int: ...
@@ -303,7 +306,7 @@ class Tables:
 
     @property
     def bytes_across(self) -> int:
-        """Bytes of tables that this worker has sent to other nodes; in a ring, to the next worker."""
+        """Bytes that this worker has sent to other nodes in table operations."""
         return 0 if self._exchange is None else self._exchange.wire.bytes_across
 
     def of(self, parameter: torch.Tensor) -> Table | None:
@@ -312,10 +315,7 @@ class Tables:
     def connect(
         self, reducer: Reducer, cluster: Cluster, guard: Callable[[Callable[[], Outcome]], Outcome], engine: Steps
     ) -> None:
-        """Connect the workers' tables; all workers call it, after creating their groups.
-
-        `guard` runs each operation, and ends the run after a failure.
-        """
+        """Connect the workers' tables; all workers call it. `guard` runs each operation; `engine` counts steps."""
         self.rank, self.num_workers = reducer.world.rank, reducer.world.size
         self._guard, self._engine = guard, engine
         checks = torch.sparse.check_sparse_tensor_invariants
@@ -338,7 +338,7 @@ class Tables:
         return self._exchange is not None
 
     def check_other_use(self, table: Table, gradient: torch.Tensor | None) -> None:
-        """Gradient hook that raises InputError for a gradient not from a lookup, such as of a penalty on the weight."""
+        """Gradient hook that raises InputError for a gradient of anything but a lookup, such as a weight penalty."""
         if gradient is not None:
             self._end(
                 f"parameter {table.name!r}: the script trains it by more than lookups of its embedding (such as "
@@ -369,8 +369,7 @@ class Tables:
     ) -> torch.Tensor:
         """Fetch the rows `ids` of an array to the host, in an exchange of all workers, who answer from their `array`.
 
-        `layout` tells who owns which row, `number` which array of the table this is. A whole table is sent in such
-        blocks.
+        `layout` says which worker owns which row; `number` identifies the array, 0 being the table's weights.
         """
         self._step = self._current_step()  # so that workers without data take part, and the error names them
 
@@ -385,24 +384,25 @@ class Tables:
         return self._exchange.wire.reducer.heartbeat.together(advice)
 
     def fetch(self, table: Table, copy: int, ids: torch.Tensor, *, trains: bool, problem: str = "") -> torch.Tensor:
-        """Look up rows of a sharded table (each once), to the host; all workers call it, possibly without rows.
+        """Look up the rows `ids` of a sharded table, each once, to the host; all workers call it, even without rows.
 
-        `copy` is the number of the model's copy that looks them up: 0 is the trained one.
+        `copy` is the number of the model's copy that looks them up, 0 the trained one; `trains` says whether gradients
+        will follow; a `problem`, a user's mistake, is raised on all workers.
         """
         self._step, self._closed = self._current_step(), False
         return self._looked_up(Call(Kind.LOOKUP, self._step, table.index, copy, trains), ids, problem=problem)
 
     def stop_for(self, problem: str, *, trains: bool) -> None:
-        """Raise InputError on all workers for a user's mistake: at the next exchange of gradients.
+        """Raise InputError for a user's mistake, `problem`, on all workers, at the next exchange of gradients.
 
-        Without `trains` there is none, so that only this worker raises it, at once.
+        If the lookup does not train there is none, so only this worker raises it, at once.
         """
         if not trains:
             raise InputError(f"worker {self.rank}: {problem}")
         self._perform(Call(Kind.REDUCE, self._current_step()), problem=problem)
 
     def exchange_after_backward(self) -> None:
-        """Make all workers exchange their tables' gradients at the end of the current backward pass."""
+        """Let all workers exchange their tables' gradients at the end of the current backward pass."""
         # Queued for each lookup; the first callback exchanges the gradients of all lookups.
         torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # noqa: SLF001 - as torch's DDP
 
@@ -445,8 +445,7 @@ class Tables:
     def serve(self, *, changes_means: bool) -> bool:
         """Take part in one step's exchanges as a worker without data; return whether any worker took the step.
 
-        `changes_means` tells the others that this worker can change averaged gradients like the script, for example
-        clip.
+        `changes_means` says whether this worker can change averaged gradients like the script, for example clip them.
         """
         self._step = self._current_step()
         while True:
@@ -458,7 +457,7 @@ class Tables:
                 return outcome.did.kind is Kind.STEP
 
     def exchange_norm(self, value: float) -> list[float]:
-        """Return every worker's part of a norm, in order of ranks, by one message; `value` is this worker's part."""
+        """Send `value`, this worker's part of a norm, to all workers; return every worker's, in order of ranks."""
         self.clips = True
         if self._without_clipping:
             self._end(
@@ -470,7 +469,7 @@ class Tables:
         return [call.value for call in outcome.met.calls.values()]
 
     def _current_step(self) -> int:
-        """Return this worker's current step, and declare to workers without data that it has started."""
+        """Return this worker's current step, after telling workers without data that it has started."""
         assert self._engine is not None, "tables are connected before they are used"
         self._engine.declare()
         return self._engine.steps
@@ -491,9 +490,9 @@ class Tables:
         return self._guard(lambda: exchange.perform(call, parts or {}, source or self._source, problem))
 
     def _source(self, call: Call) -> tuple[Layout, Answer]:
-        """Return, to answer a lookup, the layout of the table's rows and a function that reads this worker's rows.
+        """Return the layout of the rows in a lookup by `call`, and a function that reads this worker's rows for it.
 
-        The function first scales rows down to the module's `max_norm`.
+        The function scales rows down to the module's `max_norm`. Raises InputError if this worker has no such module.
         """
         table = self.tables[call.table]
         module = table.copies[call.copy]() if call.copy < len(table.copies) else None
@@ -511,7 +510,7 @@ class Tables:
 
 
 def _on_host(reducer: Reducer) -> Reducer:
-    """Return a reducer whose waits the host makes itself, as table exchanges need."""
+    """Return a reducer that waits in the host, not in a device's stream, as table exchanges need."""
     world = reducer.world.on_host()
     is_host = world is reducer.world and not reducer.streams.runs_ahead
     return reducer if is_host else reducer.of((), world=world)  # shares its watch, for error messages

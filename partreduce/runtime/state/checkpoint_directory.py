@@ -1,6 +1,6 @@
 """Find the complete checkpoints in a directory, the newest one, and those that a run may delete.
 
-A manifest contains a number, one more than the highest that any worker saw, and a lineage, an ID that a run shares with
+A manifest contains a number, one more than the highest that any worker saw, and a lineage: an ID that a run shares with
 the runs that it resumed from and those that resume from it. A run deletes only checkpoints of its lineage.
 """
 
@@ -28,14 +28,14 @@ ENOUGH = 3  # intact checkpoints that a worker reports; hashing more would only 
 
 
 class NewerFormatError(DocumentError):
-    """Error for a manifest that a later version of partreduce wrote."""
+    """Raised for a manifest that a later version of partreduce wrote."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """What one worker found of a checkpoint: `problem` tells why it cannot be loaded, empty if it can.
+    """One worker's report on a checkpoint: `problem` says why it cannot be loaded, empty if it can.
 
-    `number` counts the checkpoints of a directory, −1 if it is unknown; `newer` tells that a later version wrote it.
+    `number` counts the checkpoints of a directory, −1 if it is unknown; `newer` says that a later version wrote it.
     """
 
     name: str
@@ -61,7 +61,7 @@ def folders(directory: Path) -> list[Path]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read a checkpoint's manifest. Raises FileError or DocumentError."""
+    """Read a checkpoint's manifest. Raises FileError if that fails, DocumentError for wrong content."""
     place = folder / MANIFEST
     manifest = read_json(place, MAX_MANIFEST_BYTES)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -98,7 +98,7 @@ def _is_entry(entry: object) -> bool:
 
 
 def source_of(manifest: Mapping[str, Any], rank: int) -> int:
-    """Return the rank whose file a worker loads: its own, or the first one if it had failed before the checkpoint."""
+    """Return the rank whose file worker `rank` loads: its own, or the first one if it had failed before the save."""
     workers = manifest["workers"]
     if rank < len(workers) and workers[rank] is not None:
         return rank
@@ -108,7 +108,7 @@ def source_of(manifest: Mapping[str, Any], rank: int) -> int:
 def list_checkpoints(directory: Path, rank: int | None) -> list[CheckpointReport]:
     """Report on the checkpoints that have a manifest, newest first, until three can be loaded.
 
-    With `rank` only that worker's file is checked, with None all files.
+    With a `rank` only that worker's file is checked, otherwise all files.
     """
     manifests: list[tuple[Path, dict[str, Any]]] = []
     seen: list[CheckpointReport] = []
@@ -153,7 +153,7 @@ def newest_common(
     """Return the name of the newest checkpoint that all `ranks` can load, and a warning about damaged newer ones.
 
     The name is None if there is no checkpoint, the warning empty if none is damaged. `reports` has what each worker
-    found.
+    found. Raises FileError if all are damaged, InputError if a later version wrote one.
     """
     problem = next((f"worker {r}: {p}" for r, e in zip(ranks, reports, strict=True) if (p := e.get("problem"))), None)
     if problem is not None:
@@ -189,9 +189,9 @@ def _why(directory: Path, name: str, by_rank: Mapping[int, Mapping[str, Checkpoi
 
 
 def save_status(directory: Path, plain: str) -> dict[str, Any]:
-    """Return, before a save, what this worker sees: `highest`, the highest checkpoint number, 0 if there is none.
+    """Return what this worker sees before a save: `highest` checkpoint number (0 without one), and `taken`.
 
-    And `taken`: whether a complete checkpoint has the folder name `plain` already.
+    `taken` says whether a complete checkpoint already has the folder name `plain`.
     """
     highest = 0
     with contextlib.suppress(FileError):
@@ -202,7 +202,10 @@ def save_status(directory: Path, plain: str) -> dict[str, Any]:
 
 
 def checkpoints_to_delete(directory: Path, lineage: str, rank: int, *, keep: int, written: str) -> list[Path]:
-    """Return this lineage's folders to delete after writing one more checkpoint, so that `keep` remain."""
+    """Return this lineage's folders to delete after checkpoint `written` was saved, so that `keep` complete ones stay.
+
+    Incomplete ones are recognized by worker `rank`'s file in them.
+    """
     whole: list[tuple[int, Path]] = []
     unfinished: list[Path] = []
     with contextlib.suppress(FileError):
@@ -221,7 +224,7 @@ def checkpoints_to_delete(directory: Path, lineage: str, rank: int, *, keep: int
 
 
 def _lineage_in(path: Path) -> str | None:
-    """Return the lineage (ID of a run and its predecessors) in the header of a worker's file; None if it has none."""
+    """Return the lineage (ID of a run and its predecessors) in the header of a worker's file; None without one."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -233,7 +236,7 @@ def _lineage_in(path: Path) -> str | None:
 
 
 def delete(superfluous_folders: Sequence[Path], rank: int) -> None:
-    """Delete this worker's files in some folders, the manifest first; ignore files that cannot be deleted."""
+    """Delete the manifest and this worker's file in each folder; ignore what cannot be deleted."""
     for folder in superfluous_folders:
         with contextlib.suppress(OSError):
             (folder / MANIFEST).unlink(missing_ok=True)
@@ -242,7 +245,7 @@ def delete(superfluous_folders: Sequence[Path], rank: int) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a file. Raises FileError."""
+    """Return the content of a file. Raises FileError if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -30,7 +30,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class StateFile:
-    """One worker's state as named tensors, and JSON for the rest, for a checkpoint: collects and restores it."""
+    """One worker's state, for a checkpoint, as named tensors and JSON for the rest: collects and restores it."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.optimizer = engine, engine.optimizer
@@ -54,9 +54,9 @@ class StateFile:
         return tensors, facts
 
     def restore(self, tensors: Tensors, facts: Mapping[str, Any], *, own_random_states: bool = True) -> Tensors:
-        """Restore model, optimizer and random states in place; return the tensors of the runner (which averages).
+        """Restore model, optimizer and random states in place; return the runner's tensors, for the caller to load.
 
-        The caller loads these. Without `own_random_states` the random states stay.
+        `facts` has the values that are not tensors. With `own_random_states=False` the random states stay as they are.
         """
         self._restore(self._model() | shards_of(self.tables), tensors)
         current = self.optimizer.state_dict()
@@ -84,8 +84,7 @@ class StateFile:
     def restore_mean(self, paths: Iterable[Path]) -> dict[str, Any]:
         """Load the mean of several workers' models, saved in the files `paths`, in place.
 
-        Sharded tables are not loaded; returns the saved description of how their rows are divided, empty without
-        tables.
+        Sharded tables are not loaded; returns the saved description of their layouts, empty without tables.
         """
         layouts: dict[str, Any] = {}
         sums: Tensors = {}
@@ -109,7 +108,7 @@ class StateFile:
         return layouts
 
     def _model(self) -> Tensors:
-        """Return the model's current tensors by name, each once, without the table rows that only this worker has."""
+        """Return the model's live tensors by name, each once, without table rows that only this worker has."""
         live: Tensors = {f"model/{slot.names[0]}": slot.parameter for slot in self.flat.slots()}
         for name, parameter in self.flat.model.named_parameters():
             if not parameter.requires_grad:
@@ -129,7 +128,7 @@ class StateFile:
 
 
 def pack(state: StateFile, extra: object, lineage: str) -> bytes:
-    """Return a worker's state as a safetensors file; its header has the lineage (see `checkpoint_directory`)."""
+    """Return a worker's state, with `extra`, a JSON value, as a safetensors file with the lineage in its header."""
     tensors, facts = state.collect()
     header = {"partreduce": json_of(facts | {"extra": extra}), "lineage": lineage}
     data: bytes = load("safetensors.torch", "a checkpoint").save(
@@ -203,7 +202,7 @@ BEHIND = (
 
 
 class Stateful(Protocol):
-    """Interface of an object with `state_dict` and `load_state_dict`, such as a scheduler or a gradient scaler."""
+    """An object with `state_dict` and `load_state_dict`, such as a scheduler or a gradient scaler."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -222,11 +221,7 @@ class Handover:
         self._groups: list[dict[str, Any]] = []
 
     def add(self, objects: tuple[Stateful, ...]) -> None:
-        """Add objects whose state a joining worker copies too.
-
-        On a worker that has joined, each gets at once the state that came from the donor, the worker whose state it
-        copied.
-        """
+        """Add objects whose state a joining worker copies; on one that has joined, load the copied states into them."""
         for one in objects:
             if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
                 raise InputError(f"register_stateful: a {type(one).__name__} has no state_dict() and load_state_dict()")

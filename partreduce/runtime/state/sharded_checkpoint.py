@@ -28,7 +28,10 @@ OWN = ("buffer/", "random/")  # prefixes of state that each rank saves separatel
 
 
 def newest(directory: Path, worker: int) -> Path | None:
-    """Return the newest checkpoint that all replicas have; None if there is none. All ranks of the job call it."""
+    """Return the newest checkpoint that all replicas have; None without one. All ranks of the job call it.
+
+    `worker` is the number of this rank's replica. Raises FileError if no checkpoint has all replicas' parts.
+    """
     seen = [path.name for path in directory.glob("round-*") if (_place(path, worker) / METADATA).exists()]
     said = all_gather_json(seen)
     if common := set.intersection(*map(set, said)):
@@ -46,7 +49,7 @@ def all_gather_json(one: Said) -> list[Said]:
 
 
 def delete(folder: Path, worker: int, flat: FlatModel) -> None:
-    """Delete one replica's part of a checkpoint, and the folder once it is empty."""
+    """Delete the part of replica `worker` in a checkpoint, and the folder once it is empty."""
     if dist.get_rank(replica_group(flat.model)) == 0:
         (_place(folder, worker) / METADATA).unlink(missing_ok=True)
         shutil.rmtree(_place(folder, worker), ignore_errors=True)
@@ -59,7 +62,10 @@ def _place(folder: Path, worker: int) -> Path:
 
 
 def save(folder: Path, worker: int, flat: FlatModel, tensors: Tensors, facts: dict[str, Any]) -> None:
-    """Write one replica's state to its part of the checkpoint; all ranks of the replica call it."""
+    """Write the state of replica `worker` to its part of the checkpoint; all ranks of the replica call it.
+
+    `facts` are values that are not tensors. Raises InputError if JSON lacks their types, FileError if writing fails.
+    """
     group, place, dcp = replica_group(flat.model), _place(folder, worker), _torchs()
     own = f"shard-{dist.get_rank(group)}"
     text, problem = "", ""
@@ -89,7 +95,10 @@ def save(folder: Path, worker: int, flat: FlatModel, tensors: Tensors, facts: di
 def load(
     folder: Path, worker: int, flat: FlatModel, optimizer: torch.optim.Optimizer
 ) -> tuple[Tensors, dict[str, Any], bool]:
-    """Load one replica's state: (tensors, other values, whether as many shards wrote it); all its ranks call it."""
+    """Load the state of replica `worker`: (tensors, other values, whether as many shards wrote it).
+
+    All ranks of the replica call it. Raises FileError, or InputError for state that only as many shards can load.
+    """
     group, place, dcp = replica_group(flat.model), _place(folder, worker), _torchs()
     trained = [parameter for held in optimizer.param_groups for parameter in held["params"]]
     by_name = dict(flat.model.named_parameters(remove_duplicate=False))
@@ -121,7 +130,7 @@ def load(
 
 
 def _bucket_of(name: str, tensor: torch.Tensor, flat: FlatModel) -> Bucket | None:
-    """Return the bucket with the shape of the strategy's array `name`; None if it is not such an array."""
+    """Return the bucket that the strategy's array `name` belongs to, judged by its shape; None for any other tensor."""
     kind, _, rest = name.partition("/")
     index = rest.rpartition("/")[2]
     if kind != "strategy" or not index.isdecimal() or int(index) >= len(flat.buckets):
@@ -150,7 +159,7 @@ def _torchs() -> Any:  # noqa: ANN401 - torch.distributed.checkpoint, which is s
 
 
 def _first_line(error: BaseException) -> str:
-    """Return a short form of the first rank's error; torch lists a traceback for each rank."""
+    """Describe the first failed rank's error in one line; torch lists a traceback for each rank."""
     causes: Any = getattr(error, "failures", {})
     cause = next((one[0] if isinstance(one, tuple) else one for one in causes.values()), error)
     return f"{type(cause).__name__}: {(str(cause).splitlines() or [''])[0]}"[:200]

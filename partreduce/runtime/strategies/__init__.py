@@ -1,4 +1,4 @@
-"""Choose the runner of a schedule, which averages for one worker, by its kind, its payload and its timing (`build`)."""
+"""Create the runner of a schedule: the object that averages for one worker as the schedule's strategy defines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from partreduce.topo.schedule import Schedule
 
 
 def _all_reduce(strategy: st.AllReduce, run: Run) -> Runner:
-    """Return a runner for gradients if they are averaged in each step, else for parameters."""
+    """Return the runner of an all-reduce: of gradients if these are averaged in each step, else of parameters."""
     if isinstance(strategy.sync, st.PartialAllReduce):
         return QuorumGradients(strategy.sync, run)
     if isinstance(strategy.sync, st.Pipeline):
@@ -37,7 +37,7 @@ def _neighbor(strategy: st.NeighborAveraging, run: Run) -> Runner:
 
 
 def _server(server: st.Server, run: Run) -> Runner:
-    """Return a runner for an asynchronous server, or for an all-reduce through the server's hosts."""
+    """Return a runner for an asynchronous server, or, for a synchronous one, for an all-reduce through its hosts."""
     if not server.synchronous:
         return AsynchronousServer(server, run)
     base = run.reducer
@@ -72,7 +72,7 @@ _RUNNERS: dict[type[st.Strategy], Callable[[Any, Run], Runner]] = {
 
 
 def build(run: Run) -> Runner:
-    """Create the runner of a schedule's strategy."""
+    """Return the runner for the kind of the schedule's strategy; raise MissingDependencyError if there is none."""
     strategy = run.schedule.strategy
     if (make := _RUNNERS.get(type(strategy))) is None:
         raise MissingDependencyError(

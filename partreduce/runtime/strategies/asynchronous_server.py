@@ -1,4 +1,4 @@
-"""Run strategy `server`, asynchronous: hosts add each worker's change of the model to their shards as it arrives."""
+"""Run an asynchronous parameter server: workers that hold parts of the model add other workers' changes to them."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ MESSAGES = {"open": shards.Opened, "push": shards.Progress, "pull": shards.Ask}
 
 
 class AsynchronousServer(OneSided):
-    """Runner of an asynchronous parameter server: after a round a worker pushes progress and pulls the model.
+    """Runner of an asynchronous parameter server: after a round a worker pushes its progress and pulls the model.
 
-    Progress is the change of the parameters in the round; the hosts, workers that each hold a part of the model, add it
-    at once. With plain SGD this is asynchronous SGD; optimizer state stays on the worker. With `staleness` s a host
-    answers a worker only while the worker is at most s rounds ahead of the slowest. With overlap the worker waits for
-    the answer one round later. Buffers are averaged in the mean model only.
+    Progress is the change of the parameters in the round. The hosts, workers that each hold a part of the model, add it
+    at once: with plain SGD this is asynchronous SGD. Optimizer state stays on the worker. With `staleness` s a host
+    answers only workers that are at most s rounds ahead of the slowest. With a delay a worker waits for the answer at
+    the end of the next round. Buffers are averaged in the mean model only.
     """
 
     def __init__(self, server: Server, run: Run) -> None:
         super().__init__(server, run, "an asynchronous server", self._deliver)
         self.server = server
         self._bounds = [block_bounds(bucket.size, len(server.hosts)) for bucket in run.flat.buckets]
-        """For each bucket, (start, end) of every host's part."""
+        """For each bucket and host: (start, end) of the host's part, in elements."""
         self._machine = shards.shards_of(server, run.schedule.num_workers)
         self.driver = ProtocolDriver[Any](self._machine, run.rank, is_open=True)
         self._answers: dict[int, tuple[Any, ...]] = {}
@@ -70,16 +70,12 @@ class AsynchronousServer(OneSided):
         return DIFFERENT
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - the signature of all
-        """Wait for the answer in flight, then load the newest model and add progress since the last push."""
+        """Wait for the hosts' answer, pull their newest model, and add this worker's change since its last push."""
         if self.is_measured:
             self._refresh()
 
     def drain(self) -> str:
-        """Drop the hosts' answer in flight; the hosts then start again from their workers' parameters.
-
-        Called when other parameters are loaded and at the end of the run. Returns an empty string: nothing to warn of
-        is lost.
-        """
+        """Wait for the hosts' answer and drop it; hosts restart from workers' parameters. Returns "": no warning."""
         if self._pending is not None:
             self._wait(self._pending)
             self._pending = None
@@ -90,7 +86,7 @@ class AsynchronousServer(OneSided):
 
     @property
     def is_measured(self) -> bool:
-        """Whether a model has been received from the hosts, relative to which progress is measured."""
+        """Whether the hosts hold a model already: any change of parameters, even by loading, is then pushed to them."""
         return bool(self.driver.open_state.stage != shards.CLOSED)
 
     def _open(self, round_: int) -> None:
@@ -129,7 +125,10 @@ class AsynchronousServer(OneSided):
             )
 
     def _ask(self, event: shards.Push | shards.Pull, step: int, round_: int, progress: list[torch.Tensor]) -> None:
-        """Send all hosts their parts of the progress, or request their current model."""
+        """Send each host its part of `progress` (for a `Push`), or ask each for its part of the model (for a `Pull`).
+
+        `progress` has one tensor per bucket, none for a `Pull`; traces show `step` and `round_`. Waits for no answer.
+        """
         base, kind = self.run.reducer, "push" if isinstance(event, shards.Push) else "pull"
         num_bytes = sum(part.nbytes for part in progress)
         members = tuple(sorted({self.run.rank, *self.server.hosts}))
@@ -159,9 +158,9 @@ class AsynchronousServer(OneSided):
             start.sub_(part)
 
     def _take(self, progress: list[torch.Tensor] | None, event: shards.Take | None = None) -> None:
-        """Wait for the hosts' answers and set the model to theirs plus `progress` (None: nothing to add).
+        """Wait for the hosts' answers and set the parameters to their model plus `progress`, one tensor per bucket.
 
-        `event`, if given, is applied to the protocol once the answers are there.
+        `event`, if given, is applied to the protocol once the answers have arrived. Does nothing if none was asked for.
         """
         operation = self._pending
         if operation is None:
@@ -198,10 +197,7 @@ class AsynchronousServer(OneSided):
 
 
 class _Shard(ProtocolDriver[Any]):
-    """One host's part of the model, the range in `bounds` of each bucket, with its side of the protocol.
-
-    The mailbox's thread uses it.
-    """
+    """One host's part of the model, (start, end) in each bucket, with its protocol; the mailbox's thread changes it."""
 
     def __init__(self, machine: shards.Shards, process: int, bounds: list[tuple[int, int]]) -> None:
         super().__init__(machine, process, is_open=True)
@@ -212,7 +208,7 @@ class _Shard(ProtocolDriver[Any]):
         self._snapshots = Snapshots()
 
     def take(self, arrays: list[torch.Tensor]) -> None:
-        """Set the parameters from which this part restarts when the protocol opens it; called from the main thread."""
+        """Copy this host's part of `arrays`, one per bucket, to start from when the protocol next opens."""
         self._opening = [
             array[start:end].detach().to("cpu", copy=True)
             for array, (start, end) in zip(arrays, self._bounds, strict=True)

@@ -24,7 +24,7 @@ from partreduce.topo.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What the engine (which counts steps and rounds), checkpoints and checks must know of a schedule's kind."""
+    """Properties of a schedule's kind on which the engine, which counts steps and rounds, and checkpoints depend."""
 
     averages_gradients: bool  # gradients before each step; if False, parameters after a round's last step
     keeps_equal: bool  # all workers apply the same averages, so models are equal in operations of all workers
@@ -37,7 +37,7 @@ class Traits:
 
 
 def traits_of(schedule: Schedule) -> Traits:
-    """Return the traits of a schedule's kind."""
+    """Return the properties of a schedule's kind on which engine, checkpoints and checks depend."""
     strategy = schedule.strategy
     has_equal_steps = len(set(schedule.worker_steps().tolist())) == 1
     normalizes = strategy.averaging is st.Averaging.STEP_NORMALIZED
@@ -70,7 +70,7 @@ def traits_of(schedule: Schedule) -> Traits:
 
 @dataclass(slots=True)
 class Progress:
-    """Counter of the steps that the engine has taken, shared by those that need it."""
+    """Number of optimizer steps that this worker has taken, in an object that engine and runner share."""
 
     step: int = 0
 
@@ -89,7 +89,7 @@ class Run:
     keeps_on_host: bool = False  # whether outer parameters and momentum are offloaded between outer steps
     alone: bool = False  # whether the script runs without a launcher, so that nothing is averaged
     progress: Progress = field(default_factory=Progress)
-    # and queue of operations in flight
+    # the workers that take part, and the queue of their operations in flight
     membership: FixedMembership = field(default_factory=lambda: FixedMembership(()))
 
     @property
@@ -97,9 +97,9 @@ class Run:
         return self.schedule.steps_per_round_of(self.rank)
 
     def progress_factor(self, members: Sequence[int]) -> float:
-        """Return the mean steps per round of `members`, divided by this worker's: the factor for its progress.
+        """Return the factor by which step-normalized averaging multiplies this worker's change in a round.
 
-        Multiplied by it, each worker's change of the parameters counts as if all took equally many steps.
+        It is the mean steps per round of `members` (ranks) divided by this worker's, as if all took equally many steps.
         """
         steps = [self.schedule.steps_per_round_of(member) for member in members]
         return sum(steps) / len(steps) / self.steps_per_round
@@ -120,16 +120,16 @@ class Run:
 
 
 class AveragedGradients(NamedTuple):
-    """Result of averaging a step's gradients, before the optimizer steps."""
+    """Result of `Runner.before_step`, which averages gradients before the optimizer steps with them."""
 
-    more: int = 0  # further steps taken already, besides the one whose gradients are set now
+    more: int = 0  # steps taken already; that for which gradients are set now does not count
     scaled: bool = False  # whether these gradients are of an earlier step that used a GradScaler
 
 
 class StepRequest(NamedTuple):
-    """How a script takes a step: skipped, scaled by a GradScaler, with gradients averaged or changed before."""
+    """How a script asks for a step: left out, scaled by a GradScaler, or with gradients averaged or changed before."""
 
-    skip: bool = False
+    skip: bool = False  # counted, but without this worker's gradient
     scaled: bool = False  # a GradScaler has scaled the gradients
     early: bool = False  # `average_gradients()` has averaged them already
     changed: bool = False  # the script has changed them since
@@ -156,13 +156,16 @@ class Runner:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.membership = run.membership
-        self.reducers: tuple[Reducer, ...] = ()  # further reducers besides the run's
+        self.reducers: tuple[Reducer, ...] = ()  # reducers in addition to the run's
         self.mailboxes: list[Mailbox] = []  # closed together with this runner
 
     def _open_mailbox(
         self, kind: str, deliver: Callable[[Message], None], *, max_bytes: int = 0, bound: Bound | None = None
     ) -> Mailbox:
-        """Create a mailbox that is closed with this runner; `deliver` is called with each message."""
+        """Open a mailbox, for messages between two workers, that is closed with this runner; for arguments see Mailbox.
+
+        `kind` is a part of its name in the store; a side thread calls `deliver` with each message that arrives.
+        """
         reducer = self.run.reducer
         store, heartbeat, name = reducer.world.store, reducer.heartbeat, f"{reducer.key} {kind}"
         mailbox = Mailbox(
@@ -174,14 +177,14 @@ class Runner:
         return mailbox
 
     def before_step(self, step: int) -> AveragedGradients:  # noqa: ARG002 - the signature of all
-        """Average gradients, if the strategy does, before the wrapped optimizer steps with them.
+        """Average gradients, if the strategy averages these, before the wrapped optimizer takes step `step` with them.
 
-        Returns how many steps were taken on the way, and whether a GradScaler had scaled the gradients.
+        Returns how many steps it has taken already by itself, and whether a GradScaler had scaled the gradients.
         """
         return ON_TIME
 
     def after_step(self, step: int) -> StepResult:  # noqa: ARG002 - as above
-        """Average parameters, if the strategy does, after the step; workers without data call only this.
+        """Average parameters, if the strategy averages these, after step `step`; workers without data call only this.
 
         Returns how many rounds to skip, and whether all workers now have the same model.
         """
@@ -191,21 +194,21 @@ class Runner:
         """Raise InputError if the strategy cannot take a step in the way that `asked` describes."""
 
     def pause(self, place: str, *, apply: bool = True) -> int:  # noqa: ARG002 - as above
-        """Advance to a common round before an operation of all workers named `place`, such as a checkpoint.
+        """Advance to a round common to all workers, before an operation of all named `place`, such as a checkpoint.
 
-        Meanwhile requests of other workers are served. Without `apply` averages on the way are dropped, since other
-        parameters are about to be loaded. Returns how many steps were taken. Raises InputError inside an operation that
-        only the next step completes.
+        Meanwhile it answers other workers' requests. With `apply=False` averages that complete are dropped, since other
+        parameters are about to be loaded. Returns how many steps were taken. Raises InputError if a started operation
+        can only be completed by the next step.
         """
         return 0
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - as above
-        """Wait for operations in flight, before an average over all; if the run `ends`, apply late results too."""
+        """Wait for operations in flight, before an average over all; if the run `ends`, apply delayed results too."""
         self.membership.settle()
         self.run.reducer.flush()
 
     def drain(self) -> str:
-        """Wait for operations in flight, then drop them and all other state, such as when other parameters are loaded.
+        """Wait for operations in flight, then drop their results and all other state, as before a model is loaded.
 
         Returns a warning for the user about what was dropped; empty if there is none.
         """
@@ -213,22 +216,22 @@ class Runner:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the runner has state that fits only the current model, such as parameters at the round's start.
+        """Whether the runner has state that fits only the current parameters, such as a copy from the round's start.
 
         If so, a script must not load a model without the optimizer's state.
         """
         return False
 
     def state(self) -> State:
-        """Return the tensors that a checkpoint needs besides model and optimizer, by name, without copying."""
+        """Return the tensors that a checkpoint needs in addition to model and optimizer, by name, without copying."""
         return {}
 
     def load(self, state: State, step: int) -> None:  # noqa: ARG002 - as above
-        """Restore what `state` returned, to continue with step `step`. Raises InputError for other state."""
+        """Restore what `state` returned, to continue with step `step`. Raises InputError for any other state."""
         check_kept(state)
 
     def close(self, *, failed: bool = False) -> None:
-        """End the runner's threads and sockets; may be called twice. With `failed` it does not wait."""
+        """Stop the runner's threads and close its sockets, without waiting if the run `failed`; may be called twice."""
         for mailbox in self.mailboxes:
             mailbox.abandon() if failed else mailbox.close()
         if failed:
@@ -236,7 +239,7 @@ class Runner:
 
 
 def check_kept(state: Iterable[str]) -> None:
-    """Raise InputError if a checkpoint has strategy state that this run does not use."""
+    """Raise InputError if `state`, the names in a checkpoint that this run does not use, is not empty."""
     if names := ", ".join(sorted(state)):
         raise InputError(
             f"load_checkpoint: the file holds {names}, which this run does not keep; was it saved with a codec?"
@@ -244,10 +247,10 @@ def check_kept(state: Iterable[str]) -> None:
 
 
 class OneSided(Runner):
-    """Base of runners whose workers send messages to each other's mailboxes, without collectives.
+    """Base of runners whose workers send each other messages by mailbox, without collectives.
 
-    `deliver` is called with each message, in the mailbox's thread; `place` names the strategy in errors; `bound` limits
-    messages in flight to each worker, by default as the mailbox does.
+    `deliver` is called with each message, in the mailbox's thread; `place` describes the strategy in errors; `bound`
+    limits messages in flight to each worker, by default as Mailbox does.
     """
 
     def __init__(
@@ -278,11 +281,14 @@ class OneSided(Runner):
         return DIFFERENT if taken + 1 < self.run.steps_per_round else self.end_round(step, round_)
 
     def end_round(self, step: int, round_: int) -> StepResult:
-        """Average as the strategy defines, after the last step of a round."""
+        """Average as the strategy defines, after step `step`, the last of round `round_`; returns as `after_step`."""
         raise NotImplementedError
 
     def until(self, done: Callable[[], bool], members: Sequence[int], operation: Operation | None = None) -> None:
-        """Wait until messages have made `done()` true, then record `operation` as ended."""
+        """Wait until messages have made `done()` true, then record the end of `operation` in the trace.
+
+        `members` are the ranks to watch: raises PeerFailedError if one fails, or after the timeout.
+        """
         reducer = self.run.reducer
         try:
             self._mailbox.until(done, reducer.heartbeat, members, None if operation is None else operation.round)

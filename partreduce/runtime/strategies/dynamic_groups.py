@@ -28,8 +28,8 @@ class GeneratedMeans(Runner):
 
     Without a group x is unchanged. Source: Prague (ASPLOS'20). The next group is requested as soon as the last one is
     done, so the answer arrives during the round. Every worker runs its groups in order of their sequence numbers, which
-    excludes circular waits. If a member dies, the others keep their parameters, report the group and continue (see
-    `Survivors`); to detect this in time they wait for the device.
+    excludes circular waits. If a member dies, the others keep their parameters, report it to the group service and
+    continue (see `Survivors`); to notice this in time the host waits for the device.
     """
 
     client: GeneratorClient
@@ -80,10 +80,7 @@ class GeneratedMeans(Runner):
         return DIFFERENT
 
     def _group(self) -> tuple[int, tuple[int, ...]] | None:
-        """Return (sequence number, members) of the round's group; None if this worker has none in this round.
-
-        If the run ends, raise an error with its cause.
-        """
+        """Return (sequence number, ranks) of the round's group; None without one. UnavailableError if the run ends."""
         try:
             return self.client.group()
         except UnavailableError as error:
@@ -93,17 +90,15 @@ class GeneratedMeans(Runner):
             raise (error if why is None else UnavailableError(f"{error}; {why}")) from None
 
     def pause(self, place: str, *, apply: bool = True) -> int:  # noqa: ARG002 - the signature of all
-        """Leave the group service until the next round, so that an operation of all workers (`place`) can follow.
+        """Average in the groups granted already, since others wait in them; then request none until the next round.
 
-        Before that this worker averages in the groups already granted to it, since others wait in them; `apply` has no
-        effect. Returns 0, the number of steps taken: no worker has to advance to a common round.
+        An operation of all workers, `place`, can follow. `apply` has no effect. Returns 0: it takes no further steps.
         """
         while (group := self.client.leave()) is not None:
             self._average(0, *group)
         return 0
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - as above
-        """Average in the groups that wait for this worker; then request no group until the next round."""
         self.pause("settle")
 
     def drain(self) -> str:
@@ -120,7 +115,7 @@ class GeneratedMeans(Runner):
         self.client.close()
 
     def _average(self, step: int, seq: int, members: tuple[int, ...]) -> None:
-        """Average over group number `seq`, x ← mean; if that fails, restore x and tell the group service."""
+        """Average over `members`, group number `seq`: x ← mean. If that fails, restore x and tell the group service."""
         reducer, buckets = self.run.reducer, self.run.flat.buckets
 
         def why() -> str | None:

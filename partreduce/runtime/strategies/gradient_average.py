@@ -34,13 +34,13 @@ KIND = "gradient average"
 
 
 class GradientAverage(Runner):
-    """Runner in which every worker steps with the averaged gradient of this step, or of K - 1 steps ago.
+    """Runner in which every worker steps with the averaged gradient of this step, or, in a pipeline, of an earlier one.
 
-    With a `divisor` of 1 gradients are summed. With a `pipeline` a step waits for the oldest all-reduce, starts that of
-    the newest gradients, and applies the oldest: at most K - 1 operations are in flight, in K arrays of model size, and
-    K - 1 more if members may change. The first K - 1 steps apply zeros, as in Algorithm 1. Averaged buffers become x +
-    (mean of K - 1 steps ago - own value then); they are sent with every (K - 1)-th gradient, since a second correction
-    before the first has arrived would oscillate.
+    With a `divisor` of 1 gradients are summed. With a `pipeline` of width K a step waits for the oldest all-reduce,
+    starts that of the newest gradients, and applies the oldest, of K - 1 steps ago: at most K - 1 are in flight, in K
+    arrays of model size, and K - 1 more if workers may fail or join. The first K - 1 steps apply zeros, as in Algorithm
+    1. Averaged buffers x become x + (mean - own value) of K - 1 steps ago. They are sent with every (K - 1)-th gradient
+    only: a second correction before the first has arrived would oscillate.
     """
 
     def __init__(self, run: Run, *, divisor: int | None = None, pipeline: Pipeline | None = None) -> None:
@@ -100,7 +100,7 @@ class GradientAverage(Runner):
         return AveragedGradients(scaled=arrived.scaled)
 
     def _start(self, flight: Flight, group: Group) -> Sums:
-        """Start the all-reduce of current or saved gradients, or, with per-layer buckets, of those not sent yet."""
+        """Start the all-reduce of a step's gradients in `group`, of kept ones after a failure, if not sent already."""
         is_late, flight.before = flight.turn > flight.step, ()
         if is_late and flight.step % self._lag == 0 and len(group.members) > 1:
             flight.before = [snapshot_piggybacked(bucket) for bucket in self.run.flat.buckets]
@@ -116,10 +116,9 @@ class GradientAverage(Runner):
             self.run.applier.remember(ok)
 
     def _put(self, flight: Flight, *, changes: bool = False) -> torch.Tensor | None:
-        """Write the averages into the parameters' gradients.
+        """Write `flight`'s averages into the parameters' gradients; with `changes` call the script's `after_averaging`.
 
-        Returns whether they are valid, as a 0-d bool tensor on the device; None if the host has checked. With `changes`
-        also change them as the script does, for example clip.
+        Returns whether they are valid, as a 0-d bool tensor on the device; None if the host has checked that already.
         """
         is_late, ok = flight.turn > flight.step, None
         for reducer, reduction in flight.sums or ():
@@ -137,7 +136,7 @@ class GradientAverage(Runner):
         return ok
 
     def _correct_buffers(self, flight: Flight) -> None:
-        """Add to averaged buffers (mean − own value) of an earlier step, which arrived with that step's gradients."""
+        """Add to averaged buffers their (mean − own value) of an earlier step, which arrived in `flight`."""
         for reducer, reduction in flight.sums if flight.sums and flight.before else ():
             with torch.no_grad():
                 for bucket, sums, before in zip(reduction.buckets, reduction.arrays, flight.before, strict=True):
@@ -146,14 +145,14 @@ class GradientAverage(Runner):
             reducer.rejoin()
 
     def _has_room(self) -> bool:
-        """Return whether another all-reduce may start: fewer than K - 1 are in flight, or the oldest has arrived."""
+        """Return whether another all-reduce may start: fewer than K - 1 are in flight, or the oldest is done."""
         flights = self.membership.flights
         return len(flights) < self._lag or all(
             work.is_completed() for _, reduction in flights[0].sums or () for work in reduction.works
         )
 
     def after_step(self, step: int) -> StepResult:
-        """Undo the step if the device found its averaged gradients invalid; does nothing on CPU."""
+        """Undo the step if a check on the device found its averaged gradients invalid; no effect on a CPU."""
         if self._lag and (flights := self.membership.flights) and flights[-1].step == step:
             flights[-1].scaled = self.run.applier.scaled
         if self.run.reducer.streams.runs_ahead:
@@ -163,7 +162,7 @@ class GradientAverage(Runner):
         return DIFFERENT
 
     def check_step(self, asked: StepRequest) -> None:
-        """Raise InputError for steps that change gradients after they were sent during the backward pass."""
+        """Raise InputError for a step that changes gradients which per-layer buckets sent during the backward pass."""
         if self.layers is None:
             return
         if asked.skip:
@@ -177,7 +176,7 @@ class GradientAverage(Runner):
             self.layers.check_late()
 
     def pause(self, place: str, *, apply: bool = True) -> int:
-        """Raise InputError if a backward pass has sent gradients whose step has not been taken."""
+        """Return 0; with `apply`, raise InputError for operation `place` if sent gradients wait for their step."""
         if apply and self.layers is not None and self.layers.is_under_way:
             raise InputError(
                 f"{place}: this step's gradients have left during backward(), since they are sent by layers; "
@@ -186,7 +185,7 @@ class GradientAverage(Runner):
         return 0
 
     def settle(self, *, ends: bool = False) -> None:
-        """At the end of the run, apply the gradients in flight in order, or drop them, as the schedule defines."""
+        """Wait for operations in flight; if the run `ends`, apply or drop delayed gradients, as the schedule says."""
         while ends and (flights := self.membership.flights):
             flight = self.membership.wait(flights[0], meets=True)
             self._correct_buffers(flight)
@@ -198,11 +197,11 @@ class GradientAverage(Runner):
 
     @property
     def is_measured(self) -> bool:
-        """Whether gradients are in flight, which would not belong to a model that is loaded now."""
+        """Whether gradients are in flight, which do not fit a model that is loaded now."""
         return bool(self.membership.flights)
 
     def drain(self) -> str:
-        """Drop gradients in flight and rounding errors, before a model is loaded.
+        """Drop gradients in flight and codecs' rounding errors, before a model is loaded.
 
         Returns a warning that names the steps whose gradients are lost; empty if there are none.
         """

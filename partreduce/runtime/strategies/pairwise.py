@@ -24,10 +24,9 @@ class PairMeans(OneSided):
     """Runner for AD-PSGD: after each round an active worker averages with a random passive neighbor.
 
     Passive workers never wait. A worker's model x is separate from the optimizer's parameters and guarded by a lock:
-    the training loop adds each round's progress to x and continues from the result, while a side thread averages x with
-    other workers. An exchange is thus atomic with respect to the optimizer's step. With overlap the exchange runs
-    during the next round. Memory: two more copies of the parameters, three on active workers. Buffers are averaged in
-    the mean model only.
+    the training loop adds each round's progress (the change of the parameters) to x and continues from the result,
+    while a side thread averages x with other workers. With a delay the exchange runs during the next round. Memory: two
+    more copies of the parameters, three on active workers. Buffers are averaged in the mean model only.
     """
 
     def __init__(self, strategy: Pairwise, run: Run) -> None:
@@ -51,7 +50,7 @@ class PairMeans(OneSided):
         return ON_TIME
 
     def end_round(self, step: int, round_: int) -> StepResult:
-        """Add the round's progress (change of the parameters) to x; an active worker starts or ends an exchange."""
+        """Add the round's change of the parameters to this worker's model x; if active, start or end an exchange."""
         self.run.reducer.check_if_gone(self._peer_watch, step, round_)
         self._open()
         self.pair.add([part.mul_(self._factor).to("cpu") for part in self._progress()])
@@ -66,7 +65,7 @@ class PairMeans(OneSided):
         return DIFFERENT
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - the signature of all
-        """Wait until no neighbor exchanges with this worker, and copy x to the parameters."""
+        """Wait until no neighbor exchanges with this worker, and copy its averaged model to the parameters."""
         if not self._starts:
             return
         self._wait()
@@ -79,10 +78,7 @@ class PairMeans(OneSided):
         self._adopt(self._progress())
 
     def drain(self) -> str:
-        """Wait for the exchange in flight; x then starts again from the parameters.
-
-        Returns an empty string: nothing to warn of is lost.
-        """
+        """Wait for the exchange in flight; the next step starts again from the parameters. Returns "", no warning."""
         self._wait()
         self._starts = []
         self._generation += 1
@@ -91,7 +87,7 @@ class PairMeans(OneSided):
 
     @property
     def is_measured(self) -> bool:
-        """Whether x exists already: then each change of the parameters is added to x, a loaded model too."""
+        """Whether the averaged model exists: any change of the parameters, even by loading, is then added to it."""
         return bool(self._starts)
 
     def _open(self) -> None:
@@ -105,7 +101,7 @@ class PairMeans(OneSided):
         self.until(lambda: self.pair.generation == generation, self._near)
 
     def _adopt(self, keep: Sequence[torch.Tensor]) -> None:
-        """Set the parameters to x plus `keep`, the progress of a round that has not ended."""
+        """Set the parameters to this worker's averaged model plus `keep`, per bucket the change in this round."""
         with torch.no_grad(), self.pair.lock:
             for bucket, start, model in zip(self.run.flat.buckets, self._starts, self.pair.model, strict=True):
                 start.copy_(model)
@@ -130,7 +126,7 @@ class PairMeans(OneSided):
 
 
 class _Pair(GenerationDriver[PairState]):
-    """One worker's model x and its side of the pairing protocol, run by the mailbox's thread."""
+    """One worker's averaged model x, one array per bucket, and its protocol, which the mailbox's thread runs."""
 
     def __init__(self, rank: int, machine: Pairing) -> None:
         super().__init__(machine, rank, generation=-1, is_open=True)
@@ -164,14 +160,11 @@ class _Pair(GenerationDriver[PairState]):
             self._begin(self.open_state)
 
     def _is_over(self, message: Message) -> bool:
-        """Return whether a message of an old generation (before the last restart of x) is dropped.
-
-        Old requests are answered, since their sender waits.
-        """
+        """Return whether to drop a message from before the last restart; a request is still answered."""
         return message.kind == "pause"
 
     def _received(self, message: Message) -> None:
-        """Apply a message to the protocol, with the lock held; each request and answer only once."""
+        """Apply a message to the protocol, with the lock held; a request or answer that arrives twice counts once."""
         number = message.numbers[1]
         if message.kind == "pause":
             self.pauses[message.source] = number
@@ -201,7 +194,7 @@ class _Pair(GenerationDriver[PairState]):
                         self.answered = message.numbers[1]
 
     def _meet(self, message: Message) -> list[Any]:
-        """Average x with the model in a request; return the mean, in the memory of the request."""
+        """Average this worker's model with that in a request; return the mean, written over the request's arrays."""
         if message.numbers[0] != self.generation:
             return list(message.payload)  # the requester restarts too, and drops the answer
         means = [tensor_of(frame, model.dtype) for frame, model in zip(message.payload, self.model, strict=True)]
@@ -211,7 +204,7 @@ class _Pair(GenerationDriver[PairState]):
         return [frame_of(mean) for mean in means]
 
     def _take(self, message: Message) -> None:
-        """Set x to the mean in an answer, plus progress that the training loop added since the request."""
+        """Set this worker's model to the mean in an answer, plus what the training loop has added since the request."""
         if message.numbers[0] != self.generation:
             return
         with self.lock:

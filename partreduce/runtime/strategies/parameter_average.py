@@ -1,7 +1,7 @@
 """Run rounds that end with an average of parameters: `static`, `allreduce`, `neighbor`, outer steps, and fragments.
 
-A `Part` runs the averages of one fragment of the model, or of the whole, at steps of the round that depend only on the
-schedule. All workers thus run the same operations in the same order, even with several in flight.
+A `Part` runs the averages of one fragment of the model, or of all of it, at steps that depend only on the schedule. All
+workers thus run the same operations in the same order, even with several in flight.
 """
 
 from __future__ import annotations
@@ -43,15 +43,14 @@ from partreduce.topo.strategies.static import StaticGroups
 class Part:
     """Averaging of one fragment of the model, or the whole: x ← x + relaxation · (mean − x) over the round's group.
 
-    With a delay the mean is that of snapshots at the start of the round and is computed during the round: x_{k+1} = W_k
-    x_k + u_k(x_k), where W_k averages over the groups of round k and u_k is the worker's change in it. With
-    step-normalized averaging a member's progress is first multiplied by the members' mean steps per round and divided
-    by its own. Either needs one more copy of the parameters.
+    With a delay the mean is of parameters at the start of the round and is computed during the round: x_{k+1} = W_k x_k
+    + u_k(x_k), where W_k averages over the groups of round k and u_k is the worker's change in it. With step-normalized
+    averaging each change is first scaled by `Run.progress_factor`. Either needs one more copy of the parameters.
 
     With a codec or outer steps, workers hold reference parameters, bitwise equal on all: they send x − reference, and
     the mean over all workers is the next reference. Outer steps (DiLoCo) use the mean change as the gradient of an
     outer optimizer. With separate outer parameters per worker (NoLoCo), whole models are sent, and each member takes an
-    outer step from its own. Needs two more arrays: reference and momentum.
+    outer step from its own. This needs two more arrays: reference and momentum.
     """
 
     def __init__(self, run: Run, reducer: Reducer, number: int, groups: Sequence[Group | None]) -> None:
@@ -83,13 +82,13 @@ class Part:
         self._is_of_all = False  # whether all members at its start take part in the operation in flight
 
     def open(self, step: int, round_: int, *, first: bool) -> None:
-        """Record the parameters at the start of a round; in the very first round also start its operation."""
+        """Prepare a round before its `first` step: copy parameters if needed; with a delay start its first average."""
         self._is_inside = True
         if (first or (self._is_outer and self.reference is None)) and self._started < round_:
             self._begin_round(step, round_)
 
     def end_round(self, step: int, round_: int) -> bool:
-        """Run or complete the round's average and write it to the model; return whether all models are equal now."""
+        """Run or complete a round's average and write it to the model; return whether all models are equal now."""
         if self._started < round_:
             self._begin_round(step, round_)
         self._is_inside = False
@@ -101,7 +100,7 @@ class Part:
         return equal
 
     def send(self, step: int, round_: int, *, early: bool = False, due: int | None = None) -> None:
-        """Start an average; with `early` it runs during further steps, and `merge` writes it back in round `due`."""
+        """Start an average in step `step`; with `early` it runs during further steps, until `merge` in round `due`."""
         self.flight = Flight(
             kind=self.name, turn=self._turn(round_ if due is None else due), step=step, round=round_,
             start=self._start, group=self._group(round_),
@@ -112,9 +111,9 @@ class Part:
             self.membership.begin(self.flight)
 
     def merge(self, round_: int) -> bool:
-        """Complete the average in flight, if any, and write it to the model; return whether all models are now equal.
+        """Complete the average in flight and write it to the model; return whether all models are now equal.
 
-        If there is none, this worker still counts it, as all members do.
+        Without one, only count the schedule's operation in round `round_`, so that all members count equally.
         """
         if (flight := self.flight) is None:
             self.membership.skip(self._turn(round_))
@@ -134,10 +133,7 @@ class Part:
         return equal
 
     def drop(self) -> None:
-        """Discard the reference parameters, from which changes are measured, and momentum.
-
-        The next step takes a new reference.
-        """
+        """Discard the average in flight, momentum and reference parameters; the next step takes a new reference."""
         self.flight, self._started, self._is_inside = None, -1, False
         self.reference, self._starts = None, []
         self.outer.clear()
@@ -152,7 +148,7 @@ class Part:
         return begun or self.reference is not None
 
     def state(self) -> State:
-        """Return reference, momentum, rounding errors, the round's first parameters, and operations in flight."""
+        """Return, for a checkpoint: reference, momentum, rounding errors, the round's first parameters, and flights."""
         joins, named = self.membership.is_between, dict[str, torch.Tensor]()
         if self.run.host is not None:
             self.run.host.settle()
@@ -213,7 +209,7 @@ class Part:
         self._is_inside = bool(starts or flight)
 
     def resume(self, step: int, round_: int) -> None:
-        """Continue after loading: start the average that was in flight, if its result was not saved."""
+        """Continue with step `step` after `load`: start the average that was in flight, if its result was not saved."""
         if not self._is_inside:
             if self.is_delayed:
                 self._begin_round(step, round_)
@@ -226,7 +222,7 @@ class Part:
     # All-reduce.
 
     def _start(self, flight: Flight, group: Group) -> Sums:
-        """Start the all-reduce of the parameters, or of their change since the reference."""
+        """Start the all-reduce of `flight` in `group`: of the parameters, or of their change since the reference."""
         if self.normalizes and not self.is_delayed:
             self._normalize(flight, group)
         if flight in self.membership.flights:
@@ -263,7 +259,7 @@ class Part:
         self.reducer.commit(reduction, commit)
 
     def _measure(self, index: int, mean: torch.Tensor, reduction: Reduction, reference: Reference) -> None:
-        """Turn the members' mean change of bucket `index` into new parameters, by an outer step if there is one.
+        """Turn `mean`, the members' mean change of bucket `index`, into new parameters, by an outer step if needed.
 
         If all workers took part, the result is the new reference.
         """
@@ -283,10 +279,7 @@ class Part:
     # Rounds.
 
     def _turn(self, round_: int) -> int:
-        """Return the index of this part's operation in a round, counted over all operations of the schedule.
-
-        A round has one operation, or one per fragment of the model.
-        """
+        """Return the index, in the whole run, of this part's operation in a round, which has one per fragment."""
         return round_ * self._count + self._number
 
     def _group(self, round_: int) -> Group | None:
@@ -310,13 +303,13 @@ class Part:
             self._starts = copy_to(self._starts, self.reducer.buckets)
 
     def _makes_equal(self, group: Group) -> bool:
-        """Return whether all workers have the same model after an average over this group, buffers included."""
+        """Return whether all workers have the same parameters and buffers after an average over this group."""
         return self._has_all(group) and group.relaxation == 1 and not (
             self.run.flat.keeps_buffers or self.is_delayed or self._is_own or self._groups
         )  # fmt: skip
 
     def _normalize(self, flight: Flight, group: Group) -> None:
-        """Rescale this worker's progress to the mean steps per round of the group, or of all if groups overlap."""
+        """Rescale this worker's change to the mean steps per round of `group`, or of all workers if groups overlap."""
         members = self.membership.members if self._groups else group.members
         starts = [one.array for one in flight.kept if one.array is not None] if self.is_delayed else self._starts
         self._rescale(starts, self.run.progress_factor(members))
@@ -381,10 +374,7 @@ class ParameterAverage(Runner):
         return StepResult(are_equal=is_over and self.parts[0].end_round(step, round_))
 
     def drain(self) -> str:
-        """Drop operations in flight; the next round starts from the parameters at its first step.
-
-        Returns an empty string: nothing to warn of is lost.
-        """
+        """Drop averages in flight; the next round starts from the parameters at its start. Returns "", no warning."""
         self.membership.drop()
         self.settle()
         for part in self.parts:

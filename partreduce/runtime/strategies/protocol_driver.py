@@ -1,7 +1,7 @@
-"""Run one process of a protocol's state machine between real processes, with its waits and its event log.
+"""Run a protocol's state machine in real processes, with waits and a log of events.
 
-The training thread applies the worker's own events, other threads apply received ones. One lock orders all events, and
-an event's data change under the same lock as the state.
+The training thread applies the worker's own events, other threads apply received messages. One lock orders all events
+and guards the state and the arrays that belong to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_EVENTS = 200_000
 class ProtocolDriver(Generic[State]):
     """A protocol's state machine for one worker: holds its state and applies events under a lock.
 
-    The same machine, a pure function of state and event, is what the model checker explores.
+    The model checker explores the same machine, a pure function of state and event.
     """
 
     def __init__(self, machine: Machine[State], process: int, *, is_open: bool = False) -> None:
@@ -44,17 +44,17 @@ class ProtocolDriver(Generic[State]):
         return () if self._state is None else self.machine.ready(self.process, self._state)
 
     def offers(self, kind: type) -> bool:
-        """Return whether the worker may apply an event of this kind now; it stays so, possibly with other values."""
+        """Return whether the protocol allows an event of this kind now; if so, it does until one is applied."""
         return any(isinstance(event, kind) for event in self.ready())
 
     def raised(self, event: Hashable) -> tuple[Action, ...]:
-        """Apply an event that this worker itself causes; return the actions to carry out, such as messages to send."""
+        """Apply an event that this worker itself causes; return the actions that follow, such as messages to send."""
         with self.condition:
             assert self.offers(type(event)), f"{event} is not ready"
             return self.step(event)
 
     def step(self, event: object) -> tuple[Action, ...]:
-        """Apply an event, with the lock held; return the actions to carry out, such as messages to send."""
+        """Apply an event, with the lock held; return the actions that follow, such as messages to send."""
         self._state, actions = self.machine.step(self.process, self.open_state, event)
         self.condition.notify_all()
         return actions
@@ -75,14 +75,14 @@ class GenerationDriver(ProtocolDriver[State]):
     def generation(self) -> int:
         return self._generation
 
-    def deliver(self, message: Message) -> Any:  # noqa: ANN401 - what a message asks for, where anything does
+    def deliver(self, message: Message) -> Any:  # noqa: ANN401 - depends on the subclass
         with self.condition:
             asked = self._sorted(message)
             self.condition.notify_all()
         return asked
 
     def _begin(self, state: State) -> list[Any]:
-        """Set the state of a new generation and process the messages that arrived early; called with the lock held."""
+        """Set the state of a new generation and process messages that arrived before it; called with the lock held."""
         self._state = state
         early, self._early = self._early, []
         return [self._sorted(message) for message in early]
@@ -98,12 +98,12 @@ class GenerationDriver(ProtocolDriver[State]):
     def _generation_of(self, message: Message) -> int:
         return message.numbers[0]
 
-    def _can_take(self, message: Message) -> bool:  # noqa: ARG002 - where some are heard before
-        """Return whether a message of the current generation can be processed now."""
+    def _can_take(self, message: Message) -> bool:  # noqa: ARG002 - subclasses use it
+        """Return whether this message of the current generation can be processed now."""
         return self._state is not None
 
-    def _is_over(self, message: Message) -> bool:  # noqa: ARG002 - where some are answered all the same
-        """Return whether a message of an earlier generation is dropped."""
+    def _is_over(self, message: Message) -> bool:  # noqa: ARG002 - subclasses use it
+        """Return whether to drop this message of an earlier generation (a run of the protocol between two restarts)."""
         return True
 
     def _received(self, message: Message) -> Any:  # noqa: ANN401 - as above
@@ -111,7 +111,7 @@ class GenerationDriver(ProtocolDriver[State]):
 
 
 class Missing(NamedTuple):
-    """What a worker waits for: a description, the workers that can send it, and how many of them must."""
+    """Messages that a worker waits for: a description, the ranks that can send them, and how many of them must."""
 
     what: str
     of: tuple[int, ...]
@@ -119,7 +119,7 @@ class Missing(NamedTuple):
 
 
 class PeerWaitError(PeerGoneError):
-    """Error for a message that cannot arrive any more, or did not within the timeout; `missing` describes it."""
+    """Error for a message, described by `missing`, that cannot arrive any more or did not within the timeout."""
 
     def __init__(self, text: str, missing: Missing) -> None:
         super().__init__(text)
@@ -138,11 +138,11 @@ def wait_for_missing(
     told: Callable[[Missing], str],
     place: str = "",
 ) -> None:
-    """Wait until `done()` is true; it is called with the condition's lock held. Raises PeerWaitError.
+    """Wait until `done()` is true, or raise PeerWaitError. `done` is called with the lock of `condition` held.
 
-    `missing()` returns what is awaited, None if nothing; `why` returns why it cannot arrive any more, or None;
-    `check_failure` raises if no message can arrive; `told` describes the wait for an error, `place` for the heartbeat.
-    `timeout` is in seconds.
+    `missing()` returns what this worker waits for, None if nothing; `why` returns why it cannot arrive any more, or
+    None; `check_failure` raises if no message can arrive. `told` describes the wait in an error, `place` in the
+    heartbeat. `timeout`, in seconds, counts from the last change of what is missing.
     """
     lack: Missing | None = None
     wait = Wait(heartbeat, (), timeout, why=lambda: None if lack is None else why(lack))
@@ -168,9 +168,9 @@ def wait_for_missing(
 class GapEvent:
     """One event of a worker under Hop's protocol, for traces.
 
-    Values of `kind`: the worker `entered` a step (`by` steps after its last one), `sent` its update, `reduced` it, or
-    `renewed` its parameters before a skip; or an `update`, `tokens` (`by` of them) or an `ack` arrived from worker
-    `source`. Steps count from the first one and from every skip.
+    Values of `kind`: the worker `entered` a step (`by` steps after its last one), `sent` its update, `reduced` the
+    updates `used`, or `renewed` its parameters before a skip; or an `update`, `tokens` (`by` of them) or an `ack`
+    arrived from worker `source`. Steps count from the first one and include skipped ones.
     """
 
     seconds: float  # on the monotonic clock, which all processes of a machine share
@@ -186,10 +186,10 @@ class GapEvent:
 class QuorumEvent:
     """One event of a worker under a quorum (partial all-reduce), for traces.
 
-    Values of `kind`: the worker `called` (with gradient `numbers[0]`); its thread has `begun` a round with the
-    gradients `numbers`, and `finished` it with that many gradients of each worker; the training loop has `taken` the
-    rounds `numbers` and completed `round` rounds; the models were `synchronized` there. Gradients and rounds count from
-    the last operation of all workers, number `segment`.
+    Values of `kind`: the worker `called` with gradient `numbers[0]`; its collective thread has `begun` round `round`
+    with the gradients `numbers`, and `finished` it with `numbers[r]` gradients of each worker r; the training loop has
+    `taken` the results of rounds `numbers`, and has completed `round` rounds; after `round` rounds models were
+    `synchronized`. Gradients and rounds count from the last operation of all workers, number `segment`.
     """
 
     seconds: float  # on the monotonic clock
@@ -200,7 +200,7 @@ class QuorumEvent:
 
 
 class EventLog:
-    """Log of a worker's protocol events with their times, for traces; `facts` are further entries."""
+    """Log of a worker's protocol events with their times, for traces; `facts` are added to its JSON."""
 
     def __init__(self, event: type[GapEvent | QuorumEvent], *, is_on: bool, **facts: object) -> None:
         self._event, self.is_on, self._facts = event, is_on, facts
@@ -216,5 +216,5 @@ class EventLog:
             self.dropped += 1
 
     def facts(self) -> dict[str, Any]:
-        """Return the events as JSON values, for traces."""
+        """Return the events as JSON values, and how many were dropped because the log was full."""
         return self._facts | {"dropped": self.dropped, "events": [asdict(event) for event in list(self.events)]}

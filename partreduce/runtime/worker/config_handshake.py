@@ -65,7 +65,7 @@ class Policies:
             raise InputError("optimizer_state='average': cannot be delayed with overlap; use 'local' or no overlap")
 
     def check_apart(self, schedule: Schedule) -> None:
-        """Raise InputError for `initial='keep'` with a codec or outer optimizer that needs equal initial models."""
+        """Raise InputError for `initial='keep'` if the schedule's codec or outer steps need equal initial models."""
         outer = schedule.strategy.payload.outer
         if not self.broadcast and outer.in_words and not outer.has_own_outer_params:
             raise InputError(
@@ -81,10 +81,7 @@ class Policies:
 
 
 class HandshakeResult(NamedTuple):
-    """Result of a handshake: the world (connection to all workers), the optimizer's key, and keepalive sockets.
-
-    The key is equal on all workers.
-    """
+    """Result of a handshake: the connection to all workers, the optimizer's key (equal on all), keepalive sockets."""
 
     world: World
     key: str
@@ -101,7 +98,11 @@ def agree(
     mesh: DeviceMesh | None = None,
     replica: Sequence[int] = (),
 ) -> HandshakeResult:
-    """Connect to the run, and compare `facts` and their `details` over all workers (or a mesh's replicas)."""
+    """Connect to the run, and compare `facts` and their `details` over all workers, as `handshake` does.
+
+    `world` is a connection that exists already; without it the launcher's is used. With a `mesh` each sharded replica,
+    whose ranks are `replica`, is one worker. `timeout` is in seconds.
+    """
     if is_alone(world, mesh):
         return HandshakeResult(SingleProcessWorld(), "alone")
     if world is not None:
@@ -164,9 +165,9 @@ _keys = itertools.count(1)  # counts the optimizers of this process
 
 
 def with_codec(schedule: Schedule, algorithm: AllReduceAlgorithm, codec: str | None, device: torch.device) -> Schedule:
-    """Return the schedule with the codec that the user chose.
+    """Return the schedule with the codec that the user chose; None keeps the schedule's own.
 
-    Raises InputError or MissingDependencyError if codec, algorithm and device do not fit together.
+    Raises InputError or MissingDependencyError if codec, `algorithm` and device do not fit together.
     """
     strategy = schedule.strategy
     transport = strategy.transport
@@ -192,7 +193,7 @@ NORMALIZES = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Rprop", "L
 
 
 def warn_of_rounded_signs(schedule: Schedule, optimizer: torch.optim.Optimizer) -> None:
-    """Warn if int8 or int4 gradients are used with an optimizer such as Adam, which normalizes each gradient."""
+    """Warn if int8 or int4 gradients are averaged for an optimizer such as Adam, which normalizes each gradient."""
     strategy, names = schedule.strategy, [base.__name__ for base in type(optimizer).__mro__]
     if not strategy.transport.codec.has_blocks or not strategy.averages_gradients:
         return
@@ -205,7 +206,7 @@ def warn_of_rounded_signs(schedule: Schedule, optimizer: torch.optim.Optimizer) 
 
 
 def fact_of(transport: Transport) -> str:
-    """Describe how values are sent (codec and where it applies, except the algorithm), to compare between workers."""
+    """Describe a codec, where it applies, and how gradients are sent, for the handshake."""
     if transport.codec is Codec.NONE:
         return f"none, sending {transport.gradient_buckets}"
     text = f"{transport.codec} {transport.where}"

@@ -18,7 +18,7 @@ from partreduce.topo.errors import InputError
 class Engine:
     """One worker's training steps: takes them, and counts steps and rounds of `steps_per_round` steps.
 
-    The runner, which averages as the schedule's strategy defines, is called before and after each step.
+    Before and after each step it calls the runner, which averages as the schedule's strategy defines.
     """
 
     def __init__(self, run: Run, runner: Runner, optimizer: torch.optim.Optimizer, uneven_inputs: UnevenInputs) -> None:
@@ -49,7 +49,7 @@ class Engine:
 
     @property
     def has_local_gradients(self) -> bool:
-        """Whether the gradients of the next step still have to be averaged."""
+        """Whether gradients are averaged, but those of the next step are not yet."""
         return self.traits.averages_gradients and self._arrived is None
 
     # Steps.
@@ -64,8 +64,9 @@ class Engine:
     ) -> Any:  # noqa: ANN401 - what the closure returns
         """Take one step and average as the schedule defines; return the closure's result.
 
-        If gradients are averaged, `closure` runs first. `found_inf` and `scale` are set by a GradScaler, which leaves
-        the decision to skip to the optimizer: if a worker with an infinite gradient did not step, its group would wait.
+        If gradients are averaged, `closure` runs first. With `skip` the step counts, but this worker's gradient does
+        not. `found_inf` and `scale` are set by a GradScaler, which leaves the decision to skip to the optimizer: if a
+        worker with an infinite gradient did not step, its group would wait.
         """
         self.guard.before_step(skip=skip, found_inf=found_inf, scale=scale)
         scaled = found_inf is not None
@@ -158,7 +159,7 @@ class Engine:
         self.guard.after_step()
 
     def _end(self, step: int) -> None:
-        """Run the runner's part after a step, such as an average, and count the steps of rounds that it skips."""
+        """Call the runner after step `step`, for example to average, and count the steps of rounds that it skips."""
         skipped, self._are_equal = self.runner.after_step(step)
         steps = skipped * self._steps_per_round
         self.skipped += steps
@@ -178,10 +179,7 @@ class Engine:
     # Operations of all workers.
 
     def pause(self, place: str, *, apply: bool = True) -> None:
-        """Advance to a common round before the operation of all workers named `place`, such as a checkpoint.
-
-        Without `apply`, late averages are dropped.
-        """
+        """Advance to a round common to all before operation `place`; with `apply=False` drop delayed averages."""
         if apply and self._arrived is not None and self.traits.agrees_on_end:
             raise InputError(
                 "average_gradients: the means that it has put in place were not applied here, and with a quorum other "
@@ -200,17 +198,17 @@ class Engine:
         self._arrived, self.run.applier.changes_means = None, False
 
     def catch_up(self) -> None:
-        """Drop, in a restarted script, the batches of steps that the other workers have already taken."""
+        """In a replacement's script, skip the batches of steps that the other workers have already taken."""
         self.is_behind, self._batches_to_drop = True, self._progress.step
 
     def drops_batch(self) -> bool:
-        """Return whether the next batch belongs to a skipped step; called once per batch."""
+        """Return whether the next batch belongs to a skipped step; to be called once per batch."""
         drops = self._batches_to_drop > 0
         self._batches_to_drop -= drops
         return drops
 
     def check_load(self, steps: int) -> None:
-        """Raise InputError if a state of step `steps` cannot be loaded: it is inside a round whose start is needed."""
+        """Raise InputError if a state of step `steps` cannot be loaded, being inside a round whose start is needed."""
         if self.traits.needs_round_start and steps % self._steps_per_round:
             raise InputError(
                 f"load_state_dict: step {steps} lies inside a round of {self._steps_per_round} steps, whose "
@@ -221,7 +219,10 @@ class Engine:
 
     @contextlib.contextmanager
     def joining(self, after_averaging: Callable[[], object] | None = None) -> Iterator[None]:
-        """Context of `join`: each round is declared before it starts, so that workers without data take part in it."""
+        """Declare each round before it starts, inside the context, so that workers without data take part in it.
+
+        There `after_averaging` changes averaged gradients, as the script does, for example clips them.
+        """
         self._joining = not self.traits.agrees_on_end
         self.run.applier.after_averaging = after_averaging if self.traits.averages_gradients else None
         try:
@@ -230,10 +231,7 @@ class Engine:
             self._joining, self.run.applier.after_averaging = False, None
 
     def declare(self) -> None:
-        """Tell workers without data (inside `join`) that this worker runs the current round.
-
-        A worker that has joined the run has then caught up with the others.
-        """
+        """Tell workers without data (inside `join`) that this worker runs the current round."""
         if self.is_behind:
             self.is_behind, self._batches_to_drop = False, 0
         if self._joining:
@@ -261,7 +259,7 @@ class Engine:
             self.runner.settle(ends=True)
 
     def _take_part(self, after_averaging: Callable[[], object] | None) -> bool:
-        """Take part, without data, in a round of other workers; return False if none of them takes a step in it."""
+        """Take part, without data, in a round of the others; return False if none of them takes a step in it."""
         if not self.traits.averages_gradients:
             return self._take_part_in_round(after_averaging)
         if not self._has_stepped:  # unknown whether the others use a GradScaler
@@ -284,7 +282,10 @@ class Engine:
         return True
 
     def _take_part_in_round(self, after_averaging: Callable[[], object] | None) -> bool:
-        """Run the rest of a round with unchanged parameters; this worker's rows of tables are still updated."""
+        """Run the rest of a round with unchanged parameters, though rows of tables that this worker owns may change.
+
+        Returns False if no worker takes a step in it.
+        """
         serves = self._has_tables
         while True:
             step = self._progress.step
@@ -303,7 +304,7 @@ class Engine:
                 return True
 
     def _serves_tables(self, after_averaging: Callable[[], object] | None) -> bool:
-        """Send this worker's table rows to the others in one of their steps; return whether any worker takes a step."""
+        """Send this worker's table rows to others in one of their steps; return whether any worker takes a step."""
         for table in self.run.tables:
             table.parameter.grad = None
         return not self.run.tables or self.run.tables.serve(changes_means=after_averaging is not None)

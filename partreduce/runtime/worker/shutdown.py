@@ -60,7 +60,7 @@ class Ending:
         return self.state in (RUNNING, EVALUATING)
 
     def check_unless_running(self, what: str) -> None:
-        """Raise InputError for a call after the end of the run or inside `mean_model`."""
+        """Raise InputError, which names the call `what`, after the end of the run or inside `mean_model`."""
         if self.state != RUNNING:
             raise InputError(f"{what}: the optimizer is {self.state}; call it before finish() and outside mean_model()")
 
@@ -70,7 +70,7 @@ class Ending:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Context in which any PartreduceError but InputError ends the run; the next optimizer connects again."""
+        """Let any PartreduceError in the context but InputError end the run; a new optimizer then connects again."""
         try:
             if self.state == RUNNING:
                 self.run.reducer.heartbeat.check_without_store()
@@ -118,7 +118,7 @@ class Ending:
             atexit.unregister(self.leave)
 
     def _warn_if_apart(self, rounds: int) -> None:
-        """Warn if the run ended before all workers had averaged with one another, directly or through others."""
+        """Warn if after `rounds` rounds not all workers had averaged with one another, directly or through others."""
         schedule = self.run.schedule
         if self.run.rank or not self.engine.steps or not isinstance(schedule.strategy, HasGroups):
             return
@@ -130,7 +130,7 @@ class Ending:
             )
 
     def after(self, error: PartreduceError) -> None:
-        """End the run unless the error is an InputError: destroy the groups, then report to the others."""
+        """End the run, unless the error is an InputError: destroy the groups, then report to the others."""
         if isinstance(error, InputError):
             self._refused = (self.engine.steps, _text(error))
             return
@@ -149,7 +149,7 @@ class Ending:
         self.run.reducer.recorder.write_trace()
 
     def lost_shard(self, error: BaseException) -> PartreduceError | None:
-        """Return an error that names the lost rank of a sharded model, if that explains torch's error; else None."""
+        """Return an error that names the failed rank of a sharded model, if one explains torch's `error`; else None."""
         if self.state == FINISHED or not isinstance(error, RuntimeError) or not OF_COLLECTIVES.search(str(error)):
             return None
         notes, deadline = Notes(root_store(self.run.reducer.world.store), DEATHS), Deadline(LAST_WORD_SECONDS)
@@ -166,7 +166,7 @@ class Ending:
         return None
 
     def leave(self) -> None:
-        """Record why this worker leaves, if the interpreter exits without `finish()`, and close everything."""
+        """At the interpreter's exit, record why this worker ends without `finish()`, if so, and close everything."""
         heartbeat = self.run.reducer.heartbeat
         if self.state in (RUNNING, EVALUATING):
             error = getattr(sys, "last_value", None)
@@ -193,10 +193,7 @@ def _text(error: BaseException) -> str:
 
 
 class Meeting:
-    """Operations of all workers between steps (exchange of facts, broadcast), as one worker runs them.
-
-    A failure ends the run.
-    """
+    """Operations of all workers between steps (exchange of facts, broadcast); a failure in one ends the run."""
 
     def __init__(self, ending: Ending) -> None:
         self.run, self.ending = ending.run, ending
@@ -206,9 +203,9 @@ class Meeting:
     def exchange(
         self, what: str, mine: Mapping[str, object], members: Sequence[int] | None = None
     ) -> list[dict[str, Any]]:
-        """Gather the facts `mine` (by name) from all workers, or from `members`, in their order.
+        """Gather the facts `mine` (JSON values by name) from all workers, or from `members`, in their order.
 
-        Called once per gathering (see `Heartbeat`), whose number makes its keys in the store unique.
+        `what` names the operation. Called once per gathering (see `Heartbeat`), whose number makes keys unique.
         """
         reducer, engine, members = self.run.reducer, self.ending.engine, tuple(members or self.run.everyone)
         with self.ending.guarded():

@@ -1,4 +1,4 @@
-"""Run one worker's side of Hop's protocol between real processes; state and arrays change together, under a lock."""
+"""Run one worker's side of Hop's protocol between real processes; one lock guards its state and its arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Recipients = Mapping[int, tuple[int, ...]]  # ranks that get an update, each wit
 class Letter(NamedTuple):
     """A message without arrays to a neighbor: tokens, an acknowledgement, or the mark of a pause.
 
-    A token lets the neighbor enter one more step; a mark tells that all messages before the pause have been sent.
+    A token lets the neighbor enter one more step; a mark says that all messages before the pause have been sent.
     """
 
     to: int
@@ -35,7 +35,7 @@ class Letter(NamedTuple):
 
 
 class NeighborUpdates(NamedTuple):
-    """The neighbors' parameters that a step averages: their (source, step) in ascending order, and their arrays."""
+    """Neighbors' parameters that a step averages: (source, step) of each, in ascending order, and its arrays."""
 
     step: int
     used: tuple[tuple[int, int], ...]
@@ -44,7 +44,7 @@ class NeighborUpdates(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What follows from an applied event: messages and an update to send, and updates to average."""
+    """Result of applying an event to the protocol: messages and an update to send, and updates to average."""
 
     letters: tuple[Letter, ...] = ()
     update: Recipients = field(default_factory=dict)  # recipients of the update that was offered
@@ -57,7 +57,7 @@ Totals = Counter[tuple[int, str]]  # totals by (neighbor, "token" or "ack")
 
 @dataclass(slots=True)
 class _Part:
-    """Counters of the messages of one generation (the time between two restarts of the protocol), besides its state."""
+    """Counters of messages in one generation, the time between two restarts of the protocol."""
 
     step: int  # current step, for messages and the log
     given: Totals = field(default_factory=Counter)  # totals sent to each neighbor since the start; part of messages
@@ -66,10 +66,10 @@ class _Part:
 
 
 class GapDriver(GenerationDriver[hop.HopState]):
-    """Hop's state machine for one worker, with its queues of updates (neighbors' parameters of one step).
+    """Hop's state machine for one worker, with queues of updates: the parameters that neighbors sent after a step.
 
-    A generation ends when the queues are cleared. The arrays of updates are in `rings`, whose capacity is proved to
-    suffice; `send` sends an offered update from the mailbox's thread.
+    A generation of the protocol ends when all queues are cleared. The updates' arrays are in `rings`, which are proved
+    to be large enough. The mailbox's thread calls `send` for an offered update that the protocol allows only later.
     """
 
     machine: hop.Hop
@@ -86,7 +86,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
         self._paused = 0
 
     def open(self, step: int, state: hop.HopState | None = None) -> None:
-        """Enter step `step`, with empty queues or a checkpoint's state, whose arrays are in the rings already."""
+        """Enter step `step` with empty queues, or with a checkpoint's `state`, whose arrays are already in `rings`."""
         if state is None:
             state = replace(self.machine.start(self.rank)[0], step=step)
         with self.condition:
@@ -102,7 +102,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
             self.rings.clear()
 
     def packed(self) -> dict[str, torch.Tensor]:
-        """Return the state for a checkpoint, by name; all workers are in the same round, with no messages in flight."""
+        """Return the protocol's state and queues as tensors by name, for a checkpoint; no message may be in flight."""
         state, machine, rings = self._state, self.machine, self.rings
         if state is None:
             return {}
@@ -148,10 +148,10 @@ class GapDriver(GenerationDriver[hop.HopState]):
         self.open(round_, state)
 
     def fire(self, kind: type[hop.Reduce | hop.Advance]) -> Outcome:
-        """Apply the event of this kind that is ready: average (`Reduce`), or enter the next step (`Advance`).
+        """Average (`kind` is `Reduce`) or enter the next step (`Advance`), for which the protocol must be ready.
 
-        The caller sends the messages of the result, without holding the lock. The event is chosen under the lock, since
-        an arriving token can turn a step into a skip, or a skip into a longer one.
+        The caller sends the messages that are returned, without the lock. The lock is held while the event is chosen,
+        since an arriving token can turn a step into a skip, or a skip into a longer one.
         """
         with self.condition:
             return self._fire(
@@ -159,7 +159,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
             )
 
     def offer(self, tokens: Sequence[Letter]) -> Outcome:
-        """Send this step's update (the parameters) with `tokens`; return what the caller must send now.
+        """Offer this step's update (the parameters); return what the caller must send now, with the messages `tokens`.
 
         If the protocol does not allow the update yet, the mailbox's thread sends it later.
         """
@@ -200,7 +200,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
             return Missing(f"a token to enter step {step + 1}", of, len(of))
 
     def pause(self) -> tuple[Letter, ...]:
-        """Start a pause, before an operation of all workers; return a mark for each neighbor, to send last."""
+        """Start a pause, before an operation of all workers; return a message for each neighbor, to be sent last."""
         with self.condition:
             self._paused += 1
             given: Totals = Counter() if self._state is None else self._part.given
@@ -210,12 +210,12 @@ class GapDriver(GenerationDriver[hop.HopState]):
             )
 
     def unmarked(self) -> tuple[int, ...]:
-        """Return the neighbors whose mark of this pause has not arrived."""
+        """Return the neighbors whose last message before this pause, a mark, has not arrived."""
         with self.condition:
             return tuple(rank for rank in self.neighbors if self._marks.get(rank, 0) < self._paused)
 
     def paused(self) -> frozenset[int]:
-        """Return the neighbors that have started a pause which this worker has not started."""
+        """Return the neighbors that wait in a pause (an operation of all workers) which this worker has not started."""
         with self.condition:
             return frozenset(rank for rank, number in self._marks.items() if number > self._paused)
 
@@ -243,7 +243,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
                     self._count(source, "ack", numbers[3])
 
     def _take_in(self, message: Message) -> None:
-        """Store one part of an update; the first part also carries tokens, and the last completes the update."""
+        """Store one part of a neighbor's update; the first part also carries tokens, the last completes the update."""
         place, _, step, total = message.numbers
         if place == 0:
             self._count(message.source, "token", total)
@@ -252,7 +252,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
             self.log.add("update", step, source=message.source, fill=len(self.rings.steps(message.source)))
 
     def _count(self, source: int, kind: str, total: int) -> None:
-        """Apply the tokens or acknowledgement in a message, which contains the neighbor's total so far."""
+        """Apply tokens (`kind` "token") or an acknowledgement ("ack"); `total` is how many `source` has sent so far."""
         part = self._part
         new = total - part.taken[source, kind]
         if new <= 0:
@@ -317,9 +317,8 @@ def wait_in_step(
 ) -> None:
     """Wait until `done()`, like `wait_for_missing`; raise once too few neighbors are left to send what `step` needs.
 
-    With backup workers or staleness a neighbor may end while others suffice. With `pausing` all workers are in the same
-    pause, so a neighbor past its last step still sends. `paused` returns the workers in a pause that this one has not
-    entered.
+    Fewer than all can suffice, with backup workers or staleness. In a pause, an operation of all workers (`pausing`), a
+    neighbor after its last step still sends. `paused` returns the workers in a pause that this one has not entered.
     """
     wait_for_missing(
         done,
@@ -341,9 +340,9 @@ def wait_in_step(
 
 
 def _hopeless(heartbeat: Heartbeat, lack: Missing, step: int | None) -> str | None:
-    """Return why too few of the missing messages can still arrive, as a clause; None if enough can.
+    """Return why too few of the `lack.needed` messages can still arrive, as a clause for an error; None if enough can.
 
-    A neighbor whose last step was before `step`, if given, sends nothing more.
+    With a `step`, a neighbor that ended before taking it counts as gone.
     """
     if (problem := heartbeat.store_lost()) is not None:
         return str(problem)
@@ -356,7 +355,7 @@ def _hopeless(heartbeat: Heartbeat, lack: Missing, step: int | None) -> str | No
 
 
 def _unequal(heartbeat: Heartbeat, lack: Missing, step: int, paused: frozenset[int]) -> str | None:
-    """Return why too few can arrive, since neighbors wait for this worker elsewhere, as a clause, or None."""
+    """Return why too few messages can arrive, as neighbors wait for this worker elsewhere; None if enough can."""
     waiting = [rank for rank in lack.of if rank in paused or heartbeat.elsewhere([rank], step) is not None]
     if len(lack.of) - len(waiting) >= lack.needed:
         return None

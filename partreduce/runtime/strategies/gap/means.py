@@ -1,4 +1,4 @@
-"""Average with neighbors under an iteration gap: the worker of Hop (Luo et al., ASPLOS 2019).
+"""Average with neighbors under an iteration gap, as Hop's workers do (Luo et al., ASPLOS 2019).
 
 A worker may run ahead of its neighbors within proved bounds.
 """
@@ -34,12 +34,12 @@ from partreduce.topo.strategies.neighbor import NeighborAveraging
 class GapMeans(OneSided):
     """Runner for Hop (Luo et al., ASPLOS 2019): averages with its in-neighbors' parameters after each round.
 
-    W are the weights, u is a worker's change in the round. Serial order: x ← W (x + u); the update (the parameters) is
-    sent after computing, and tokens (each lets a neighbor enter one more round) separately when a round is entered, so
-    that neighbors need not wait for the next update. Parallel order: x ← W x + u(x); the update is sent with the tokens
-    when a round is entered. A worker without data continues with unchanged parameters. Buffers are averaged in the mean
-    model only. Memory: one snapshot per round in flight, one more array (two in the parallel order with skips), and the
-    queues.
+    Let W be the weights and u the worker's change in a round. An update is the parameters that a worker sends to its
+    neighbors; a token lets a neighbor enter one more round. Serial order: x ← W (x + u); the update is sent after
+    computing, and tokens before it, when a round is entered. Parallel order: x ← W x + u(x); update and tokens are sent
+    together when a round is entered. A worker without data continues with unchanged parameters. Buffers are averaged in
+    the mean model only. Memory: the queues, a snapshot per round in flight, and one array of model size (two in the
+    parallel order with skips).
     """
 
     def __init__(self, strategy: NeighborAveraging, run: Run) -> None:
@@ -74,7 +74,7 @@ class GapMeans(OneSided):
         return ON_TIME
 
     def end_round(self, step: int, round_: int) -> StepResult:
-        """Send this worker's update, average, and enter the next round, or a later one if the protocol skips."""
+        """Send this worker's update, average, and enter the next round, or a later one; return how many it skips."""
         self._open(step, round_)
         operation = self._begin("gap average", step, round_)
         if not self.is_parallel:
@@ -96,7 +96,7 @@ class GapMeans(OneSided):
         return StepResult(skipped)
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - the signature of all
-        """Wait until all messages that neighbors have sent have arrived, so that the queues are complete."""
+        """Wait until all messages that neighbors have sent have arrived, so that a checkpoint has complete queues."""
         operation = self._begin("pause of updates", self._round, self._round)
         driver = self.driver
         if not driver.has_left:
@@ -111,27 +111,21 @@ class GapMeans(OneSided):
         self.run.reducer.recorder.end(operation)
 
     def drain(self) -> str:
-        """Clear the queues of neighbors' parameters; all workers start again from their parameters at their next step.
-
-        Returns an empty string: nothing to warn of is lost.
-        """
+        """Clear the queues of neighbors' parameters; the next step starts from the own ones. Returns "", no warning."""
         self.driver.drop()
         self._start = []
         return ""
 
     @property
     def is_measured(self) -> bool:
-        """Whether this round's change is added to the average later, as in the parallel order.
-
-        If so, no model may be loaded alone.
-        """
+        """Whether the parameters minus those at the round's start are added to an average later (parallel order)."""
         return self.is_parallel and self.driver.state is not None
 
     def state(self) -> dict[str, torch.Tensor]:
         return self.driver.packed()
 
     def load(self, state: dict[str, torch.Tensor], step: int) -> None:
-        """Restore the queues of a checkpoint; updates sent before it are not sent again."""
+        """Restore a checkpoint's queues, to continue with step `step`; updates sent before it are not sent again."""
         if PLACE not in state:
             super().load(state, step)
             return
@@ -152,15 +146,15 @@ class GapMeans(OneSided):
             self.run.reducer.recorder.end(operation)
 
     def _depart(self, operation: Operation, tokens: Sequence[Letter]) -> None:
-        """Send the parameters at the start of a round, as the parallel order requires."""
+        """Send the parameters and `tokens` to the neighbors at the start of a round, as in the parallel order."""
         self._start = copy_to(self._start, self.run.flat.buckets)
         self._post(operation, self.driver.offer(tokens))
 
     def _average(self, averaged: NeighborUpdates | None, own_step: int, *, since_start: bool) -> None:
-        """Average, x ← own weight · x + Σ weight · update, in ascending order of the sources.
+        """Average: x ← own weight · x + Σ weight · update, in ascending order of the updates' sources.
 
-        With `since_start` x is that at the start of the round, and later progress is kept. The change is computed in
-        separate memory, so a signal that interrupts this leaves the parameters either unchanged or averaged.
+        x is the parameters; with `since_start` those at the round's start, and later changes stay added. The difference
+        is computed in separate memory, so a signal that interrupts this leaves the parameters unchanged or averaged.
         """
         assert averaged is not None, "the protocol says what is averaged"
         if not averaged.used:
@@ -193,9 +187,9 @@ class GapMeans(OneSided):
             raise self.run.reducer.failure(operation, error) from None
 
     def _send(self, recipients: Recipients) -> None:
-        """Send an update (the parameters of one step) to these ranks.
+        """Send this step's update (the parameters) to `recipients`, ranks with the integers of the message to each.
 
-        The mailbox's thread calls this too, for an update that was not allowed before, while the arrays do not change.
+        The mailbox's thread calls it for an update that is allowed late; the arrays do not change until then.
         """
         self._sender.send("update", self._start if self.is_parallel else self.run.flat.arrays(), recipients)
 
@@ -234,8 +228,8 @@ class GapMeans(OneSided):
 def message_bound(machine: Hop, layout: Layout) -> Bound:
     """Return the limit of messages in flight to a neighbor; equal on all workers, and never reached by the protocol.
 
-    A queue of received updates holds at most 1 + `max_ig` (the largest iteration gap); without token queues, 1 +
-    (staleness + 1) · (workers − 1), since no path between two workers is longer.
+    A queue of received updates holds at most 1 + `max_ig` (the largest iteration gap); without tokens, 1 + (staleness +
+    1) · (workers − 1), since no path between two workers is longer.
     """
     setting = machine.setting
     longest = (setting.staleness + 1) * max(1, machine.num_processes - 1)

@@ -4,8 +4,8 @@ Three threads apply events to the protocol: training applies `Call`, `Take` and 
 `Finish`, and the mailbox's thread received messages. One lock orders them, so a round includes exactly the gradients
 that the protocol counts.
 
-A run is divided into *segments*. At the end of a segment all workers synchronize (a mean model, a checkpoint, the end
-of the run): all take the results up to the same last round, and nothing is in flight.
+A run is divided into *segments*. A segment ends with an operation of all workers (a mean model, a checkpoint, the end
+of the run): all have then taken the results up to the same round, and nothing is in flight.
 
 Messages are cumulative (round r may start, and so may all before it): a later one replaces an earlier one that still
 waits for room, and no sender waits. In large runs they are forwarded along a tree.
@@ -40,15 +40,14 @@ class GradientSum:
 class GradientSums:
     """A worker's send buffer of gradients, and the sums of rounds that wait to be applied.
 
-    With each round `room` more numbers are sent: each worker's number of gradients, a flag, and a tag. Memory: one
-    array of model size for the send buffer, for the round in progress, and for each result that waits or is being
-    applied.
+    Each round also sums `room` further numbers: each worker's number of gradients, a flag, and a tag. Memory: one array
+    of model size each for the send buffer, the round in progress, and every result that waits or is being applied.
     """
 
     def __init__(self, buckets: Sequence[Bucket], room: int, *, num_workers: int) -> None:
         self.buckets, self._room, self._num_workers = tuple(buckets), room, num_workers
         self._carrier = next((index for index, bucket in enumerate(buckets) if bucket.exact), len(buckets))
-        """Index of the array at whose end the extra numbers are."""
+        """Index of the array that ends with the further numbers."""
         self.made = 0  # number of sums allocated so far; they are reused
         self._spare: list[GradientSum] = []
         self._buffer = self._lend()
@@ -56,7 +55,7 @@ class GradientSums:
         self._in_use: list[GradientSum] = []
 
     def divisor(self, index: int) -> int:
-        """Return the divisor of bucket `index`'s gradients before sending: 1, or n if their sum could overflow."""
+        """Return the number by which bucket `index` is divided before it is sent: 1, or n against overflow."""
         return 1 if self.buckets[index].exact else self._num_workers
 
     def _lend(self) -> GradientSum:
@@ -81,7 +80,7 @@ class GradientSums:
                     raise sparse_gradient(slot.names[0])
 
     def add(self, *, scaled: bool) -> None:
-        """Add the parameters' gradients to the send buffer; `scaled` tells that a GradScaler scaled them."""
+        """Add the parameters' gradients to the send buffer; `scaled` says whether a GradScaler scaled them."""
         buffer = self._buffer
         with torch.no_grad():
             for index, (bucket, array) in enumerate(zip(self.buckets, buffer.arrays, strict=False)):
@@ -128,7 +127,7 @@ class GradientSums:
         return taken
 
     def retain(self, rounds: Sequence[int]) -> None:
-        """Drop the sums of all rounds except these."""
+        """Drop the sums of all rounds except `rounds`."""
         for round_ in [known for known in self._kept if known not in rounds]:
             self._give_back(self._kept.pop(round_))
 
@@ -142,7 +141,7 @@ class GradientSums:
             self._spare.append(one)
 
     def clear(self) -> None:
-        """Drop the send buffer and all waiting sums, when a segment starts: after all workers have synchronized."""
+        """Empty the send buffer and drop all sums that wait to be applied."""
         self.retain(())
         self._buffer.is_empty, self._buffer.scaled = True, False
 
@@ -155,15 +154,15 @@ class GradientSums:
         return payload.arrays
 
     def room(self, payload: GradientSum) -> torch.Tensor:
-        """Return a view of the `room` extra numbers in a contribution, which are summed with its gradients.
+        """Return a view of the `room` further numbers at the end of a contribution, summed with its gradients.
 
-        Before a round a worker writes into it its number of gradients, the GradScaler flag and the tag of the
-        operation; afterwards it reads their sums there.
+        Before a round a worker writes its number of gradients, the GradScaler flag and the operation's tag there; after
+        the round it reads their sums.
         """
         return payload.arrays[self._carrier][-self._room :]
 
     def arrived(self, payload: GradientSum, *, scaled: bool) -> None:
-        """Turn a received sum into a mean, in the collective thread; `scaled` tells that a GradScaler was used."""
+        """Divide a round's received sums to give means; `scaled` says whether any worker used a GradScaler."""
         payload.scaled = scaled
         with torch.no_grad():
             for index, (bucket, array) in enumerate(zip(self.buckets, payload.arrays, strict=False)):
@@ -173,7 +172,7 @@ class GradientSums:
     # Called by the training loop.
 
     def apply(self, one: GradientSum) -> None:
-        """Copy a round's averaged gradients into the parameters' gradients; None if no worker had a gradient."""
+        """Copy a round's mean gradients into the parameters' `grad`, which is None where no worker had a gradient."""
         with torch.no_grad():
             for bucket, array in zip(self.buckets, one.arrays, strict=False):
                 presence = array[bucket.size : bucket.size + len(bucket.slots)].tolist()
@@ -201,14 +200,14 @@ def children(place: int, size: int) -> tuple[int, ...]:
 
 
 class Spread:
-    """Sender of small messages to many workers along a binomial tree; also forwards other workers' messages."""
+    """Sender of small messages to many workers, along a binomial tree in large runs; also forwards others' messages."""
 
     def __init__(self, mailbox: Mailbox, num_workers: int) -> None:
         self._mailbox, self._size = mailbox, num_workers
         self._has_tree = num_workers > DIRECT
 
     def send(self, targets: Iterable[int], kind: str, numbers: tuple[int, ...]) -> None:
-        """Send numbers to these workers directly, or, in a large run, to all others along the tree rooted here."""
+        """Send a message to the ranks `targets`, directly or, to all workers of a large run, along a tree."""
         told = tuple(targets)
         if self._has_tree and len(told) == self._size - 1:
             self._pass_on(self._mailbox.rank, kind, numbers)
@@ -224,7 +223,7 @@ class Spread:
         return int(root), kind
 
     def _pass_on(self, root: int, kind: str, numbers: tuple[int, ...]) -> None:
-        """Forward a message of a root's tree to the children; kinds differ by root, so none replaces another's."""
+        """Forward a message to this worker's children in the tree of rank `root`, under a kind that names the root."""
         place = (self._mailbox.rank - root) % self._size
         for child in children(place, self._size):
             self._mailbox.send_newest((root + child) % self._size, f"{kind}{ROOT}{root}", numbers, urgent=True)
@@ -236,7 +235,7 @@ KINDS = {word: kind for kind, word in WORDS.items()}
 
 
 class StartedRound(NamedTuple):
-    """A round that the collective thread has started, with this worker's gradients (`payload`, numbered in `share`)."""
+    """A round that the collective thread has started; `payload` sums this worker's gradients, `share` numbers them."""
 
     segment: int
     round: int
@@ -245,14 +244,14 @@ class StartedRound(NamedTuple):
 
 
 class TakenResult(NamedTuple):
-    """Sums of gradients for the training loop to apply, in order of rounds, and by how many rounds it advances."""
+    """Sums of gradients for the training loop to apply, one per round, in order."""
 
     sums: tuple[GradientSum, ...]
     by: int  # rounds by which the worker advances
 
 
 class Word(NamedTuple):
-    """A message of the partial all-reduce's protocol to several workers, such as "round r may start"; no arrays."""
+    """A message of the partial all-reduce's protocol to several workers, such as "round r may start"."""
 
     kind: str
     numbers: tuple[int, int]  # segment and round
@@ -260,9 +259,9 @@ class Word(NamedTuple):
 
 
 class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
-    """The partial all-reduce's protocol on one worker, with its gradients and sums.
+    """The partial all-reduce's protocol on one worker, with its gradients and the sums of rounds.
 
-    A segment, the time between two operations of all workers, is a generation: the protocol restarts after it.
+    It restarts in each segment, the time between two operations of all workers. `grace` is in seconds.
     """
 
     machine: Partial
@@ -303,7 +302,7 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
         return self.offers(partial_machine.Take)
 
     def take(self) -> TakenResult:
-        """Return the sums to apply now; call it only after `may_take` was true."""
+        """Return the sums of gradients to apply now; call it only after `may_take` was true."""
         with self.condition:
             before = self.open_state
             words = self._step(partial_machine.Take())
@@ -332,7 +331,7 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
             self._state = None
 
     def missing(self) -> Missing | None:
-        """Return what training waits for; None if that is a running round (with its own deadline) or nothing."""
+        """Return what the training loop waits for; None if for nothing, or for a running round (with a deadline)."""
         with self.condition:
             state = self.open_state
             ready = self.machine.ready(self.rank, state)
@@ -345,7 +344,7 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
             return Missing(f"round {state.entered} to be started", of)
 
     def publish_activity(self, doing: Callable[[str], None]) -> None:
-        """Report this worker's activity by `doing`, unless its collective thread is in a round and does so."""
+        """Call `doing` with what this worker computes, unless its collective thread is in a round and reports that."""
         with self.condition:
             state = self._state
             if state is None or state.is_running or state.stage != partial_machine.COMPUTING or state.resting:
@@ -357,9 +356,9 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
     # The collective thread.
 
     def begin(self) -> StartedRound | None:
-        """Wait until the protocol allows the next round and start it, in the collective thread.
+        """Wait until the protocol allows the next round, and start it with this worker's contribution.
 
-        Returns this worker's contribution; None once the driver is closed.
+        Returns None once the driver is closed. The collective thread calls this.
         """
         with self.condition:
             self.condition.wait_for(lambda: self.is_closing or self.offers(partial_machine.Begin))
@@ -374,7 +373,7 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
             return StartedRound(self._generation, share.round, share, self.payload.depart())
 
     def _is_awaited(self) -> bool:
-        """Return whether the next round would have no gradient of this worker although one is still to come."""
+        """Return whether this worker has no gradient for the next round yet but will have one."""
         state = self.open_state
         return not state.buffer and not state.resting
 
@@ -411,7 +410,7 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
         return self._step(Received(message.source, WORDS[message.kind](message.numbers[1])))
 
     def _step(self, event: object) -> list[Word]:
-        """Apply one event, with the lock held; return the messages to send. Numbers of gradients go with the sums."""
+        """Apply one event, with the lock held; return the messages for other workers that follow."""
         actions = self.step(event)
         self._notes = [action.what for action in actions if isinstance(action, Note)]
         for note in self._notes:

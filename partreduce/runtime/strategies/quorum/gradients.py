@@ -1,4 +1,4 @@
-"""Run strategy `allreduce` for gradients with partial all-reduces: the workers of eager-SGD (Li et al., PPoPP 2020)."""
+"""Run strategy `allreduce` for gradients with partial all-reduces, as workers of eager-SGD (Li et al., PPoPP 2020)."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ KIND = "partial sum"
 
 
 def room_for(num_workers: int) -> int:
-    """Return how many extra numbers are summed with a round: one count per worker, the GradScaler flag, and the tag."""
+    """Return how many further numbers a round sums: a count per worker, the GradScaler flag, and the tag."""
     return num_workers + 1 + TAG_LENGTH
 
 
 def write_counts(begun: StartedRound, room: torch.Tensor, tag: tuple[int, ...], *, place: int, size: int) -> None:
-    """Write this worker's extra numbers for a round into `room`, which is summed with the gradients.
+    """Write this worker's further numbers for a round into `room`, which is summed with the gradients.
 
     They are its number of gradients at index `place` (0 at the `size` − 1 others), the GradScaler flag, and the tag.
     """
@@ -50,7 +50,10 @@ def write_counts(begun: StartedRound, room: torch.Tensor, tag: tuple[int, ...], 
 
 
 def read_counts(room: torch.Tensor, tag: tuple[int, ...], round_: int, *, size: int) -> tuple[list[Share], bool]:
-    """Return each worker's gradients in a round, and whether any used a GradScaler, from the sum in `room`."""
+    """Return how many gradients of each worker are in a round, and whether a GradScaler was used, from `room`.
+
+    Raises PeerGoneError if the tags in `room` do not add up to `size` times `tag`: the workers summed different rounds.
+    """
     if room[-TAG_LENGTH:].tolist() != [size * number for number in tag]:
         raise PeerGoneError("its members ran different rounds at the same time (their tags differ)")
     *counts, scaled = map(int, room[: size + 1].tolist())
@@ -134,7 +137,10 @@ class QuorumGradients(Runner):
         self.driver.publish_activity(reducer.heartbeat.doing)
 
     def before_step(self, step: int) -> AveragedGradients:  # noqa: ARG002 - the signature of all
-        """Send the gradients, wait for results, apply all but the last, and set the gradients to the last."""
+        """Send the gradients, wait for results, take a step for each but the last, and set the gradients to the last.
+
+        Returns the steps taken already, and whether a GradScaler had scaled the last result.
+        """
         self.check_failure()
         self.count_from_here()
         self.sums.check_sparse()
@@ -156,7 +162,7 @@ class QuorumGradients(Runner):
     def pause(self, place: str, *, apply: bool = True) -> int:  # noqa: ARG002 - the signature of all
         """Take part in others' rounds until all workers have reached the operation `place`.
 
-        Returns how many rounds, each one step, it took; without `apply` their gradients are dropped.
+        Returns how many rounds, each one step, it took; with `apply=False` their gradients are dropped.
         """
         self.check_failure()
         self.count_from_here()
@@ -179,7 +185,7 @@ class QuorumGradients(Runner):
         return further
 
     def check_step(self, asked: StepRequest) -> None:
-        """Raise InputError for a GradScaler used too late, or for changed averages where a step may apply several."""
+        """Raise InputError for early averaging with a GradScaler, or for changed means if a step may apply several."""
         if asked.early and self.run.applier.scaled:
             raise InputError(
                 "average_gradients: sends gradients before a GradScaler's verdict on them is known, and with a quorum "
@@ -194,19 +200,16 @@ class QuorumGradients(Runner):
 
     @property
     def is_measured(self) -> bool:
-        """Whether gradients may be in flight, which would not belong to a model that is loaded now."""
+        """Whether gradients may be in flight, which do not fit a model that is loaded now."""
         return self.driver.state is not None and bool(self.driver.state.calls)
 
     def _open(self) -> None:
-        """Start a segment (the time up to the next operation of all workers).
-
-        From now on other workers' rounds run here, whether or not this worker has a gradient.
-        """
+        """Start a segment: from now on other workers' rounds run here, too, even while this worker has no gradient."""
         self._met, self._base = 0, None
         self.driver.open()
 
     def _apply_result(self, taken: TakenResult, *, but_last: bool) -> GradientSum | None:
-        """Apply results one after the other; with `but_last` return the last without applying it."""
+        """Take an optimizer step for each sum in `taken`; with `but_last` not for the last, which is returned."""
         sums = list(taken.sums)
         last = sums.pop() if but_last else None
         for one in sums:
@@ -220,13 +223,13 @@ class QuorumGradients(Runner):
         self._settings = zlib.crc32(settings.encode(), self._settings)
 
     def _put(self, one: GradientSum, *, changes: bool = False) -> None:
-        """Copy a result into the parameters' gradients; with `changes` also change it as the script does."""
+        """Copy a mean into the parameters' gradients; with `changes` also call the script's `after_averaging`."""
         self.sums.apply(one)
         if changes and (change := self.run.applier.after_averaging) is not None:
             change()
 
     def _compare(self, *, warns: bool) -> None:
-        """Warn if workers applied results with different optimizer settings; the collective thread is idle."""
+        """Compare the optimizer settings of all workers' steps, by an all-reduce; with `warns` warn if they differ."""
         numbers = torch.zeros(len(self.run.everyone), dtype=torch.float64)  # exact for 32-bit integers
         numbers[self.run.rank] = self._settings
         round_ = self.run.progress.step
@@ -250,17 +253,17 @@ class QuorumGradients(Runner):
         average_model(self.run.mean_reducers, self.run.everyone, round_, round_ - 1)
 
     def count_from_here(self) -> None:
-        """Count the segment's rounds from the current step, which loading a state may have changed."""
+        """Count rounds since the last operation of all workers from this step, which a checkpoint may have set."""
         if self._base is None:
             self._base = self.run.progress.step
 
     @property
     def base(self) -> int:
-        """Steps taken before this segment, for reports; equal on all workers."""
+        """Number of steps before the last operation of all workers, for reports; equal on all workers."""
         return self.run.progress.step if (base := self._base) is None else base
 
     def settle(self, *, ends: bool = False) -> None:
-        """With `ends`, record that all workers have reached the end, so that the communicator is free."""
+        """If the run `ends`, record that all workers reached the end, so that others may use its communicator."""
         self._is_concluded = self._is_concluded or ends
 
     def close(self, *, failed: bool = False) -> None:
@@ -279,13 +282,13 @@ class QuorumGradients(Runner):
             raise UnavailableError(f"a partial sum failed ({type(error).__name__}: {error})") from error
 
     def _look(self) -> None:
-        """Raise the error that ended the collective thread or a mailbox's thread, if any."""
+        """Raise the error that ended the collective thread or a mailbox's thread, if one did."""
         self.check_failure()
         for mailbox in self.mailboxes:
             mailbox.check_failure()
 
     def wait(self, done: Callable[[], bool]) -> None:
-        """Wait until another thread makes `done()` true; if any worker's process ends, the run ends."""
+        """Wait until another thread makes `done()` true. Raises PeerFailedError if a worker fails or at the timeout."""
         reducer, everyone = self.run.reducer, self.run.everyone
         try:
             wait_for_missing(
@@ -307,8 +310,8 @@ class QuorumGradients(Runner):
 def _free_line(world: World) -> str:
     """Return a communicator name that no other optimizer of this process uses; equal on all workers.
 
-    All workers choose the same name: names are taken when optimizers are created and given back in `finish()`, in the
-    order of the script, and a worker that fails in either place leaves this world.
+    Workers take names when they create optimizers and give them back in `finish()`, in the order of the script, so all
+    choose the same. A worker that fails in either place leaves this world.
     """
     in_use = _lines_in_use.setdefault(world, set())
     name = next(name for number in range(len(in_use) + 1) if (name := f"quorum {number}") not in in_use)
