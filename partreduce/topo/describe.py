@@ -131,9 +131,8 @@ EVERYONE, IN_NODES, SOME_NODES = "all workers", "inside each node", "inside some
 class Level(NamedTuple):
     """One kind of averaging in a period, such as "inside each node", and the rounds that do it.
 
-    `least` and `size` are the sizes of its smallest and largest group, `rounds` the indices of its rounds in the
-    period,
-    `ways` the number of different partitions into groups among these rounds.
+    `what` is its text in a description, `least` and `size` are the sizes of its smallest and largest group, `rounds`
+    the indices of its rounds in the period, `ways` the number of different partitions into groups among these rounds.
     """
 
     what: str
@@ -253,7 +252,7 @@ def _groups(least: int, most: int) -> str:
 
 
 def _in_turn(schedule: Schedule, levels: Sequence[Level]) -> str:
-    """Return the text that lists each kind of averaging with how often it happens; the unit is named only once."""
+    """Return the text that lists each kind of averaging and how often it happens; "steps" is written only once."""
     assert isinstance(schedule.strategy, StaticGroups), "only static groups have levels"
     period = schedule.strategy.period
     if not levels:

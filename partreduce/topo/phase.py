@@ -146,10 +146,10 @@ class Phase(Arrays):
         return self.averaged(values)
 
     def averaged(self, values: Floats, survives: Flags | None = None, counts: Whole | None = None) -> Floats:
-        """Return `values` after averaging, without the check for overlaps and on any space of `topo.mixing`.
+        """Return `values` after averaging, as `apply` does, but without the check that groups are disjoint.
 
-        `counts` (num_workers,) weighs the rows in the means. `survives` (len(self), C) is False where the mean of a
-        group counts as zero in column c of values (num_workers, C, ...).
+        Row i of `values` has the weight `counts[i]` in a mean, by default 1. `survives` (len(self), C) is False where
+        the mean of a group counts as zero in column c of values of shape (num_workers, C, ...).
         """
         result = np.array(values, dtype=np.float64)
         if not len(self):

@@ -77,10 +77,7 @@ def _bits_or_bytes(unit: str, units: dict[str, Fraction]) -> list[str]:
 
 
 def _near(unit: str, units: dict[str, Fraction]) -> str | None:
-    """Return the known unit that differs only in case or by a missing ending (MBps: MB/s).
-
-    The result is None unless there is exactly one.
-    """
+    """Return the one key of `units` that differs only in case or ending (MB/s for MBps); None for none or several."""
     if unit.endswith("Bps"):
         unit = f"{unit.removesuffix('ps')}/s"
     written = {unit.casefold(), f"{unit}b".casefold(), f"{unit}/s".casefold()}
@@ -137,7 +134,7 @@ def parse_share(text: str) -> float:
 
 
 def format_quantity(value: float, units: dict[str, Fraction]) -> str | None:
-    """Return the shortest text `number + unit` that is exactly `value`; None if that needs more than 6 digits."""
+    """Return the shortest text of a number and one of the `units` that equals `value`; None if it exceeds 6 digits."""
     if value and not 1e-12 <= value <= 1e18:
         return None
     exact, best = Fraction(value), ""

@@ -107,7 +107,7 @@ MEMORY_OF_QUEUES = fact(
 
 
 def _prove_mean_preserved(facts: ScheduleFacts) -> Claim | None:
-    """Refute `mean-preserved` by an edge whose target may average without its update."""
+    """Refute `mean-preserved` by an edge whose target may average without the source's update; None without an edge."""
     schedule, gap = facts.schedule, gap_of(facts.schedule)
     spare = gap.backups(schedule.num_workers)
     listened = (edge for edge in schedule.strategy.graphs[0].edges() if edge[2] and (gap.staleness or spare[edge[1]]))
@@ -209,9 +209,9 @@ def halves(sources: Sequence[Sequence[int]], spare: Sequence[int]) -> tuple[set[
 
 
 def _needs_consensus(schedule: Schedule, _: Numbers) -> bool:
-    """Return whether consensus is essential: yes, unless backup workers make it depend on which updates are late.
+    """Return whether consensus is essential: not if backup workers make it depend on which updates are late.
 
-    Essential even then if a reduce keeps no weight on the worker itself.
+    With backup workers it is essential only if a weight is negative, or a worker keeps no weight on its own model.
     """
     gap = gap_of(schedule)
     is_average = gap.weights is not EdgeWeighting.GRAPH or schedule.strategy.graphs[0].keeps_something

@@ -327,7 +327,7 @@ def _transform(columns: Floats, radices: Sequence[int]) -> npt.NDArray[Any]:
 
 
 def _difference(ranks: Whole, others: Whole, radices: Sequence[int]) -> Whole:
-    """Return the differences of ranks in a group, digit by digit."""
+    """Return ranks − others, digit by digit modulo `radices`, both written in mixed radix."""
     result, place = np.zeros_like(ranks - others), 1
     for radix in reversed(radices):
         result += (ranks // place - others // place) % radix * place
@@ -336,10 +336,7 @@ def _difference(ranks: Whole, others: Whole, radices: Sequence[int]) -> Whole:
 
 
 def _node_column(cluster: Cluster, radices: Sequence[int]) -> Floats | None:
-    """Return the average over shifts of "i and j share a node" as a function of i − j.
-
-    The result is None if there are too many pairs.
-    """
+    """Return, for each difference of ranks i − j, the share of pairs (i, j) on one node; None for too many pairs."""
     n, sizes = cluster.num_workers, cluster.node_sizes()
     if int((sizes**2).sum()) > MAX_PAIRS:
         return None

@@ -77,10 +77,11 @@ BISECTIONS = 60
 
 
 def stability_limit(width: int, *, momentum: float = 0.0) -> float:
-    """Return h = rate · curvature from which on a pipeline of that width diverges; width 1 is synchronous. O(1).
+    """Return the product of learning rate and curvature from which on SGD in a pipeline of that width diverges. O(1).
 
-    The largest curvature decides, so a rate that was just stable in synchronous steps has to shrink by the factor
-    `stability_limit(K) / stability_limit(1)`.
+    `width` 1 is synchronous; `momentum` is heavy-ball. The largest curvature decides, so a rate that was just stable in
+    synchronous steps has to shrink by the factor `stability_limit(K) / stability_limit(1)`. Raises InputError for a
+    width below 1 or a momentum outside 0 <= momentum < 1.
     """
     if width < 1:
         raise InputError(f"pipeline width {width}: it is a number of steps >= 1")
@@ -150,10 +151,9 @@ EDGE = 1e-9
 
 
 def outer_radius(schedule: Schedule) -> float | None:
-    """Return the spectral radius of one period of outer steps, apart from its fixed points; None if that is too large.
+    """Return the spectral radius of one period of outer steps on differences between workers, None for large schedules.
 
-    The fixed points are equal outer parameters without momentum. At 1 or above, workers with separate outer parameters
-    do not reach agreement (module docstring).
+    At 1 or above, workers with separate outer parameters do not reach agreement (module docstring).
     """
     parts = outer_operators(schedule)
     return None if parts is None else radius_of(parts)

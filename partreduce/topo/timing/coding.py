@@ -69,10 +69,7 @@ class Coding:
 
     @classmethod
     def of(cls, transport: Transport, hardware: Hardware) -> Coding:
-        """Return the coding of a schedule's transport on this hardware.
-
-        It costs no time if no link takes time for bytes.
-        """
+        """Return the coding of a transport; its `seconds` are 0 if no link of the hardware takes time for bytes."""
         if transport.codec is Codec.NONE:
             return PLAIN
         scales = SCALE_BYTES / transport.block if transport.codec.has_blocks else 0.0
@@ -197,7 +194,7 @@ class Traffic:
 
 
 def of_sum(shape: Shape, algorithm: str, coding: Coding = PLAIN) -> Traffic:
-    """Return the traffic of an all-reduce over each group, with this algorithm and coding. O(groups)."""
+    """Return the traffic of an all-reduce over each group of `shape`, by `algorithm` "ring" or "hierarchical"."""
     k, m, few = shape.members, shape.num_nodes.astype(float), shape.inside
     # Groups with separate stages inside nodes and across nodes.
     split: Flags = shape.crosses & (few > 1) & (shape.most == shape.least) & (algorithm == "hierarchical")

@@ -105,7 +105,7 @@ class TimedPeriod:
         )
 
     def cycle(self, *, steps_per_round: int | None = None, sync: Sync | None = None) -> CycleTime:
-        """Return the steady speed, optionally with another steps_per_round for all workers or another delay."""
+        """Return the steady speed, with another steps_per_round for all workers or another `sync` if given."""
         worker_steps = (
             self.worker_steps if steps_per_round is None else np.full_like(self.worker_steps, steps_per_round)
         )
@@ -230,9 +230,9 @@ def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, a
 
 
 class _Ways(NamedTuple):
-    """For every worker the path of who waits for whom by the policy: the state that it leads back to, and its seconds.
+    """For every worker, the path back along the workers that it waits for under the policy.
 
-    `origin` is a state at the period's start (`_howard`), `weight` the seconds from there.
+    `origin` is the state at the period's start (`_howard`) where the path begins, `weight` the seconds from there.
     """
 
     origin: Whole
@@ -242,7 +242,7 @@ class _Ways(NamedTuple):
 class _Potential(NamedTuple):
     """The current values of policy iteration for each state (`_howard`).
 
-    `rank` is that of its cycle's mean weight among all means; `values` are seconds ahead of that mean (the bias).
+    `rank` orders states by the mean weight of their cycle; `values` are seconds ahead of that mean (the bias).
     """
 
     rank: Whole

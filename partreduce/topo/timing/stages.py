@@ -83,10 +83,10 @@ class Stage:
     turns: tuple[Turn, ...] = ()
 
     def ready(self, arrival: Floats) -> Floats:
-        """Return when the operation of each worker's cell can begin, shape (..., num_workers).
+        """Return when the operation of each worker's cell can begin, from each worker's `arrival`, (..., num_workers).
 
         A cell is a group, or a worker with its in-neighbors; it begins when the last worker that it waits for arrives.
-        For a worker without a cell it is the worker's own arrival.
+        A worker without a cell begins at its own arrival.
         """
         if not len(self.seconds):
             return arrival
@@ -94,7 +94,7 @@ class Stage:
         return np.where(self.cell_of >= 0, latest[..., self.cell_of], arrival)
 
     def duration(self, seconds: Floats | None = None) -> Floats:
-        """Return the seconds that each worker communicates, by default the stage's, shape (num_workers,)."""
+        """Return the seconds that each worker communicates, (num_workers,), from `seconds` per cell or the stage's."""
         seconds = self.seconds if seconds is None else seconds
         return np.where(self.cell_of >= 0, seconds[self.cell_of], 0.0) if len(seconds) else np.zeros(len(self.cell_of))
 
@@ -134,7 +134,7 @@ class Stage:
 def of_period(
     schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, algorithm: Algorithm = None
 ) -> list[Stage]:
-    """Return the stages of one period, with explicit groups; `model_bytes` is optional if no link has a bandwidth."""
+    """Return the stages of one period over all workers; `model_bytes` is optional if no link has a bandwidth."""
     travel = Travel.of_strategy(schedule.strategy, hardware, algorithm)
     stages: list[Stage] = []
     for index, first in enumerate(first_equal(schedule)):

@@ -212,7 +212,10 @@ def aggregates_in(cluster: Cluster) -> bool:
 
 
 def in_pairs(cluster: Cluster, *, gathers: bool) -> bool:
-    """Whether aggregated rows are exchanged only between workers of equal local rank on different nodes."""
+    """Whether aggregated rows go only between workers of equal local rank on different nodes.
+
+    They do on nodes of equal size, unless some table is gathered (`gathers`).
+    """
     return aggregates_in(cluster) and len(set(cluster.node_sizes().tolist())) == 1 and not gathers
 
 

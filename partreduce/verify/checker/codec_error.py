@@ -82,7 +82,7 @@ def codec_error(schedule: Schedule, _: Work) -> Numbers | None:
 
 
 class FollowedSum:
-    """The error bound E = p·A + q of a sum after some of its stages, and the codec's number of roundings so far."""
+    """The error bound `relative`·A + `absolute` of a sum after some stages (A: the inputs' mean magnitude)."""
 
     def __init__(self) -> None:
         self.relative = self.absolute = Fraction(0)

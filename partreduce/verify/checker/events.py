@@ -155,8 +155,7 @@ class KeptGap(NamedTuple):
     def takes_all(self) -> bool:
         """Return whether every reduce averages the update of its own step from every in-neighbor.
 
-        If so, rounds follow the recursion with the file's weights whichever worker is ahead, and claims about matrices
-        hold. Otherwise the averaged updates are decided at run time, and there is no matrix.
+        If so, claims about matrices hold. Otherwise averaged updates are decided at run time, and there is no matrix.
         """
         return not self.staleness and not self.has_backup  # a skip goes with either
 

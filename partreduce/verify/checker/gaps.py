@@ -126,7 +126,7 @@ def two_closed_sets(
             targets[u].append(v)
 
     def struck(kept: set[int], without: set[int]) -> set[int]:
-        """Remove `without` from `kept`, then who has over spare[v] sources outside until none; `kept` has none."""
+        """Return `kept` less `without`, and less every worker v that then has over spare[v] sources outside the set."""
         work.spend(1000 + 50 * len(kept))
         left = kept - without
         waiting = {v for u in without for v in targets[u] if v in left}

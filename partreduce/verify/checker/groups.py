@@ -96,7 +96,7 @@ def unit_sums(schedule: Schedule, _: Work) -> Numbers | None:
 
 
 def _sums(schedule: Schedule, *, has_negative: bool) -> Numbers | None:
-    """Return the fact if the smallest entry has the requested sign; else None, also if a column does not sum to 1."""
+    """Return `smallest_weight` if its sign is as `has_negative` says; else None, also if a column does not sum to 1."""
     weights: list[Fraction] = []
     for sizes in schedule.group_sizes():
         for size, relaxation in sizes:

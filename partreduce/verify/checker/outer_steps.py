@@ -61,7 +61,7 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
 
 
 def joint_period(schedule: Schedule, digits: Sequence[int], work: Work) -> Rational:
-    """Return Π·M on one class of characters (`period.py`): the rows of outer parameters, then those of momenta."""
+    """Return the matrix of a period on one class, less the mean: rows of outer parameters, then those of momenta."""
     half = schedule.width
     rows, scale = multiply(2 * half, (_step(schedule, t, digits) for t in range(schedule.period)), work)
     if digits:
@@ -72,7 +72,7 @@ def joint_period(schedule: Schedule, digits: Sequence[int], work: Work) -> Ratio
 
 
 def _step(schedule: Schedule, t: int, digits: Sequence[int]) -> Step:
-    """Return round t on the class of `digits`. As |m| ≤ 2·max |a| and μ < 1, entries grow by 3 + 5·r times at most."""
+    """Return round t on the class of `digits` for `multiply`; as |m| ≤ 2·max |a|, entries grow by 3 + 5·r times."""
     averages, (r, s) = averages_on_class(schedule.phases[t], digits), schedule.outer.lr.as_integer_ratio()
     k, q = lcm(*(len(members) for members, _, _ in averages)), schedule.outer.momentum.denominator
     return (k * q * q * (3 * s + 5 * r)).bit_length(), partial(_after_round, schedule.outer, averages, k)

@@ -401,7 +401,7 @@ def exact(value: int | str, place: str) -> Fraction:
 
 
 def _exact_of(values: Iterable[int | str], place: str) -> dict[int | str, Fraction]:
-    """Return the exact numbers of a phase; sums would take too long if their common denominator were very long."""
+    """Return the exact number of each distinct value; a common denominator over MAX_COMMON_BITS bits is a Refusal."""
     numbers = {value: exact(value, place) for value in set(values)}
     common = 1
     for denominator in {number.denominator for number in numbers.values()}:
