@@ -87,7 +87,10 @@ def known_members(data: object, known: Iterable[str]) -> object:
 
 
 def unknown(key: str, known: Iterable[str], word: str = "key") -> str:
-    """Return the error text for an unknown key or value: its new name, the closest known name, or all known names."""
+    """Return the error text for a `key` that is not in `known`: its new name, the closest known one, or all of them.
+
+    `word` is "key", or the name of a member with an unknown value; the value is then passed as `key`.
+    """
     known = list(known)
     if sentence := renamed_key(key, known) if word == "key" else renamed_value(word, key):
         return sentence

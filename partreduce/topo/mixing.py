@@ -85,7 +85,7 @@ class Operators:
         return self.rounds[0].num_workers
 
     def apply(self, index: int, values: Floats) -> Floats:
-        """Multiply W of round `index` with values of shape (g, ...), or (g, C, ...) with C classes, for g places.
+        """Multiply the matrix of round `index` with values of g places, shape (g, ...), or (g, C, ...) with C classes.
 
         O(values) for groups, O(edges) for graphs.
         """
@@ -251,7 +251,7 @@ def may_lengthen(schedule: Schedule) -> bool:
 
 
 def is_doubly_stochastic(step: MixingStep) -> bool:
-    """Whether rows *and* columns of W sum to 1 exactly. Entries may be negative (relaxation above |G|/(|G|−1))."""
+    """Whether rows *and* columns of the step's mixing matrix sum to 1 exactly; its entries may be negative."""
     if isinstance(step, Phase):
         step.labels()
         return True
@@ -259,7 +259,7 @@ def is_doubly_stochastic(step: MixingStep) -> bool:
 
 
 def has_negative_entries(step: MixingStep) -> bool:
-    """Whether an entry of W is negative: a relaxation > |G|/(|G|−1), an edge's weight < 0, or own weight < 0."""
+    """Whether the mixing matrix has an entry < 0: by a relaxation > |G|/(|G|−1), an edge's weight, or an own weight."""
     if isinstance(step, Phase):
         if step.relaxation is None:
             return False

@@ -34,7 +34,7 @@ class Block:
     relaxation: Fraction = ONE
 
     def __str__(self) -> str:
-        """Format as `LW{0,3} across digits {0}`."""
+        """Format as `LW{0,3} across digits {0}`: the local ranks of the workers, then the digits."""
         place = "inside each node" if not self.across else "across digits {" + ",".join(map(str, self.across)) + "}"
         text = "LW{" + ",".join(map(str, self.local)) + "} " + place
         return text if self.relaxation == 1 else f"{text} relaxation {self.relaxation}"
@@ -59,7 +59,7 @@ def digit_of(node: int, stride: int, radix: int) -> int:
 
 
 def representative(node: int, radices: Sequence[int], across: Sequence[int]) -> int:
-    """Return `node` with its digits number `across` set to 0: two nodes share a group iff the results are equal."""
+    """Return `node` with the digits `across` of its index set to 0: nodes share a group iff the results are equal."""
     strides = strides_of(radices)
     return node - sum(digit_of(node, strides[d], radices[d]) * strides[d] for d in across)
 

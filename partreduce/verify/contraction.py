@@ -113,7 +113,7 @@ def prove_contraction(schedule: Schedule) -> Claim:
 
 
 def prove_power(schedule: Schedule, name: str, max_periods: int) -> Claim | None:
-    """Prove consensus by ‖Pᵏ − J‖₂ < 1 for a k ≤ `max_periods`, as claim `name`; None if no k ≤ `max_periods` works."""
+    """Prove consensus, as claim `name`, by k ≤ `max_periods` periods with ‖Pᵏ − J‖₂ < 1; None if no k is enough."""
     if rule_view(schedule) is None and schedule.num_workers > MAX_EXACT:
         return None
     for periods in range(1, max_periods + 1):

@@ -115,7 +115,7 @@ def in_file(source: str) -> Iterator[None]:
 
 
 def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> object:
-    """Read one JSON file strictly."""
+    """Read and parse one JSON file, as strictly as `parse_json`; raise FileError if it cannot be read."""
     return parse_json(read_bytes(path, max_bytes), max_bytes=max_bytes, source=shown_path(path))
 
 

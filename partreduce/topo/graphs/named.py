@@ -26,7 +26,7 @@ def ring(num_workers: int) -> Graph:
 
 
 def star(num_workers: int) -> Graph:
-    """Return the undirected star, edges (0, i). The hub sends and receives n − 1 messages a round."""
+    """Return the undirected star, edges (0, i). Worker 0, the hub, sends and receives n − 1 messages a round."""
     i = np.arange(1, num_workers)
     return Graph.undirected(num_workers, np.zeros_like(i), i)
 

@@ -144,10 +144,10 @@ def steps_of_ranks(schedule: Schedule, rule: RuleView) -> tuple[int, ...] | None
 
 
 def merged_classes(rule: RuleView) -> list[MergedClass]:
-    """Return the character classes of a rule (module docstring), the trivial one first.
+    """Return the classes of functions of the node index on which a rule's blocks act equally, the constant one first.
 
-    O(digits · classes); there are at most 2^min(digits, digit sets) + 1 classes, where the digit sets are those that
-    the rule's blocks average over.
+    A class holds the Fourier characters that vary along sets of digits which meet the same blocks. There are at most
+    2^min(digits, digit sets) + 1 classes for the digit sets that the blocks average over. O(digits · classes).
     """
     sets = sorted({tuple(sorted(block.across)) for phase in rule.phases for block in phase})
     counts: dict[frozenset[tuple[int, ...]], tuple[int, tuple[int, ...]]] = {frozenset(): (1, ())}

@@ -87,7 +87,7 @@ def late_distance_like(
     """Return the late distance estimated from the late consensus distance, as if all directions mixed at the same rate.
 
     For averages of unknown structure and for groups formed at run time: their single eigenvalue is taken to be the one
-    with this consensus distance at h = 0. `share` is the part of a worker's noise off the mean, 1 − 1/n.
+    with this consensus distance at curvature 0. `share` is the part of a worker's noise off the mean, 1 − 1/n.
     O(steps_per_round).
     """
     if not isfinite(consensus_distance):
@@ -143,8 +143,8 @@ def _traces(
 class RetimedMetrics:
     """Metrics at 1 synchronous step per round, which derives those at other steps per round and delays from them.
 
-    `noise` and `push` are the mean squares of one worker's noise and push off the mean (e and b of the module
-    docstring); `late_drift` is the drift with averages one round late at 1 step per round (D' there).
+    `noise` and `push` are the mean squares of one worker's noise and push off the mean; `late_drift` is the drift with
+    averages one round late at 1 step per round.
     """
 
     contraction: Metric

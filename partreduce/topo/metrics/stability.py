@@ -153,7 +153,7 @@ EDGE = 1e-9
 def outer_radius(schedule: Schedule) -> float | None:
     """Return the spectral radius of one period of outer steps on differences between workers, None for large schedules.
 
-    At 1 or above, workers with separate outer parameters do not reach agreement (module docstring).
+    At 1 or above, workers with separate outer parameters do not reach agreement.
     """
     parts = outer_operators(schedule)
     return None if parts is None else radius_of(parts)
@@ -225,9 +225,8 @@ def largest_rate(graph: Round, momentum: float, *, parallel: bool) -> float:
     """Return the largest learning rate times curvature at which no difference between workers grows. O(n³).
 
     Exact for symmetric weights, which have real eigenvalues; for other weights it uses the symmetric part and is no
-    bound.
-    `momentum` is β, 0 <= β < 1; `parallel` means that parameters are averaged during computing (x ← Wx + u), not
-    afterwards (x ← W(x + u)).
+    bound. `momentum` is heavy-ball, from 0 to below 1; `parallel` means that parameters are averaged during computing
+    (x ← Wx + u), not afterwards (x ← W(x + u)).
     """
     matrix = mixing_matrix(graph)
     values = np.linalg.eigvalsh((matrix + matrix.T) / 2)

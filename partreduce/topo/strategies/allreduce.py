@@ -87,7 +87,7 @@ class AllReduce(HasGroups):
     def rule(self, cluster: Cluster, *, by_node: bool = False) -> RuleView | None:
         """Return the all-reduce as a rule: one block (of groups given by node digits) over all workers.
 
-        Each worker counts as a node; with `by_node` the nodes are those of the cluster, or None if they are unequal.
+        Each worker counts as a node. With `by_node` the nodes are the cluster's; if these are unequal, return None.
         """
         if not by_node:
             return RuleView((cluster.num_workers,), ((Block((0,), (0,), self._relaxation),),), 1)

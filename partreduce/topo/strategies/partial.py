@@ -53,7 +53,7 @@ class PartialAllReduce(JsonObject, Waiting):
     the largest number of results queued for a worker: with a full queue it does not join the next round, so a gradient
     is at most C rounds late. `grace`: microseconds that a started round waits for a worker's own gradient.
     `synchronize_every`: rounds after which all workers average their models (0: never). `seed` fixes the draws of
-    `majority`.
+    `majority`; `count` and `missed` are explained by their types.
     """
 
     word: ClassVar[str] = "partial"

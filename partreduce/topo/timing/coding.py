@@ -186,7 +186,7 @@ class Traffic:
     codec: Floats
 
     def through(self, group: Whole, workers: Floats, nodes: Floats) -> Floats:
-        """Return the share of the payload sent through a NIC or uplink with these workers and nodes behind it."""
+        """Return the share of the payload that group[i] sends by a NIC or uplink before workers[i] and nodes[i]."""
         if not self.exchanged.any():
             return self.ring[group]
         parts, here = self.parts[group], np.where(self.by_node[group], nodes, workers)

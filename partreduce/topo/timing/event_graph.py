@@ -56,12 +56,11 @@ def cycle_time(
     model_bytes: int | None = None,
     algorithm: Algorithm = None,
 ) -> CycleTime:
-    """Compute the exact steady-state seconds per round and per step.
+    """Compute the exact steady-state seconds per round and per step, with the step times of `compute` or `hardware`.
 
-    O(n · period) per policy iteration, of which few occur.
     Rules on nodes that are all equal are solved on one node, whatever their number; regular racks keep nodes equal if
     the rule's first digits count the racks. The prologue is left out, and jitter and disturbances of `compute` are
-    ignored (`topo.timing.stages.sample` includes them).
+    ignored (`topo.timing.stages.sample` includes them). O(n · period) per policy iteration, of which few occur.
     """
     times = ComputeTimes.of(hardware) if compute is None else compute
     return TimedPeriod.of(schedule, hardware, times, model_bytes=model_bytes, algorithm=algorithm).cycle()
@@ -117,8 +116,8 @@ class TimedPeriod:
     def merged(self) -> TimedPeriod:
         """Return an equivalent period in which one worker represents all that always arrive at the same time.
 
-        Such workers are of one kind: they have equal step times and wait for groups of equal kinds. O(n log n · period)
-        for each refinement of the kinds, of which few are needed.
+        These workers are of one kind: they have equal step times and wait for groups of equal kinds. Each of a few
+        refinements of the kinds costs O(n log n · period).
         """
         distinct = {id(stage): stage for stage in self.stages}
         if any(stage.turns for stage in distinct.values()):

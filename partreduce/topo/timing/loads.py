@@ -182,7 +182,7 @@ class Loads:
 
     @classmethod
     def fixed(cls, seconds: Floats, busiest: float) -> Loads:
-        """Return the loads of operations whose seconds, shape (groups,), are already known."""
+        """Return the loads of operations with known `seconds`, (groups,); `busiest` bytes leave the busiest node."""
         none, whole = np.zeros(0), np.zeros(0, dtype=np.int64)
         return cls(np.zeros(len(seconds)), seconds, whole, whole, none, none, none, 1, busiest)
 

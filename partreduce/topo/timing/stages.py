@@ -207,7 +207,7 @@ class Moments(NamedTuple):
 class Rounds:
     """The progress of all workers in max-plus arithmetic, shape (..., num_workers).
 
-    `skip_warm_up` starts after the warm-up of a pipeline.
+    `shape` is the shape of all times; `skip_warm_up` starts after the warm-up of a pipeline.
     """
 
     def __init__(self, sync: Sync, shape: tuple[int, ...], *, skip_warm_up: bool = False) -> None:
@@ -293,8 +293,8 @@ def sample(
     """Run `num_samples` copies of the schedule at once in max-plus arithmetic; the first quarter is warm-up.
 
     Warm-up and counted rounds are rounded up to whole periods: phases cost differently, and a partial period
-    would weigh some of them more. A schedule's own first rounds, prologue and warm-up, are left out.
-    O(num_samples · num_rounds · n), vectorized over runs and workers.
+    would weigh some of them more. A schedule's own first rounds, prologue and warm-up, are left out. Raises InputError
+    for fewer than 4 rounds or 2 samples. O(num_samples · num_rounds · n), vectorized over runs and workers.
     """
     if num_rounds < 4 or num_samples < 2:
         raise InputError(f"sampling: {num_rounds} rounds of {num_samples} runs; at least 4 rounds of 2 runs are needed")

@@ -76,7 +76,7 @@ class Steps(NamedTuple):
 def with_places(schedule: Schedule, place: str) -> Schedule:
     """Return the schedule, or, for a rule whose steps per round differ between nodes, the same with explicit groups.
 
-    Its places are the local ranks of any node for a rule, otherwise the workers.
+    Its mixing matrices then act on places: the local ranks of any node for a rule, otherwise the workers.
     """
     width = schedule.width
     require(width <= MAX_ROWS, place, f"over {MAX_ROWS} rows")
@@ -137,7 +137,7 @@ def rounded_after_phase(schedule: Schedule, t: int, digits: Sequence[int], rows:
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Check claim `consensus-distance`, ≤ `at_most`: `covariance` / 2^`bits` has X's lower triangle for each class."""
+    """Raise a Refusal unless `covariance` / 2^`bits`, a lower triangle for each class, proves `consensus-distance`."""
     work = Work(place)
     schedule = with_places(schedule, place)
     steps = read_steps(schedule, 1 << (entry["bits"] + GUARD), work)

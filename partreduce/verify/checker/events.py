@@ -57,7 +57,7 @@ Edges = Sequence[tuple[int, int, Fraction]]
 
 
 class Need(NamedTuple):
-    """A condition of an event: it waits for all `sources` but `spare` of them, each with the same number of tokens."""
+    """A condition of an event: it waits for all its sources but `spare` of them, each with the same `tokens`."""
 
     event: int
     tokens: int
@@ -164,7 +164,7 @@ class KeptGap(NamedTuple):
         return self.backup if isinstance(self.backup, list) else [self.backup] * num_workers
 
     def require_fit(self, num_workers: int, edges: Edges) -> None:
-        """Raise a Refusal if the setting, or this graph with it, is outside the premises of the theorems above.
+        """Raise a Refusal if the setting, or this graph with it, is outside the premises of the theorems in this file.
 
         If all updates are averaged, the file's weights must be those that the program uses, since claims are about
         them. No worker may get ahead of an out-neighbor without limit, since no queue would be long enough: token

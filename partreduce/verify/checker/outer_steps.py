@@ -32,7 +32,7 @@ from .strict_json import as_fraction
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Check claim `outer-consensus`: V(Mz) ≤ c²·V(z) for the period M, V(z) = zᵀPz, c² = `squared` < 1 (theorem above).
+    """Raise a Refusal unless V(Mz) ≤ c²·V(z) (`outer-consensus`); M is a period, V(z) = zᵀPz and c² = `squared` < 1.
 
     `weights` proves it: for each class of characters of a rule (`period.py`; one class for explicit groups) it has the
     lower triangle of an integer matrix P, by rows.
@@ -79,7 +79,7 @@ def _step(schedule: Schedule, t: int, digits: Sequence[int]) -> Step:
 
 
 def _after_round(outer: OuterStep, averages: Sequence[ClassAverage], k: int, rows: IntegerMatrix) -> Rational:
-    """Return the rows of (a, b) after a round of these averages; k is a common multiple of the group sizes."""
+    """Return the rows of outer parameters, then momenta, after a round; k is a common multiple of the group sizes."""
     half = len(rows) // 2
     (p, q), (r, s) = outer.momentum.as_integer_ratio(), outer.lr.as_integer_ratio()
     factor = k * q * q * s

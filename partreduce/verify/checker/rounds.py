@@ -49,7 +49,7 @@ NONE = -1
 
 
 def rounds_to_meet(schedule: Schedule, work: Work) -> int | None:
-    """Return R, the rounds after which every value has reached all, from any round on; None if some never meet."""
+    """Return the rounds after which, from any round on, every worker's value has reached all workers; None if never."""
     found, after = 0, _of_rule if schedule.form == "rule" else _of_workers
     for start in range(schedule.period):
         rounds = after(schedule, start, work)

@@ -210,7 +210,7 @@ def all_nodes(schedule: Schedule) -> Iterator[Sequence[int]]:
 
 
 def classes_of_plan(schedule: Schedule, plan: FailurePlan, work: Work) -> list[Failure]:
-    """Return one failure of each class of equivalent failures of a plan, smaller ones first; All-Reduce needs none."""
+    """Return one failure of each class of equivalent failures of a plan, smaller ones first; empty for All-Reduce."""
     n, size = schedule.num_workers, schedule.node_size
     found: list[Failure] = []
     if plan.rule == "keep_groups":
@@ -292,7 +292,7 @@ def all_failures(num_workers: int, nodes: Iterable[Sequence[int]], most: int) ->
 
 
 class Cells(NamedTuple):
-    """Cells, sets of equivalent survivors: their `sizes`, the groups of cells of every phase, and the free digits."""
+    """Sets of equivalent survivors: `sizes`, groups in every phase, digits (`free`) with 2 values on no failed node."""
 
     sizes: list[int]
     phases: list[list[Average]]
@@ -404,7 +404,7 @@ def parts_left(runs: Schedule, cells: Cells, known: Confirmed, work: Work) -> tu
 
 
 def _confirm_rate(runs: Schedule, cells: Cells, squared: Fraction, known: Confirmed, work: Work) -> None:
-    """Confirm ‖P − J‖₂² ≤ `squared` on the classes of characters that hold a free digit, and on the cells."""
+    """Confirm that a period leaves at most `squared` of a squared difference, on classes of free digits and cells."""
     place = work.place
     confirm(len(cells.sizes) <= MAX_SIZE, place, str(squared), f"1: there are over {MAX_SIZE} cells")
     for digits in classes(runs, place, cells.free) if runs.radices else ():
