@@ -415,7 +415,7 @@ KINDS: dict[str, Callable[..., Iterator[Part]]] = {
 
 
 def _delays(schedule: Schedule, strategy: Strategy) -> Iterator[Part]:
-    """Yield the parts that any kind may have: unequal steps per round, delays, outer steps and fragments."""
+    """Yield the parts of the line for any kind: unequal steps per round, delays, outer steps and fragments."""
     sync, payload, outer = strategy.sync, strategy.payload, strategy.payload.outer
     if not schedule.has_one_steps_per_round:
         yield _unequal_steps(schedule)
@@ -440,7 +440,7 @@ def _delays(schedule: Schedule, strategy: Strategy) -> Iterator[Part]:
 
 
 def _describe_codec(strategy: Strategy) -> Iterator[Part]:
-    """Yield the parts about codecs, gradient buckets, embedding tables and the scaling of averages."""
+    """Yield the parts of the line about codecs, gradient buckets, embedding tables and the scaling of averages."""
     transport, payload = strategy.transport, strategy.payload
     if transport.codec.rounds:
         yield f"{transport.codec}" + " between nodes" * (transport.where is CodecScope.ACROSS_NODES)

@@ -59,7 +59,7 @@ class CodecSeconds(JsonObject):
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A network switch: its uplink and the nodes below it, directly or through other switches, ascending.
+    """A network switch: its uplink, and all nodes below it, directly or through other switches, in ascending order.
 
     The uplink is full duplex, with the same numbers in both directions. The default uplink costs nothing; it stands for
     a switch of unknown bandwidth.

@@ -117,7 +117,7 @@ class Phase(Arrays):
         return len(self.offsets) - 1
 
     def __getitem__(self, index: int) -> Group:
-        """Return group number `index` in canonical order."""
+        """Return group number `index`; groups are ordered by their first member."""
         start, end = int(self.offsets[index]), int(self.offsets[index + 1])
         return Group(tuple(self.members[start:end].tolist()), self.relaxation[index] if self.relaxation else ONE)
 

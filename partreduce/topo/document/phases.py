@@ -157,7 +157,7 @@ class GroupModel(Model):
 
 
 def _quickly(phase: object, naming_check: ValidatorFunctionWrapHandler) -> list[dict[str, Any]]:
-    """Return a valid phase of explicit groups; run the pydantic model only if the fast check does not accept it."""
+    """Return a valid phase of explicit groups; run pydantic (`naming_check`) only if the fast check rejects it."""
     if is_clean(phase):
         return phase
     return [item.model_dump(exclude_unset=True) for item in naming_check(phase)]

@@ -118,7 +118,7 @@ class Travel:
 
     @classmethod
     def of(cls, transport: Transport, hardware: Hardware, algorithm: Algorithm = None) -> Travel:
-        """Build from a transport; segments of a gradient become ready at equal intervals of the backward pass."""
+        """Build from a transport, or with another `algorithm`; segments get ready at equal intervals of backward."""
         chosen = transport.algorithm if algorithm is None else algorithm
         if transport.where is CodecScope.ACROSS_NODES and chosen is not transport.algorithm:
             type(transport)(algorithm=chosen, codec=transport.codec, where=transport.where).check()

@@ -255,7 +255,7 @@ class _Potential(NamedTuple):
         return _Ways(np.where(keep, one.origin, other.origin), np.where(keep, one.weight, other.weight))
 
     def ready(self, stage: Stage, ways: _Ways) -> _Ways:
-        """Return, for every worker, the latest way of the workers that its cell (group) waits for; else its own way."""
+        """Return, for every worker, the way of the last worker for which its cell (group) waits, or else its own way."""
         best = _largest(stage, self.rank[ways.origin], self.values[ways.origin] + ways.weight)
         own = np.arange(len(ways.origin))
         pick = np.where(stage.cell_of >= 0, best[stage.cell_of] if len(best) else 0, own)
@@ -263,11 +263,12 @@ class _Potential(NamedTuple):
 
 
 def _howard(stages: list[Stage], compute: Floats, sync: Sync) -> tuple[Floats, tuple[int, ...]]:
-    """Return the largest cycle mean per period that reaches each worker, and the workers of one cycle with the maximum.
+    """Return the seconds per period of the slowest cycle of waits that reaches each worker, and the slowest one.
 
-    `compute` (num_workers,) are the seconds that a worker computes in a round. A state is a worker at the beginning of
-    a round, or one of the operations that it has in flight. The states of the operations follow those of the workers:
-    in a pipeline K−1 operations, newest first; of fragments in turn, oldest first.
+    The slowest one is given by its workers. `compute` (num_workers,) are the seconds that a worker computes in a round.
+    A state is a worker at the beginning of a round, or one of the operations that it has in flight. The states of the
+    operations follow those of the workers: in a pipeline K−1 operations, newest first; of fragments in turn, oldest
+    first.
     """
     count = len(compute) * (1 + (sync.lag if sync.delays_gradients else stages[0].carried))
     means, values = np.full(count, -np.inf), np.zeros(count)
@@ -309,9 +310,9 @@ def _improve(
 
 
 def _forward(stage: Stage, compute: Floats, states: list[_Ways], potential: _Potential, sync: Sync) -> list[_Ways]:
-    """Advance the ways of policy iteration by one round (equations in `topo.timing.stages`).
+    """Advance paths of waits (`_Ways`) by one round, by the equations in `topo.timing.stages`.
 
-    `states` holds the ways of the workers, then those of each operation in flight.
+    `states` holds the paths of the workers, then those of each operation in flight; `compute` the seconds per round.
     """
     now, *under_way = states
     before: float | Floats = 0.0

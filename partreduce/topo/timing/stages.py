@@ -205,9 +205,10 @@ class Moments(NamedTuple):
 
 
 class Rounds:
-    """The progress of all workers in max-plus arithmetic, shape (..., num_workers).
+    """The progress of all workers, round by round: the times at which they compute, communicate and wait.
 
-    `shape` is the shape of all times; `skip_warm_up` starts after the warm-up of a pipeline.
+    Times are seconds since the start, of the given `shape` (..., num_workers). `sync` decides when averages apply;
+    `skip_warm_up` starts after the warm-up of a pipeline.
     """
 
     def __init__(self, sync: Sync, shape: tuple[int, ...], *, skip_warm_up: bool = False) -> None:

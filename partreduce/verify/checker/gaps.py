@@ -36,14 +36,14 @@ def gap(schedule: Schedule, work: Work) -> Numbers:
 
 
 def queues(schedule: Schedule, work: Work) -> Numbers:
-    """Fact `queues`: return `update`, the most updates that wait on each edge; with token queues `token`, likewise."""
+    """Fact `queues`: return, for each edge, the most waiting updates (`update`) and, with tokens, these (`token`)."""
     bounds, max_ig = schedule.events.bounds(work), _setting(schedule).max_ig
     update = {"update": [_number(ahead + 1) for ahead, _ in bounds.values()]}
     return update if max_ig is None else update | {"token": [_number(back + max_ig) for _, back in bounds.values()]}
 
 
 def staleness(schedule: Schedule, work: Work) -> Numbers:
-    """Fact `staleness`: return `steps` and `ahead`, the most rounds that an averaged update is older or newer."""
+    """Fact `staleness`: return by how many rounds at most an averaged update is older (`steps`) or newer (`ahead`)."""
     late = _setting(schedule).staleness
     ahead = max((pair[0] for pair in schedule.events.bounds(work).values()), default=0) if late else 0
     return {"steps": late + schedule.lag, "ahead": int(ahead)}

@@ -136,7 +136,7 @@ def confirm_semidefinite(matrix: IntegerMatrix, place: str, work: Work) -> None:
 
 
 def _confirm_factor(matrix: IntegerMatrix, shift: int, place: str, shown: str, better: str) -> None:
-    """Confirm that A ⪰ 0 by a rounded factor of A − e·I, where e is `shift`; the lower triangle is read."""
+    """Confirm that A = `matrix` is ⪰ 0, by a rounded factor of A − `shift`·I; only its lower triangle is read."""
     expected = f"{better}: the matrix is indefinite, or nearly so"
     factor: IntegerMatrix = []
     left_over = [0] * len(matrix)  # Σ_{j≠i} |R_ij| − R_ii

@@ -46,7 +46,7 @@ ClassAverage = tuple["Sequence[int]", bool, Fraction]
 
 
 def averages_on_class(phase: Sequence[Average], digits: Sequence[int]) -> list[ClassAverage]:
-    """Return how a phase acts on values that vary along exactly the node `digits` (a class); () for explicit groups."""
+    """Return the averages of a phase on the class of node `digits`: (members, whether the mean is 0, relaxation)."""
     varying = frozenset(digits)
     groups = (average for average in phase if average.is_group)
     return [(members, not varying.isdisjoint(across), relaxation) for members, across, relaxation in groups]

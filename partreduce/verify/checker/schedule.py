@@ -538,7 +538,7 @@ def _require_premises(read: Schedule, strategy: dict[str, Any]) -> None:
 
 
 def _shares_kept(read: Schedule) -> set[Fraction]:
-    """Return the shares that workers keep of their own values where all of them, or all survivors, average."""
+    """Return the shares of their own values that workers keep in rounds that average all workers, or all survivors."""
     plan = read.failure_plan
     groups = chain.from_iterable(read.phases) if plan is not None and plan.rule != "all_reduce" else ()
     return {1 - factor for factor in (*read.averages_of_all.values(), *(group.relaxation for group in groups))}

@@ -134,7 +134,7 @@ def _alternatives(schema: Schema) -> list[Schema]:
 
 
 def _of_type(schema: Schema, value: object, place: str) -> list[Schema]:
-    """Return the alternatives that allow a value's type; the schema itself if it has no alternatives."""
+    """Return the alternatives of a schema, or the schema itself, that allow a value's type; without one, refuse it."""
     forms = _alternatives(schema) or [schema]
     typed = [form for form in forms if type(value) is WORDS[form["type"]][0]]
     require(typed, place, "must be " + " or ".join(dict.fromkeys(WORDS[form["type"]][1] for form in forms)))
