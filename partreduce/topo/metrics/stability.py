@@ -204,9 +204,9 @@ def outer_operators(schedule: Schedule) -> Parts | None:
 
 
 def _period(outer: OuterStep, operators: Operators, num_classes: int) -> Matrix:
-    """Return the matrix M of one period, for each of the C = `num_classes` classes: (C, 2·size, 2·size).
+    """Return the matrix of one period of outer steps for each of C = `num_classes` classes: (C, 2·size, 2·size).
 
-    M acts on the outer parameters a and momenta b of all `size` places (module docstring).
+    It acts on the outer parameters, then the momenta, of the workers or local ranks, `size` = `operators.size` each.
     """
     lr, factor, size = float(outer.lr), float(outer.momentum), operators.size
     units = np.broadcast_to(np.eye(2 * size).reshape(2, size, 1, 2 * size), (2, size, num_classes, 2 * size))

@@ -239,7 +239,7 @@ class Strategy(JsonObject, ABC):
 
     @property
     def lacks_newest(self) -> bool:
-        """Whether a round sends some parameters before its last step, so that their average lacks its newest steps."""
+        """Whether a round sends some parameters before its last step; their average then lacks the newest steps."""
         return self.payload.num_fragments > 1 or self.sync.late_steps > 0
 
     @property

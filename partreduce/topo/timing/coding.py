@@ -186,7 +186,7 @@ class Traffic:
     codec: Floats
 
     def through(self, group: Whole, workers: Floats, nodes: Floats) -> Floats:
-        """Return the share of the payload that group[i] sends by a NIC or uplink before workers[i] and nodes[i]."""
+        """Return the payload share of group[i] through a NIC or uplink with workers[i] and nodes[i] behind it."""
         if not self.exchanged.any():
             return self.ring[group]
         parts, here = self.parts[group], np.where(self.by_node[group], nodes, workers)

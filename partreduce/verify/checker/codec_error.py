@@ -107,7 +107,7 @@ def rounded_up(*sums: FollowedSum) -> tuple[str, str]:
 
 
 def coded_sum(transport: Mapping[str, Any], inside: int, nodes: int) -> FollowedSum:
-    """Return the bound after all stages of a group of `inside` members on `nodes` nodes, as `_shapes` yields them."""
+    """Return the bound after all stages of `inside` members on each of `nodes` nodes; (1, k): ring, (k, 1): plain."""
     codec, size = transport["codec"], inside * nodes
     relative, absolute = ROUNDING[codec]
     result = FollowedSum()

@@ -32,7 +32,7 @@ from .strict_json import as_fraction
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Raise a Refusal unless V(Mz) ≤ c²·V(z) (`outer-consensus`); M is a period, V(z) = zᵀPz and c² = `squared` < 1.
+    """Raise a Refusal unless V(Mz) ≤ c²·V(z) (`outer-consensus`): M a period's matrix, V(z) = zᵀPz, c² = `squared` < 1.
 
     `weights` proves it: for each class of characters of a rule (`period.py`; one class for explicit groups) it has the
     lower triangle of an integer matrix P, by rows.
@@ -61,7 +61,7 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
 
 
 def joint_period(schedule: Schedule, digits: Sequence[int], work: Work) -> Rational:
-    """Return the matrix of a period on one class, less the mean: rows of outer parameters, then those of momenta."""
+    """Return a period's matrix on one class, with the mean of outer parameters removed; rows of momenta come last."""
     half = schedule.width
     rows, scale = multiply(2 * half, (_step(schedule, t, digits) for t in range(schedule.period)), work)
     if digits:

@@ -57,7 +57,7 @@ def _apart(schedule: Schedule) -> list[Table]:
 
 
 def _aggregates(schedule: Schedule) -> bool:
-    """Return whether workers of a node combine rows: never with one node only, or with one worker on each node."""
+    """Return whether workers of a node combine rows: if the schedule says so, unless nodes have one or all workers."""
     return schedule.aggregates and 1 < max(schedule.node_sizes) < schedule.num_workers
 
 
