@@ -182,7 +182,7 @@ def check_by_pivots(schedule: Schedule, entry: dict[str, Any], place: str) -> No
 
 
 def check_listed(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Raise a Refusal unless ‖P − J‖₂² ≤ `squared` for explicit groups or a graph, by method `factor` or `norms`."""
+    """Raise a Refusal unless ‖P − J‖₂² ≤ `squared` as in `check_by_pivots`, by `factor` or `norms`; not for rules."""
     work, at, method = Work(place), f"{place}.squared", entry["method"]
     confirm(schedule.form != "rule", place, method, "pivots on the classes of a rule")
     require(method == "norms" or schedule.width <= MAX_ROWS, place, f"over {MAX_ROWS} workers")

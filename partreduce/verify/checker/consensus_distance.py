@@ -188,7 +188,7 @@ def _confirm_smaller(after: IntegerMatrix, before: IntegerMatrix, digits: Sequen
 
 
 def _trace(matrix: IntegerMatrix, digits: Sequence[int]) -> Fraction:
-    """Return the trace of Q·X·Q, where Q removes the mean if `digits` is empty, and is the identity otherwise."""
+    """Return the trace of Q·matrix·Q; Q removes the mean if `digits` is empty, and is the identity otherwise."""
     trace = sum(row[i] for i, row in enumerate(matrix))
     return Fraction(trace) if digits else trace - Fraction(sum(map(sum, matrix)), len(matrix))
 
