@@ -134,7 +134,7 @@ class RuleView:
     def shared_rank(self) -> int | None:
         """Return the index of the first phase in which two blocks share a local rank; None if there is none.
 
-        Groups of such a phase overlap, so that it has no mixing matrix.
+        Groups of that phase overlap, so that it has no mixing matrix.
         """
         for index, phase in enumerate(self.phases):
             ranks = [rank for block in phase for rank in block.local]

@@ -58,7 +58,7 @@ def after_failure_of_nodes(schedule: Schedule, count: int) -> Schedule:
     """Return the schedule of the survivors after `count` whole nodes fail, if it is the same for any `count` nodes.
 
     Raises:
-        ScheduleError: the plan does not cover such a failure, or nodes are unequal.
+        ScheduleError: the plan does not cover this failure, or nodes are unequal.
     """
     cluster, plan = schedule.cluster, schedule.failure_plan
     if plan is None:

@@ -139,7 +139,7 @@ def _prove_consensus(facts: ScheduleFacts) -> Claim | None:
 
     Without backup workers a tree of edges proves it. With them, some run fails exactly if two disjoint sets of workers
     need no update from outside. This is a worst case: in a run in which every edge delivers again and again, all
-    workers agree even if two such sets exist.
+    workers agree even if two of these sets exist.
     """
     schedule, gap = facts.schedule, gap_of(facts.schedule)
     is_weighted = gap.weights is EdgeWeighting.GRAPH

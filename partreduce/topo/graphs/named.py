@@ -139,8 +139,8 @@ def clustered_graph(
 ) -> Graph:
     """Return an undirected graph that is dense inside nodes and sparse between them. O(edges).
 
-    Settings b and c of Hop's Figure 21 are such graphs on nodes of 4, 2 and 2 workers: complete inside, a ring
-    across, with `gateway` ends for b and `spread` ends for c.
+    Settings b and c of Hop's Figure 21 have nodes of 4, 2 and 2 workers, complete inside, and a ring across, with
+    `gateway` ends for b and `spread` ends for c.
 
     Args:
         nodes: the ranks of every node.

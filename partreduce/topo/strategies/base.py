@@ -282,7 +282,7 @@ class Strategy(JsonObject, ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HasMixingMatrix(Strategy):
-    """A strategy whose rounds are fixed in advance, with a period, mixing matrices and metrics.
+    """A strategy with rounds that are fixed in advance, and so with a period, mixing matrices and metrics.
 
     `steps` and `phase` raise ScheduleError for a rule phase whose blocks overlap.
     """

@@ -67,7 +67,7 @@ class OuterStep(JsonObject):
 
     @property
     def has_own_outer_params(self) -> bool:
-        """Whether outer parameters may differ between workers, so that they are state besides the models."""
+        """Whether outer parameters may differ between workers, so that each worker keeps its own as further state."""
         return self.outer_params is OuterParams.PER_WORKER
 
     @property

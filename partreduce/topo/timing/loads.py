@@ -449,7 +449,7 @@ def _assemble(
 
 
 def _shared_once(latency: Floats, group: Whole, place: Whole, bytes_: Floats, inverse: Floats) -> Loads:
-    """Return the loads on a kind of link of which every node or switch has one, such as a bus or an uplink.
+    """Return the loads on links of one kind, one for each node or switch, such as buses or uplinks.
 
     Crossing e sends `bytes_[e]` of group `group[e]` over the link of node or switch `place[e]`, at `inverse[e]` seconds
     per byte, shared with the other crossings there; `latency` (groups,) is added to a group's seconds.

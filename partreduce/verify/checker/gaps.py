@@ -119,7 +119,7 @@ def consensus(schedule: Schedule, work: Work) -> Numbers | None:
 def two_closed_sets(
     sources: Sequence[Sequence[int]], spare: Sequence[int], work: Work
 ) -> tuple[set[int], set[int]] | None:
-    """Return two disjoint sets, each v of which has at most spare[v] sources outside (`consensus`); None if none."""
+    """Return two disjoint sets in which each member v has at most spare[v] sources outside (`consensus`), or None."""
     targets: list[list[int]] = [[] for _ in sources]
     for v, listed in enumerate(sources):
         for u in listed:
