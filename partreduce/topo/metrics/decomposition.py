@@ -195,10 +195,10 @@ def rule_sectors(schedule: Schedule) -> Sectors | None:
 
 
 def num_entries(schedule: Schedule) -> int:
-    """Return the operations of one product of matrices on all classes of a rule, the unit of the cost of a metric.
+    """Return the number of multiplications of one matrix product on all classes of a rule, a unit of a metric's cost.
 
     A rule (groups given by node digits) has a g×g matrix on each of its character classes, so it is the sum of g³. The
-    result is 0 for schedules that are no rule, or whose steps per round differ between nodes.
+    result is 0 for schedules that are no rule, or in which steps per round differ between nodes.
     """
     if (known := rule_and_worker_steps(schedule)) is None:
         return 0

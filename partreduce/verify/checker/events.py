@@ -101,7 +101,7 @@ class EventGraph:
         self.needs.append(Need(event, tokens, spare))
 
     def leads(self, start: int, ends: Iterable[int], work: Work) -> dict[int, int]:
-        """Return for each of `ends` the most rounds that it can be ahead of worker `start`, without unlimited ones."""
+        """Return for each of `ends` the most rounds that it can be ahead of worker `start`; none if without limit."""
         settled: dict[int, int] = {}
         missing = set(ends)
         left: dict[int, int] = {}  # of a need, the sources that must settle before it lets its event happen
