@@ -38,7 +38,7 @@ def parse_fraction(value: object) -> Fraction:
     """Read an exact number from a document: an integer or a string such as "1/3".
 
     Raises:
-        ValueError: any other value; the message continues "<place>: ".
+        ValueError: any other value; its message starts with "is", to be written after a path and a colon.
     """
     if type(value) is int:
         return Fraction(value)
@@ -87,7 +87,10 @@ def known_members(data: object, known: Iterable[str]) -> object:
 
 
 def unknown(key: str, known: Iterable[str], word: str = "key") -> str:
-    """Return the error text for an unknown key or value: its new name, the closest known name, or all known names."""
+    """Return the error text for a `key` that is not in `known`: its new name, the closest known one, or all of them.
+
+    `word` is "key", or the name of a member with an unknown value; the value is then passed as `key`.
+    """
     known = list(known)
     if sentence := renamed_key(key, known) if word == "key" else renamed_value(word, key):
         return sentence
@@ -151,10 +154,7 @@ def translate_errors(value: object, place: str) -> Iterator[None]:
 
 @lru_cache
 def adapter(value: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - a class of values
-    """Return the pydantic adapter that reads and writes instances of a class.
-
-    It is cached, because it takes milliseconds to build.
-    """
+    """Return the pydantic adapter that reads and writes instances of the class `value`; cached, as building is slow."""
     return TypeAdapter(value)
 
 

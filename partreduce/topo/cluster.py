@@ -151,7 +151,7 @@ class Cluster:
         return result
 
     def without(self, failed: Collection[int]) -> Cluster:
-        """Return the cluster without the `failed` workers; the others are renumbered in ascending order of rank.
+        """Return the cluster without the ranks in `failed`; the other workers are renumbered from 0 in order of rank.
 
         Nodes that lose all their workers are removed. O(num_workers).
 

@@ -22,7 +22,10 @@ def block_bytes(codec: str, count: int, block: int) -> int:
 
 
 def row_bytes(codec: str, columns: int, *, element_bytes: int = 4) -> int:
-    """Return the bytes on the wire of an embedding table's row: int8 adds one scale per row; rows are not padded."""
+    """Return the bytes on the wire of an embedding table's row of `columns` numbers, unpadded; int8 adds one scale.
+
+    Without a codec ("none") a number takes `element_bytes`.
+    """
     if codec == "none":
         return element_bytes * columns
     return int(NUMBER_BYTES[codec] * columns) + (SCALE_BYTES if codec == "int8" else 0)

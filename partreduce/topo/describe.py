@@ -131,9 +131,8 @@ EVERYONE, IN_NODES, SOME_NODES = "all workers", "inside each node", "inside some
 class Level(NamedTuple):
     """One kind of averaging in a period, such as "inside each node", and the rounds that do it.
 
-    `least` and `size` are the sizes of its smallest and largest group, `rounds` the indices of its rounds in the
-    period,
-    `ways` the number of different partitions into groups among these rounds.
+    `what` is its text in a description, `least` and `size` are the sizes of its smallest and largest group, `rounds`
+    the indices of its rounds in the period, `ways` the number of different partitions into groups among these rounds.
     """
 
     what: str
@@ -253,7 +252,7 @@ def _groups(least: int, most: int) -> str:
 
 
 def _in_turn(schedule: Schedule, levels: Sequence[Level]) -> str:
-    """Return the text that lists each kind of averaging with how often it happens; the unit is named only once."""
+    """Return the text that lists each kind of averaging and how often it happens; "steps" is written only once."""
     assert isinstance(schedule.strategy, StaticGroups), "only static groups have levels"
     period = schedule.strategy.period
     if not levels:
@@ -416,7 +415,7 @@ KINDS: dict[str, Callable[..., Iterator[Part]]] = {
 
 
 def _delays(schedule: Schedule, strategy: Strategy) -> Iterator[Part]:
-    """Yield the parts that any kind may have: unequal steps per round, delays, outer steps and fragments."""
+    """Yield the parts of the line for any kind: unequal steps per round, delays, outer steps and fragments."""
     sync, payload, outer = strategy.sync, strategy.payload, strategy.payload.outer
     if not schedule.has_one_steps_per_round:
         yield _unequal_steps(schedule)
@@ -441,7 +440,7 @@ def _delays(schedule: Schedule, strategy: Strategy) -> Iterator[Part]:
 
 
 def _describe_codec(strategy: Strategy) -> Iterator[Part]:
-    """Yield the parts about codecs, gradient buckets, embedding tables and the scaling of averages."""
+    """Yield the parts of the line about codecs, gradient buckets, embedding tables and the scaling of averages."""
     transport, payload = strategy.transport, strategy.payload
     if transport.codec.rounds:
         yield f"{transport.codec}" + " between nodes" * (transport.where is CodecScope.ACROSS_NODES)

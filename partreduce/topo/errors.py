@@ -113,7 +113,7 @@ class MissingDependencyError(PartreduceError):
 
 
 def of_type(value: Argument, kind: type[Any] | tuple[type[Any], ...], place: str, way_out: str) -> Argument:
-    """Return `value` if it is an instance of `kind`; else raise an InputError of `place` and the remedy, `way_out`."""
+    """Return `value` if it is a `kind`; else raise an InputError that names the argument `place` and says `way_out`."""
     if not isinstance(value, kind):
         name = type(value).__name__
         raise InputError(f"{place}: is {'an' if name[0].lower() in 'aeiou' else 'a'} {name}; {way_out}")

@@ -29,7 +29,7 @@ def is_installed(module: str) -> bool:
 
 
 def missing(modules: Iterable[str], purpose: str) -> MissingDependencyError:
-    """Return the error that `purpose` needs these modules, with the pip command that installs them."""
+    """Return the error which says that `purpose` needs these modules, and with which pip command to install them."""
     names = [EXTRAS[module][0] for module in modules]
     extras = ",".join(dict.fromkeys(EXTRAS[module][1] for module in modules))
     words = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

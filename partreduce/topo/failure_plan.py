@@ -127,7 +127,7 @@ class AfterFailure(Choice):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A row of the table of failures: a kind of strategy or a feature, and how a run reacts to a failure with it."""
+    """A row of the table of failures: how a run reacts (`answer`) under the strategies for which `applies` holds."""
 
     name: str
     answer: AfterFailure

@@ -138,7 +138,7 @@ def _are_equal(one: Any, other: Any) -> bool:  # noqa: ANN401 - values of one fi
 
 
 class Bulk:
-    """Base of values of flat arrays, which `topo.document` reads array by array instead of through pydantic."""
+    """Base of classes that hold flat arrays, which `topo.document` reads array by array instead of through pydantic."""
 
     __slots__ = ()
 
@@ -171,7 +171,7 @@ def _numbers(value: object) -> Iterator[float]:
 
 
 def take_numbers(value: JsonObject, *names: str) -> None:
-    """Convert the named fields in place to exact fractions: 0.7 becomes 7/10."""
+    """Convert the named fields of `value` in place to exact fractions (0.7 becomes 7/10), or raise ScheduleError."""
     for name in names:
         given = getattr(value, name)
         try:

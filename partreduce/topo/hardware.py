@@ -59,7 +59,7 @@ class CodecSeconds(JsonObject):
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A network switch: its uplink and the nodes below it, directly or through other switches, ascending.
+    """A network switch: its uplink, and all nodes below it, directly or through other switches, in ascending order.
 
     The uplink is full duplex, with the same numbers in both directions. The default uplink costs nothing; it stands for
     a switch of unknown bandwidth.
@@ -116,11 +116,11 @@ class Hardware(CheckedFields):
     group that crosses it; `node_nic` and `node_inside` override them for single nodes; `num_nics` is the number of
     NICs (rails) of a node. `bus` is a resource that all workers of a node share when they send (the memory bus, or the
     host's processors under gloo): every message and every byte that leaves a worker passes it; it is free by default.
-    `switches` are the levels above the nodes, in any order: any two nest or are disjoint, and the uplink of each is
+    `switches` are those above the nodes, in any order: any two nest or are disjoint, and the uplink of each is
     shared by every group that has workers on both of its sides. Without switches only NICs stand between nodes.
     `slowdown` gives the factor on the compute time of single workers (5.0 = five times as long), `jitter` the
-    coefficient of variation of a step's compute time. `codec` gives the seconds of single codecs, by name; the others
-    have defaults (`topo.timing.coding`).
+    coefficient of variation of a step's compute time. `codec` gives the coding times of single codecs, by name; other
+    codecs have defaults (`topo.timing.coding`).
 
     `model_bytes`, `compute` (seconds per step) and, if gradients are sent layer by layer, `layers` and `backward`
     describe the job: `layers` is the number of equal segments, or the bytes of each in the order in which the backward
@@ -192,7 +192,8 @@ USUAL = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9))
 def above(switches: Sequence[Switch], num_nodes: int) -> npt.NDArray[np.int64]:
     """Return the switches above every node, shape (levels, num_nodes): indices into `switches`, −1 for no switch.
 
-    Each switch is in exactly one row, one above the highest switch below it. The switches must nest.
+    Row 0 holds the switches without switches below them; every other switch is in the row after its highest one below.
+    The switches must nest or be disjoint.
     """
     largest: dict[int, int] = {}
     level: dict[int, int] = {}
@@ -208,13 +209,12 @@ def above(switches: Sequence[Switch], num_nodes: int) -> npt.NDArray[np.int64]:
 
 @lru_cache(maxsize=64)
 def regular_levels(switches: tuple[Switch, ...], num_nodes: int) -> tuple[int, ...] | None:
-    """Return the number of children on every level of a regular switch tree, top first.
-
-    The result is None if the tree is not regular.
+    """Return the number of children on every level of a regular switch tree, top first; None if it is not regular.
 
     For example (pods, racks in a pod, nodes in a rack); `(num_nodes,)` without switches. Regular means: on every level
     all switches hold equally many nodes with consecutive numbers, every node is below a switch, and all uplinks are
-    equal. The numbers can serve as node radices; the product of the first few is the number of switches of a level.
+    equal. The numbers can serve as node radices; the product of the first k is the number of switches on level k
+    from the top.
     """
     counts = [1]
     for row in above(switches, num_nodes)[::-1]:

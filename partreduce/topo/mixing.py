@@ -1,14 +1,10 @@
 """The mixing matrices W of a schedule's rounds, x ← W x: in floats, in fractions and as linear operators.
 
-Column j of W says where worker j's parameters go, row i how worker i's new parameters are made. Group means with
-factors `relaxation` are symmetric with unit row and column sums; a round of weighted averaging has unit row sums, and
-unit column sums only when it is doubly stochastic.
+Row i of W holds the weights of all workers in worker i's new parameters, column j the weights of worker j's parameters.
+Group means with factors `relaxation` are symmetric with unit row and column sums; a round of weighted averaging has
+unit row sums, and unit column sums only when it is doubly stochastic.
 
-The same rounds also act on smaller spaces, whose coordinates, called *places*, stand for several workers. On a class of
-a rule's characters (`topo.metrics.decomposition`) a place is a local rank, and a block's mean either survives or is
-zero. Workers that are in the same groups in every round share one place, which has their number as its weight in every
-mean. `Operators` holds the rounds on such a space, as floats for many classes at once, as fractions, and as scipy's
-LinearOperator. It raises ScheduleError if two groups of one round share a worker.
+`Operators` holds the rounds of a period, on workers or on a smaller space.
 """
 
 from __future__ import annotations
@@ -41,16 +37,20 @@ MAX_EXACT_WORKERS = 2_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operators:
-    """The mixing matrices of one period, in order, on values that have g places in each of C classes.
+    """The mixing matrices of one period, in order, on values that have g coordinates (*places*) in each of C classes.
 
     In general a place is a worker, and C = 1. For a rule, whose groups follow from the digits of a node's index in
     mixed radix (`topo.rule`), values on nodes are a sum of Fourier characters of these digits. A class holds the
     characters that vary along the same set of digits. Averaging maps each class to itself, and in it a place is a local
-    rank, which stands for the workers of that rank on all nodes. Local ranks in the same blocks may share a place.
+    rank, which stands for the workers of that rank on all nodes. Workers, or local ranks, that are in the same groups
+    in every round may share a place, which weighs as much as all of them.
 
     `rounds` are groups of places, or graphs. `survives`, an array (groups, C) per round, is False where a group's mean
     is zero on a class, because it averages over all values of a digit along which the class varies; None if places are
-    workers. `counts` (g,) is the number of workers, or of local ranks, of each place.
+    workers. `counts` (g,) is the number of workers, or of local ranks, of each place; None means 1 each.
+
+    Raises:
+        ScheduleError: two groups of one round share a worker.
     """
 
     rounds: tuple[MixingStep, ...]
@@ -66,9 +66,10 @@ class Operators:
     def of_rule(
         cls, rule: RuleView, classes: Sequence[Collection[int]], places: Sequence[Sequence[int]] | None = None
     ) -> Operators:
-        """Return the rounds of a rule (groups given by node digits) on the values that vary along exactly some digits.
+        """Return the rounds of a rule (groups given by node digits) on some classes of values.
 
-        `classes` lists the sets of digits. A place is a local rank, or several local ranks that are in the same blocks.
+        The values of a class vary along exactly the node digits that its entry of `classes` lists. `places` lists the
+        local ranks of each place, which must be in the same blocks; by default every local rank is a place.
         O(phases · blocks · classes).
         """
         home = np.arange(rule.workers_per_node, dtype=np.int32)
@@ -84,9 +85,9 @@ class Operators:
         return self.rounds[0].num_workers
 
     def apply(self, index: int, values: Floats) -> Floats:
-        """Multiply W of round `index` with values of shape (g, ...), or (g, C, ...) with C classes, for g places.
+        """Multiply the matrix of round `index` with values of g places, shape (g, ...), or (g, C, ...) with C classes.
 
-        O(values), or O(edges).
+        O(values) for groups, O(edges) for graphs.
         """
         step = self.rounds[index]
         if isinstance(step, Round):
@@ -94,9 +95,9 @@ class Operators:
         return step.averaged(values, None if self.survives is None else self.survives[index], self.counts)
 
     def matrices(self) -> Floats:
-        """Return the matrices of all T rounds on all C classes of g places, (T, C, g, g), in an orthonormal basis.
+        """Return the matrices of all T rounds on all C classes of g places, shape (T, C, g, g).
 
-        They are symmetric for groups.
+        The basis is orthonormal (a place is scaled by the root of its count), so matrices of groups are symmetric.
         """
         size, num_classes = self.size, 1 if self.survives is None else self.survives[0].shape[1]
         roots = np.ones(size) if self.counts is None else np.sqrt(self.counts)
@@ -113,9 +114,9 @@ class Operators:
         return result
 
     def exact(self, index: int, which: int = 0, onto: ExactMatrix | None = None) -> ExactMatrix:
-        """Return W of round `index` on character class number `which`, in fractions, times `onto` if given.
+        """Return W of round `index` on class number `which`, in fractions, multiplied with the matrix `onto` if given.
 
-        O(entries of `onto`); for graphs times the number of edges.
+        O(entries of `onto`); for graphs O(edges · columns of `onto`).
         """
         step = self.rounds[index]
         onto = ExactMatrix.identity(self.size) if onto is None else onto
@@ -126,7 +127,7 @@ class Operators:
         return onto.averaged(((g.members, g.relaxation, lives) for g, lives in zip(step, alive, strict=True)), counts)
 
     def exact_period(self, which: int = 0, periods: int = 1) -> ExactMatrix:
-        """Return (W_T … W_1)^`periods`, the product of periods, on character class number `which`, in fractions."""
+        """Return (W_T … W_1)^`periods`, the exact product of all rounds of these periods, on class number `which`."""
         product = ExactMatrix.identity(self.size)
         for t in range(len(self.rounds) * periods):
             if product.is_zero():
@@ -135,7 +136,7 @@ class Operators:
         return product
 
     def support(self) -> Flags:
-        """Return the Boolean matrix [i, j]: whether worker j's start influences worker i after a period.
+        """Return the Boolean matrix [i, j]: whether worker i's model after a period depends on worker j's before it.
 
         The rounds must be graphs without negative weights.
         """
@@ -150,7 +151,10 @@ class Operators:
         return result
 
     def period_operator(self, start: int = 0) -> LinearOperator:
-        """Return the period product W_T … W_1 from round `start`, as an operator that applies round by round."""
+        """Return the product of a period's rounds, beginning with round `start`, as scipy's LinearOperator.
+
+        It applies one round after another and never forms the product.
+        """
         from scipy.sparse.linalg import LinearOperator
 
         order = [(start + t) % len(self.rounds) for t in range(len(self.rounds))]
@@ -177,9 +181,9 @@ class Operators:
 def _of_blocks(
     phase: RulePhase, classes: Sequence[Collection[int]], home: npt.NDArray[np.int32]
 ) -> tuple[Phase, Flags]:
-    """Return the blocks of a rule's phase as groups of places, and whether a mean survives on a class, (blocks, C).
+    """Return the blocks of a rule's phase as groups of places, and where their means are not zero, shape (blocks, C).
 
-    `home` is the place of every local rank. A mean is zero on a class if the block averages over one of its digits.
+    `home` is the place of every local rank. A mean is zero on a class if the block averages over a digit of the class.
     """
     groups = sorted(
         (np.unique(home[list(block.local)]).tolist(), block.relaxation, block.across)
@@ -247,7 +251,7 @@ def may_lengthen(schedule: Schedule) -> bool:
 
 
 def is_doubly_stochastic(step: MixingStep) -> bool:
-    """Whether rows *and* columns of W sum to 1 exactly. Entries may be negative (relaxation above |G|/(|G|−1))."""
+    """Whether rows *and* columns of the step's mixing matrix sum to 1 exactly; its entries may be negative."""
     if isinstance(step, Phase):
         step.labels()
         return True
@@ -255,7 +259,7 @@ def is_doubly_stochastic(step: MixingStep) -> bool:
 
 
 def has_negative_entries(step: MixingStep) -> bool:
-    """Whether an entry of W is negative: a relaxation > |G|/(|G|−1), or weights that exceed 1. O(entries)."""
+    """Whether the mixing matrix has an entry < 0: by a relaxation > |G|/(|G|−1), an edge's weight, or an own weight."""
     if isinstance(step, Phase):
         if step.relaxation is None:
             return False

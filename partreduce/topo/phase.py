@@ -117,7 +117,7 @@ class Phase(Arrays):
         return len(self.offsets) - 1
 
     def __getitem__(self, index: int) -> Group:
-        """Return group number `index` in canonical order."""
+        """Return group number `index`; groups are ordered by their first member."""
         start, end = int(self.offsets[index]), int(self.offsets[index + 1])
         return Group(tuple(self.members[start:end].tolist()), self.relaxation[index] if self.relaxation else ONE)
 
@@ -146,10 +146,10 @@ class Phase(Arrays):
         return self.averaged(values)
 
     def averaged(self, values: Floats, survives: Flags | None = None, counts: Whole | None = None) -> Floats:
-        """Return `values` after averaging, without the check for overlaps and on any space of `topo.mixing`.
+        """Return `values` after averaging, as `apply` does, but without the check that groups are disjoint.
 
-        `counts` (num_workers,) weighs the rows in the means. `survives` (len(self), C) is False where the mean of a
-        group counts as zero in column c of values (num_workers, C, ...).
+        Row i of `values` has the weight `counts[i]` in a mean, by default 1. `survives` (len(self), C) is False where
+        the mean of a group counts as zero in column c of values of shape (num_workers, C, ...).
         """
         result = np.array(values, dtype=np.float64)
         if not len(self):

@@ -30,8 +30,8 @@ class Price(JsonObject):
 class Probe(JsonObject):
     """One schedule that a pilot ran: its metrics, and its steps divided by All-Reduce's, measured once per seed.
 
-    `late` is its late distance (`topo.metrics.late_distance`), 0 if synchronous. `sha256`, the hash of the schedule
-    without its name and transport, identifies candidates of a recommendation.
+    `late` is the consensus distance of its delayed averages on a curved loss (`topo.metrics.late_distance`), 0 if
+    synchronous. `sha256`, the hash of the schedule without name and transport, identifies it among candidates.
     """
 
     schedule: Title
@@ -61,8 +61,9 @@ class Prices(JsonObject):
     """The prices of the steps model, which predicts a schedule's steps to a loss relative to All-Reduce's.
 
     steps ratio = 1 + averaging + consensus_distance·C + drift·D^p + late·L + later·L·max(0, L − 1), where C, D and L
-    are the schedule's consensus distance, drift and late distance. `averaging` is the constant cost of averaging
-    parameters. `drift` is None for shuffled data; `averaging` and `later` are None if there were too few probes.
+    are the schedule's consensus distance, drift and late distance (`Probe.late`), and p is a constant. `averaging` is
+    the cost of averaging parameters at all. `drift` is None for shuffled data; `averaging` and `later` are None if
+    there were too few probes.
     `error` is the largest relative error of a predicted steps ratio in leave-one-out validation.
     """
 

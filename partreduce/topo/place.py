@@ -32,7 +32,7 @@ def format_value(value: object) -> str:
 
 
 def shown_path(path: str | os.PathLike[str]) -> str:
-    """Return a file name as one printable line."""
+    """Return a file name as one printable line, and "standard input" for `-`."""
     text = os.fsdecode(os.fspath(path))
     if text == "-":
         return "standard input"

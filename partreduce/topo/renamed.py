@@ -40,13 +40,13 @@ VALUES = {
 
 
 def renamed_key(key: object, known: Container[str]) -> str:
-    """Return the sentence with the new name of an old key; empty without a new name, or if it is not in `known`."""
+    """Return a sentence with the new name of a renamed key; empty if it has none or the new name is not in `known`."""
     new = KEYS.get(key, "") if isinstance(key, str) else ""
     return _sentence(key, new) if new in known else ""
 
 
 def renamed_value(key: str, value: object) -> str:
-    """Return the sentence with the new name of an old value of `key`; empty for any other value."""
+    """Return a sentence with the new name of a renamed value of `key`; empty for any other value."""
     new = VALUES.get(key, {}).get(value, "") if isinstance(value, str) else ""
     return _sentence(value, new) if new else ""
 

@@ -87,7 +87,7 @@ class Round(Bulk, Arrays):
             yield source, target, self.weights[index]
 
     def surplus(self) -> dict[int, Fraction]:
-        """Return each worker's outgoing minus incoming weights where not 0; empty iff the columns of W sum to 1."""
+        """Return each worker's outgoing minus incoming weights if not 0; empty iff all columns of W sum to 1."""
         result: dict[int, Fraction] = defaultdict(Fraction)
         for source, target, weight in self.edges():
             result[source] += weight

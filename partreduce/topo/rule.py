@@ -34,7 +34,7 @@ class Block:
     relaxation: Fraction = ONE
 
     def __str__(self) -> str:
-        """Format as `LW{0,3} across digits {0}`."""
+        """Format as `LW{0,3} across digits {0}`: the local ranks of the workers, then the digits."""
         place = "inside each node" if not self.across else "across digits {" + ",".join(map(str, self.across)) + "}"
         text = "LW{" + ",".join(map(str, self.local)) + "} " + place
         return text if self.relaxation == 1 else f"{text} relaxation {self.relaxation}"
@@ -54,12 +54,12 @@ def strides_of(radices: Sequence[int]) -> tuple[int, ...]:
 
 
 def digit_of(node: int, stride: int, radix: int) -> int:
-    """Return one mixed-radix digit of a node's index, 0 … radix − 1."""
+    """Return the digit with this stride and radix of a node's index in mixed radix, 0 … radix − 1."""
     return (node // stride) % radix
 
 
 def representative(node: int, radices: Sequence[int], across: Sequence[int]) -> int:
-    """Return `node` with the digits in `across` set to 0: two nodes share a group iff the results are equal."""
+    """Return `node` with the digits `across` of its index set to 0: nodes share a group iff the results are equal."""
     strides = strides_of(radices)
     return node - sum(digit_of(node, strides[d], radices[d]) * strides[d] for d in across)
 
@@ -101,10 +101,7 @@ def group_of(worker: int, phase: RulePhase, workers_per_node: int, radices: Sequ
 
 @dataclass(frozen=True, slots=True)
 class RuleView:
-    """A rule, groups given by node digits, with all that they depend on.
-
-    These are the radices of the digits, the phases of blocks (module docstring) and the workers per node.
-    """
+    """A rule: phases of blocks (`Block`), the radices of the node index's digits, and the workers per node."""
 
     radices: tuple[int, ...]
     phases: tuple[RulePhase, ...]
@@ -137,7 +134,7 @@ class RuleView:
     def shared_rank(self) -> int | None:
         """Return the index of the first phase in which two blocks share a local rank; None if there is none.
 
-        Groups of such a phase overlap, so that it has no mixing matrix.
+        Groups of that phase overlap, so that it has no mixing matrix.
         """
         for index, phase in enumerate(self.phases):
             ranks = [rank for block in phase for rank in block.local]
@@ -200,11 +197,11 @@ def every_class(num_digits: int) -> Iterator[tuple[int, ...]]:
 
 
 def distinct_classes(rule: RuleView) -> list[tuple[int, ...]]:
-    """Return one class of node digits for each different set of blocks whose mean is zero on that class.
+    """Return sets of node digits, one for each different class of values.
 
-    A class holds the values of workers that vary along exactly a set of digits of the node index; a block that averages
-    over one of them makes such values zero. Classes with the same set have the same matrices, so checking one of them
-    is enough. O(2^k) for k digits.
+    The class of a set of digits holds the values that vary along exactly these digits of the node index. A block that
+    averages over one of them has the mean zero on the class. Classes on which the same blocks have the mean zero have
+    the same mixing matrices, so only the first of them is returned. O(2^k) for k digits.
     """
     seen: dict[tuple[bool, ...], tuple[int, ...]] = {}
     for digits in every_class(rule.num_digits):

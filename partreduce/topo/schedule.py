@@ -123,7 +123,7 @@ class Schedule:
     def rounds_to_connect(self) -> int:
         """Return the number of rounds until every worker has averaged with all others, directly or through others.
 
-        The whole period if that takes longer or never happens; 1 with a prologue. O(rounds · num_workers).
+        At most the period, even if it never happens; 1 with a prologue. O(rounds · num_workers).
         """
         phased = self.phased
         last = 1 if phased.prologue else phased.period
@@ -186,10 +186,7 @@ class Schedule:
         return self.strategy.payload
 
     def route_of(self, parameter: str) -> TablePlacement | None:
-        """Return the placement of an embedding table by its parameter's name.
-
-        The result is None if the strategy averages the parameter.
-        """
+        """Return the placement of an embedding table by its parameter's name; None for other parameters."""
         return self.routes.table(parameter)
 
     def owner_of(self, parameter: str, row: int) -> int | None:
@@ -200,9 +197,9 @@ class Schedule:
 
     @property
     def meetings(self) -> Schedule:
-        """The schedule with separate outer parameters (of DiLoCo's outer steps) replaced by plain means.
+        """The schedule with plain means in place of outer steps, if each worker has its own outer parameters.
 
-        It keeps all groups and rounds, so claims about who averages with whom are proved of it.
+        Groups and rounds stay the same, so claims about who averages with whom are proved for this schedule.
         """
         if not self.strategy.payload.outer.has_own_outer_params:
             return self

@@ -58,7 +58,7 @@ def after_failure_of_nodes(schedule: Schedule, count: int) -> Schedule:
     """Return the schedule of the survivors after `count` whole nodes fail, if it is the same for any `count` nodes.
 
     Raises:
-        ScheduleError: the plan does not cover such a failure, or nodes are unequal.
+        ScheduleError: the plan does not cover this failure, or nodes are unequal.
     """
     cluster, plan = schedule.cluster, schedule.failure_plan
     if plan is None:
@@ -77,7 +77,7 @@ def after_failure_of_nodes(schedule: Schedule, count: int) -> Schedule:
 
 
 def _for_survivors(schedule: Schedule, failed: frozenset[int], rule: SurvivorRule) -> Schedule:
-    """Return the schedule of the survivors, with groups formed in this way (`SurvivorRule`)."""
+    """Return the schedule of the survivors, with groups that `rule` forms."""
     cluster, strategy = schedule.cluster.without(failed), schedule.strategy
     steps_per_round = strategy.steps_per_round
     if not isinstance(steps_per_round, int):
@@ -140,7 +140,8 @@ def reapply_rule(schedule: Schedule, num_nodes: int) -> RulePhases:
     """Return the schedule's rule (groups given by node digits), refitted to another number of nodes.
 
     Each prime factor of the number of nodes, largest first, is assigned to the digit that is furthest below its old
-    radix (the first of several); digits of radix 1 are removed. The old number of nodes gives the old rule.
+    radix (the first of several); digits of radix 1 are removed. The old number of nodes gives the old rule. Raises
+    ScheduleError if the schedule lists its groups.
     """
     phases = schedule.strategy.phases if isinstance(schedule.strategy, StaticGroups) else None
     if not isinstance(phases, RulePhases):

@@ -77,10 +77,7 @@ def _bits_or_bytes(unit: str, units: dict[str, Fraction]) -> list[str]:
 
 
 def _near(unit: str, units: dict[str, Fraction]) -> str | None:
-    """Return the known unit that differs only in case or by a missing ending (MBps: MB/s).
-
-    The result is None unless there is exactly one.
-    """
+    """Return the one key of `units` that differs only in case or ending (MB/s for MBps); None for none or several."""
     if unit.endswith("Bps"):
         unit = f"{unit.removesuffix('ps')}/s"
     written = {unit.casefold(), f"{unit}b".casefold(), f"{unit}/s".casefold()}
@@ -93,17 +90,17 @@ def _shorten(text: str) -> str:
 
 
 def parse_bandwidth(text: str) -> float:
-    """Read a bandwidth > 0 in bytes per second: `10GB/s`, `25Gbit/s`, `800Mbps`, `1.5GiB/s`."""
+    """Read a bandwidth > 0 in bytes per second, such as `10GB/s`, `25Gbit/s`, `800Mbps`; else raise InputError."""
     return _parse_positive(text, BANDWIDTHS, "a bandwidth", "10GB/s or 25Gbit/s")
 
 
 def parse_time(text: str) -> float:
-    """Read a time >= 0 in seconds: `50ms`, `5us`, `1.5s`, `2min`."""
+    """Read a time >= 0 in seconds, such as `50ms`, `5us`, `1.5s`, `2min`; else raise InputError."""
     return float(_parse(text, TIMES, "a time", "50ms or 5us"))
 
 
 def parse_size(text: str) -> int:
-    """Read a whole number of bytes >= 0: `552MB`, `1.5GiB`."""
+    """Read a whole number of bytes >= 0, such as `552MB`, `1.5GiB`; else raise InputError."""
     value = _parse(text, SIZES, "a size", "552MB or 2GiB")
     if value.denominator != 1:
         raise InputError(f"{_shorten(text)} is not a whole number of bytes")
@@ -113,12 +110,12 @@ def parse_size(text: str) -> int:
 
 
 def parse_factor(text: str) -> float:
-    """Read a factor > 0: `5x` or `1.25`."""
+    """Read a factor > 0, such as `5x` or `1.25`; else raise InputError."""
     return _parse_positive(text, FACTORS, "a factor", "5x")
 
 
 def parse_number(text: str) -> float | Fraction:
-    """Read a number >= 0: exact for a fraction of whole numbers (`8/7`), the nearest float for a decimal."""
+    """Read a number >= 0: a fraction such as `8/7` exactly, a decimal as the nearest float; else raise InputError."""
     match = re.fullmatch(r"([0-9]{1,18})/([0-9]{1,18})", text.strip())
     if match is None:
         return float(_parse(text, {"": Fraction(1)}, "a number", "0.5 or 8/7"))
@@ -128,7 +125,7 @@ def parse_number(text: str) -> float | Fraction:
 
 
 def parse_share(text: str) -> float:
-    """Read a share of a whole, as a number from 0 to 1: `0.8%` or `0.008`."""
+    """Read a share of a whole, such as `0.8%` or `0.008`, as a number from 0 to 1; else raise InputError."""
     units = {"": Fraction(1), "%": Fraction(1, 100)}
     share = float(_parse(text, units, "a share", "0.8% or 0.008"))
     if not share <= 1:
@@ -137,7 +134,7 @@ def parse_share(text: str) -> float:
 
 
 def format_quantity(value: float, units: dict[str, Fraction]) -> str | None:
-    """Return the shortest text `number + unit` that is exactly `value`; None if that needs more than 6 digits."""
+    """Return the shortest text of a number and one of the `units` that equals `value`; None if over 6 digits long."""
     if value and not 1e-12 <= value <= 1e18:
         return None
     exact, best = Fraction(value), ""

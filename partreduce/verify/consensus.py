@@ -46,7 +46,7 @@ SUMS_SENTENCE = (
 def prove_sums(facts: ScheduleFacts) -> Claim:
     """Prove that the rows and columns of every mixing matrix sum to 1, or refute it by a column of a weighted graph.
 
-    The claim is `doubly-stochastic`, or `unit-sums` if an entry is negative, which suffices to preserve the mean. In
+    The claim is `doubly-stochastic`, or `unit-sums` if an entry is negative; both preserve the mean. In
     weighted graphs rows sum to 1 because each worker keeps the remaining weight; a column need not.
     """
     for t, listed in enumerate(facts.schedule.strategy.graphs):

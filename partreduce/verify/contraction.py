@@ -60,7 +60,7 @@ def rule_view(schedule: Schedule) -> RuleView | None:
 
 
 def off_mean(schedule: Schedule, periods: int = 1) -> list[ExactMatrix] | None:
-    """Return exactly what `periods` periods leave of differences from the mean: P^periods − J, module docstring.
+    """Return P^periods − J exactly, with P the matrix of a period and J that of the mean of all workers.
 
     For a rule (groups given by node digits) it splits into one small matrix per class of digits, of which the distinct
     ones are returned; otherwise it is a single n×n matrix. None for a rule with too many digits or local ranks.
@@ -86,15 +86,14 @@ def _off_mean_of_classes(rule: RuleView, periods: int) -> list[ExactMatrix] | No
 
 
 def product_minus_mean(schedule: Schedule, periods: int = 1) -> ExactMatrix:
-    """Return P^periods − J exactly, shape (n, n): what so many periods leave of differences from the mean."""
+    """Return P^periods − J exactly, shape (n, n), with P the matrix of a period and J that of the mean."""
     return exact_product(schedule.steps() * periods).plus(-Fraction(1, schedule.num_workers))
 
 
 def prove_contraction(schedule: Schedule) -> Claim:
     """Prove `contraction`, ‖P − J‖₂² ≤ c², for a simple fraction c² close to the true value.
 
-    steps_per_round and delay have no effect: they determine when noise is added, not how the period acts on a
-    difference.
+    P is the matrix of a period, J that of the mean of all workers. steps_per_round and delay have no effect on P.
     """
     rule, num_workers = rule_view(schedule), schedule.num_workers
     if rule is not None or num_workers <= MAX_EXACT:
@@ -114,7 +113,7 @@ def prove_contraction(schedule: Schedule) -> Claim:
 
 
 def prove_power(schedule: Schedule, name: str, max_periods: int) -> Claim | None:
-    """Prove consensus by ‖Pᵏ − J‖₂ < 1 for a k ≤ `max_periods`; None if no such k was found."""
+    """Prove consensus, as claim `name`, by k ≤ `max_periods` periods with ‖Pᵏ − J‖₂ < 1; None if no k is enough."""
     if rule_view(schedule) is None and schedule.num_workers > MAX_EXACT:
         return None
     for periods in range(1, max_periods + 1):
@@ -218,7 +217,7 @@ def least_square(matrices: Sequence[ExactMatrix]) -> Fraction:
 
 
 def prove_exact(schedule: Schedule) -> Claim | None:
-    """Prove `exact-consensus`, P = J; None if it is false, which is acceptable, or was not shown."""
+    """Prove `exact-consensus`: one period gives every worker the exact mean; None if this is false or was not shown."""
     rule, n = rule_view(schedule), schedule.num_workers
     if rule is None and schedule.is_phased:
         phases = schedule.phased.steps(schedule.cluster)

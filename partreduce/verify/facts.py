@@ -103,7 +103,8 @@ def fact(
 ) -> Statement:
     """Return the statement of a fact: the checker computes its numbers, and `sentence` explains them.
 
-    If the checker computes none, `without` gives the reason.
+    `values` computes further values for the sentence. If the checker computes no numbers, the claim is not proved, for
+    the reason that `without` returns. `essential` selects the schedules that should not run without the claim.
     """
 
     def prove(facts: ScheduleFacts) -> Claim | None:
@@ -122,7 +123,7 @@ def of_protocol(
     where: Condition = always,
     witness: Callable[[Numbers], Mapping[str, Any]] | None = None,
 ) -> Statement:
-    """Return a statement that follows from a protocol's rules if `where` holds, for kinds without checked facts.
+    """Return a statement that follows from a protocol's rules; it applies to schedules for which `where` holds.
 
     `values` computes the numbers that `sentence` quotes, `witness` the evidence of the claim from these numbers.
     """

@@ -43,7 +43,7 @@ class Capacities:
 
 
 def capacities_of(graph: Digraph, gap: IterationGap, worker: int, events: EventGraph | None = None) -> Capacities:
-    """Return the queue sizes of `worker` for its in-neighbors' updates, and of its out-neighbors for its own updates.
+    """Return the queue sizes that `worker` needs for updates of its in-neighbors, and its out-neighbors for its own.
 
     O(edges · log) at worst for each neighbor; with the `events` of the graph, in practice the edges near the worker.
 

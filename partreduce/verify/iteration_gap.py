@@ -107,7 +107,7 @@ MEMORY_OF_QUEUES = fact(
 
 
 def _prove_mean_preserved(facts: ScheduleFacts) -> Claim | None:
-    """Refute `mean-preserved` by an edge whose target may average without its update."""
+    """Refute `mean-preserved` by an edge whose target may average without the source's update; None if none may."""
     schedule, gap = facts.schedule, gap_of(facts.schedule)
     spare = gap.backups(schedule.num_workers)
     listened = (edge for edge in schedule.strategy.graphs[0].edges() if edge[2] and (gap.staleness or spare[edge[1]]))
@@ -139,7 +139,7 @@ def _prove_consensus(facts: ScheduleFacts) -> Claim | None:
 
     Without backup workers a tree of edges proves it. With them, some run fails exactly if two disjoint sets of workers
     need no update from outside. This is a worst case: in a run in which every edge delivers again and again, all
-    workers agree even if two such sets exist.
+    workers agree even if two of these sets exist.
     """
     schedule, gap = facts.schedule, gap_of(facts.schedule)
     is_weighted = gap.weights is EdgeWeighting.GRAPH
@@ -171,7 +171,7 @@ def halves(sources: Sequence[Sequence[int]], spare: Sequence[int]) -> tuple[set[
     """Return two disjoint sets of workers that need no update from outside; None if a quick search finds none.
 
     A set needs none if each member has at most as many in-neighbors outside as it has backup workers (updates that it
-    need not wait for): the set can then train for ever without the others, so two such sets refute consensus.
+    need not wait for): the set can then train for ever without the others, so two of these sets refute consensus.
 
     The search takes the half of the workers nearest to a start worker, by edges or by rank, and finds the largest such
     set in it; then the largest one among the workers outside that set. `sources` holds the in-neighbors of every
@@ -209,9 +209,9 @@ def halves(sources: Sequence[Sequence[int]], spare: Sequence[int]) -> tuple[set[
 
 
 def _needs_consensus(schedule: Schedule, _: Numbers) -> bool:
-    """Return whether consensus is essential: yes, unless backup workers make it depend on which updates are late.
+    """Return whether consensus is essential: not if backup workers make it depend on which updates are late.
 
-    Essential even then if a reduce keeps no weight on the worker itself.
+    With backup workers it is essential only if a weight is negative, or a worker keeps no weight on its own model.
     """
     gap = gap_of(schedule)
     is_average = gap.weights is not EdgeWeighting.GRAPH or schedule.strategy.graphs[0].keeps_something

@@ -51,10 +51,7 @@ OF_EXACT_AVERAGES = (
 
 
 def _where_means_stay(prover: Callable[[Schedule], Claim | None]) -> Callable[[ScheduleFacts], Claim | None]:
-    """Return a prover that applies only if every mixing matrix preserves the mean of all workers.
-
-    For other schedules it returns None: there is no such claim.
-    """
+    """Return a prover that returns None, for no claim, unless every mixing matrix preserves the mean of all workers."""
     return lambda facts: (
         prover(facts.schedule) if facts.numbers("doubly-stochastic") or facts.numbers("unit-sums") else None
     )

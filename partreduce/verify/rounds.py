@@ -29,7 +29,7 @@ def delays_gradients(schedule: Schedule, _: Numbers) -> bool:
 
 
 def has_codec(schedule: Schedule, _: Numbers) -> bool:
-    """Return whether a codec rounds the payload."""
+    """Return whether the schedule sends its payload with a lossy codec."""
     return schedule.strategy.transport.codec is not Codec.NONE
 
 

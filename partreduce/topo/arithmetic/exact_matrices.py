@@ -173,7 +173,7 @@ def semidefinite_pivots(matrix: ExactMatrix) -> list[Fraction] | None:
 
 
 def solve(matrix: ExactMatrix, right: Sequence[Fraction]) -> list[Fraction] | None:
-    """Solve A x = b exactly; return None if A is singular. O(n³), by fraction-free elimination (Bareiss)."""
+    """Solve `matrix` · x = `right` exactly; None if it is singular. O(n³), by fraction-free elimination (Bareiss)."""
     scale = lcm(1, *(entry.denominator for entry in right))
     rows = [
         # Both sides times the denominator of A; the right one also times its own, which is divided out at the end.

@@ -46,8 +46,7 @@ def scatter(front: list[T], at: Callable[[T], tuple[float, float]]) -> list[T]:
     """Reorder a Pareto front so that, for every k, its first k entries are spread over the whole front.
 
     The lower convex hull comes first. `at` returns two costs of an entry, such as seconds per step and steps to a
-    target loss. Their product, the time to that loss, is smallest on the hull, whatever the units of the costs. O(k log
-    k).
+    target loss. Their product, the time to that loss, is smallest on the hull in any units. O(k log k).
     """
     hull: list[T] = []
     for entry in sorted(front, key=at):

@@ -22,10 +22,7 @@ from partreduce.topo.schedule import Schedule
 
 
 def canonical_bytes(schedule: Schedule) -> bytes:
-    """Return the canonical form as UTF-8 JSON. O(size of the file).
-
-    For rules (groups given by node digits) that does not depend on the number of nodes.
-    """
+    """Return the canonical form of a schedule as UTF-8 JSON. O(size of its file)."""
     document = encodable(schedule)
     document.pop("certificate", None)
     return _text(document).encode()

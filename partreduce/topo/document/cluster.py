@@ -186,7 +186,7 @@ def dump_hardware(hardware: Hardware) -> dict[str, Any]:
 
 
 def _text(value: float, names: dict[str, Any]) -> str:
-    """Return a quantity with its unit: with few digits if they give exactly the same value, else with all."""
+    """Return `value` with one of the units `names`: in few digits if these are exact, else in all digits."""
     units_of = {name: scale for name, scale in names.items() if name}
     base = next(name for name, scale in units_of.items() if scale == 1)
     return units.format_quantity(value, units_of) or f"{value!r}{base}"

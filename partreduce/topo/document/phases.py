@@ -48,7 +48,7 @@ def is_clean(phase: object) -> TypeGuard[list[dict[str, Any]]]:
 
 
 def phase_of(phase: list[dict[str, Any]], num_workers: int, place: str) -> Phase:
-    """Build a Phase from a validated list of groups in any order. O(size log size), vectorized."""
+    """Build a Phase from parsed groups in any order; a DocumentError names an invalid rank below `place`."""
     groups = [item["group"] for item in phase]
     sizes = np.fromiter(map(len, groups), dtype=np.int64, count=len(groups))
     flat = np.fromiter(chain.from_iterable(groups), dtype=np.int64, count=int(sizes.sum()))
@@ -83,7 +83,7 @@ def _relaxation_of(phase: list[dict[str, Any]]) -> tuple[Fraction, ...] | None:
 
 
 def _sort_groups(num_workers: int, flat: Whole, sizes: Whole, relaxation: tuple[Fraction, ...] | None) -> Phase:
-    """Build a Phase from groups with ascending members, sorted by members, then by relaxation."""
+    """Build a Phase from groups in any order, whose ascending members are concatenated in `flat`."""
     starts = np.cumsum(sizes) - sizes
     firsts = flat[starts]
     order = np.argsort(firsts, kind="stable")
@@ -157,7 +157,7 @@ class GroupModel(Model):
 
 
 def _quickly(phase: object, naming_check: ValidatorFunctionWrapHandler) -> list[dict[str, Any]]:
-    """Return a valid phase of explicit groups; run the pydantic model only if the fast check does not accept it."""
+    """Return a valid phase of explicit groups; run pydantic (`naming_check`) only if the fast check rejects it."""
     if is_clean(phase):
         return phase
     return [item.model_dump(exclude_unset=True) for item in naming_check(phase)]
@@ -197,7 +197,7 @@ def repeated_phase_schema(phase: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_phases(raw: dict[str, Any], cluster: Cluster, place: str) -> RulePhases | GroupPhases:
-    """Build the phases of a parsed strategy; overlapping groups are accepted here and refuted by `verify`."""
+    """Build the phases of a parsed strategy; a DocumentError names an invalid member, but groups may overlap here."""
     where = child(place, "phases")
     raw, counts = _take_repeats(raw, where)
     if "node_radices" in raw:
@@ -281,7 +281,7 @@ GRAPH_MODELS = (RoundsMember,)
 
 
 def load_rounds(raw: dict[str, Any], cluster: Cluster, place: str) -> tuple[Round, ...]:
-    """Build the rounds of weighted averaging of a parsed strategy."""
+    """Build the rounds of weighted averaging of a parsed strategy; a DocumentError names a member below `place`."""
     model = validate(RoundsMember, part_of(raw, "rounds"), place)
     return tuple(
         _round(graph, cluster.num_workers, child(child(place, "rounds"), t)) for t, graph in enumerate(model.rounds)

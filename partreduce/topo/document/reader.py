@@ -43,7 +43,7 @@ _HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")
 
 
 def descriptor_to_read(path: str | os.PathLike[str], standard: int = STDIN) -> int | None:
-    """Return the open file descriptor that a path stands for (`-`, or `/dev/fd/N` as in `<(command)`); else None.
+    """Return the open file descriptor that a path names: N for `/dev/fd/N`, `standard` for `-`; None for other paths.
 
     The descriptor must not be opened again by name: a pipe opened without blocking is empty before its writer has
     written, and its resolved name (`pipe:[123]`) does not exist.
@@ -63,7 +63,12 @@ def descriptor_to_write(path: str | os.PathLike[str]) -> int | None:
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
-    """Read a regular file, a link to one, or an open descriptor; raise an error, unread, above `max_bytes`."""
+    """Read a regular file, a link to one, or a descriptor (`/dev/fd/N`, `-`) of at most `max_bytes`.
+
+    Raises:
+        FileError: the file cannot be opened or read.
+        DocumentError: the file is larger, or not a regular file.
+    """
     source, connected = shown_path(path), descriptor_to_read(path)
     try:
         # O_NONBLOCK: opening a FIFO without a writer would otherwise block forever.
@@ -110,7 +115,7 @@ def in_file(source: str) -> Iterator[None]:
 
 
 def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> object:
-    """Read one JSON file strictly."""
+    """Read and parse one JSON file, as strictly as `parse_json`; raise FileError if it cannot be read."""
     return parse_json(read_bytes(path, max_bytes), max_bytes=max_bytes, source=shown_path(path))
 
 

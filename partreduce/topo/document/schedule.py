@@ -66,7 +66,7 @@ Shape = Annotated[
 
 
 def shape_value(model: RegularShape | ListedShape, place: str) -> Cluster:
-    """Build the Cluster of a validated `cluster` object."""
+    """Build the Cluster of a validated `cluster` object; a DocumentError names an invalid member below `place`."""
     try:
         if isinstance(model, ListedShape):
             return Cluster.irregular(model.nodes)
@@ -83,7 +83,10 @@ def dump_shape(cluster: Cluster) -> dict[str, Any]:
 
 
 def error_at(error: InputError, root: str, drop: str = "") -> DocumentError:
-    """Turn a value's InputError (`phases[0][1].local: problem`) into a DocumentError with that path below `root`."""
+    """Turn an InputError (`phases[0][1].local: problem`) into a DocumentError with this path below `root`.
+
+    If the path starts with `drop`, that part is left out.
+    """
     if isinstance(error, DocumentError):
         return error
     if (match := _PLACED.fullmatch(str(error))) is None:

@@ -129,7 +129,7 @@ WAITS: dict[str, type[Wait]] = {value.word: value for value in (DelayedMerge, Pi
 
 
 def _load_sync(raw: object, place: str) -> Sync:
-    """Read the *sync* axis: `"synchronous"`, or an object with one member, such as `{"delay": 1}`."""
+    """Read the *sync* axis: `"synchronous"`, or an object such as `{"delay": 1}`; raise DocumentError for others."""
     if raw == "synchronous":
         return SYNCHRONOUS
     if isinstance(raw, dict) and list(raw) == ["delay"]:

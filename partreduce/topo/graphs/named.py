@@ -19,14 +19,14 @@ from partreduce.topo.graphs import Graph
 def ring(num_workers: int) -> Graph:
     """Return the undirected ring, edges (i, i+1).
 
-    With weights 1/3 its slem gap is 1 − max_k |1 + 2cos(2πk/n)|/3 ≈ 4π²/(3n²).
+    With weights 1/3 its spectral gap is 1 − max_k |1 + 2cos(2πk/n)|/3 ≈ 4π²/(3n²).
     """
     i = np.arange(num_workers)
     return Graph.undirected(num_workers, i, (i + 1) % num_workers)
 
 
 def star(num_workers: int) -> Graph:
-    """Return the undirected star, edges (0, i). The hub sends and receives n − 1 messages a round."""
+    """Return the undirected star, edges (0, i). Worker 0, the hub, sends and receives n − 1 messages a round."""
     i = np.arange(1, num_workers)
     return Graph.undirected(num_workers, np.zeros_like(i), i)
 
@@ -47,7 +47,7 @@ def grid(rows: int, columns: int) -> Graph:
 def torus(rows: int, columns: int) -> Graph:
     """Return the grid closed in both directions, in which every worker has 4 neighbors; rows, columns ≥ 3.
 
-    With weights 1/5 its slem gap is 1 − max |1 + 2cos(2πi/rows) + 2cos(2πj/columns)|/5 over (i, j) ≠ (0, 0).
+    With weights 1/5 its spectral gap is 1 − max |1 + 2cos(2πi/rows) + 2cos(2πj/columns)|/5 over (i, j) ≠ (0, 0).
     """
     i = np.arange(rows * columns)
     r, c = i // columns, i % columns
@@ -56,9 +56,9 @@ def torus(rows: int, columns: int) -> Graph:
 
 
 def hypercube(dimension: int) -> Graph:
-    """Return the hypercube of 2^dimension workers, edges (i, i xor 2^k).
+    """Return the hypercube of 2^d workers for d = `dimension`, edges (i, i xor 2^k).
 
-    With weights 1/(d+1) its slem gap is 2/(d+1).
+    With weights 1/(d+1) its spectral gap is 2/(d+1).
     """
     i = np.arange(2**dimension)
     others = [i ^ (1 << k) for k in range(dimension)]
@@ -68,7 +68,7 @@ def hypercube(dimension: int) -> Graph:
 def exponential(num_workers: int) -> Graph:
     """Return the static exponential graph: directed edges i → i + 2^k (mod n) for k < c = ⌈log₂ n⌉.
 
-    With weights 1/(c+1) its slem gap is 2/(1+c) for even n, larger for odd n.
+    With weights 1/(c+1) its spectral gap is 2/(1+c) for even n, larger for odd n.
     Source: Ying et al., Exponential graph is provably efficient for decentralized deep training, NeurIPS 2021.
     """
     i = np.arange(num_workers)
@@ -119,8 +119,8 @@ def hop_figure_21(setting: str) -> Graph:
     """Return one of the three graphs over 8 workers in Hop's Figure 21, reconstructed from the printed spectral gaps.
 
     Setting `a` is the ring-based graph; `b` and `c` join machines of 4, 2 and 2 workers by a ring. In `b` one gateway
-    worker of each machine has both links, in `c` each link has its own workers. The hop gaps are 2/3, 1 − r with
-    45r³ − 20r − 3 = 0, and 1 − r with 24r³ − 2r² − 10r − 1 = 0; printed are 0.6667, 0.2682, 0.2688.
+    worker of each machine has both links, in `c` each link has its own workers. Hop's spectral gaps are 2/3, 1 − r with
+    45r³ − 20r − 3 = 0, and 1 − r with 24r³ − 2r² − 10r − 1 = 0; the paper prints 0.6667, 0.2682, 0.2688.
     """
     if setting == "a":
         return ring_based(8)
@@ -139,8 +139,8 @@ def clustered_graph(
 ) -> Graph:
     """Return an undirected graph that is dense inside nodes and sparse between them. O(edges).
 
-    Settings b and c of Hop's Figure 21 are such graphs on nodes of 4, 2 and 2 workers: complete inside, a ring
-    across, with `gateway` ends for b and `spread` ends for c.
+    Settings b and c of Hop's Figure 21 have nodes of 4, 2 and 2 workers, complete inside, and a ring across, with
+    `gateway` ends for b and `spread` ends for c.
 
     Args:
         nodes: the ranks of every node.
@@ -181,7 +181,8 @@ def random_regular(num_workers: int, degree: int, seed: int) -> Graph:
 
     Configuration model: stubs are paired at random, and pairs that are loops or duplicates swap an end with random
     other pairs. Graphs with more than half of all edges are drawn as complements. Source: Bollobás, A probabilistic
-    proof of an asymptotic formula for the number of labeled regular graphs, 1980.
+    proof of an asymptotic formula for the number of labeled regular graphs, 1980. Raises ScheduleError if no draw is
+    connected.
     """
     rng = np.random.default_rng(seed)
     for _ in range(TRIES):

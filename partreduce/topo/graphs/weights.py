@@ -20,7 +20,10 @@ MAX_SPECTRUM_WORKERS = 3000
 
 
 def weigh(graph: Graph, method: str = "metropolis") -> Round:
-    """Return the round of weighted averaging over `graph` with the mixing weights of `method`, a key of `METHODS`."""
+    """Return the round of weighted averaging over `graph` with the weights of `method`.
+
+    The methods are "metropolis", "uniform" and "best-constant"; another one raises ScheduleError.
+    """
     check_unknown(method)
     return METHODS[method](graph)
 
@@ -42,7 +45,8 @@ def constant(graph: Graph, weight: Fraction) -> Round:
 def metropolis(graph: Graph) -> Round:
     """Return the round with Metropolis–Hastings weights: 1/(1 + the larger degree of the edge's two ends).
 
-    Symmetric and doubly stochastic on every undirected graph, with positive self-weights.
+    Symmetric and doubly stochastic on every undirected graph, with positive self-weights. A directed graph whose
+    degrees are not all equal raises ScheduleError.
     Source: Xiao, Boyd, Kim, Distributed average consensus with least-mean-square deviation, 2007.
     """
     degrees = graph.in_degrees()
@@ -82,7 +86,8 @@ def best_constant(graph: Graph) -> Round:
 def best_constant_weight(graph: Graph) -> float:
     """Return the constant edge weight with the fastest convergence, 2/(λ₂ + λ_n) of the Laplacian. O(n³).
 
-    It is optimal among all symmetric weights on edge-transitive graphs.
+    It is optimal among all symmetric weights on edge-transitive graphs. Raises ScheduleError for a directed or
+    unconnected graph, and for more than 3,000 workers.
     Source: Xiao and Boyd, Fast linear iterations for distributed averaging, 2004.
     """
     graph.require_undirected("best constant weights")

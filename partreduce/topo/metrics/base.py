@@ -55,7 +55,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class PipelineMetrics:
-    """What late gradients cost plain SGD on a quadratic loss: stability limit and noise factor (`stability`)."""
+    """The cost of late gradients for plain SGD on a quadratic loss: `stability_limit` and `noise_factor`."""
 
     stability_limit: Metric
     noise_factor: Metric

@@ -144,10 +144,10 @@ def steps_of_ranks(schedule: Schedule, rule: RuleView) -> tuple[int, ...] | None
 
 
 def merged_classes(rule: RuleView) -> list[MergedClass]:
-    """Return the character classes of a rule (module docstring), the trivial one first.
+    """Return the classes of functions of the node index on which a rule's blocks act equally, the constant one first.
 
-    O(digits · classes); there are at most 2^min(digits, digit sets) + 1 classes, where the digit sets are those that
-    the rule's blocks average over.
+    A class holds the Fourier characters that vary along sets of digits which meet the same blocks. There are at most
+    2^min(digits, digit sets) + 1 classes for the digit sets that the blocks average over. O(digits · classes).
     """
     sets = sorted({tuple(sorted(block.across)) for phase in rule.phases for block in phase})
     counts: dict[frozenset[tuple[int, ...]], tuple[int, tuple[int, ...]]] = {frozenset(): (1, ())}
@@ -195,10 +195,10 @@ def rule_sectors(schedule: Schedule) -> Sectors | None:
 
 
 def num_entries(schedule: Schedule) -> int:
-    """Return the operations of one product of matrices on all classes of a rule, the unit of the cost of a metric.
+    """Return the number of multiplications of one matrix product on all classes of a rule, a unit of a metric's cost.
 
     A rule (groups given by node digits) has a g×g matrix on each of its character classes, so it is the sum of g³. The
-    result is 0 for schedules that are no rule, or whose steps per round differ between nodes.
+    result is 0 for schedules that are no rule, or in which steps per round differ between nodes.
     """
     if (known := rule_and_worker_steps(schedule)) is None:
         return 0
@@ -327,7 +327,7 @@ def _transform(columns: Floats, radices: Sequence[int]) -> npt.NDArray[Any]:
 
 
 def _difference(ranks: Whole, others: Whole, radices: Sequence[int]) -> Whole:
-    """Return the differences of ranks in a group, digit by digit."""
+    """Return ranks − others, digit by digit modulo `radices`, both written in mixed radix."""
     result, place = np.zeros_like(ranks - others), 1
     for radix in reversed(radices):
         result += (ranks // place - others // place) % radix * place
@@ -336,10 +336,7 @@ def _difference(ranks: Whole, others: Whole, radices: Sequence[int]) -> Whole:
 
 
 def _node_column(cluster: Cluster, radices: Sequence[int]) -> Floats | None:
-    """Return the average over shifts of "i and j share a node" as a function of i − j.
-
-    The result is None if there are too many pairs.
-    """
+    """Return, for each difference of ranks i − j, the share of pairs (i, j) on one node; None for too many pairs."""
     n, sizes = cluster.num_workers, cluster.node_sizes()
     if int((sizes**2).sum()) > MAX_PAIRS:
         return None

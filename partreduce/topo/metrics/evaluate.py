@@ -113,7 +113,7 @@ def _late_distance(schedule: Schedule, sectors: Sectors | None, flat: Metric) ->
 
 
 class Convergence(NamedTuple):
-    """What decides how fast a schedule trains: consensus distance, drift, contraction, and late distance."""
+    """The metrics that decide how fast a schedule trains; `late_distance` is 0 if no average is late."""
 
     consensus_distance: Metric
     drift: Metric

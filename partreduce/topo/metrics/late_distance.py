@@ -62,11 +62,10 @@ MOST = 64
 
 
 def late_distance_of(sectors: Sectors, steps_per_round: int, curvature: float = CURVATURE) -> float:
-    """Return the late distance of a schedule (module docstring) from the sectors of its phases.
+    """Return the late distance: the consensus distance of late averages in a direction in which the loss is curved.
 
-    `sectors` are invariant subspaces of the mixing matrices, with the noise of 1 synchronous step per round.
-
-    All workers take `steps_per_round`; `curvature` is h of the module docstring, 0 gives the consensus distance of the
+    `sectors` are invariant subspaces of the mixing matrices, with the noise of 1 synchronous step per round. All
+    workers take `steps_per_round`; `curvature` is learning rate times curvature, 0 gives the consensus distance of the
     late schedule. O(Σ C g³ log(HORIZON / period)), over the batches of C sectors of size g.
     """
     return _late_distances(sectors, (steps_per_round,), curvature)[steps_per_round]
@@ -88,7 +87,7 @@ def late_distance_like(
     """Return the late distance estimated from the late consensus distance, as if all directions mixed at the same rate.
 
     For averages of unknown structure and for groups formed at run time: their single eigenvalue is taken to be the one
-    with this consensus distance at h = 0. `share` is the part of a worker's noise off the mean, 1 − 1/n.
+    with this consensus distance at curvature 0. `share` is the part of a worker's noise off the mean, 1 − 1/n.
     O(steps_per_round).
     """
     if not isfinite(consensus_distance):
@@ -144,8 +143,8 @@ def _traces(
 class RetimedMetrics:
     """Metrics at 1 synchronous step per round, which derives those at other steps per round and delays from them.
 
-    `noise` and `push` are the mean squares of one worker's noise and push off the mean (e and b of the module
-    docstring); `late_drift` is the drift with averages one round late at 1 step per round (D' there).
+    `noise` and `push` are the mean squares of one worker's noise and push off the mean; `late_drift` is the drift with
+    averages one round late at 1 step per round.
     """
 
     contraction: Metric
@@ -164,7 +163,7 @@ class RetimedMetrics:
         return _scale(self.consensus_distance, float(steps_per_round), added)
 
     def late_distance_at(self, steps_per_round: int) -> float:
-        """Return the late distance (module docstring) at this number of steps per round; cached."""
+        """Return the late distance (`late_distance_of`) at this number of steps per round; cached."""
         if steps_per_round not in self._late_distances:
             if self.sectors is None:
                 flat = self.consensus_distance_at(steps_per_round, late=True).value
@@ -179,10 +178,7 @@ class RetimedMetrics:
         return self._late_distances[steps_per_round]
 
     def drift_at(self, steps_per_round: int, *, late: bool) -> Metric:
-        """Return the drift at this number of steps per round, synchronous or late.
-
-        The result is absent unless both drifts at 1 are known.
-        """
+        """Return the drift at this number of steps per round; `drift` itself if a drift at 1 is unknown or infinite."""
         start = self.late_drift if late else self.drift
         if steps_per_round == 1:
             return start

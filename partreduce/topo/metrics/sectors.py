@@ -37,9 +37,8 @@ class RoundSteps:
 
     `push[t]` is the progress that is averaged at the end of round t, `noise[t]` its variance. With plain means both are
     steps_per_round; with step-normalized averaging they are steps_per_round·c and steps_per_round·c², where
-    c = (mean steps_per_round of the group) / steps_per_round. Shapes: `noise`, `push` (T, g); `partial` (g,) = Σ_s
-    steps;
-    `gram` (g, g) = Σ_s steps · stepsᵀ; `instants` = P.
+    c = (mean steps_per_round of the group) / steps_per_round. Shapes: `noise`, `push` (T, g). With f_s the steps taken
+    by instant s of a round of P = `instants`: `partial` (g,) = Σ_s f_s, `gram` (g, g) = Σ_s f_s f_sᵀ.
     """
 
     instants: int
@@ -91,10 +90,8 @@ def _sums(distinct: Whole, instants: int) -> tuple[Floats, Floats]:
 def group_worker_steps(steps: Sequence[MixingStep], worker_steps: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the mean steps per round of each worker's group in each of the T phases, (T, n).
 
-    A worker that skips is its own group.
-
-    Rounds of weighted averaging have no groups: there each worker with an edge gets the mean steps_per_round of all
-    workers. Fractions stay fractions.
+    A worker that skips is its own group. Rounds of weighted averaging have no groups: there each worker with an edge
+    gets the mean steps_per_round of all workers. Fractions stay fractions.
     """
     result = np.tile(worker_steps / 1, (len(steps), 1))
     for t, step in enumerate(steps):
@@ -111,10 +108,9 @@ class Batch:
     """C sectors of the same size g; each occurs `multiplicity` times in the space of all workers.
 
     A sector is an invariant subspace of all mixing matrices. `matrices` (T, C, g, g), real or complex, are those of the
-    T phases with the mean projected out; `mean` (C, g) is the unit
-    vector of the mean in each sector, or zeros; `round_steps` are the steps of the g workers in a round; `node_columns`
-    (C, g, k) are columns U with U Uᴴ = the sector's part of the covariance that is all ones inside each node (None if
-    unavailable).
+    T phases with the mean projected out; `mean` (C, g) is the unit vector of the mean in each sector, or zeros;
+    `round_steps` are the steps of the g workers in a round; `node_columns` (C, g, k) are columns U with U Uᴴ = the
+    sector's part of the covariance that is all ones inside each node (None if unavailable).
     """
 
     multiplicity: Floats
@@ -165,10 +161,7 @@ class Sectors:
 
     @cached_property
     def radius(self) -> float:
-        """Return the spectral radius of a period's matrix with the mean projected out; computed once.
-
-        It is equal for all phases at which the period may start.
-        """
+        """Return the spectral radius of a period's matrix with the mean projected out, the same for every start."""
         return _clean(max(float(spectral_radii(batch.product()).max()) for batch in self.batches))
 
 

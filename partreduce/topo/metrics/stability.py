@@ -77,10 +77,11 @@ BISECTIONS = 60
 
 
 def stability_limit(width: int, *, momentum: float = 0.0) -> float:
-    """Return h = rate · curvature from which on a pipeline of that width diverges; width 1 is synchronous. O(1).
+    """Return the product of learning rate and curvature from which on SGD in a pipeline of that width diverges. O(1).
 
-    The largest curvature decides, so a rate that was just stable in synchronous steps has to shrink by the factor
-    `stability_limit(K) / stability_limit(1)`.
+    `width` 1 is synchronous; `momentum` is heavy-ball. The largest curvature decides, so a rate that was just stable in
+    synchronous steps has to shrink by the factor `stability_limit(K) / stability_limit(1)`. Raises InputError for a
+    width below 1 or a momentum outside 0 <= momentum < 1.
     """
     if width < 1:
         raise InputError(f"pipeline width {width}: it is a number of steps >= 1")
@@ -150,10 +151,9 @@ EDGE = 1e-9
 
 
 def outer_radius(schedule: Schedule) -> float | None:
-    """Return the spectral radius of one period of outer steps, apart from its fixed points; None if that is too large.
+    """Return the spectral radius of one period of outer steps on differences between workers, None for large schedules.
 
-    The fixed points are equal outer parameters without momentum. At 1 or above, workers with separate outer parameters
-    do not reach agreement (module docstring).
+    At 1 or above, workers with separate outer parameters do not reach agreement.
     """
     parts = outer_operators(schedule)
     return None if parts is None else radius_of(parts)
@@ -204,9 +204,9 @@ def outer_operators(schedule: Schedule) -> Parts | None:
 
 
 def _period(outer: OuterStep, operators: Operators, num_classes: int) -> Matrix:
-    """Return the matrix M of one period, for each of the C = `num_classes` classes: (C, 2·size, 2·size).
+    """Return the matrix of one period of outer steps for each of C = `num_classes` classes: (C, 2·size, 2·size).
 
-    M acts on the outer parameters a and momenta b of all `size` places (module docstring).
+    It acts on the outer parameters, then the momenta, of the workers or local ranks, `size` = `operators.size` each.
     """
     lr, factor, size = float(outer.lr), float(outer.momentum), operators.size
     units = np.broadcast_to(np.eye(2 * size).reshape(2, size, 1, 2 * size), (2, size, num_classes, 2 * size))
@@ -225,9 +225,8 @@ def largest_rate(graph: Round, momentum: float, *, parallel: bool) -> float:
     """Return the largest learning rate times curvature at which no difference between workers grows. O(n³).
 
     Exact for symmetric weights, which have real eigenvalues; for other weights it uses the symmetric part and is no
-    bound.
-    `momentum` is β, 0 <= β < 1; `parallel` means that parameters are averaged during computing (x ← Wx + u), not
-    afterwards (x ← W(x + u)).
+    bound. `momentum` is heavy-ball, from 0 to below 1; `parallel` means that parameters are averaged during computing
+    (x ← Wx + u), not afterwards (x ← W(x + u)).
     """
     matrix = mixing_matrix(graph)
     values = np.linalg.eigvalsh((matrix + matrix.T) / 2)

@@ -145,8 +145,8 @@ def _squares(stack: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 def exact_consensus_distance(schedule: Schedule) -> Fraction | None:
     """Return the consensus distance of a rule (groups given by node digits) exactly; None if workers never converge.
 
-    O(classes · G⁶) fraction operations for G local ranks, of which there may be at most 8; `consensus_distance` has no
-    such limit.
+    O(classes · G⁶) fraction operations for G local ranks. Raises InputError for other schedules than rules, and for
+    over 8 local ranks; `consensus_distance` has neither limit.
     """
     known = rule_and_worker_steps(schedule)
     if known is None:

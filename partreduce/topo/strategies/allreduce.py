@@ -81,18 +81,13 @@ class AllReduce(HasGroups):
 
     @property
     def _relaxation(self) -> Fraction:
-        """The relaxation of the all-reduce: below 1 if workers keep a part of their own parameters (`sync.kept`).
-
-        A delay inside a round makes no difference off the mean.
-        """
+        """The relaxation of the all-reduce: below 1 if workers keep a part of their own parameters (`sync.kept`)."""
         return 1 - self.sync.kept
 
     def rule(self, cluster: Cluster, *, by_node: bool = False) -> RuleView | None:
         """Return the all-reduce as a rule: one block (of groups given by node digits) over all workers.
 
-        Each worker counts as a node; with `by_node` the nodes are those of the cluster.
-
-        The result is None with `by_node` if the nodes are unequal.
+        Each worker counts as a node. With `by_node` the nodes are the cluster's; if these are unequal, return None.
         """
         if not by_node:
             return RuleView((cluster.num_workers,), ((Block((0,), (0,), self._relaxation),),), 1)

@@ -101,8 +101,9 @@ class GradientReduction(Choice):
 class Pipeline(JsonObject, Waiting):
     """Pipe-SGD: a step applies the gradients of `width` - 1 steps before, which are all-reduced during later steps.
 
-    w[t] = w[t-1] - U(g[t-K]) with K = `width`, g the mean (or sum) of all workers' gradients and g[t] = 0 for t <= 0,
-    where g[t] was taken at w[t] (Li et al., NeurIPS 2018, Algorithm 1). The first `warm_up` steps are synchronous.
+    w[t] = w[t-1] - U(g[t-K]) with K = `width`, U the optimizer's update, g[t] the mean (or sum) of all workers'
+    gradients at w[t], and g[t] = 0 for t <= 0 (Li et al., NeurIPS 2018, Algorithm 1). The first `warm_up` steps are
+    synchronous.
 
     A width beyond 2 hides no more communication, since a worker computes one step and sends one gradient at a time: a
     step takes max(computing, communicating) for each K >= 2, while gradients get older. `run` and `verify` warn about

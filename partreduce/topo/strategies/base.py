@@ -141,12 +141,13 @@ class Strategy(JsonObject, ABC):
             self.check_outer_settles(relaxations)
 
     def check_outer_settles(self, relaxations: Collection[Fraction]) -> None:
-        """Raise ScheduleError if shared outer parameters diverge from the workers' mean under these relaxations.
+        """Raise ScheduleError if shared outer parameters would diverge from the workers' mean.
 
-        With e = mean - outer parameters, outer momentum b and alpha = 1 - relaxation, a round over all workers without
-        gradients maps (e, b) linearly; by Jury's criterion its spectral radius is below 1 if and only if alpha * lr <
-        (1 + alpha) * (1 + momentum), with Nesterov's alpha * lr * (1 + 2 momentum). Without momentum this also holds
-        for rounds with different relaxations in turn.
+        `relaxations` are those of the rounds that average over all workers. With e = mean - outer parameters, outer
+        momentum b and alpha = 1 - relaxation, such a round without gradients maps (e, b) linearly; by Jury's criterion
+        the spectral radius of the map is below 1 if and only if alpha * lr < (1 + alpha) * (1 + momentum), with
+        alpha * lr * (1 + 2 momentum) on the left under Nesterov. Without momentum this also holds for rounds with
+        different relaxations in turn.
         """
         outer = self.payload.outer
         for alpha in sorted(1 - relaxation for relaxation in relaxations):
@@ -228,7 +229,7 @@ class Strategy(JsonObject, ABC):
 
     @property
     def is_delayed(self) -> bool:
-        """Whether averaging runs while a round computes."""
+        """Whether the average of a round is computed during later rounds, instead of at the end of the round."""
         return self.sync.lag > 0
 
     @property
@@ -238,7 +239,7 @@ class Strategy(JsonObject, ABC):
 
     @property
     def lacks_newest(self) -> bool:
-        """Whether the parameters that a round averages, of any fragment, lack some of the steps taken in the round."""
+        """Whether a round sends some parameters before its last step; their average then lacks the newest steps."""
         return self.payload.num_fragments > 1 or self.sync.late_steps > 0
 
     @property
@@ -281,7 +282,7 @@ class Strategy(JsonObject, ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HasMixingMatrix(Strategy):
-    """A strategy whose rounds are fixed in advance, with a period, mixing matrices and metrics.
+    """A strategy with rounds that are fixed in advance, and so with a period, mixing matrices and metrics.
 
     `steps` and `phase` raise ScheduleError for a rule phase whose blocks overlap.
     """

@@ -20,9 +20,9 @@ from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap
 class NeighborAveraging(HasMixingMatrix):
     """Rounds of weighted averaging over graphs, repeated periodically; a single round is a fixed graph.
 
-    Synchronous is Hop's serial order (its Figure 2), x ← W(x + u); delayed by one round its parallel order, x ← Wx +
-    u(x). With an iteration gap workers advance asynchronously over one fixed graph, with a bounded gap between
-    neighbors.
+    With x the parameters and u the local update, a synchronous round is x ← W(x + u), Hop's serial order (its Figure
+    2), and a delayed one x ← Wx + u(x), its parallel order. With an iteration gap workers advance asynchronously over
+    one fixed graph, with a bounded gap between neighbors.
     """
 
     kind: ClassVar[str] = "neighbor"

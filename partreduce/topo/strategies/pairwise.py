@@ -48,7 +48,7 @@ class Pairwise(Strategy):
             seen.add(frozenset((a, b)))
 
     def passive_of(self, worker: int, num_workers: int) -> tuple[int, ...]:
-        """Return the workers that an active worker may pick, ascending."""
+        """Return the passive workers that the active `worker` may pick, ascending."""
         active = set(self.active)
         if self.edges is None:
             return tuple(other for other in range(num_workers) if other not in active)

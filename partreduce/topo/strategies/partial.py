@@ -53,7 +53,7 @@ class PartialAllReduce(JsonObject, Waiting):
     the largest number of results queued for a worker: with a full queue it does not join the next round, so a gradient
     is at most C rounds late. `grace`: microseconds that a started round waits for a worker's own gradient.
     `synchronize_every`: rounds after which all workers average their models (0: never). `seed` fixes the draws of
-    `majority`.
+    `majority`; `count` and `missed` are explained by their types.
     """
 
     word: ClassVar[str] = "partial"
@@ -123,7 +123,7 @@ class PartialAllReduce(JsonObject, Waiting):
         self._only("seed", self.quorum is QuorumStart.MAJORITY, "only the quorum majority draws a worker")
 
     def _only(self, name: str, has_it: bool, why: str) -> None:
-        """Raise ScheduleError if a member that has no effect here differs from its default."""
+        """Raise ScheduleError if field `name` differs from its default without having an effect (`has_it`) here."""
         default = next(field.default for field in fields(self) if field.name == name)
         if not has_it and getattr(self, name) != default:
             raise ScheduleError(f"sync.partial.{name}: is {getattr(self, name)}; {why}; leave it out")

@@ -67,7 +67,7 @@ class OuterStep(JsonObject):
 
     @property
     def has_own_outer_params(self) -> bool:
-        """Whether outer parameters may differ between workers, so that they are state besides the models."""
+        """Whether outer parameters may differ between workers, so that each worker keeps its own as further state."""
         return self.outer_params is OuterParams.PER_WORKER
 
     @property
@@ -99,7 +99,7 @@ Fragments = Count | tuple[tuple[Title, ...], ...]
 
 
 def number_of(fragments: Fragments) -> int:
-    """Return the number of fragments."""
+    """Return the number of fragments, given as this number or as one tuple of name patterns per fragment."""
     return fragments if isinstance(fragments, int) else len(fragments)
 
 
@@ -122,11 +122,9 @@ class Move(NamedTuple):
 def moves(num_fragments: int, steps_per_round: int, late: int) -> tuple[Move, ...]:
     """Return the operations on fragments (parts of the model, averaged in turn) in one round, equal on all workers.
 
-    Each is merged `late` steps after it is sent.
-
-    A fragment may be sent in the round before the one that merges it; the first round has nothing to merge then. So up
-    to ceil(late * P / steps_per_round) fragments are in flight at once: a merge happens before the next fragment is
-    sent.
+    Each fragment is merged `late` steps after it is sent, which may be in the next round; the first round then has
+    nothing to merge. With P fragments up to ceil(late * P / steps_per_round) are in flight at once, as a merge happens
+    before the next fragment is sent.
     """
     ends = round_ends(num_fragments, steps_per_round)
     merges = [Move(end, number, merges=True) for number, end in enumerate(ends)]

@@ -33,10 +33,7 @@ class Server(Strategy):
             raise ScheduleError(f"staleness: is {self.staleness}; only an asynchronous server has one; leave it out")
 
     def tables_unsupported_reason(self) -> str:
-        """Return why embedding tables cannot be exchanged separately: workers have no common steps.
-
-        The result is empty if they can be exchanged.
-        """
+        """Return why embedding tables cannot be exchanged separately (no common steps); empty if they can."""
         if self.synchronous and self.steps_once:
             return ""
         return "workers of a server have common steps only where it is synchronous, with steps_per_round 1"

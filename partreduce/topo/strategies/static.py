@@ -160,10 +160,7 @@ class StaticGroups(HasGroups):
         return self.phases.relaxations_of_all(cluster)
 
     def fragments_unsupported_reason(self) -> str:
-        """Return why the model cannot be averaged in fragments: late averages, or separate outer parameters.
-
-        The result is empty if it can be averaged in fragments.
-        """
+        """Return why the model cannot be averaged in fragments (delay, own outer parameters); empty if it can."""
         if self.payload.outer.has_own_outer_params:
             return "outer steps from each worker's own outer parameters are for whole models; leave one of the two out"
         return "" if isinstance(self.sync, Synchronous) else f"sync.{self.sync.word} is for whole models; leave it out"

@@ -69,10 +69,7 @@ class Coding:
 
     @classmethod
     def of(cls, transport: Transport, hardware: Hardware) -> Coding:
-        """Return the coding of a schedule's transport on this hardware.
-
-        It costs no time if no link takes time for bytes.
-        """
+        """Return the coding of a transport; its `seconds` are 0 if no link of the hardware takes time for bytes."""
         if transport.codec is Codec.NONE:
             return PLAIN
         scales = SCALE_BYTES / transport.block if transport.codec.has_blocks else 0.0
@@ -121,7 +118,7 @@ class Travel:
 
     @classmethod
     def of(cls, transport: Transport, hardware: Hardware, algorithm: Algorithm = None) -> Travel:
-        """Build from a transport; segments of a gradient become ready at equal intervals of the backward pass."""
+        """Build from a transport, or with another `algorithm`; segments get ready at equal intervals of backward."""
         chosen = transport.algorithm if algorithm is None else algorithm
         if transport.where is CodecScope.ACROSS_NODES and chosen is not transport.algorithm:
             type(transport)(algorithm=chosen, codec=transport.codec, where=transport.where).check()
@@ -189,7 +186,7 @@ class Traffic:
     codec: Floats
 
     def through(self, group: Whole, workers: Floats, nodes: Floats) -> Floats:
-        """Return the share of the payload sent through a NIC or uplink with these workers and nodes behind it."""
+        """Return the payload share of group[i] through a NIC or uplink with workers[i] and nodes[i] behind it."""
         if not self.exchanged.any():
             return self.ring[group]
         parts, here = self.parts[group], np.where(self.by_node[group], nodes, workers)
@@ -197,7 +194,7 @@ class Traffic:
 
 
 def of_sum(shape: Shape, algorithm: str, coding: Coding = PLAIN) -> Traffic:
-    """Return the traffic of an all-reduce over each group, with this algorithm and coding. O(groups)."""
+    """Return the traffic of an all-reduce over each group of `shape`, by `algorithm` "ring" or "hierarchical"."""
     k, m, few = shape.members, shape.num_nodes.astype(float), shape.inside
     # Groups with separate stages inside nodes and across nodes.
     split: Flags = shape.crosses & (few > 1) & (shape.most == shape.least) & (algorithm == "hierarchical")

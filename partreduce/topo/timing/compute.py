@@ -151,10 +151,7 @@ class ComputeTimes(CheckedFields):
     def rounds(
         self, worker_steps: Whole, num_rounds: int, rng: np.random.Generator, *, num_samples: int = 1
     ) -> Iterator[Floats]:
-        """Yield the seconds that each worker computes in each round, all its steps together.
-
-        The shape is (num_samples, num_workers).
-        """
+        """Yield, for each round, the seconds that each worker computes in all its steps, (num_samples, num_workers)."""
         longest, num_workers = int(worker_steps.max()), len(worker_steps)
         if self.is_fixed:
             yield from [
@@ -191,7 +188,10 @@ class ComputeTimes(CheckedFields):
 
 
 def read_trace(path: Path) -> Floats:
-    """Read recorded seconds per step from a CSV file: one row per step, one column per worker, no header."""
+    """Read recorded seconds per step from a CSV file: one row per step, one column per worker, no header.
+
+    Raises InputError for any other content.
+    """
     try:
         text = read_bytes(path, MAX_TRACE_BYTES).decode()
     except UnicodeDecodeError:

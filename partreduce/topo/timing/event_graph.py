@@ -56,12 +56,11 @@ def cycle_time(
     model_bytes: int | None = None,
     algorithm: Algorithm = None,
 ) -> CycleTime:
-    """Compute the exact steady-state seconds per round and per step.
+    """Compute the exact steady-state seconds per round and per step, with the step times of `compute` or `hardware`.
 
-    O(n · period) per policy iteration, of which few occur.
     Rules on nodes that are all equal are solved on one node, whatever their number; regular racks keep nodes equal if
     the rule's first digits count the racks. The prologue is left out, and jitter and disturbances of `compute` are
-    ignored (`topo.timing.stages.sample` includes them).
+    ignored (`topo.timing.stages.sample` includes them). O(n · period) per policy iteration, of which few occur.
     """
     times = ComputeTimes.of(hardware) if compute is None else compute
     return TimedPeriod.of(schedule, hardware, times, model_bytes=model_bytes, algorithm=algorithm).cycle()
@@ -105,7 +104,7 @@ class TimedPeriod:
         )
 
     def cycle(self, *, steps_per_round: int | None = None, sync: Sync | None = None) -> CycleTime:
-        """Return the steady speed, optionally with another steps_per_round for all workers or another delay."""
+        """Return the steady speed, with another steps_per_round for all workers or another `sync` if given."""
         worker_steps = (
             self.worker_steps if steps_per_round is None else np.full_like(self.worker_steps, steps_per_round)
         )
@@ -117,8 +116,8 @@ class TimedPeriod:
     def merged(self) -> TimedPeriod:
         """Return an equivalent period in which one worker represents all that always arrive at the same time.
 
-        Such workers are of one kind: they have equal step times and wait for groups of equal kinds. O(n log n · period)
-        for each refinement of the kinds, of which few are needed.
+        These workers are of one kind: they have equal step times and wait for groups of equal kinds. Each of a few
+        refinements of the kinds costs O(n log n · period).
         """
         distinct = {id(stage): stage for stage in self.stages}
         if any(stage.turns for stage in distinct.values()):
@@ -230,9 +229,9 @@ def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, a
 
 
 class _Ways(NamedTuple):
-    """For every worker the path of who waits for whom by the policy: the state that it leads back to, and its seconds.
+    """For every worker, the path back along the workers that it waits for under the policy.
 
-    `origin` is a state at the period's start (`_howard`), `weight` the seconds from there.
+    `origin` is the state at the period's start (`_howard`) where the path begins, `weight` the seconds from there.
     """
 
     origin: Whole
@@ -242,7 +241,7 @@ class _Ways(NamedTuple):
 class _Potential(NamedTuple):
     """The current values of policy iteration for each state (`_howard`).
 
-    `rank` is that of its cycle's mean weight among all means; `values` are seconds ahead of that mean (the bias).
+    `rank` orders states by the mean weight of their cycle; `values` are seconds ahead of that mean (the bias).
     """
 
     rank: Whole
@@ -256,7 +255,7 @@ class _Potential(NamedTuple):
         return _Ways(np.where(keep, one.origin, other.origin), np.where(keep, one.weight, other.weight))
 
     def ready(self, stage: Stage, ways: _Ways) -> _Ways:
-        """Return, for every worker, the latest way of the workers that its cell (group) waits for; else its own way."""
+        """Return, for every worker, the way of the last worker that its cell (group) waits for, or its own way."""
         best = _largest(stage, self.rank[ways.origin], self.values[ways.origin] + ways.weight)
         own = np.arange(len(ways.origin))
         pick = np.where(stage.cell_of >= 0, best[stage.cell_of] if len(best) else 0, own)
@@ -264,11 +263,12 @@ class _Potential(NamedTuple):
 
 
 def _howard(stages: list[Stage], compute: Floats, sync: Sync) -> tuple[Floats, tuple[int, ...]]:
-    """Return the largest cycle mean per period that reaches each worker, and the workers of one cycle with the maximum.
+    """Return the seconds per period of the slowest cycle of waits that reaches each worker, and the slowest one.
 
-    `compute` (num_workers,) are the seconds that a worker computes in a round. A state is a worker at the beginning of
-    a round, or one of the operations that it has in flight. The states of the operations follow those of the workers:
-    in a pipeline K−1 operations, newest first; of fragments in turn, oldest first.
+    The slowest one is given by its workers. `compute` (num_workers,) are the seconds that a worker computes in a round.
+    A state is a worker at the beginning of a round, or one of the operations that it has in flight. The states of the
+    operations follow those of the workers: in a pipeline K−1 operations, newest first; of fragments in turn, oldest
+    first.
     """
     count = len(compute) * (1 + (sync.lag if sync.delays_gradients else stages[0].carried))
     means, values = np.full(count, -np.inf), np.zeros(count)
@@ -310,9 +310,9 @@ def _improve(
 
 
 def _forward(stage: Stage, compute: Floats, states: list[_Ways], potential: _Potential, sync: Sync) -> list[_Ways]:
-    """Advance the ways of policy iteration by one round (equations in `topo.timing.stages`).
+    """Advance paths of waits (`_Ways`) by one round, by the equations in `topo.timing.stages`.
 
-    `states` holds the ways of the workers, then those of each operation in flight.
+    `states` holds the paths of the workers, then those of each operation in flight; `compute` the seconds per round.
     """
     now, *under_way = states
     before: float | Floats = 0.0

@@ -182,7 +182,7 @@ class Loads:
 
     @classmethod
     def fixed(cls, seconds: Floats, busiest: float) -> Loads:
-        """Return the loads of operations whose seconds, shape (groups,), are already known."""
+        """Return the loads of operations with known `seconds`, (groups,); `busiest` bytes leave the busiest node."""
         none, whole = np.zeros(0), np.zeros(0, dtype=np.int64)
         return cls(np.zeros(len(seconds)), seconds, whole, whole, none, none, none, 1, busiest)
 
@@ -449,7 +449,7 @@ def _assemble(
 
 
 def _shared_once(latency: Floats, group: Whole, place: Whole, bytes_: Floats, inverse: Floats) -> Loads:
-    """Return the loads on a kind of link of which every node or switch has one, such as a bus or an uplink.
+    """Return the loads on links of one kind, one for each node or switch, such as buses or uplinks.
 
     Crossing e sends `bytes_[e]` of group `group[e]` over the link of node or switch `place[e]`, at `inverse[e]` seconds
     per byte, shared with the other crossings there; `latency` (groups,) is added to a group's seconds.

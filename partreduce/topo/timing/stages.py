@@ -83,10 +83,10 @@ class Stage:
     turns: tuple[Turn, ...] = ()
 
     def ready(self, arrival: Floats) -> Floats:
-        """Return when the operation of each worker's cell can begin, shape (..., num_workers).
+        """Return when the operation of each worker's cell can begin, from each worker's `arrival`, (..., num_workers).
 
         A cell is a group, or a worker with its in-neighbors; it begins when the last worker that it waits for arrives.
-        For a worker without a cell it is the worker's own arrival.
+        A worker without a cell begins at its own arrival.
         """
         if not len(self.seconds):
             return arrival
@@ -94,7 +94,7 @@ class Stage:
         return np.where(self.cell_of >= 0, latest[..., self.cell_of], arrival)
 
     def duration(self, seconds: Floats | None = None) -> Floats:
-        """Return the seconds that each worker communicates, by default the stage's, shape (num_workers,)."""
+        """Return the seconds that each worker communicates, (num_workers,), from `seconds` per cell or the stage's."""
         seconds = self.seconds if seconds is None else seconds
         return np.where(self.cell_of >= 0, seconds[self.cell_of], 0.0) if len(seconds) else np.zeros(len(self.cell_of))
 
@@ -134,7 +134,7 @@ class Stage:
 def of_period(
     schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, algorithm: Algorithm = None
 ) -> list[Stage]:
-    """Return the stages of one period, with explicit groups; `model_bytes` is optional if no link has a bandwidth."""
+    """Return the stages of one period over all workers; `model_bytes` is optional if no link has a bandwidth."""
     travel = Travel.of_strategy(schedule.strategy, hardware, algorithm)
     stages: list[Stage] = []
     for index, first in enumerate(first_equal(schedule)):
@@ -205,8 +205,9 @@ class Moments(NamedTuple):
 
 
 class Rounds:
-    """The progress of all workers in max-plus arithmetic, shape (..., num_workers).
+    """The progress of all workers, round by round: the times at which they compute, communicate and wait.
 
+    Times are seconds since the start, of the given `shape` (..., num_workers). `sync` decides when averages apply;
     `skip_warm_up` starts after the warm-up of a pipeline.
     """
 
@@ -293,8 +294,8 @@ def sample(
     """Run `num_samples` copies of the schedule at once in max-plus arithmetic; the first quarter is warm-up.
 
     Warm-up and counted rounds are rounded up to whole periods: phases cost differently, and a partial period
-    would weigh some of them more. A schedule's own first rounds, prologue and warm-up, are left out.
-    O(num_samples · num_rounds · n), vectorized over runs and workers.
+    would weigh some of them more. A schedule's own first rounds, prologue and warm-up, are left out. Raises InputError
+    for fewer than 4 rounds or 2 samples. O(num_samples · num_rounds · n), vectorized over runs and workers.
     """
     if num_rounds < 4 or num_samples < 2:
         raise InputError(f"sampling: {num_rounds} rounds of {num_samples} runs; at least 4 rounds of 2 runs are needed")

@@ -124,11 +124,11 @@ def exchange(
     element_bytes: int = ELEMENT_BYTES,
     beside_gathered: bool = False,
 ) -> Exchange:
-    """Return the cost of exchanging one table in a step.
+    """Return the cost of exchanging the table of `route` in a step.
 
-    `touched` are the shares of its rows that a step uses; with `local_aggregation` the workers of a node first combine
-    their rows, if that is possible. `beside_gathered` means that another table is gathered, so that all workers
-    communicate with all others.
+    `touched` are the shares of the table's rows that a step uses, `element_bytes` the bytes of one number. With
+    `local_aggregation` the workers of a node first combine their rows, if that is possible. `beside_gathered` means
+    that another table is gathered, so that all workers communicate with all others.
     """
     if route.way is Placement.DENSE:
         return Exchange()
@@ -212,7 +212,10 @@ def aggregates_in(cluster: Cluster) -> bool:
 
 
 def in_pairs(cluster: Cluster, *, gathers: bool) -> bool:
-    """Whether aggregated rows are exchanged only between workers of equal local rank on different nodes."""
+    """Whether aggregated rows go only between workers of equal local rank on different nodes.
+
+    They do on nodes of equal size, unless some table is gathered (`gathers`).
+    """
     return aggregates_in(cluster) and len(set(cluster.node_sizes().tolist())) == 1 and not gathers
 
 

@@ -22,7 +22,7 @@ an entry may come from anywhere.
    and the owners of their rows.
 
 From Python: `check(certificate, read_schedule(document))` yields the claims that hold, and raises Refusal at the first
-entry that does not; `facts(read_schedule(document))` yields the rest.
+entry that does not; `facts(read_schedule(document))` yields the facts.
 """
 
 from __future__ import annotations

@@ -118,8 +118,7 @@ def check(certificate: object, schedule: Schedule) -> Iterator[str]:
     """Confirm a certificate claim by claim.
 
     A claim that is yielded is proved for the averages that the schedule describes, from the file alone; ASSUMED lists
-    its further assumptions. The certificate must name the schedule's hash, and each claim at most once. The groups are
-    first checked to be disjoint, since otherwise there is no mixing matrix.
+    its further assumptions. The certificate must name the schedule's hash, and each claim at most once.
 
     Args:
         certificate: the parsed JSON, in the form that `partreduce verify` writes.

@@ -73,7 +73,7 @@ ROUNDING = {
 
 
 def codec_error(schedule: Schedule, _: Work) -> Numbers | None:
-    """Fact `codec-error`: return the bounds `relative` and `absolute`, and `roundings`, the most of one number."""
+    """Fact `codec-error`: return the bounds `relative` and `absolute`, and the most `roundings`; None if not coded."""
     if schedule.transport["codec"] == "none":
         return None
     sums = [coded_sum(schedule.transport, *shape) for shape in set(_shapes(schedule))]
@@ -82,24 +82,24 @@ def codec_error(schedule: Schedule, _: Work) -> Numbers | None:
 
 
 class FollowedSum:
-    """The error bound E = p·A + q of a sum after some of its stages, and the codec's number of roundings so far."""
+    """The error bound `relative`·A + `absolute` of a sum after some stages (A: the inputs' mean magnitude)."""
 
     def __init__(self) -> None:
         self.relative = self.absolute = Fraction(0)
         self.roundings = 0
 
     def round(self, count: int, relative: Fraction, absolute: Fraction) -> None:
-        """Update the bound for one rounding of each of `count` terms, with the codec's errors e and t."""
+        """Update the bound for one rounding of each of `count` terms, which has these relative and absolute errors."""
         self.relative += relative * (1 + self.relative)
         self.absolute += relative * self.absolute + count * absolute
 
     def add(self, count: int, relative: Fraction) -> None:
-        """Update the bound for an addition of `count` terms, in a format with the relative error u."""
+        """Update the bound for an addition of `count` terms, in a format with this relative error."""
         self.round(0, (count - 1) * relative, Fraction(0))
 
 
 def rounded_up(*sums: FollowedSum) -> tuple[str, str]:
-    """Return, as texts, the largest p rounded up to a multiple of 2⁻³² and the largest q rounded up to a power of 2."""
+    """Return the largest `relative`, rounded up to a multiple of 2⁻³², and the largest `absolute`, to a power of 2."""
     relative = Fraction(ceil(max(one.relative for one in sums) * 2**32), 2**32)
     largest = max(one.absolute for one in sums)
     absolute = next(power for power in (Fraction(2) ** j for j in count(-160)) if power >= largest)
@@ -107,7 +107,7 @@ def rounded_up(*sums: FollowedSum) -> tuple[str, str]:
 
 
 def coded_sum(transport: Mapping[str, Any], inside: int, nodes: int) -> FollowedSum:
-    """Return the bound after all stages of a group of `inside` members on each of `nodes` nodes (1: a ring)."""
+    """Return the bound after all stages of `inside` members on each of `nodes` nodes; (1, k): ring, (k, 1): plain."""
     codec, size = transport["codec"], inside * nodes
     relative, absolute = ROUNDING[codec]
     result = FollowedSum()

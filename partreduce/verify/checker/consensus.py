@@ -83,7 +83,7 @@ MAX_ROWS = 1024
 
 
 def check_by_trees(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Check claim `consensus` by spanning trees: one for explicit groups; for rules one, and one per node digit."""
+    """Raise a Refusal unless `entry` proves `consensus` by spanning trees: one, for rules one more per node digit."""
     confirm(
         schedule.form != "graph" and lengthens_nothing(schedule), place, "trees", "0 <= relaxation < 2 in every group"
     )
@@ -145,7 +145,7 @@ class Components:
 
 
 def check_by_graph(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Check claim `consensus` by n − 1 edges [round, source, target] from `root`, each to a new worker."""
+    """Raise a Refusal unless `entry` proves `consensus`: edges [round, source, target] from `root` to all workers."""
     confirm(schedule.form == "graph", place, "graph", "trees")
     needs_all = schedule.gap is None or not schedule.gap.has_backup
     confirm(needs_all, place, "graph", "workers that do without none of their in-neighbors")
@@ -168,7 +168,10 @@ def check_by_graph(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
 
 
 def check_by_pivots(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Check claim `contraction`, ‖P − J‖₂² ≤ `squared`, or `consensus`, ‖Pᵏ − J‖₂² ≤ `squared` < 1, k = `periods`."""
+    """Raise a Refusal unless ‖P − J‖₂² ≤ `squared`; of claim `consensus`, unless ‖P^`periods` − J‖₂² ≤ `squared` < 1.
+
+    P is the matrix of one period, J that of the mean.
+    """
     work, at = Work(place), f"{place}.squared"
     squared, listed = as_fraction(entry["squared"], at), classes(schedule, place)
     require(schedule.width <= MAX_SIZE, place, "too large for exact pivots; use another method")
@@ -179,7 +182,7 @@ def check_by_pivots(schedule: Schedule, entry: dict[str, Any], place: str) -> No
 
 
 def check_listed(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Check claim `contraction`, ‖P − J‖₂² ≤ `squared`, for explicit groups and graphs: methods `factor`, `norms`."""
+    """Raise a Refusal unless ‖P − J‖₂² ≤ `squared` as in `check_by_pivots`, by `factor` or `norms`; not for rules."""
     work, at, method = Work(place), f"{place}.squared", entry["method"]
     confirm(schedule.form != "rule", place, method, "pivots on the classes of a rule")
     require(method == "norms" or schedule.width <= MAX_ROWS, place, f"over {MAX_ROWS} workers")
@@ -194,7 +197,7 @@ def check_listed(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
 
 
 def check_by_product(schedule: Schedule, entry: dict[str, Any], place: str) -> None:  # noqa: ARG001 - as the others
-    """Check claim `exact-consensus`, P = J, by multiplying out the period."""
+    """Raise a Refusal unless one period, multiplied out, gives all workers the exact mean (`exact-consensus`)."""
     work = Work(place)
     for digits in classes(schedule, place):
         rows, _ = distance_from_mean(schedule, digits, 1, work)
@@ -202,7 +205,7 @@ def check_by_product(schedule: Schedule, entry: dict[str, Any], place: str) -> N
 
 
 def check_by_labels(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Check claim `exact-consensus` by `labels` in mixed `radices`: phase `first` + l averages along digit l."""
+    """Raise a Refusal unless `labels` with `radices` prove `exact-consensus`: phase `first` + l averages digit l."""
     n, labels, radices, first = schedule.num_workers, entry["labels"], entry["radices"], entry["first"]
     confirm(schedule.form == "groups" and len(radices) < 32 and prod(radices) == n, place, radices, "product n")
     confirm(0 <= first <= schedule.period - len(radices), f"{place}.first", first, "a window inside the period")

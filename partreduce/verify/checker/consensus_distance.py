@@ -76,7 +76,7 @@ class Steps(NamedTuple):
 def with_places(schedule: Schedule, place: str) -> Schedule:
     """Return the schedule, or, for a rule whose steps per round differ between nodes, the same with explicit groups.
 
-    Its places are the local ranks of any node for a rule, otherwise the workers.
+    Its mixing matrices then act on places: the local ranks of any node for a rule, otherwise the workers.
     """
     width = schedule.width
     require(width <= MAX_ROWS, place, f"over {MAX_ROWS} rows")
@@ -89,7 +89,7 @@ def with_places(schedule: Schedule, place: str) -> Schedule:
 
 
 def read_steps(schedule: Schedule, unit: int, work: Work) -> Steps:
-    """Return the steps of a schedule, or raise a Refusal if a phase lengthens a vector or the sizes are too large."""
+    """Return the steps of a schedule, noise in units of 1/`unit`; a phase that enlarges differences is a Refusal."""
     for sizes in schedule.group_sizes():
         is_tame = all(0 <= relaxation <= 2 for _, relaxation in sizes)
         confirm(is_tame, work.place, "relaxation", "0 <= relaxation <= 2 in every group")
@@ -128,7 +128,7 @@ def _means(schedule: Schedule, t: int, worker_steps: Sequence[int]) -> list[Frac
 
 
 def rounded_after_phase(schedule: Schedule, t: int, digits: Sequence[int], rows: IntegerMatrix) -> IntegerMatrix:
-    """Return W·X·Wᵀ on the class of `digits`, rounded to integers, for phase t's W and the symmetric X = `rows`."""
+    """Return W·X·Wᵀ on the class of `digits`, rounded to integers; W is the matrix of phase t, X = `rows` symmetric."""
     rows, scale = after_phase(schedule, t, digits, rows)
     rows, factor = after_phase(schedule, t, digits, list(map(list, zip(*rows, strict=True))))
     scale *= factor
@@ -137,7 +137,7 @@ def rounded_after_phase(schedule: Schedule, t: int, digits: Sequence[int], rows:
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Check claim `consensus-distance`, ≤ `at_most`: `covariance` / 2^`bits` has X's lower triangle for each class."""
+    """Raise a Refusal unless `covariance` / 2^`bits`, a lower triangle for each class, proves `consensus-distance`."""
     work = Work(place)
     schedule = with_places(schedule, place)
     steps = read_steps(schedule, 1 << (entry["bits"] + GUARD), work)
@@ -157,7 +157,7 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
 def _sum_of_traces(
     schedule: Schedule, steps: Steps, digits: Sequence[int], start: IntegerMatrix, work: Work
 ) -> Fraction:
-    """Return, on one class, the sum of traces off the mean over a period from X = start / unit; confirm X ≻ F(X)."""
+    """Return, on one class, the sum of traces over a period from X = start / unit, and confirm that X gets smaller."""
     size, is_late = schedule.width, schedule.is_late
     half = (size + 1) // 2
     # Inside a round W has not acted yet: noise of the steps made so far comes to what stood at its start.
@@ -176,7 +176,7 @@ def _sum_of_traces(
 
 
 def _confirm_smaller(after: IntegerMatrix, before: IntegerMatrix, digits: Sequence[int], place: str) -> None:
-    """Confirm X ≻ Q·Y·Q for X = before, Y = after by diagonal dominance, times size² so that entries are integers."""
+    """Confirm X ≻ Q·Y·Q by diagonal dominance; X = before, Y = after, Q removes the mean where `digits` is empty."""
     size = len(after)
     sums = [0 if digits else sum(row) for row in after]
     whole = sum(sums)
@@ -188,7 +188,7 @@ def _confirm_smaller(after: IntegerMatrix, before: IntegerMatrix, digits: Sequen
 
 
 def _trace(matrix: IntegerMatrix, digits: Sequence[int]) -> Fraction:
-    """Return the trace of Q·X·Q."""
+    """Return the trace of Q·matrix·Q; Q removes the mean if `digits` is empty, and is the identity otherwise."""
     trace = sum(row[i] for i, row in enumerate(matrix))
     return Fraction(trace) if digits else trace - Fraction(sum(map(sum, matrix)), len(matrix))
 

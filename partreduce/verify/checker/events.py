@@ -57,7 +57,7 @@ Edges = Sequence[tuple[int, int, Fraction]]
 
 
 class Need(NamedTuple):
-    """A condition of an event: it waits for all `sources` but `spare` of them, each with the same number of tokens."""
+    """A condition of an event: it waits for all its sources but `spare` of them, each with the same `tokens`."""
 
     event: int
     tokens: int
@@ -101,7 +101,7 @@ class EventGraph:
         self.needs.append(Need(event, tokens, spare))
 
     def leads(self, start: int, ends: Iterable[int], work: Work) -> dict[int, int]:
-        """Return for each of `ends` the most rounds that it can be ahead of worker `start`, without unlimited ones."""
+        """Return for each of `ends` the most rounds that it can be ahead of worker `start`; none if without limit."""
         settled: dict[int, int] = {}
         missing = set(ends)
         left: dict[int, int] = {}  # of a need, the sources that must settle before it lets its event happen
@@ -155,8 +155,7 @@ class KeptGap(NamedTuple):
     def takes_all(self) -> bool:
         """Return whether every reduce averages the update of its own step from every in-neighbor.
 
-        If so, rounds follow the recursion with the file's weights whichever worker is ahead, and claims about matrices
-        hold. Otherwise the averaged updates are decided at run time, and there is no matrix.
+        If so, claims about matrices hold. Otherwise averaged updates are decided at run time, and there is no matrix.
         """
         return not self.staleness and not self.has_backup  # a skip goes with either
 
@@ -165,7 +164,7 @@ class KeptGap(NamedTuple):
         return self.backup if isinstance(self.backup, list) else [self.backup] * num_workers
 
     def require_fit(self, num_workers: int, edges: Edges) -> None:
-        """Raise a Refusal if the setting, or this graph with it, is outside the premises of the theorems above.
+        """Raise a Refusal if the setting, or this graph with it, is outside the premises of the theorems in this file.
 
         If all updates are averaged, the file's weights must be those that the program uses, since claims are about
         them. No worker may get ahead of an out-neighbor without limit, since no queue would be long enough: token

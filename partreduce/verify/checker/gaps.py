@@ -36,14 +36,14 @@ def gap(schedule: Schedule, work: Work) -> Numbers:
 
 
 def queues(schedule: Schedule, work: Work) -> Numbers:
-    """Fact `queues`: return `update`, the most updates that wait on each edge; with token queues `token`, likewise."""
+    """Fact `queues`: return, for each edge, the most waiting updates (`update`) and, with tokens, these (`token`)."""
     bounds, max_ig = schedule.events.bounds(work), _setting(schedule).max_ig
     update = {"update": [_number(ahead + 1) for ahead, _ in bounds.values()]}
     return update if max_ig is None else update | {"token": [_number(back + max_ig) for _, back in bounds.values()]}
 
 
 def staleness(schedule: Schedule, work: Work) -> Numbers:
-    """Fact `staleness`: return `steps` and `ahead`, the most rounds that an averaged update is older or newer."""
+    """Fact `staleness`: return by how many rounds at most an averaged update is older (`steps`) or newer (`ahead`)."""
     late = _setting(schedule).staleness
     ahead = max((pair[0] for pair in schedule.events.bounds(work).values()), default=0) if late else 0
     return {"steps": late + schedule.lag, "ahead": int(ahead)}
@@ -119,14 +119,14 @@ def consensus(schedule: Schedule, work: Work) -> Numbers | None:
 def two_closed_sets(
     sources: Sequence[Sequence[int]], spare: Sequence[int], work: Work
 ) -> tuple[set[int], set[int]] | None:
-    """Return two disjoint sets, each v of which has at most spare[v] sources outside (`consensus`); None if none."""
+    """Return two disjoint sets in which each member v has at most spare[v] sources outside (`consensus`), or None."""
     targets: list[list[int]] = [[] for _ in sources]
     for v, listed in enumerate(sources):
         for u in listed:
             targets[u].append(v)
 
     def struck(kept: set[int], without: set[int]) -> set[int]:
-        """Remove `without` from `kept`, then who has over spare[v] sources outside until none; `kept` has none."""
+        """Return `kept` less `without`, and less every worker v that then has over spare[v] sources outside the set."""
         work.spend(1000 + 50 * len(kept))
         left = kept - without
         waiting = {v for u in without for v in targets[u] if v in left}

@@ -64,8 +64,8 @@ def check_membership(schedule: Schedule, entry: dict[str, Any], place: str) -> N
 
     `answers` is the SHA-256 of the results of all workers in every phase: the smallest member of the worker's group and
     the relaxation, or `-` if the worker skips. Workers with equal results form a group, so any difference in the groups
-    changes the hash. If the results of all workers together are too long, they are not all evaluated and there is no
-    such claim. *Assumed:* the function that was evaluated is the installed one, and each of its groups consists of the
+    changes the hash. If the results of all workers together are too long, they are not all evaluated and the claim is
+    not made. *Assumed:* the function that was evaluated is the installed one, and each of its groups consists of the
     workers with equal results.
     """
     confirm(schedule.form == "rule", place, "membership", "a rule; explicit groups are read from one list")
@@ -96,7 +96,7 @@ def unit_sums(schedule: Schedule, _: Work) -> Numbers | None:
 
 
 def _sums(schedule: Schedule, *, has_negative: bool) -> Numbers | None:
-    """Return the fact if the smallest entry has the requested sign; else None, also if a column does not sum to 1."""
+    """Return `smallest_weight` if its sign is as `has_negative` says; else None, also if a column does not sum to 1."""
     weights: list[Fraction] = []
     for sizes in schedule.group_sizes():
         for size, relaxation in sizes:

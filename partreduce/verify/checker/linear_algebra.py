@@ -38,7 +38,7 @@ FACTOR_BITS = 60
 
 
 def pivots(matrix: Matrix, place: str, work: Work) -> list[Fraction]:
-    """Return the pivots of a symmetric matrix, which is overwritten."""
+    """Return the pivots of a symmetric matrix, which is overwritten; a zero pivot above other entries is a Refusal."""
     size = len(matrix)
     for k in range(size):
         below = [i for i in range(k + 1, size) if matrix[i][k]]
@@ -80,7 +80,7 @@ def symmetric(triangle: Sequence[int], size: int, place: str) -> IntegerMatrix:
 
 
 def confirm_norm(squared: Fraction, rows: IntegerMatrix, scale: int, place: str, work: Work) -> None:
-    """Confirm ‖M‖₂² ≤ c² for a square M = rows / scale of n rows, by a factor that is rounded to integers.
+    """Confirm ‖M‖₂² ≤ c² = `squared` for a square M = rows / scale of n rows, by a factor rounded to integers.
 
     Let N be 2ᵇ·M with each entry rounded to the nearest integer, so ‖2ᵇ·M − N‖₂ ≤ ‖2ᵇ·M − N‖_F ≤ n/2. With r ≤ 2ᵇ·c and
     m = r − ⌈n/2⌉ it suffices that ‖N‖₂ ≤ m, which is m²·I − NᵀN ⪰ 0. No entry of L is above m, so e = ⌈n·m/2⌉ is above
@@ -136,7 +136,7 @@ def confirm_semidefinite(matrix: IntegerMatrix, place: str, work: Work) -> None:
 
 
 def _confirm_factor(matrix: IntegerMatrix, shift: int, place: str, shown: str, better: str) -> None:
-    """Confirm that A ⪰ 0 by a rounded factor of A − e·I, where e is `shift`; the lower triangle is read."""
+    """Confirm that A = `matrix` is ⪰ 0, by a rounded factor of A − `shift`·I; only its lower triangle is read."""
     expected = f"{better}: the matrix is indefinite, or nearly so"
     factor: IntegerMatrix = []
     left_over = [0] * len(matrix)  # Σ_{j≠i} |R_ij| − R_ii

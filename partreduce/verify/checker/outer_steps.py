@@ -32,7 +32,7 @@ from .strict_json import as_fraction
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Check claim `outer-consensus`: V(Mz) ≤ c²·V(z) for the period M, V(z) = zᵀPz, c² = `squared` < 1 (theorem above).
+    """Raise a Refusal unless V(Mz) ≤ c²·V(z) (`outer-consensus`): M a period's matrix, V(z) = zᵀPz, c² = `squared` < 1.
 
     `weights` proves it: for each class of characters of a rule (`period.py`; one class for explicit groups) it has the
     lower triangle of an integer matrix P, by rows.
@@ -61,7 +61,7 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
 
 
 def joint_period(schedule: Schedule, digits: Sequence[int], work: Work) -> Rational:
-    """Return Π·M on one class of characters (`period.py`): the rows of outer parameters, then those of momenta."""
+    """Return a period's matrix on one class, with the mean of outer parameters removed; rows of momenta come last."""
     half = schedule.width
     rows, scale = multiply(2 * half, (_step(schedule, t, digits) for t in range(schedule.period)), work)
     if digits:
@@ -72,14 +72,14 @@ def joint_period(schedule: Schedule, digits: Sequence[int], work: Work) -> Ratio
 
 
 def _step(schedule: Schedule, t: int, digits: Sequence[int]) -> Step:
-    """Return round t on the class of `digits`. As |m| ≤ 2·max |a| and μ < 1, entries grow by 3 + 5·r times at most."""
+    """Return round t on the class of `digits` for `multiply`; as |m| ≤ 2·max |a|, entries grow by 3 + 5·r times."""
     averages, (r, s) = averages_on_class(schedule.phases[t], digits), schedule.outer.lr.as_integer_ratio()
     k, q = lcm(*(len(members) for members, _, _ in averages)), schedule.outer.momentum.denominator
     return (k * q * q * (3 * s + 5 * r)).bit_length(), partial(_after_round, schedule.outer, averages, k)
 
 
 def _after_round(outer: OuterStep, averages: Sequence[ClassAverage], k: int, rows: IntegerMatrix) -> Rational:
-    """Return the rows of (a, b) after a round of these averages; k is a common multiple of the group sizes."""
+    """Return the rows of outer parameters, then momenta, after a round; k is a common multiple of the group sizes."""
     half = len(rows) // 2
     (p, q), (r, s) = outer.momentum.as_integer_ratio(), outer.lr.as_integer_ratio()
     factor = k * q * q * s

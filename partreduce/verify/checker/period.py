@@ -46,7 +46,7 @@ ClassAverage = tuple["Sequence[int]", bool, Fraction]
 
 
 def averages_on_class(phase: Sequence[Average], digits: Sequence[int]) -> list[ClassAverage]:
-    """Return the averages of a phase on the class of characters that vary along `digits`, () for explicit groups."""
+    """Return the averages of a phase on the class of node `digits`: (members, whether the mean is 0, relaxation)."""
     varying = frozenset(digits)
     groups = (average for average in phase if average.is_group)
     return [(members, not varying.isdisjoint(across), relaxation) for members, across, relaxation in groups]
@@ -55,10 +55,9 @@ def averages_on_class(phase: Sequence[Average], digits: Sequence[int]) -> list[C
 def classes(schedule: Schedule, place: str, among: Sequence[int] | None = None) -> dict[tuple[int, ...], int]:
     """Return one class of characters for each distinct matrix, with the number of characters that it stands for.
 
-    A class is a tuple of digits. Classes on which the same blocks vanish have one matrix: the first of them, by size
-    and then in order, is listed, with the sum over all of them of the product of radix − 1 over its digits. The class
-    of the empty set is listed separately, because it alone holds the mean; without digits it is the only one. `among`:
-    only classes that contain one of these digits.
+    A class is a tuple of digits. Classes on which the same blocks vanish have one matrix: the first of them is listed,
+    with the sum over all of them of the product of radix − 1 over their digits. The class of the empty set is listed
+    separately, because it alone holds the mean. `among`: only classes that contain one of these digits.
     """
     num_digits = len(schedule.radices)
     require(num_digits <= MAX_DIGITS, place, f"over {MAX_DIGITS} digits")

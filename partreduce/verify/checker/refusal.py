@@ -34,13 +34,13 @@ def one_line(text: str) -> str:
 
 
 def require(condition: object, place: str, problem: str) -> None:
-    """Raise a Refusal of status 65 (unreadable) unless the condition holds."""
+    """Raise a Refusal of status 65 (unreadable), which says the `problem` at `place`, unless the condition holds."""
     if not condition:
         raise Refusal(f"{place}: {problem}", UNREADABLE)
 
 
 def confirm(condition: object, place: str, value: object, expected: object) -> None:
-    """Raise a Refusal of status 1 (refuted) unless the condition holds."""
+    """Raise a Refusal of status 1 (refuted) unless the condition holds; it says place, value and expected value."""
     if not condition:
         shown = json.dumps(value)[:120]
         raise Refusal(f"{place} is {shown}; expected {str(expected)[:200]}", REFUTED)

@@ -49,7 +49,7 @@ NONE = -1
 
 
 def rounds_to_meet(schedule: Schedule, work: Work) -> int | None:
-    """Return R, the rounds after which every value has reached all, from any round on; None if some never meet."""
+    """Return the rounds after which, from any round on, every worker's value has reached all workers; None if never."""
     found, after = 0, _of_rule if schedule.form == "rule" else _of_workers
     for start in range(schedule.period):
         rounds = after(schedule, start, work)
@@ -60,7 +60,7 @@ def rounds_to_meet(schedule: Schedule, work: Work) -> int | None:
 
 
 def _of_workers(schedule: Schedule, start: int, work: Work) -> int | None:
-    """Return the rounds from `start` on until every worker's value has reached all; sets have bit i for worker i."""
+    """Return the number of rounds from `start` on until every worker's value has reached all workers; None if never."""
     n, period = schedule.num_workers, schedule.period
     work.spend(n * (n // 8 + 40))  # before the first list is made
     arrived = [1 << worker for worker in range(n)]

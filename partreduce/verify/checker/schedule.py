@@ -115,7 +115,7 @@ class Table(NamedTuple):
         return ELEMENT[self.codec] * self.columns + (4 if self.codec == "int8" else 0)
 
     def rows_of(self, place: int) -> int:
-        """Return the rows on the host at this place: ⌈(k − place)/H⌉ of 0 … k − 1 are equal to place mod H."""
+        """Return the number of rows on `hosts[place]`, which has ⌈(k − place)/H⌉ of the first k parts, with H hosts."""
         each, left = divmod(self.rows, self.partitions)
         parts, larger = (max(0, -(-(count - place) // len(self.hosts))) for count in (self.partitions, left))
         return each * parts + larger
@@ -353,7 +353,7 @@ def _read_phases(strategy: dict[str, Any], n: int, size: int) -> tuple[dict[str,
 
 
 def _read_averages(phase: list[dict[str, Any]], key: str, high: int, place: str) -> list[Average]:
-    """Return a phase of groups or of a rule's blocks. As files hold millions, all are checked at once, in C."""
+    """Return a phase of groups (`key` group) or blocks (local), ranks below `high`; all are checked at once, in C."""
     members = list(map(itemgetter(key), phase))
     across = [block["across"] for block in phase] if key == "local" else repeat(())
     given = [item.get("relaxation", 1) for item in phase]
@@ -401,7 +401,7 @@ def exact(value: int | str, place: str) -> Fraction:
 
 
 def _exact_of(values: Iterable[int | str], place: str) -> dict[int | str, Fraction]:
-    """Return the exact numbers of a phase; sums would take too long if their common denominator were very long."""
+    """Return the exact number of each distinct value; a common denominator over MAX_COMMON_BITS bits is a Refusal."""
     numbers = {value: exact(value, place) for value in set(values)}
     common = 1
     for denominator in {number.denominator for number in numbers.values()}:
@@ -538,7 +538,7 @@ def _require_premises(read: Schedule, strategy: dict[str, Any]) -> None:
 
 
 def _shares_kept(read: Schedule) -> set[Fraction]:
-    """Return the shares that workers keep of their own values where all of them, or all survivors, average."""
+    """Return the shares of their own values that workers keep in rounds that average all workers, or all survivors."""
     plan = read.failure_plan
     groups = chain.from_iterable(read.phases) if plan is not None and plan.rule != "all_reduce" else ()
     return {1 - factor for factor in (*read.averages_of_all.values(), *(group.relaxation for group in groups))}

@@ -37,7 +37,7 @@ WORDS = {
 
 
 def with_defaults(value: dict[str, Any], schema: Schema = SCHEMA) -> dict[str, Any]:
-    """Return an object that fits the schema with missing defaults added, also in its members; not in long lists."""
+    """Return an object that fits the schema with missing defaults added, also in members and in lists of objects."""
     result = {}
     for name, part in _nearest(_of_type(_resolve(schema), value, ""), value)["properties"].items():
         if name in value or "default" in part:
@@ -52,7 +52,7 @@ def with_defaults(value: dict[str, Any], schema: Schema = SCHEMA) -> dict[str, A
 
 
 def hold(column: list[Any], schema: Schema, place: str) -> None:
-    """Raise a Refusal if a value of the column does not fit the schema, or has a member that repeats its default."""
+    """Raise a Refusal if one of `column`, all values at one `place`, does not fit the schema or states a default."""
     schema = _resolve(schema)
     if not column:
         return
@@ -134,7 +134,7 @@ def _alternatives(schema: Schema) -> list[Schema]:
 
 
 def _of_type(schema: Schema, value: object, place: str) -> list[Schema]:
-    """Return the alternatives that allow a value's type; the schema itself if it has no alternatives."""
+    """Return the alternatives of a schema, or the schema itself, that allow a value's type; without one, refuse it."""
     forms = _alternatives(schema) or [schema]
     typed = [form for form in forms if type(value) is WORDS[form["type"]][0]]
     require(typed, place, "must be " + " or ".join(dict.fromkeys(WORDS[form["type"]][1] for form in forms)))

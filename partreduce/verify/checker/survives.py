@@ -146,7 +146,7 @@ class Symmetries(NamedTuple):
         return (*columns[:1], *(tuple(map(column.index, column)) for column in columns[1:]))
 
     def classes(self, count: int, work: Work) -> dict[Pattern, Failure]:
-        """Return one failure (failed ranks) for each pattern of at most `count` failed workers, and the empty one."""
+        """Return, for each pattern of at most `count` failed workers (also of none), one failure with this pattern."""
         found: dict[Pattern, Failure] = {}
         grown: Iterable[Failure] = [()]
         for _ in range(count + 1):
@@ -210,7 +210,7 @@ def all_nodes(schedule: Schedule) -> Iterator[Sequence[int]]:
 
 
 def classes_of_plan(schedule: Schedule, plan: FailurePlan, work: Work) -> list[Failure]:
-    """Return one failure of each class of equivalent failures of a plan, smaller ones first; All-Reduce needs none."""
+    """Return one failure of each class of equivalent failures of a plan, smaller ones first; empty for All-Reduce."""
     n, size = schedule.num_workers, schedule.node_size
     found: list[Failure] = []
     if plan.rule == "keep_groups":
@@ -292,7 +292,7 @@ def all_failures(num_workers: int, nodes: Iterable[Sequence[int]], most: int) ->
 
 
 class Cells(NamedTuple):
-    """Cells, sets of equivalent survivors: their `sizes`, the groups of cells of every phase, and the free digits."""
+    """Sets of equivalent survivors: `sizes`, groups in every phase, digits (`free`) with 2 values on no failed node."""
 
     sizes: list[int]
     phases: list[list[Average]]
@@ -300,7 +300,7 @@ class Cells(NamedTuple):
 
 
 def cells_of(schedule: Schedule, failed: Failure, used: Sequence[Sequence[int]], work: Work) -> Cells:
-    """Return the cells of the survivors of a failure, in the order of ranks; in explicit groups one for each worker."""
+    """Return the cells of the survivors, in the order of ranks; `used` has the values of each digit on failed nodes."""
     size, radices = schedule.width, schedule.radices
     left = [radix - len(values) for values, radix in zip(used, radices, strict=True)]
     choices = with_another(used, radices)
@@ -333,7 +333,7 @@ def _groups_of_cells(block: Average, rows: Sequence[tuple[tuple[int, ...], list[
 
 
 def hash_answers(text: Any, runs: Schedule, missing: Failure, work: Work) -> None:  # noqa: ANN401 - of hashlib
-    """Update a hash with each survivor's group in every phase, in the format of `groups.check_membership`."""
+    """Update the hash `text` with each survivor's group in every phase of `runs`, whose workers `missing` failed."""
     left = runs.num_workers - len(missing)
     for phase in cells_of(runs, missing, list(map(range, runs.radices)), work).phases:
         home = {worker: f"{members[0]} {relaxation}\n" for members, _, relaxation in phase for worker in members}
@@ -353,7 +353,7 @@ def hash_of_survivors(schedule: Schedule, plan: FailurePlan, work: Work) -> str:
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Check claim `survives`: `failures`, `classes` (of equivalent failures: one, and its bound) and `answers`."""
+    """Raise a Refusal unless `entry` proves `survives`, for one failure of each class; `squared` bounds its rate."""
     work, plan = Work(place), schedule.failure_plan
     confirm(plan is not None, place, "survives", "a schedule with a failure plan")
     assert plan is not None, "as was just asked"
@@ -386,9 +386,9 @@ class Confirmed(NamedTuple):
 
 
 def parts_left(runs: Schedule, cells: Cells, known: Confirmed, work: Work) -> tuple[int, int | None]:
-    """Return the number of components of the cells under groups with an effect, and None; 1 if all are joined.
+    """Return the number of parts into which the survivors' groups leave the cells (1: all are joined), and None.
 
-    If on the class of a free digit local ranks and 0 are not joined, return the components there, and the digit.
+    If on the class of a free digit local ranks and 0 are not joined, return the number of parts there, and the digit.
     """
     for digit in sorted(set(cells.free) - known.joined):
         groups = [
@@ -404,7 +404,7 @@ def parts_left(runs: Schedule, cells: Cells, known: Confirmed, work: Work) -> tu
 
 
 def _confirm_rate(runs: Schedule, cells: Cells, squared: Fraction, known: Confirmed, work: Work) -> None:
-    """Confirm ‖P − J‖₂² ≤ `squared` on the classes of characters that hold a free digit, and on the cells."""
+    """Confirm that a period leaves at most `squared` of a squared difference, on classes of free digits and cells."""
     place = work.place
     confirm(len(cells.sizes) <= MAX_SIZE, place, str(squared), f"1: there are over {MAX_SIZE} cells")
     for digits in classes(runs, place, cells.free) if runs.radices else ():

@@ -57,7 +57,7 @@ def _apart(schedule: Schedule) -> list[Table]:
 
 
 def _aggregates(schedule: Schedule) -> bool:
-    """Return whether workers of a node combine rows first: if set, with several nodes and several workers on one."""
+    """Return whether workers of a node combine rows: if the schedule says so, unless nodes have one or all workers."""
     return schedule.aggregates and 1 < max(schedule.node_sizes) < schedule.num_workers
 
 
