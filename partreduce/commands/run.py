@@ -186,7 +186,7 @@ class _Run:
             num_nodes=self.simulate_nodes,
             threads=self.threads,
             environment={**variables, **self.environment},
-            patient=self.schedule is not None and self.schedule.strategy.goes_on_without,
+            patient=self.schedule is not None and self.schedule.strategy.tolerates_absence,
             max_failures=self.max_failures,
             max_restarts=restarts.left if self.max_failures and not on_request else 0,
             restarted=restarts.spend,

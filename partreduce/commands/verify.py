@@ -209,7 +209,7 @@ def _print_metrics(schedule: Schedule, *, explain: bool) -> None:
 
 def verdict_line(schedule: Schedule | None, proof: Proof) -> str:
     """Return the verdict as one sentence: the refuted or unknown claims, or the guarantees for training."""
-    against = [claim.summary or claim.explanation.rstrip(".") for claim in proof.claims if claim.speaks_against]
+    against = [claim.summary or claim.explanation.rstrip(".") for claim in proof.claims if claim.is_refuted_requirement]
     if not against and proof.open:
         is_known = "are not known" if len(proof.open) > 1 else "is not known"
         against = [f"{' and '.join(sorted(proof.open))} {is_known} to hold"]

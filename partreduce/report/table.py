@@ -12,7 +12,7 @@ from rich.text import Text
 
 from partreduce.console import size
 from partreduce.report.grid import Grid
-from partreduce.topo.hardware import Hardware, above
+from partreduce.topo.hardware import Hardware, switches_above
 
 GAP = 2
 """Blank cells between two columns: one of padding and one instead of a divider."""
@@ -140,7 +140,7 @@ def _part(grid: Grid, phases: range) -> RichTable:
 def switch_levels(hardware: Hardware, num_nodes: int) -> str:
     """Format the switches above nodes, lowest first: `, under 4 switches of 2 nodes (2 GB/s up)`; empty for none."""
     levels: list[str] = []
-    for row in above(hardware.switches, num_nodes):
+    for row in switches_above(hardware.switches, num_nodes):
         switches = [hardware.switches[index] for index in sorted({*row.tolist()} - {-1})]
         nodes = _span([str(count) for count in sorted(len(switch.nodes) for switch in switches)])
         inverse = sorted((switch.uplink.seconds_per_byte for switch in switches), reverse=True)

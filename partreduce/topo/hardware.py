@@ -189,7 +189,7 @@ USUAL = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9))
 """The speeds that `partreduce design` assumes if the cluster does not state any."""
 
 
-def above(switches: Sequence[Switch], num_nodes: int) -> npt.NDArray[np.int64]:
+def switches_above(switches: Sequence[Switch], num_nodes: int) -> npt.NDArray[np.int64]:
     """Return the switches above every node, shape (levels, num_nodes): indices into `switches`, −1 for no switch.
 
     Row 0 holds the switches without switches below them; every other switch is in the row after its highest one below.
@@ -217,7 +217,7 @@ def regular_levels(switches: tuple[Switch, ...], num_nodes: int) -> tuple[int, .
     from the top.
     """
     counts = [1]
-    for row in above(switches, num_nodes)[::-1]:
+    for row in switches_above(switches, num_nodes)[::-1]:
         if (row < 0).any():
             return None
         starts = np.flatnonzero(np.r_[True, row[1:] != row[:-1]])

@@ -66,7 +66,7 @@ class Claim:
         return self.status in (Status.PROVED, Status.FACT, Status.FOLLOWS)
 
     @property
-    def speaks_against(self) -> bool:
+    def is_refuted_requirement(self) -> bool:
         """Return whether the claim is refuted and is not an optional property."""
         return self.status is Status.REFUTED and not self.is_property
 
@@ -108,7 +108,7 @@ class Proof:
         claims hold; otherwise `proved`, or `follows from the rules` if no claim is proved. Other claims (rates, bounds)
         that are not proved, and properties, do not change the verdict.
         """
-        if any(claim.speaks_against for claim in self.claims):
+        if any(claim.is_refuted_requirement for claim in self.claims):
             return Status.REFUTED
         if not self.essential or self.open:
             return Status.NOT_PROVED
@@ -194,7 +194,7 @@ class Proof:
             RefutedError: with the first refuted claim's explanation.
         """
         for claim in self.claims:
-            if claim.speaks_against:
+            if claim.is_refuted_requirement:
                 raise RefutedError(f"schedule {self.name!r}: {claim.claim} is refuted: {claim.explanation}")
         return self
 

@@ -10,7 +10,7 @@ class Signs:
     why = None
     asked = 0
 
-    def gone(self, members, round_=None):
+    def failure_reason(self, members, round_=None):
         self.asked += 1
         return self.why
 
@@ -20,7 +20,7 @@ class Signs:
     def store_lost(self):
         return None
 
-    def news(self):
+    def num_changes(self):
         return self.asked
 
     def doing(self, text, waits=()):
@@ -29,8 +29,8 @@ class Signs:
     def watch(self, members):
         pass
 
-    def waits_for(self, members, seconds):
+    def describe_wait(self, members, seconds):
         return f"waits for worker {members[0]} for more than {seconds:g} s"
 
-    def sees_silence(self, members):
+    def is_diagnosed(self, members):
         return True

@@ -226,7 +226,7 @@ def start_message(job):
         box = Mailbox(connect(job.store.port), 0, "m", came.append, max_bytes=1_000, timeout=job.timeout)
         box.start()
         box.send(1, "hello")
-        box.until(lambda: bool(came), Signs(), (1,), None)
+        box.wait_until(lambda: bool(came), Signs(), (1,), None)
         box.close()
 
     def other():

@@ -14,7 +14,7 @@ from helpers.small import of_rule
 from partreduce import Cluster, Hardware, Link, Schedule, simulate
 from partreduce.errors import InputError
 from partreduce.strategies import Block, Phase, Round
-from partreduce.topo.hardware import above, regular_levels
+from partreduce.topo.hardware import regular_levels, switches_above
 from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm
 from partreduce.topo.timing.coding import Travel
 from partreduce.topo.timing.cost import communication, group_seconds, phase_loads, round_seconds
@@ -144,7 +144,7 @@ def test_a_switch_over_all_nodes_and_free_uplinks_change_nothing(case, algorithm
 def test_groups_inside_a_rack_do_not_load_its_uplink(switches, data, algorithm):
     """Every group of a phase lies below one lowest switch: neither bytes nor latency of any uplink above count."""
     cluster = Cluster.regular(5, 2)
-    rows = above(switches, 5)
+    rows = switches_above(switches, 5)
     lowest = {node: [tuple(rows[:, node]), node] for node in range(5)}
     racks = {}
     for node, (chain, _) in lowest.items():
@@ -191,7 +191,7 @@ def test_switches_that_do_not_nest_are_refused_in_one_line():
 @settings(max_examples=25)
 @given(switches_over(6))
 def test_every_switch_lies_in_one_level_above_those_below_it(switches):
-    rows = above(switches, 6)
+    rows = switches_above(switches, 6)
     level = {}
     for index, switch in enumerate(switches):
         (row,) = {int(r) for r in np.argwhere(rows == index)[:, 0]}

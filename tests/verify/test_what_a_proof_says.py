@@ -199,7 +199,7 @@ def test_a_claim_prints_what_it_has_and_nothing_else():
     assert not_proved("a", "why").to_json() == {"claim": "a", "status": "not proved"}
     assert proved("a", "so", None, n=3) == Claim("a", Status.PROVED, "so", None, {"claim": "a", "n": 3})
     assert refuted("a", "so", {"x": 1}) == Claim("a", Status.REFUTED, "so", {"x": 1})
-    against = {(status, is_property): Claim("a", status, "", is_property=is_property).speaks_against
+    against = {(status, is_property): Claim("a", status, "", is_property=is_property).is_refuted_requirement
                for status in Status for is_property in (False, True)}  # fmt: skip
     assert [key for key, speaks in against.items() if speaks] == [(Status.REFUTED, False)]
     with pytest.raises(FrozenInstanceError):

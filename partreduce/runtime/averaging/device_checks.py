@@ -93,7 +93,7 @@ class DeviceChecks:
             self._pending = [one for one in self._pending if one.operation is not operation]
             self._healthy = None
 
-    def look(self, most: int = MAX_IN_FLIGHT - 1, given_up: Callable[[], str | None] | None = None) -> None:
+    def check(self, most: int = MAX_IN_FLIGHT - 1, given_up: Callable[[], str | None] | None = None) -> None:
         """Read the checks of finished operations, and wait until at most `most` operations are in flight.
 
         Raises PeerGoneError if a check failed, a member is gone, or the timeout has passed. `given_up`, if passed,
@@ -126,7 +126,7 @@ class DeviceChecks:
         self._closed = True
 
     def flush(self, given_up: Callable[[], str | None] | None = None) -> None:
-        self.look(0, given_up)
+        self.check(0, given_up)
 
     def _read(self, pending: _Pending) -> None:
         assert pending.check is not None, "set with its mark"
@@ -152,7 +152,7 @@ class DeviceChecks:
         """Return why to stop waiting for an operation (a dead member, or the timeout, which starts at `since`)."""
         operation = pending.operation
         members, round_ = operation.members, operation.rounds_before
-        why = self.heartbeat.gone(members, round_) or self.heartbeat.elsewhere(members, round_)
+        why = self.heartbeat.failure_reason(members, round_) or self.heartbeat.in_other_gathering(members, round_)
         if why is None and own_time() > since + self.timeout:
             return f"timed out: {operation} did not finish on the device within {self.timeout:g} s"
         return why

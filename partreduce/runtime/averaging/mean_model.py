@@ -124,7 +124,9 @@ def monitored_barrier(reducer: Reducer, place: str, operation: Operation, mine: 
     heartbeat.doing(f"entered {operation}", waiting)
 
     def why() -> str | None:
-        return heartbeat.gone(waiting, operation.rounds_before) or heartbeat.elsewhere(waiting, operation.round)
+        return heartbeat.failure_reason(waiting, operation.rounds_before) or heartbeat.in_other_gathering(
+            waiting, operation.round
+        )
 
     wait = Wait(heartbeat, waiting, reducer.timeout, why=why)
     while waiting:
@@ -132,11 +134,11 @@ def monitored_barrier(reducer: Reducer, place: str, operation: Operation, mine: 
         said |= came
         waiting = [member for member in waiting if member not in came]
         if waiting:
-            wait.only_for(waiting)
+            wait.set_members(waiting)
             try:
-                wait.look()
+                wait.check()
             except PeerTimeoutError as late:
-                apart = heartbeat.apart(operation.members, operation.round)
+                apart = heartbeat.not_in_gathering(operation.members, operation.round)
                 raise PeerTimeoutError(str(late) if apart is None else f"{apart} (it {late})") from None
             time.sleep(POLL_SECONDS)
     return said

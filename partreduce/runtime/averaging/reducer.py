@@ -42,7 +42,7 @@ class FailureHandler(Protocol):
 
     glance: float  # seconds between two checks for failed workers while waiting
 
-    def why(self, operation: Operation) -> str | None:
+    def stop_reason(self, operation: Operation) -> str | None:
         """Return why an operation cannot complete, or None to keep waiting."""
 
     def broke(self, operation: Operation, error: Exception) -> UnavailableError:
@@ -165,7 +165,7 @@ class Reducer:
     def _look(self, operation: Operation, *, watched: bool = True) -> None:
         """On CUDA, read the checks of finished operations and start to watch this one; on CPU do nothing."""
         if self.streams.runs_ahead:
-            self.checks.look()
+            self.checks.check()
             self.checks.begun(operation, self.streams, watched=watched)
 
     def _check_after_abort(self) -> None:
@@ -295,9 +295,9 @@ class Reducer:
             self.recorder.end(operation)
         else:
             members, step, settings = reduction.operation.members, reduction.operation.step, reduction.content.settings
-            if (why := self.heartbeat.apart(members, reduction.operation.rounds_before)) is not None:
+            if (why := self.heartbeat.not_in_gathering(members, reduction.operation.rounds_before)) is not None:
                 raise PeerGoneError(why)
-            if settings and (why := self.heartbeat.unlike(members, step, settings)):
+            if settings and (why := self.heartbeat.differing_settings(members, step, settings)):
                 self._reject(reduction, why, f"step {step}")
             raise PeerGoneError(reduction.complaint())
         self.heartbeat.now = reduction.operation.finished, ()
@@ -317,7 +317,7 @@ class Reducer:
 
     def check_if_gone(self, watch: PeerWatch, step: int, round_: int) -> None:
         """Raise PeerFailedError if a worker of `watch` has failed; for strategies that do not wait for all others."""
-        if (why := watch.gone()) is not None:
+        if (why := watch.failure_reason()) is not None:
             operation = self.recorder.begin("look", step, round_, tuple(range(self.world.size)), 0)
             raise self.failure(operation, PeerGoneError(why))
 
@@ -341,7 +341,7 @@ class Reducer:
         self.heartbeat.record_failure(text)
         with contextlib.suppress(OSError):
             self.recorder.dump(text)
-        return PeerFailedError(text + self.heartbeat.way_out(reason))
+        return PeerFailedError(text + self.heartbeat.survival_hint(reason))
 
     def stream(self) -> contextlib.AbstractContextManager[object]:
         """Return a context for a CUDA device's side stream, after the current stream's work; no effect on CPU."""
@@ -419,14 +419,16 @@ class Reducer:
             if given_up is not None:
                 reason = given_up()
             elif self.outlives is not None:
-                reason = self.outlives.why(operation)
+                reason = self.outlives.stop_reason(operation)
             else:
-                reason = self.heartbeat.gone(members, round_) or self.heartbeat.elsewhere(members, round_)
+                reason = self.heartbeat.failure_reason(members, round_) or self.heartbeat.in_other_gathering(
+                    members, round_
+                )
             if reason is not None:
                 raise RuntimeError(reason)  # `_why` may replace it by the cause behind it
             return None
 
-        work.wait(Wait(self.heartbeat, members, self.timeout, why=why, glance=glance).look)
+        work.wait(Wait(self.heartbeat, members, self.timeout, why=why, glance=glance).check)
 
     def _why(self, operation: Operation, error: Exception) -> str:
         """Return why a collective failed: what is known of a member, the run's first failure, or who is silent."""
@@ -437,10 +439,12 @@ class Reducer:
         timed_out = "imed out" in first or "timeout" in first.lower()
         ours = timed_out and "Connection timed out" not in first  # the kernel's message for a cut link
         while time.monotonic() < deadline and self.heartbeat.store_lost() is None:
-            if timed_out and self.heartbeat.sees_silence(members):
+            if timed_out and self.heartbeat.is_diagnosed(members):
                 break
             round_ = operation.rounds_before
-            if (why := self.heartbeat.cause(members, round_) or self.heartbeat.elsewhere(members, round_)) is not None:
+            if (
+                why := self.heartbeat.cause(members, round_) or self.heartbeat.in_other_gathering(members, round_)
+            ) is not None:
                 return why
             time.sleep(0.05)
-        return f"{self.heartbeat.waits_for(members, self.timeout if ours else None)} ({first})"
+        return f"{self.heartbeat.describe_wait(members, self.timeout if ours else None)} ({first})"

@@ -223,7 +223,7 @@ class Reduction:
         if (since := self.content.since) is None:
             torch.div(values, self.num_members, out=share)
         else:
-            torch.sub(values, since.arrays[index].here(part), out=share).div_(self.num_members)
+            torch.sub(values, since.arrays[index].on_device(part), out=share).div_(self.num_members)
 
     def complaint(self) -> str:
         """Return the error message for tags that differ between members, or for sums beyond a codec's range."""

@@ -30,7 +30,7 @@ class OffloadedArray:
             self.values = host.host_room(values.nbytes).view(values.dtype)
             self.values.copy_(values, non_blocking=True)
 
-    def here(self, part: slice = WHOLE) -> torch.Tensor:
+    def on_device(self, part: slice = WHOLE) -> torch.Tensor:
         values = self.values[part]
         if not self._is_apart:
             return values
@@ -41,7 +41,7 @@ class OffloadedArray:
         if not self._is_apart:
             replace_where(self.values, new, ok)
         else:
-            self.values.copy_(new if ok is None else torch.where(ok, new, self.here()), non_blocking=True)
+            self.values.copy_(new if ok is None else torch.where(ok, new, self.on_device()), non_blocking=True)
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Reference:
 
     def complete(self, index: int, change: torch.Tensor) -> None:
         """Turn a mean change into mean parameters: add the reference of bucket `index` to `change`, in place."""
-        change.add_(self.arrays[index].here())
+        change.add_(self.arrays[index].on_device())
 
     def take(self, index: int, mean: torch.Tensor, ok: torch.Tensor | None) -> None:
         """Set the reference of bucket `index` to a mean over all workers, unless the device's check `ok` is False."""
@@ -138,7 +138,7 @@ def outer_step(
     2023).
     """
     if momentum is not None:
-        following = torch.add(movement, momentum.here(), alpha=float(outer.momentum))
+        following = torch.add(movement, momentum.on_device(), alpha=float(outer.momentum))
         momentum.put(following, ok)
         if outer.nesterov:
             movement.add_(following, alpha=float(outer.momentum))

@@ -113,7 +113,7 @@ class Member(FixedMembership):
         wait, pauses = Wait(self.heartbeat, range(self.world.size), self.timeout), Pauses()
         while notes.count(JOINED) < self.world.size:
             try:
-                wait.look()
+                wait.check()
             except PeerGoneError as gone:
                 raise PeerFailedError(f"before the first step: {gone}") from None
             pauses.sleep()
@@ -307,11 +307,13 @@ class Member(FixedMembership):
             with self.outliving():
                 flight.sums = flight.start(flight, group)
 
-    def why(self, operation: Operation) -> str | None:
+    def stop_reason(self, operation: Operation) -> str | None:
         if self.is_open:
             return MEMBERS_CHANGE
         round_ = operation.rounds_before
-        return self.heartbeat.gone(operation.members, round_) or self.heartbeat.elsewhere(operation.members, round_)
+        return self.heartbeat.failure_reason(operation.members, round_) or self.heartbeat.in_other_gathering(
+            operation.members, round_
+        )
 
     def broke(self, operation: Operation, error: Exception) -> UnavailableError:
         return _BrokenError(self.regroup.first.recorder, operation, error)
@@ -451,6 +453,6 @@ class Member(FixedMembership):
 
     def _end(self, broken: _BrokenError | None) -> Exception:
         if broken is None:
-            failed = self.heartbeat.gone(range(self.world.size)) or "the launcher ended the run"
+            failed = self.heartbeat.failure_reason(range(self.world.size)) or "the launcher ended the run"
             return PeerFailedError(f"generation {self.state.view.generation}: {failed}")
         return self.regroup.first.failure(broken.operation, broken.why)

@@ -53,7 +53,7 @@ class Survivors(FixedMembership):
         now = time.monotonic()
         if now > self._glanced + GLANCE_SECONDS:
             self._glanced = now
-            if (news := self.heartbeat.news()) != self._news:
+            if (news := self.heartbeat.num_changes()) != self._news:
                 self._news = news
                 self._noted |= self.heartbeat.lost(set(self.members) - self._noted)
         return self.forget()
@@ -65,7 +65,7 @@ class Survivors(FixedMembership):
             self.world.destroy_with(new)
         return self._failed
 
-    def why(self, members: tuple[int, ...]) -> str | None:
+    def stop_reason(self, members: tuple[int, ...]) -> str | None:
         failed = sorted(self.failed().intersection(members))
         return f"worker {failed[0]} has failed" if failed else None
 
@@ -107,8 +107,10 @@ class Survivors(FixedMembership):
         return members
 
     def connect(self, members: tuple[int, ...], place: str) -> None:
-        if self.why(members) is not None or not self.connected(members, place, lambda: self.why(members)):
-            raise UnavailableError(f"{place}: {self.why(members) or 'not all survivors connected'}")
+        if self.stop_reason(members) is not None or not self.connected(
+            members, place, lambda: self.stop_reason(members)
+        ):
+            raise UnavailableError(f"{place}: {self.stop_reason(members) or 'not all survivors connected'}")
 
 
 def await_gathering(heartbeat: Heartbeat, place: str, missing: Callable[[], Collection[int]], timeout: float) -> None:
@@ -117,9 +119,9 @@ def await_gathering(heartbeat: Heartbeat, place: str, missing: Callable[[], Coll
     while awaited := sorted(missing()):
         heartbeat.check_without_store()
         heartbeat.doing(f"entered {place}", awaited)
-        wait.only_for(awaited)
+        wait.set_members(awaited)
         if wait.is_over():
-            late = heartbeat.waits_for(awaited, timeout)
+            late = heartbeat.describe_wait(awaited, timeout)
             heartbeat.check_without_store()
             raise UnavailableError(f"{place}: {late}")
         pauses.sleep()

@@ -172,7 +172,7 @@ class Guard(Facts):
                     held = [slot.parameter for share in self.shares.values() for slot in share]
                 self.left = {parameter: version_of(parameter) for parameter in held}
 
-    def went_on(self) -> None:
+    def forget_loads(self) -> None:
         self.known_loads, self.means = self.loads, None
 
     def meeting(self) -> None:

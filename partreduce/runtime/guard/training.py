@@ -18,7 +18,7 @@ from partreduce.runtime.data.sampler import pop_fingerprint
 from partreduce.runtime.environment import RESTART_COUNT
 from partreduce.runtime.guard.layout import Layout
 from partreduce.runtime.guard.table import Found, Moment, When, check
-from partreduce.runtime.guard.wrapping import way_out, with_inner
+from partreduce.runtime.guard.wrapping import framework_advice, with_inner
 from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.transport.store import Notes
 
@@ -160,7 +160,7 @@ def live_model_used(facts: Facts, what: str) -> Found:
 )
 def model_inside_distributed_data_parallel(facts: Facts) -> Found:
     """Whether a forward pass ran inside a DistributedDataParallel; in the first 3 steps, of a submodule too."""
-    return {"instead": way_out() or "train the bare model"} if facts.averaged_elsewhere else None
+    return {"instead": framework_advice() or "train the bare model"} if facts.averaged_elsewhere else None
 
 
 @check(

@@ -322,7 +322,7 @@ def rounds_of_several_optimizers(world: World, mine: Schedule, optimizer: object
 # Other libraries that wrap models.
 
 
-def way_out() -> str:
+def framework_advice() -> str:
     """Return what to do instead if a framework that wraps models itself is among the callers; else empty."""
     callers = set(_callers())
     state = sys.modules.get("accelerate.state")
@@ -338,7 +338,7 @@ def wrapped_by(module: torch.nn.Module) -> str:
             "FullyShardedDataParallel has sharded the model after DistributedOptimizer was made; "
             "shard it by fully_shard, and before that"
         )
-    return way_out()
+    return framework_advice()
 
 
 def _callers() -> Iterator[str]:

@@ -82,7 +82,7 @@ class _Orders:
             raise _LostError(self._connection.problem)
         for (rank, start), worker in self._started.items():
             if worker.code is None and worker.reap():
-                complained = worker.has_complained or worker.has_more_to_say()
+                complained = worker.has_complained or worker.has_unread_errors()
                 self._connection.send("ended", self._attempt, rank, start, worker.code, complained)
                 if worker.code:
                     ask_children_to_end(worker)

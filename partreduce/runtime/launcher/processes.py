@@ -71,7 +71,7 @@ class Worker:
     def give_up(self) -> None:
         """Stop waiting for the worker, which was killed, although its exit was not reported."""
 
-    def has_more_to_say(self) -> bool:
+    def has_unread_errors(self) -> bool:
         """Return whether the worker, which has ended, wrote errors that are not printed yet."""
         return False
 
@@ -108,7 +108,7 @@ class Child(Worker):
             os.killpg(self.pid, number)
             os.killpg(self.pid, signal.SIGCONT)  # a stopped process handles other signals only after SIGCONT
 
-    def has_more_to_say(self) -> bool:
+    def has_unread_errors(self) -> bool:
         errors = list(self.streams)[-1]
         return bool(_num_waiting(errors) or self.streams[errors])
 

@@ -64,7 +64,7 @@ class Shutdown:
             self.code, self.cause = shell_exit_code(code), cause
         self.deadline = min(self.deadline, time.monotonic() + grace)
 
-    def asked(self, number: int, grace: float, workers: Sequence[Worker]) -> None:
+    def end_on_request(self, number: int, grace: float, workers: Sequence[Worker]) -> None:
         """Pass on to the workers a signal that asks the run to end; if it is repeated, send SIGKILL instead."""
         gentle = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         _signal(workers, signal.SIGKILL if self.request == number else gentle)
@@ -186,7 +186,9 @@ def watch(
                         selector.register(descriptor, selectors.EVENT_READ, started)
             except (Terminated, KeyboardInterrupt) as ended:
                 mark_delivered()
-                shutdown.asked(ended.number if isinstance(ended, Terminated) else signal.SIGINT, grace, workers)
+                shutdown.end_on_request(
+                    ended.number if isinstance(ended, Terminated) else signal.SIGINT, grace, workers
+                )
         with allow_signals(mask):
             for key in list(selector.get_map().values()):
                 _forward(key.fd, key.data, outlet, deduplicator, width, last=True)
@@ -272,7 +274,7 @@ def _publish_failure(store: Store, worker: Worker, outlet: LogMultiplexer, *, fi
     if not (is_lost or first):
         return
     # A worker killed by a signal prints nothing itself.
-    if not ended and (is_lost or not (worker.has_complained or worker.has_more_to_say())):
+    if not ended and (is_lost or not (worker.has_complained or worker.has_unread_errors())):
         hint = "; the kernel does that when memory runs out" if worker.code == -signal.SIGKILL else ""
         with contextlib.suppress(RuntimeError):
             where = read_stage(store, worker.rank)

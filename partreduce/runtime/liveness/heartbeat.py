@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from partreduce.runtime.liveness.keepalive_sockets import KeepaliveSockets, closed_notes
 from partreduce.runtime.liveness.settings import Settings, difference
-from partreduce.runtime.liveness.wait_chain import Sign, clause, format_workers, sees_silence
+from partreduce.runtime.liveness.wait_chain import Sign, clause, format_workers, is_diagnosed
 from partreduce.runtime.transport.store import CHANGES, NOT_STARTED, Deaths, Notes
 from partreduce.runtime.transport.torch_api import Store
 from partreduce.runtime.transport.waiting import SignsOfLife, own_time
@@ -129,7 +129,7 @@ class Heartbeat(SignsOfLife):
             self._try(lambda: self._notes.write(f"{kind}/{self.rank}", text))
             self._try(lambda: self._deaths.count(CHANGES, 1))
 
-    def news(self) -> int:
+    def num_changes(self) -> int:
         """Return how many failures and ends of workers were noted since the last change of members.
 
         This is one query of the store; as long as the number is unchanged, no other note has to be read.
@@ -208,7 +208,7 @@ class Heartbeat(SignsOfLife):
         return None
 
     @contextlib.contextmanager
-    def together(self, advice: str) -> Iterator[None]:
+    def with_advice(self, advice: str) -> Iterator[None]:
         """Let errors about a worker that has ended contain `advice`, inside the context."""
         self._together = advice
         try:
@@ -274,11 +274,11 @@ class Heartbeat(SignsOfLife):
     def _all_call(self, what: str) -> str:
         return self.unequal if self.unequal in (MET, TOGETHER) else ALL_CALL.format(what, self.unequal)
 
-    def way_out(self, why: str) -> str:
+    def survival_hint(self, why: str) -> str:
         """Return a hint how a run can survive a failure described by `why`, to end a sentence; empty if it cannot."""
         return self._way_to_continue() if any(words in why for words in SURVIVABLE) else ""
 
-    def apart(self, members: Iterable[int], round_: int) -> str | None:
+    def not_in_gathering(self, members: Iterable[int], round_: int) -> str | None:
         """Return, as a clause for an error, which members are not in the operation of all workers that this one is in.
 
         If all are in it, or this worker is in none, see `elsewhere`.
@@ -286,11 +286,11 @@ class Heartbeat(SignsOfLife):
         members = list(members)
         others = sorted(set(members) - self.gathered(members)) if self._place == "gathering" else []
         if not others:
-            return self.elsewhere(members, round_)
+            return self.in_other_gathering(members, round_)
         reached, what, advice = self._gathered
         return f"this worker {self.rank} is in {what} after {reached} rounds, {format_workers(others)} not: {advice}"
 
-    def unlike(self, members: Iterable[int], step: int, settings: Settings) -> str | None:
+    def differing_settings(self, members: Iterable[int], step: int, settings: Settings) -> str | None:
         """Return which member has other hyperparameters than this worker (`settings`), as a clause; None if none has.
 
         Called when workers' tags differ in the average of step `step`. Also None if members' notes do not arrive soon.
@@ -308,7 +308,7 @@ class Heartbeat(SignsOfLife):
             time.sleep(0.02)
         return None
 
-    def elsewhere(self, members: Iterable[int], round_: int, way_out: str | None = None) -> str | None:
+    def in_other_gathering(self, members: Iterable[int], round_: int, way_out: str | None = None) -> str | None:
         """Return a clause about a member that waits in an operation of all workers which this worker has not entered.
 
         None if there is none. The member does not take part in round `round_`. `way_out` replaces the default advice.
@@ -349,7 +349,7 @@ class Heartbeat(SignsOfLife):
             if rank == self.rank or (note is not None and json.loads(note)[0] >= self.gatherings)
         )
 
-    def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:
+    def failure_reason(self, members: Iterable[int], round_: int | None = None) -> str | None:
         """Return why a member can no longer take part, as a clause; None if no reason is known.
 
         Like `cause`, but members that gave up count too, and not those that have ended, if this worker has.
@@ -370,7 +370,7 @@ class Heartbeat(SignsOfLife):
             return None
         return f"worker {rank} {self.read('failed', rank)}"
 
-    def sign(self, rank: int) -> Sign:
+    def last_heartbeat(self, rank: int) -> Sign:
         """Return a worker's last heartbeat: its activity, and for how many seconds it has not changed."""
         beat = self._get(self._notes, f"beat/{rank}")
         if beat is None:
@@ -383,15 +383,15 @@ class Heartbeat(SignsOfLife):
         return Sign(str(text), tuple(waits), now - known[1])
 
     def watch(self, members: Iterable[int]) -> None:
-        self.waits_for(members, None)
+        self.describe_wait(members, None)
 
-    def waits_for(self, members: Iterable[int], seconds: float | None) -> str:
+    def describe_wait(self, members: Iterable[int], seconds: float | None) -> str:
         others = [rank for rank in members if rank != self.rank]
-        text = clause(self.rank, others, self.sign, seconds)
+        text = clause(self.rank, others, self.last_heartbeat, seconds)
         return self._notes.problem or text  # if the store does not answer, every worker seems silent
 
-    def sees_silence(self, members: Iterable[int]) -> bool:
-        return sees_silence(self.rank, [rank for rank in members if rank != self.rank], self.sign)
+    def is_diagnosed(self, members: Iterable[int]) -> bool:
+        return is_diagnosed(self.rank, [rank for rank in members if rank != self.rank], self.last_heartbeat)
 
     def linger(self, size: int) -> None:
         """Keep this process, which hosts the store, alive until the others know why the run failed, at most 2 s."""

@@ -66,13 +66,13 @@ class UnevenInputs:
                 return False
             if lost is None and wait.is_due():
                 self._check_if_gone(f"data ended before round {round_}")
-                why = self.heartbeat.elsewhere(range(self.size), round_, BEHIND)
+                why = self.heartbeat.in_other_gathering(range(self.size), round_, BEHIND)
                 # Read again: a worker that left after the round started, or after all ended, is not missing.
                 if why is not None and not self._notes.has(begun) and not self._notes.has(*needed):
                     raise PeerFailedError(f"data ended before round {round_}: {why}")
             if wait.is_over():
                 others = [rank for rank in range(self.size) if not self._notes.has(f"{ended}/{rank}")]
-                late = self.heartbeat.waits_for(others, None)
+                late = self.heartbeat.describe_wait(others, None)
                 self.heartbeat.check_without_store()
                 raise UnavailableError(
                     f"data ended before round {round_}: for {self.timeout:g} s no worker began it and not all ended; "
@@ -107,10 +107,10 @@ class UnevenInputs:
                 waiting.remove(rank)
             if waiting and wait.is_due() and lost is None:
                 self._check_if_gone("finish")
-                if (why := self.heartbeat.elsewhere(waiting, round_)) is not None:
+                if (why := self.heartbeat.in_other_gathering(waiting, round_)) is not None:
                     raise PeerFailedError(f"finish: {why}")
             if waiting and wait.is_over():
-                late = self.heartbeat.elsewhere(waiting, round_) or self.heartbeat.waits_for(waiting, None)
+                late = self.heartbeat.in_other_gathering(waiting, round_) or self.heartbeat.describe_wait(waiting, None)
                 self.heartbeat.check_without_store()
                 raise UnavailableError(
                     f"finish: {late}: not all did finish within {self.timeout:g} s after this one: "
@@ -121,5 +121,5 @@ class UnevenInputs:
 
     def _check_if_gone(self, place: str) -> None:
         self.heartbeat.check_without_store()
-        if (why := self.heartbeat.gone(range(self.size))) is not None:
-            raise PeerFailedError(f"{place}: {why}{self.heartbeat.way_out(why)}")
+        if (why := self.heartbeat.failure_reason(range(self.size))) is not None:
+            raise PeerFailedError(f"{place}: {why}{self.heartbeat.survival_hint(why)}")

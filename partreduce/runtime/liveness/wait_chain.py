@@ -61,7 +61,7 @@ def format_workers(ranks: Sequence[int]) -> str:
     return f"worker {names}" if len(ranks) == 1 else f"workers {names}"
 
 
-def sees_silence(rank: int, members: Sequence[int], sign: Callable[[int], Sign]) -> bool:
+def is_diagnosed(rank: int, members: Sequence[int], sign: Callable[[int], Sign]) -> bool:
     """Return whether a worker in the chain of waits (see `clause`) sent heartbeats and is silent now: the cause."""
     signs, _ = _chains(rank, members, sign)
     return any(seen.is_silent and seen.silent is not None for seen in signs.values())

@@ -39,7 +39,7 @@ def gather_full_table(tables: Tables, table: Table, array: torch.Tensor, number:
         f"worker {tables.rank} is in state_dict(), which puts the rows of {table.name!r} together from all workers: "
         "let all of them call it at the same place; worker 0's then holds the whole table"
     )
-    with tables.together(advice):
+    with tables.with_advice(advice):
         for first, last in table.blocks():
             ids = torch.arange(first, last if is_first else first)
             rows = tables.block(table, ids, table.layout, array, number)

@@ -106,9 +106,11 @@ class Exchange:
         if did is None or inside.met.with_problem is not None:
             return {}, call, nobody  # reported when all workers exchange calls
         if did.kind in LOOKUPS:
-            ids, inverse = torch.unique(inside.asked(did), return_inverse=True)
+            ids, inverse = torch.unique(inside.exchange_row_ids(did), return_inverse=True)
             return {did.table: Part(ids)}, did, inverse
-        came = inside.brought(did, inside.tables_brought(), lambda table: self.tables[table].nothing())
+        came = inside.exchange_gradients(
+            did, inside.tables_with_gradients(), lambda table: self.tables[table].nothing()
+        )
         return {table: part.coalesced() for table, part in came.items()}, did, nobody
 
     def _with_problem(self, call: Call, problem: str) -> Call:
@@ -141,7 +143,7 @@ class Exchange:
         Returns the rows, encoded if there is a codec, and the lowest rank with rows out of its range (None: no rank).
         """
         layout, answer = source(did)
-        rows = answer(layout.place_of(leg.asked(did)))
+        rows = answer(layout.place_of(leg.exchange_row_ids(did)))
         code, odd = self.code_of_rows(did), None
         if code is not None:
             plain, rows = rows, code.encode(rows)
@@ -152,10 +154,10 @@ class Exchange:
     def _sum_parts(self, leg: Leg, did: Call) -> dict[int, Part]:
         """Send gradients to the owners of their rows; return the sums of those received, by table."""
         sums: dict[int, Part] = {}
-        brought = leg.tables_brought()
+        brought = leg.tables_with_gradients()
         for of_owners in (True, False):
             tables = [table for table in brought if self.tables[table].is_sharded is of_owners]
-            came = leg.brought(
+            came = leg.exchange_gradients(
                 did, tables, lambda t: self._encode_part(t, self.tables[t].nothing()), to_all=not of_owners
             )
             for table, part in came.items():
@@ -207,11 +209,11 @@ class Leg:
         self.met = self._wire.meet(group, call, counts, asked, brings=int(brings.max()), mates=mates)
         self._receives = (self.met.counts - 1).clamp(min=0)
 
-    def tables_brought(self) -> list[int]:
+    def tables_with_gradients(self) -> list[int]:
         found: list[int] = (self.met.counts > 0).any(0).nonzero().view(-1).tolist()
         return found
 
-    def asked(self, did: Call) -> torch.Tensor:
+    def exchange_row_ids(self, did: Call) -> torch.Tensor:
         if self.met.ids is not None:
             return self.met.ids
         ids = self._parts[did.table].ids if did.table in self._parts else torch.empty(0)
@@ -244,7 +246,7 @@ class Leg:
             rows[order] = came
         return rows, min((rank for word in words for rank in word.view(-1).tolist() if rank >= 0), default=None)
 
-    def brought(
+    def exchange_gradients(
         self, did: Call, tables: list[int], nothing: Callable[[int], Part], *, to_all: bool = False
     ) -> dict[int, Part]:
         """Exchange gradients of `tables` with the group; return those received, by table.
@@ -379,9 +381,9 @@ class Tables:
         call = Call(Kind.WHOLE, self._step, table.index, number)
         return self._looked_up(call, ids, source=lambda _call: (layout, answer))
 
-    def together(self, advice: str) -> AbstractContextManager[None]:
+    def with_advice(self, advice: str) -> AbstractContextManager[None]:
         assert self._exchange is not None, "tables are connected before their blocks are asked for"
-        return self._exchange.wire.reducer.heartbeat.together(advice)
+        return self._exchange.wire.reducer.heartbeat.with_advice(advice)
 
     def fetch(self, table: Table, copy: int, ids: torch.Tensor, *, trains: bool, problem: str = "") -> torch.Tensor:
         """Look up the rows `ids` of a sharded table, each once, to the host; all workers call it, even without rows.

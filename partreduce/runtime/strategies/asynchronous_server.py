@@ -116,7 +116,7 @@ class AsynchronousServer(OneSided):
         start, wait = time.monotonic(), Wait(reducer.heartbeat, (host,), reducer.timeout, 0)
         with reducer.recorded("first model", 0, 0, tuple(sorted((host, self.run.rank)))):
             while not notes.has("digest"):
-                wait.look()
+                wait.check()
                 time.sleep(pause_after(time.monotonic() - start))
         if notes.wait_for("digest") != digest:
             raise InputError(
@@ -181,7 +181,7 @@ class AsynchronousServer(OneSided):
     def _wait(self, operation: Operation) -> None:
         driver, missing = self.driver, [host for host in self.server.hosts if host not in self._answers]
         self.run.reducer.heartbeat.doing(operation.entered, missing)
-        self.until(lambda: not driver.open_state.missing, range(self.run.schedule.num_workers), operation)
+        self.wait_until(lambda: not driver.open_state.missing, range(self.run.schedule.num_workers), operation)
 
     def _deliver(self, message: Message) -> None:
         if message.kind == "model":

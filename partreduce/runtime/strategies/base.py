@@ -284,14 +284,14 @@ class OneSided(Runner):
         """Average as the strategy defines, after step `step`, the last of round `round_`; returns as `after_step`."""
         raise NotImplementedError
 
-    def until(self, done: Callable[[], bool], members: Sequence[int], operation: Operation | None = None) -> None:
+    def wait_until(self, done: Callable[[], bool], members: Sequence[int], operation: Operation | None = None) -> None:
         """Wait until messages have made `done()` true, then record the end of `operation` in the trace.
 
         `members` are the ranks to watch: raises PeerFailedError if one fails, or after the timeout.
         """
         reducer = self.run.reducer
         try:
-            self._mailbox.until(done, reducer.heartbeat, members, None if operation is None else operation.round)
+            self._mailbox.wait_until(done, reducer.heartbeat, members, None if operation is None else operation.round)
         except PeerGoneError as error:
             operation = operation or reducer.recorder.begin("pause of exchanges", 0, 0, tuple(members), 0)
             raise reducer.failure(operation, error) from None

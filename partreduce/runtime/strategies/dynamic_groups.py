@@ -119,7 +119,11 @@ class GeneratedMeans(Runner):
         reducer, buckets = self.run.reducer, self.run.flat.buckets
 
         def why() -> str | None:
-            return "was declared void by the generator" if self.client.is_void(seq) else self.membership.why(members)
+            return (
+                "was declared void by the generator"
+                if self.client.is_void(seq)
+                else self.membership.stop_reason(members)
+            )
 
         reduction, own = None, []
         if self.membership.connected(members, str(seq), why):

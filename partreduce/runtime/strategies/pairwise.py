@@ -74,7 +74,7 @@ class PairMeans(OneSided):
             for neighbor in self.neighbors:
                 self._mailbox.send(neighbor, "pause", (self._generation, self._pauses))
         else:
-            self.until(lambda: all(self.pair.pauses.get(v, 0) >= self._pauses for v in self.neighbors), self._near)
+            self.wait_until(lambda: all(self.pair.pauses.get(v, 0) >= self._pauses for v in self.neighbors), self._near)
         self._adopt(self._progress())
 
     def drain(self) -> str:
@@ -98,7 +98,7 @@ class PairMeans(OneSided):
         self.pair.opening = (self._generation, model)
         self._mailbox.send(self.rank, "open")
         generation = self._generation
-        self.until(lambda: self.pair.generation == generation, self._near)
+        self.wait_until(lambda: self.pair.generation == generation, self._near)
 
     def _adopt(self, keep: Sequence[torch.Tensor]) -> None:
         """Set the parameters to this worker's averaged model plus `keep`, per bucket the change in this round."""
@@ -122,7 +122,7 @@ class PairMeans(OneSided):
         operation, self._pending = self._pending, None
         if operation is not None:
             number = self._number
-            self.until(lambda: self.pair.answered >= number, operation.members, operation)
+            self.wait_until(lambda: self.pair.answered >= number, operation.members, operation)
 
 
 class _Pair(GenerationDriver[PairState]):

@@ -264,7 +264,7 @@ class Part:
         If all workers took part, the result is the new reference.
         """
         if self._is_own:
-            self.outer.step(index, mean.sub_(reference.arrays[index].here()), reduction.ok)
+            self.outer.step(index, mean.sub_(reference.arrays[index].on_device()), reduction.ok)
             reference.complete(index, mean)
             reference.take(index, mean, reduction.ok)
             return

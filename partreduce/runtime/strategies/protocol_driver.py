@@ -157,9 +157,9 @@ def wait_for_missing(
             continue
         if lack != known:
             heartbeat.doing(f"waits {place}for {lack.what}", lack.of)
-            wait.turn_to(lack.of)
+            wait.restart(lack.of)
         try:
-            wait.look()
+            wait.check()
         except PeerGoneError as error:
             raise PeerWaitError(f"{error} ({told(lack)})", lack) from None
 

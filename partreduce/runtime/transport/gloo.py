@@ -33,7 +33,7 @@ class GlooWorld(World):
         self._device: object = None
         self._left_behind: list[BoundedCall[object]] = []
 
-    def beside(self, prefix: str) -> GlooWorld:
+    def with_prefix(self, prefix: str) -> GlooWorld:
         other = GlooWorld(self.store, self.rank, self.size, self.timeout, max_groups=self.max_groups)
         other.prefix, other._device = prefix, self.gloo_device()
         return other
@@ -74,7 +74,7 @@ class GlooWorld(World):
                 raise UnavailableError(f"group {Group(members)}: {why}") from None
             if self.signs is None:
                 raise
-            raise UnavailableError(f"{error}; {self.signs.waits_for(members, None)}") from None
+            raise UnavailableError(f"{error}; {self.signs.describe_wait(members, None)}") from None
 
     def _soon_known(self, members: tuple[int, ...]) -> str | None:
         """Return why a member is gone; wait briefly for that record, since a connection closes before it is written."""
@@ -96,7 +96,7 @@ class GlooWorld(World):
         else:
             reason, why = first_line(error), self._soon_known(members)
         if why is None and signs is not None:
-            why = signs.waits_for(members, None)
+            why = signs.describe_wait(members, None)
         return UnavailableError(f"{text} ({reason})" if why in (None, reason) else f"{text}: {why} ({reason})")
 
     def gloo_device(self) -> object:

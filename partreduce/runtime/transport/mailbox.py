@@ -256,7 +256,7 @@ class Mailbox:
                     )
         if not is_side:
             purpose = f"for room to send worker {to} {size_text(size)}"
-            self.until(lambda: self._went(to, message, size), self._heartbeat, (to,), None, purpose)
+            self.wait_until(lambda: self._went(to, message, size), self._heartbeat, (to,), None, purpose)
 
     def send_newest(self, to: int, kind: str, numbers: Sequence[int], *, urgent: bool = False) -> None:
         """Send worker `to` a message without arrays, at once; without room, queue it in place of one of its kind."""
@@ -313,7 +313,7 @@ class Mailbox:
                 for peer, account in self.traffic().items()
             }
 
-    def until(
+    def wait_until(
         self,
         done: Callable[[], bool],
         heartbeat: SignsOfLife,
@@ -337,7 +337,7 @@ class Mailbox:
             is_there = is_over()
         try:
             if not is_there:  # avoids the cost of a wait
-                Wait(heartbeat, members, self.timeout, round_).until(self._changed, is_over)
+                Wait(heartbeat, members, self.timeout, round_).wait_until(self._changed, is_over)
         except PeerTimeoutError as error:
             raise PeerGoneError(f"{error} (while this worker waited {purpose})" if purpose else str(error)) from None
         self.check_failure()

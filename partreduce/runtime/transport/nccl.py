@@ -53,7 +53,7 @@ class NcclWorld(World):
         self._on_host: GlooWorld | None = None
         atexit.register(self.abandon)
 
-    def beside(self, prefix: str) -> NcclWorld:
+    def with_prefix(self, prefix: str) -> NcclWorld:
         other = NcclWorld(
             self.store, self.rank, self.size, self.timeout, device=self.device, max_groups=self.max_groups
         )

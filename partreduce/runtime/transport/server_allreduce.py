@@ -67,7 +67,7 @@ class ServerCommunicator(Communicator):
             return len(parts) == len(shards)
 
         def take() -> None:
-            self.mailbox.until(has_all, self.heartbeat, self.members, 0)
+            self.mailbox.wait_until(has_all, self.heartbeat, self.members, 0)
             for host, (start, end) in shards.items():
                 if end > start:  # a host of a short array may have nothing
                     tensor[start:end].copy_(_decode_answer(parts[host], end - start, tensor.dtype, coding))

@@ -213,7 +213,7 @@ class PayloadRings:
             self._free(source, [step])
         return self._tensors(payload)
 
-    def look(self, source: int, step: int | None = None) -> list[torch.Tensor]:
+    def peek(self, source: int, step: int | None = None) -> list[torch.Tensor]:
         """Return the pieces of an in-neighbor's update, by default the newest, without removing it (see `take`)."""
         with self._lock:
             payload = self._payload(source, max(self._rings[source]) if step is None else step)

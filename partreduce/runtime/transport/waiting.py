@@ -78,7 +78,7 @@ class SignsOfLife:
     This base class knows nothing about other workers, so only timeouts end a wait.
     """
 
-    def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:  # noqa: ARG002 - as a heartbeat
+    def failure_reason(self, members: Iterable[int], round_: int | None = None) -> str | None:  # noqa: ARG002 - as a heartbeat
         """Return why one of `members` cannot take part in round `round_`, as a clause; None if not known."""
         return None
 
@@ -90,7 +90,7 @@ class SignsOfLife:
         """Return the error to raise if the run's key-value store is gone; None if it is not."""
         return None
 
-    def news(self) -> int:
+    def num_changes(self) -> int:
         return 0
 
     def doing(self, text: str | Callable[[], str], waits: Iterable[int] = ()) -> None:
@@ -98,12 +98,12 @@ class SignsOfLife:
 
     def watch(self, members: Iterable[int]) -> None: ...
 
-    def waits_for(self, members: Iterable[int], seconds: float | None) -> str:
+    def describe_wait(self, members: Iterable[int], seconds: float | None) -> str:
         """Return a clause: this worker waits for `members` (for `seconds`, if known), and whom these wait for."""
         names = ", ".join(f"worker {rank}" for rank in members)
         return f"waits for {names}" + ("" if seconds is None else f", for more than {seconds:g} s")
 
-    def sees_silence(self, members: Iterable[int]) -> bool:  # noqa: ARG002 - as above
+    def is_diagnosed(self, members: Iterable[int]) -> bool:  # noqa: ARG002 - as above
         """Return whether the search for the worker that delays `members` is over: it is known, or cannot be found."""
         return True
 
@@ -120,16 +120,16 @@ class PeerWatch:
     ) -> None:
         self._heartbeat, self._round = heartbeat, round_
         self._between = GLANCE_SECONDS if glance is None else glance
-        self.turn_to(members)
+        self.restart(members)
 
-    def turn_to(self, members: Iterable[int]) -> None:
+    def restart(self, members: Iterable[int]) -> None:
         """Watch these members from now on; the first check is due after the time between two quick checks."""
         self._members = tuple(members)
         self.next = time.monotonic() + self._between
         self._look = time.monotonic() + LOOK_SECONDS
         self._news = 0
 
-    def only_for(self, members: Iterable[int]) -> None:
+    def set_members(self, members: Iterable[int]) -> None:
         self._members = tuple(members)
 
     def is_due(self) -> bool:
@@ -138,7 +138,7 @@ class PeerWatch:
         if now < self.next:
             return False
         self.next = now + self._between
-        known, self._news = self._news, self._heartbeat.news()
+        known, self._news = self._news, self._heartbeat.num_changes()
         if self._news == known and now < self._look:
             return False
         self._look = now + LOOK_SECONDS
@@ -146,9 +146,9 @@ class PeerWatch:
             self._heartbeat.watch(self._members)
         return True
 
-    def gone(self) -> str | None:
+    def failure_reason(self) -> str | None:
         """If a full check is due, return why a member can no longer take part, as a clause; else None."""
-        return self._heartbeat.gone(self._members, self._round) if self.is_due() else None
+        return self._heartbeat.failure_reason(self._members, self._round) if self.is_due() else None
 
 
 class Wait(PeerWatch):
@@ -156,7 +156,7 @@ class Wait(PeerWatch):
 
     The timeout counts only time in which this process runs (`OwnTime`). After it the wait continues briefly, until the
     responsible worker is known. `round_` is the round of the operation: a member may have finished the run before it.
-    `why`, called instead of `heartbeat.gone`, returns why to stop waiting, or None, or raises. `glance`: see PeerWatch.
+    `why`, called instead of `heartbeat.failure_reason`, returns why to stop, or None, or raises. `glance`: see PeerWatch.
     """
 
     def __init__(
@@ -176,17 +176,17 @@ class Wait(PeerWatch):
         """Restart the timeout."""
         self._deadline.renew()
 
-    def look(self) -> float:
+    def check(self) -> float:
         """Return after how many seconds to check again whether to stop waiting.
 
         Raises PeerGoneError if there is a reason to stop, PeerTimeoutError after the timeout.
         """
         if self.is_due():
-            why = self._heartbeat.gone(self._members, self._round) if self._why is None else self._why()
+            why = self._heartbeat.failure_reason(self._members, self._round) if self._why is None else self._why()
             if why is not None:
                 raise PeerGoneError(why)
         if self.is_over():
-            raise PeerTimeoutError(self._heartbeat.waits_for(self._members, self._deadline.seconds))
+            raise PeerTimeoutError(self._heartbeat.describe_wait(self._members, self._deadline.seconds))
         return max(0.0, self.next - time.monotonic())
 
     def is_over(self) -> bool:
@@ -194,15 +194,15 @@ class Wait(PeerWatch):
         left = self._deadline.left
         if left >= 0:
             return False
-        return left < -DIAGNOSE_SECONDS or self._heartbeat.sees_silence(self._members)
+        return left < -DIAGNOSE_SECONDS or self._heartbeat.is_diagnosed(self._members)
 
-    def until(self, condition: threading.Condition, done: Callable[[], bool]) -> None:
+    def wait_until(self, condition: threading.Condition, done: Callable[[], bool]) -> None:
         """Wait until `done()`, called with the lock of `condition`, is true; meanwhile call `look`, which may raise."""
         while True:
             with condition:
                 if condition.wait_for(done, GLANCE_SECONDS):
                     return
-            self.look()
+            self.check()
 
 
 def pause_after(waited: float) -> float:

@@ -57,7 +57,7 @@ class Work:
 
         Args:
             look: called repeatedly meanwhile; raises an error to stop waiting, or returns after how many seconds to
-                call it again (see `Wait.look`).
+                call it again (see `Wait.check`).
             for_moments: whether the times that `look` returns are so short that any thread may wait inside the library.
         """
         if look is not None:

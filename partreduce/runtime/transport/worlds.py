@@ -74,7 +74,7 @@ class World:
         """Worlds of the same workers with another all-reduce algorithm; they are abandoned together."""
         self.given_up: Callable[[], str | None] = lambda: None  # returns why to stop connecting a group, or None
 
-    def beside(self, prefix: str) -> World:
+    def with_prefix(self, prefix: str) -> World:
         """Return a second world (set of groups) of these workers, with keys under `prefix` in the store."""
         raise NotImplementedError
 
@@ -178,7 +178,7 @@ class World:
     def _why(signs: SignsOfLife, members: tuple[int, ...]) -> str | None:
         """Return why one of these members can no longer connect, or that the store is gone; None if not known."""
         lost = signs.lost(members)
-        return signs.gone(lost) if lost else None if (problem := signs.store_lost()) is None else str(problem)
+        return signs.failure_reason(lost) if lost else None if (problem := signs.store_lost()) is None else str(problem)
 
     def communicator(self, members: Sequence[int], *, name: str = "") -> Communicator:
         """Return the communicator of these members (ascending), or their separate one called `name`.
@@ -327,7 +327,7 @@ def world_for_algorithm(world: World, algorithm: AllReduceAlgorithm, cluster: Cl
         if other.nodes == nodes:
             return other
     digest = hashlib.sha256(repr((world.size, nodes)).encode()).hexdigest()[:16]
-    made = world.beside(f"{world.prefix}/hierarchical/{digest}")
+    made = world.with_prefix(f"{world.prefix}/hierarchical/{digest}")
     made.nodes, made.relatives = nodes, [world]
     world.relatives.append(made)
     return made

@@ -194,7 +194,7 @@ class Engine:
     def go_on_from(self, steps: int) -> None:
         self._count(steps)
         self._batches_to_drop = 0
-        self.guard.went_on()
+        self.guard.forget_loads()
         self._arrived, self.run.applier.changes_means = None, False
 
     def catch_up(self) -> None:

@@ -144,7 +144,7 @@ class PairTiming(Recorder):
         round_ = self.done[process]
         return self.seconds[round_][process] if round_ < len(self.seconds) else None
 
-    def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
+    def message_seconds(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
         """Return 0 seconds without a network; else send the message, which carries the model, on it; return None."""
         if self.network is None:
             return 0.0

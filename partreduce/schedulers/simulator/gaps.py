@@ -95,7 +95,7 @@ class GapTiming(Recorder):
         # Computing began at entry; under NOTIFY-ACK the update may be sent later.
         return seconds if sent == entered else max(0.0, entered + seconds - sent)
 
-    def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float:  # noqa: ARG002
+    def message_seconds(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float:  # noqa: ARG002
         """Return the seconds of a message: an update carries the model, others take only the latency."""
         if isinstance(message, Update):
             return self._links.seconds(source, to, self._num_bytes, self.now)

@@ -71,7 +71,7 @@ class Timing:
         """Return the seconds of the work before an event; None if the process has no work left and stops."""
         return 0.0
 
-    def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
+    def message_seconds(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
         """Return the seconds until a message arrives; None if it is on `network`, which determines its arrival."""
         return 0.0
 
@@ -241,7 +241,7 @@ class VirtualMachine:
         for action in actions:
             if isinstance(action, Note):
                 continue  # `Timing.happened` receives it
-            way = self.timing.way(process, action.to, action.message, self._rng)
+            way = self.timing.message_seconds(process, action.to, action.message, self._rng)
             if way is None:
                 continue
             arrival = self.now + _time(way)

@@ -108,7 +108,7 @@ class QuorumTiming(Recorder):
             return self._grace if isinstance(event, BeginWithout) else 0.0
         return self.seconds[state.calls][process] if state.version < len(self.seconds) else None
 
-    def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float:  # noqa: ARG002
+    def message_seconds(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float:  # noqa: ARG002
         return self._way(source, to)
 
     def resumes(self, process: int, message: Hashable) -> bool:  # noqa: ARG002

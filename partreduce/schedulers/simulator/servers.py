@@ -70,7 +70,7 @@ class ShardsTiming(Recorder):
         round_ = self._computes(state, event)
         return 0.0 if round_ is None else self.seconds[round_][process]
 
-    def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
+    def message_seconds(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
         """Send a shard on the links and return None; 0 seconds for parameters that initialize a shard on the host."""
         if isinstance(message, Opened):
             return 0.0

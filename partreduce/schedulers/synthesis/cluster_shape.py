@@ -8,7 +8,7 @@ from itertools import chain, product
 from partreduce.schedulers.synthesis.problem import Problem
 from partreduce.topo.arithmetic.whole_numbers import prime_factors
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.hardware import above, regular_levels
+from partreduce.topo.hardware import regular_levels, switches_above
 from partreduce.topo.phase import Phase
 from partreduce.topo.timing import loads
 
@@ -105,7 +105,7 @@ def _costs_across_cuts(problem: Problem) -> Iterator[Iterator[float]]:
     kinds: dict[object, list[int]] = {}
     # Without switches, nodes with the default NIC are equal, and the first two of them represent all.
     some = range(num_nodes) if switches else sorted({*range(min(num_nodes, len(own) + 2)), *own})
-    levels = above(switches, num_nodes)
+    levels = switches_above(switches, num_nodes)
     for node in some:
         over = levels[:, node].tolist()
         equal = kinds.setdefault((own.get(node), *over), [])

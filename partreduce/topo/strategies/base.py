@@ -267,7 +267,7 @@ class Strategy(JsonObject, ABC):
         return {1 - self.sync.kept} if self.averages_everyone else set()
 
     @property
-    def goes_on_without(self) -> bool:
+    def tolerates_absence(self) -> bool:
         """Whether workers can continue for some rounds after a worker has failed, until they need its messages.
 
         Under Hop, the settings for backup workers, staleness and tokens limit how long.

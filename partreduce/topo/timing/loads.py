@@ -14,7 +14,7 @@ import numpy.typing as npt
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.fields import Floats, Whole
-from partreduce.topo.hardware import Hardware, Link, Switch, above
+from partreduce.topo.hardware import Hardware, Link, Switch, switches_above
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import RulePhase, representatives
 from partreduce.topo.timing.coding import PLAIN, Coding, Shape, Traffic, all_to_all, of_sum
@@ -98,7 +98,7 @@ class Uplinks:
 
 @lru_cache(maxsize=32)
 def _uplinks(switches: tuple[Switch, ...], num_nodes: int) -> Uplinks:
-    rows = above(switches, num_nodes)
+    rows = switches_above(switches, num_nodes)
     latency = np.array([switch.uplink.latency for switch in switches])
     inverse = np.array([switch.uplink.seconds_per_byte for switch in switches])
     for array in (rows, latency, inverse):

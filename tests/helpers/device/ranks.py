@@ -282,7 +282,7 @@ class SimulatedWorld(NcclWorld):
         self.payloads = 0
         self._streams[device.device] = device.streams()
 
-    def beside(self, prefix):
+    def with_prefix(self, prefix):
         other = SimulatedWorld(self.shared, self.rank, self.size, self.pretended, timeout=self.timeout.total_seconds())
         other.prefix, other._streams, other.counted = prefix, self._streams, self.counted
         return other

@@ -69,7 +69,7 @@ def test_what_is_taken_is_what_was_sent_whatever_the_order_of_sends_reduces_and_
             following += data.draw(st.integers(1, 2))
         elif event in ("take", "look") and there:
             step = data.draw(st.sampled_from(sorted(there)))
-            (numbers,) = rings.take(7, step) if event == "take" else rings.look(7, step)
+            (numbers,) = rings.take(7, step) if event == "take" else rings.peek(7, step)
             assert numbers.tolist() == [step] * 3
             if event == "take":
                 del there[step]
@@ -107,11 +107,11 @@ def test_an_older_update_never_replaces_a_newer_one_and_a_replaced_one_stays_wit
     layout = Layout(flat(3))
     rings = PayloadRings(0, {1: 9}, layout, newest_only=True)
     receive(rings, layout, 1, 5)
-    (read,) = rings.look(1)
+    (read,) = rings.peek(1)
     assert receive(rings, layout, 1, 4) is Arrival.LATE
     assert receive(rings, layout, 1, 8) is Arrival.KEPT
     assert read.tolist() == [5.0] * 3
-    assert rings.look(1)[0].tolist() == [8.0] * 3
+    assert rings.peek(1)[0].tolist() == [8.0] * 3
     assert (rings.steps(1), rings.dropped, rings.num_bytes) == ((8,), 2, 12)
 
 
@@ -153,7 +153,7 @@ def test_while_one_thread_puts_and_another_takes_every_number_is_that_of_its_ste
     thread.start()
     for step in range(steps):
         assert came.get(timeout=60) == step
-        read = torch.cat(newest.look(1))
+        read = torch.cat(newest.peek(1))
         assert torch.equal(torch.cat(rings.take(1, step)), torch.full((64,), float(step)))
         rings.retire(step + 1)
         tokens.release()
@@ -192,7 +192,7 @@ def test_a_checkpoint_of_a_ring_is_its_steps_and_numbers():
         receive(rings, layout, 1, step)
     again.clear(4)
     for step in rings.steps(1):
-        again.restore(1, step, rings.look(1, step))
+        again.restore(1, step, rings.peek(1, step))
     rings.clear()
     assert (rings.num_bytes, rings.steps(1)) == (0, ())
     assert [again.take(1, step)[0].tolist() for step in again.steps(1)] == [[4.0] * 3, [5.0] * 3]

@@ -92,13 +92,13 @@ def test_who_asks_to_join_and_who_leaves_is_heard_beside_votes(run):
 def test_a_view_settles_the_loss_that_it_was_for_and_no_later_one(run):
     heartbeat = Heartbeat(run.store, 0, "1", beats=False)
     run.loses(3)
-    assert heartbeat.news() > 0
+    assert heartbeat.num_changes() > 0
     for rank in (0, 1, 2):
         run.votes(rank)
     heartbeat.settled = run.view(1)[CHANGES]
-    assert heartbeat.news() == 0
+    assert heartbeat.num_changes() == 0
     run.loses(2)
-    assert heartbeat.news() > 0
+    assert heartbeat.num_changes() > 0
 
 
 # One worker's part in votes, by itself: what it takes for a call to vote.
@@ -150,8 +150,8 @@ def test_who_hears_a_view_looks_no_more_for_what_the_launcher_knew(member):
     member.vote()
     view = {**asdict(View(1, (0, 1), joined=())), CHANGES: 2}
     member.notes.write("view/1", json.dumps(view))
-    assert member.heartbeat.news() == 2
+    assert member.heartbeat.num_changes() == 2
     assert member.await_view()
-    assert member.heartbeat.news() == 0
+    assert member.heartbeat.num_changes() == 0
     deaths.count(CHANGES, 1)
-    assert member.heartbeat.news() == 1
+    assert member.heartbeat.num_changes() == 1

@@ -101,9 +101,9 @@ def test_an_exit_code_that_looks_like_a_signal_is_no_request_to_end_the_run(monk
     shutdown.failed(workers[0], FailureRule(workers, LogMultiplexer()), 5.0)
     assert shutdown.code == code
     assert not shutdown.has_signalled
-    shutdown.asked(number, 5.0, workers)
+    shutdown.end_on_request(number, 5.0, workers)
     assert sent == [number], "asked once: the others may still end by themselves"
-    shutdown.asked(number, 5.0, workers)
+    shutdown.end_on_request(number, 5.0, workers)
     assert sent == [number, signal.SIGKILL]
 
 

@@ -111,7 +111,7 @@ def test_the_first_failure_counts_and_the_rest_are_asked_after_their_grace_and_t
 
 def test_who_asks_a_run_to_end_gets_it_ended_and_at_once_when_asking_again(monkeypatch):
     machine, shutdown = Machine(monkeypatch), Shutdown()
-    shutdown.asked(signal.SIGTERM, GRACE, machine.workers)
+    shutdown.end_on_request(signal.SIGTERM, GRACE, machine.workers)
     assert machine.sent == to_all(signal.SIGTERM, range(4))
     assert shutdown.has_signalled
     assert machine.after(GRACE / 2, shutdown) == []
@@ -119,18 +119,18 @@ def test_who_asks_a_run_to_end_gets_it_ended_and_at_once_when_asking_again(monke
     assert machine.after(GRACE / 2 - 0.5, shutdown) == []
     assert machine.after(1.0, shutdown) == to_all(signal.SIGKILL, [1, 2, 3]), "they were asked before"
     machine.sent.clear()
-    shutdown.asked(signal.SIGTERM, GRACE, machine.workers)
+    shutdown.end_on_request(signal.SIGTERM, GRACE, machine.workers)
     assert machine.sent == to_all(signal.SIGKILL, [1, 2, 3])
     assert shutdown.code == 143
     shutdown = Shutdown()
-    shutdown.asked(signal.SIGINT, GRACE, machine.workers)
+    shutdown.end_on_request(signal.SIGINT, GRACE, machine.workers)
     assert (shutdown.code, shutdown.has_signalled) == (130, True)
 
 
 def test_who_does_not_end_although_it_was_killed_is_given_up_once(monkeypatch):
     machine, shutdown, given_up = Machine(monkeypatch), Shutdown(), []
     monkeypatch.setattr(Child, "give_up", lambda child: given_up.append(child.rank))
-    shutdown.asked(signal.SIGTERM, GRACE, machine.workers)
+    shutdown.end_on_request(signal.SIGTERM, GRACE, machine.workers)
     machine.after(GRACE + 0.5, shutdown)
     machine.workers[0].code = -signal.SIGTERM
     machine.after(ANSWER_SECONDS - 1.0, shutdown)

@@ -71,14 +71,14 @@ def test_a_killed_worker_is_noted_by_its_lifeline_alone_and_the_run_is_told():
     """No heartbeat beats here."""
     store, lines, pids = start_workers(2)
     heartbeat = Heartbeat(store, 0, "1", beats=False)
-    before = heartbeat.news()
+    before = heartbeat.num_changes()
     end([pids[0]])
     text = wait_for_note(store, 1, DEADLINE)
     assert text is not None
     assert heartbeat.cause([0, 1]) == f"worker 1 {text}"
     assert heartbeat.lost([0, 1]) == {1}
     until = time.monotonic() + DEADLINE
-    while heartbeat.news() == before:  # counted after the note is written
+    while heartbeat.num_changes() == before:  # counted after the note is written
         assert time.monotonic() < until
         time.sleep(0.01)
     lines.close()

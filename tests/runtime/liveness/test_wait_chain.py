@@ -91,12 +91,12 @@ def test_who_waits_in_a_later_gathering_of_the_same_round_has_been_in_this_one()
     with quick.gathering("mean_model()", 12):
         pass
     with slow.gathering("mean_model()", 12):
-        assert slow.elsewhere((0, 1), 12) is None
+        assert slow.in_other_gathering((0, 1), 12) is None
         quick.gather("mean_model()", 12)
-        assert slow.elsewhere((0, 1), 12) is None
+        assert slow.in_other_gathering((0, 1), 12) is None
     advice = ALL_CALL.format("mean_model()", UNEQUAL)
-    assert slow.elsewhere((0, 1), 12) == f"worker 1 waits for all in mean_model() after 12 rounds: {advice}"
-    assert slow.elsewhere((0, 1), 11) is None
+    assert slow.in_other_gathering((0, 1), 12) == f"worker 1 waits for all in mean_model() after 12 rounds: {advice}"
+    assert slow.in_other_gathering((0, 1), 11) is None
 
 
 def test_who_holds_up_a_worker_without_data_is_named():
@@ -118,7 +118,7 @@ def test_who_holds_up_a_worker_without_data_is_named():
 @pytest.mark.parametrize("decided", ["", "ended/1", "round/4"], ids=["undecided", "all have ended", "begun"])
 def test_a_worker_without_data_names_who_waits_for_all_where_it_does_not_come(monkeypatch, decided):
     """At once; not one that had seen how the wait ends, and has come to that place, before this one saw it."""
-    store, saw = dist.HashStore(), Heartbeat.elsewhere
+    store, saw = dist.HashStore(), Heartbeat.in_other_gathering
     monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(waiting, "GLANCE_SECONDS", 0.0)
     waits = Heartbeat(store, 1, "run", beats=False)
@@ -130,7 +130,7 @@ def test_a_worker_without_data_names_who_waits_for_all_where_it_does_not_come(mo
             Notes(store, "uneven-inputs/run").write(f"0/{decided}", "1")
         return saw(heartbeat, *given)
 
-    monkeypatch.setattr(Heartbeat, "elsewhere", goes_on)
+    monkeypatch.setattr(Heartbeat, "in_other_gathering", goes_on)
     ended.ended()
     if decided:
         assert ended.another(4) == (decided == "round/4")
@@ -175,7 +175,7 @@ class Follower:
 
     def misses(self):
         """Whether it takes worker 1 for one that does not come to what this one is in."""
-        found = (self.heartbeat.elsewhere((0, 1), self.rounds), self.heartbeat.cause((0, 1), self.rounds))
+        found = (self.heartbeat.in_other_gathering((0, 1), self.rounds), self.heartbeat.cause((0, 1), self.rounds))
         return any(one is not None for one in found)
 
 

@@ -63,7 +63,7 @@ def late(monkeypatch):
     doing, threads, waits, held = {}, {}, Counter(), []
     monkeypatch.setattr(waiting, "GLANCE_SECONDS", 0.005)
     monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.01)
-    look, stop, wait = Heartbeat.elsewhere, Heartbeat.stop, Reducer.wait_for
+    look, stop, wait = Heartbeat.in_other_gathering, Heartbeat.stop, Reducer.wait_for
     monkeypatch.setattr(Heartbeat, "looks", 0, raising=False)
 
     def is_main(rank):
@@ -101,7 +101,7 @@ def late(monkeypatch):
         wait(self, work, operation, given_up)
 
     for owner, name, new in (
-        (Heartbeat, "now", property(lambda self: vars(self)["now"], says)), (Heartbeat, "elsewhere", looks),
+        (Heartbeat, "now", property(lambda self: vars(self)["now"], says)), (Heartbeat, "in_other_gathering", looks),
         (Heartbeat, "stop", stops), (Reducer, "wait_for", wait_for),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, new, raising=False)  # what a worker does is no attribute of the class

@@ -150,7 +150,7 @@ def test_only_worker_0_has_whole_tables_and_others_states_cannot_be_loaded(ranks
 
 def test_after_finish_who_comes_to_a_state_dict_late_is_waited_for(ranks, monkeypatch):
     """As where worker 0 evaluates first; the others took it for one that had ended after 0.2 seconds."""
-    looked, gone = threading.Event(), Heartbeat.gone
+    looked, gone = threading.Event(), Heartbeat.failure_reason
     monkeypatch.setattr(waiting, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(waiting, "GLANCE_SECONDS", 0.0)
 
@@ -161,7 +161,7 @@ def test_after_finish_who_comes_to_a_state_dict_late_is_waited_for(ranks, monkey
         return said
 
     ended = threading.Event()
-    monkeypatch.setattr(Heartbeat, "gone", watch_gone)
+    monkeypatch.setattr(Heartbeat, "failure_reason", watch_gone)
 
     def run(world):
         model, optimizer = start(CASES["adam"], world)

@@ -232,10 +232,10 @@ class Heartbeat(Signs):
     def read(self, kind, rank):
         return str(self.rounds) if kind == "finished" else None
 
-    def gone(self, members, round_=None):
+    def failure_reason(self, members, round_=None):
         return f"worker {min(members)} finished after {self.rounds} rounds" if members else None
 
-    def news(self):
+    def num_changes(self):
         self.glances += 1
         return self.glances
 

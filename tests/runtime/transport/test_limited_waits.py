@@ -213,14 +213,14 @@ class TimedSigns:
     def __init__(self, clock):
         self.clock, self.count, self.glances, self.looks, self.watched = clock, 0, [], [], []
 
-    def news(self):
+    def num_changes(self):
         self.glances.append(self.clock[0])
         return self.count
 
     def watch(self, members):
         self.watched.append(members)
 
-    def gone(self, members, round_):
+    def failure_reason(self, members, round_):
         self.looks.append((round(self.clock[0], 2), members, round_))
         return "worker 1 left" if self.count == 2 else None
 
@@ -235,7 +235,7 @@ def test_who_waits_glances_often_and_looks_closely_at_times_and_at_news(monkeypa
         clock[0] = tick / 100
         signs.count = (tick >= 150) + (tick >= 360)
         assert watch.next >= clock[0] - 0.01
-        said.append(watch.gone())
+        said.append(watch.failure_reason())
     apart = [later - earlier for earlier, later in itertools.pairwise([0.0, *signs.glances])]
     assert all(0.19 < one < 0.22 for one in apart)
     times = [when for when, *_ in signs.looks]
@@ -309,45 +309,45 @@ def test_a_deadline_passes_after_its_seconds_of_own_time_and_may_restart(clock):
 def test_a_wait_names_whom_it_waits_for_and_takes_a_little_longer_where_nobody_is_silent(clock):
     signs = Signs()
     for is_known, extra in ((True, 0.0), (False, DIAGNOSE_SECONDS)):
-        signs.sees_silence = lambda _members, known=is_known: known
+        signs.is_diagnosed = lambda _members, known=is_known: known
         wait = Wait(signs, (1, 2), 5.0)
-        passes(clock, 4.9 + extra, wait.look)
+        passes(clock, 4.9 + extra, wait.check)
         with pytest.raises(PeerTimeoutError, match="waits for worker 1 for more than 5 s"):
-            passes(clock, 0.3, wait.look)
+            passes(clock, 0.3, wait.check)
 
 
 def test_a_wait_ends_early_where_one_of_those_that_are_still_missing_is_gone(clock):
     signs = Signs()
     wait = Wait(signs, (1, 2), 60.0)
-    passes(clock, 3.0, wait.look)
+    passes(clock, 3.0, wait.check)
     signs.why = "worker 2 left"
     with pytest.raises(PeerGoneError, match="worker 2 left"):
-        passes(clock, 1.5, wait.look)
+        passes(clock, 1.5, wait.check)
     asked = []
-    signs.gone = lambda members, _round=None: asked.append(members)
+    signs.failure_reason = lambda members, _round=None: asked.append(members)
     wait = Wait(signs, (1, 2), 60.0)
-    wait.only_for((2,))
-    passes(clock, 1.5, wait.look)
+    wait.set_members((2,))
+    passes(clock, 1.5, wait.check)
     assert set(asked) == {(2,)}
 
 
 def test_a_wait_that_another_deadline_limits_for_a_while_restarts(clock):
     wait = Wait(SignsOfLife(), (1,), 2.0)
-    passes(clock, 1.9, wait.look)
+    passes(clock, 1.9, wait.check)
     wait.renew()
-    passes(clock, 1.9, wait.look)
+    passes(clock, 1.9, wait.check)
     with pytest.raises(PeerTimeoutError, match="waits for worker 1, for more than 2 s"):
-        passes(clock, 0.3, wait.look)
+        passes(clock, 0.3, wait.check)
 
 
 def test_a_reason_of_ones_own_replaces_that_of_the_others(clock):
     signs, reasons = Signs(), [None]
     signs.why = "worker 1 left"
     wait = Wait(signs, (1,), 60.0, why=lambda: reasons[0])
-    passes(clock, 3.0, wait.look)
+    passes(clock, 3.0, wait.check)
     reasons[0] = "it is void"
     with pytest.raises(PeerGoneError, match="it is void"):
-        passes(clock, 1.5, wait.look)
+        passes(clock, 1.5, wait.check)
 
 
 # Notes: all of several are read at once, and pauses between questions grow with the wait.

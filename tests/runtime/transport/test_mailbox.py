@@ -47,7 +47,7 @@ class Pair:
     def still_delivers(self):
         count = len(self.heard)
         self.boxes[0].send(1, "hello", (count,), [b"payload"])
-        self.boxes[1].until(lambda: len(self.heard) > count, Signs(), (0, 1), 0)
+        self.boxes[1].wait_until(lambda: len(self.heard) > count, Signs(), (0, 1), 0)
         last = self.heard[-1]
         return (last.source, last.kind, last.numbers, bytes(last.payload[0])) == (0, "hello", (count,), b"payload")
 
@@ -214,7 +214,7 @@ def test_the_end_of_the_side_thread_is_told_to_who_waits_and_who_sends():
     pair = Pair(broken)
     pair.boxes[0].send(1, "hello")
     with pytest.raises(PeerGoneError, match="could not be delivered"):
-        pair.boxes[1].until(lambda: False, Signs(), (0, 1), 0)
+        pair.boxes[1].wait_until(lambda: False, Signs(), (0, 1), 0)
     with pytest.raises(UnavailableError, match="could not be delivered"):
         pair.boxes[1].send(0, "hello")
     pair.close()

@@ -213,8 +213,8 @@ def test_waiting_for_room_ends_when_the_run_does():
     gate, errors = threading.Event(), queue.SimpleQueue()
     with Boxes(ignore, lambda message: gate.wait(), bound=Bound(1, 2 * MB)) as (sender, _):
         sender.send(1, "one")
-        wait, waits = sender.until, threading.Event()
-        sender.until = lambda *arguments: (waits.set(), wait(*arguments))
+        wait, waits = sender.wait_until, threading.Event()
+        sender.wait_until = lambda *arguments: (waits.set(), wait(*arguments))
 
         def send():
             try:

@@ -186,9 +186,9 @@ mutant("generator", "failed", "a failed group counts as done",
     instead=lambda _, s, w, ask: (GroupGenerator(setting=random((0, 0))).done(s, w, ask), ()))
 mutant("generator", "answer", "bye while a group waits", instead=bye)
 mutant("generator", "answer", "a grant before the group runs", instead=granted_early)
-mutant("generator", "answered", "the answer is not remembered",
+mutant("generator", "record_answer", "the answer is not remembered",
     left=lambda now, was, *_: replace(now, answers=was.answers))
-mutant("generator", "answered", "an answered worker stays in the queue",
+mutant("generator", "record_answer", "an answered worker stays in the queue",
     left=lambda now, was, *_: replace(now, waiting=was.waiting))
 mutant("generator", "served", "only the first in the queue is answered",
     seen=lambda s: replace(s, waiting=s.waiting[:1]),
@@ -196,8 +196,8 @@ mutant("generator", "served", "only the first in the queue is answered",
 mutant("generator", "served", "groups start only when no worker is in one", instead=one_after_another)
 mutant("generator", "served", "the last member is not told that its group runs", told=lambda actions:
     tuple(a for a in actions if not (sends(a, Grant) and a.to == a.message.members[-1])))
-mutant("generator", "void", "members of a lost group are not told", instead=lambda *_: ())
-mutant("generator", "void", "only the first member of a lost group hears of it",
+mutant("generator", "notify_void", "members of a lost group are not told", instead=lambda *_: ())
+mutant("generator", "notify_void", "only the first member of a lost group hears of it",
     instead=lambda original, *arguments: original(*arguments)[:1])
 mutant("generator", "forgotten", "a void group is granted to a repeated request", instead=lambda _, s, __: s)
 mutant("generator", "idle", "workers that left are idle", instead=lambda _, s, __:
@@ -208,7 +208,7 @@ mutant("generator", "handle", "a repeated request stands in the queue twice", le
     replace(now, waiting=(*now.waiting, source)) if isinstance(message, Ask)
     and message.request == was.requests[source] and source in now.waiting else now)
 mutant("generator", "drawn", "a draw empties the queue", left=lambda now, *_: replace(now, waiting=()))
-mutant("worker", "broken", "a failed group is reported as done", instead=reported_as_done)
+mutant("worker", "handle_broken", "a failed group is reported as done", instead=reported_as_done)
 mutant("worker", "if_complete", "a worker leaves before all have come",
     seen=lambda s: replace(s, members=s.members[:1]))
 mutant("worker", "if_complete", "a worker leaves when one other has come", seen=all_here_with_one)

@@ -224,7 +224,7 @@ class Taking(Noting):
     def work(self, process, state, event, rng):
         return self.seconds(process, event, rng)
 
-    def way(self, source, to, message, rng):
+    def message_seconds(self, source, to, message, rng):
         return self.wire(source, to)
 
 

@@ -116,7 +116,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
                 steps = [oldest + bit for bit in range(queue.bit_length()) if queue >> bit & 1]
                 tensors[f"gap/queue/{source}"] = torch.tensor(steps)
             for step in rings.steps(source):
-                for index, array in enumerate(rings.look(source, step)):
+                for index, array in enumerate(rings.peek(source, step)):
                     tensors[f"{UPDATE}/{source}/{step}/{index}"] = array
         return tensors
 
@@ -351,15 +351,15 @@ def _hopeless(heartbeat: Heartbeat, lack: Missing, step: int | None) -> str | No
     gone = heartbeat.lost(lack.of) | ended
     if len(lack.of) - len(gone) >= lack.needed:
         return None
-    return heartbeat.gone(sorted(gone), step)
+    return heartbeat.failure_reason(sorted(gone), step)
 
 
 def _unequal(heartbeat: Heartbeat, lack: Missing, step: int, paused: frozenset[int]) -> str | None:
     """Return why too few messages can arrive, as neighbors wait for this worker elsewhere; None if enough can."""
-    waiting = [rank for rank in lack.of if rank in paused or heartbeat.elsewhere([rank], step) is not None]
+    waiting = [rank for rank in lack.of if rank in paused or heartbeat.in_other_gathering([rank], step) is not None]
     if len(lack.of) - len(waiting) >= lack.needed:
         return None
-    return heartbeat.elsewhere(waiting, step) or (
+    return heartbeat.in_other_gathering(waiting, step) or (
         f"worker {waiting[0]} waits for all in mean_model(), save_checkpoint() or another place where all meet, which "
         f"this worker has passed: {heartbeat.unequal}"
     )

@@ -297,7 +297,7 @@ class QuorumGradients(Runner):
                 self.driver.condition,
                 reducer.heartbeat,
                 reducer.timeout,
-                why=lambda _: reducer.heartbeat.gone(everyone),
+                why=lambda _: reducer.heartbeat.failure_reason(everyone),
                 check_failure=self._look,
                 told=lambda lack: f"this worker waited for {lack.what}",
             )

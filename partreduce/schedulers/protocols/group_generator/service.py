@@ -140,7 +140,7 @@ class GroupGenerator:
             case Ask() if self.is_repeated(state, source, message):
                 return state, self.repeated(state, source)
             case Ask() if message.request == self.following(state.requests[source]):
-                return self.asked(state, source, message)
+                return self.handle_request(state, source, message)
             case Ask():
                 return state, ()  # late, or from an earlier process of the worker: no answer is needed
         raise AssertionError(f"not a message to the group generator: {message}")
@@ -160,7 +160,7 @@ class GroupGenerator:
         answer = state.answers[worker]
         return () if answer is None else (Send(worker, replace(answer, generation=state.generation)),)
 
-    def asked(self, state: GeneratorState, worker: int, ask: Ask) -> Stepped:
+    def handle_request(self, state: GeneratorState, worker: int, ask: Ask) -> Stepped:
         """Handle a new request: release the worker's last group, draw groups if it has none, start groups, answer."""
         state = replace(
             state,
@@ -177,7 +177,7 @@ class GroupGenerator:
         elif not state.buffers.buffers[worker] and not state.buffers.locks[worker]:
             if not ask.computed and self.is_late(state, worker):
                 later = Later(state.generation, ask.request)
-                state, actions = self.served(self.answered(state, worker, later))
+                state, actions = self.served(self.record_answer(state, worker, later))
                 return state, (*voids, Send(worker, later), *actions)
             state = self.drawn(state, worker, ask)
         state, actions = self.served(replace(state, waiting=(*state.waiting, worker)))
@@ -198,7 +198,7 @@ class GroupGenerator:
         for member in group.active:
             if member != worker:
                 state = self.set_aside(state, member)
-        return state, self.void(state, ended, worker)
+        return state, self.notify_void(state, ended, worker)
 
     def set_aside(self, state: GeneratorState, worker: int) -> GeneratorState:
         """Exclude a worker from draws until its next request: it is removed from all groups that have not started."""
@@ -267,7 +267,7 @@ class GroupGenerator:
             answer = self.answer(state, worker)
             if answer is not None:
                 actions.append(Send(worker, answer))
-                state = self.answered(state, worker, answer)
+                state = self.record_answer(state, worker, answer)
         return state, tuple(actions)
 
     def answer(self, state: GeneratorState, worker: int) -> Answer | None:
@@ -280,7 +280,7 @@ class GroupGenerator:
             return None
         return Bye(generation, request) if state.status[worker] == LEFT else Alone(generation, request)
 
-    def answered(self, state: GeneratorState, worker: int, answer: Answer) -> GeneratorState:
+    def record_answer(self, state: GeneratorState, worker: int, answer: Answer) -> GeneratorState:
         """Record the answer, so that a repeated request gets it again."""
         alone = state.alone[worker] if isinstance(answer, Later) else 0
         if isinstance(answer, Alone):
@@ -306,7 +306,7 @@ class GroupGenerator:
         buffers, groups = self.locking.voided(state.buffers, worker)
         state = self.forgotten(replace(state, buffers=buffers), groups)
         state, sent = self.served(state)
-        return state, (Send(worker, Evicted(state.generation)), *self.void(state, groups, worker), *sent)
+        return state, (Send(worker, Evicted(state.generation)), *self.notify_void(state, groups, worker), *sent)
 
     def forgotten(self, state: GeneratorState, groups: tuple[Outstanding, ...]) -> GeneratorState:
         """Replace recorded answers that name a canceled group by `Alone`, so that no repeated request gets it."""
@@ -316,7 +316,7 @@ class GroupGenerator:
         )
         return replace(state, answers=answers)
 
-    def void(self, state: GeneratorState, groups: tuple[Outstanding, ...], dead: int) -> tuple[Action, ...]:
+    def notify_void(self, state: GeneratorState, groups: tuple[Outstanding, ...], dead: int) -> tuple[Action, ...]:
         """Return the `Void` messages to members that may wait in these groups, in which worker `dead` failed."""
         actions: list[Action] = []
         for group in groups:

@@ -138,7 +138,7 @@ class GroupWorker:
             case Computed(salt):
                 return self.next_ask(state, -1, salt, computed=True)
             case Broke(salt):
-                return self.broken(replace(state, breaks=max(state.breaks - 1, 0)), salt)
+                return self.handle_broken(replace(state, breaks=max(state.breaks - 1, 0)), salt)
             case Retry():
                 state = replace(state, retries=state.retries - 1)
                 return state, (*self.reminders(worker, state), Send(self.service, state.ask))
@@ -161,13 +161,13 @@ class GroupWorker:
             case Answer() if message.generation < state.generation or message.request != state.request:
                 return state, ()
             case Answer():
-                return self.answered(replace(state, generation=message.generation), message)
+                return self.handle_answer(replace(state, generation=message.generation), message)
         raise AssertionError(f"not a message to a worker: {message}")
 
     def holds(self, state: WorkerState, seq: int) -> bool:
         return state.stage in (GRANTED, MEETING) and state.seq == seq
 
-    def answered(self, state: WorkerState, answer: Answer) -> Stepped:
+    def handle_answer(self, state: WorkerState, answer: Answer) -> Stepped:
         """Handle the answer to the present request; a repeated answer is ignored unless it cancels a group."""
         if state.stage == ASKED:
             if isinstance(answer, Grant):
@@ -218,7 +218,7 @@ class GroupWorker:
         state, actions = self.next_ask(state, done, salt)
         return state, (note, *actions)
 
-    def broken(self, state: WorkerState, salt: int | None) -> Stepped:
+    def handle_broken(self, state: WorkerState, salt: int | None) -> Stepped:
         """Continue without the group, which failed at this worker; report that with the next request, with `salt`."""
         note = Note(("broken", state.seq, state.members))
         failed = state.seq
