@@ -70,10 +70,7 @@ NOT_SEARCHED = Front(reason="it was not searched")
 
 @dataclass
 class Weighing:
-    """The candidates collected for a job (`options`), the search's result, and what was not reached in time.
-
-    `left_out` has the names of the latter by kind of strategy.
-    """
+    """The candidates collected for a job, the search's result, and the names of candidates `left_out`, by kind."""
 
     options: list[CandidateSchedule] = field(default_factory=list)
     searched: Front = NOT_SEARCHED
@@ -81,10 +78,7 @@ class Weighing:
 
 
 def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], None]) -> Weighing:
-    """Collect candidates of all kinds until the clock's position `until`, each kind within its share of the time.
-
-    `say` receives progress messages.
-    """
+    """Collect candidates of all kinds until the clock's position `until`, each kind within its share of the time."""
     kinds, alone = weighed_kinds(job), bool(job.gap or job.quorum)
     weighed, missed = Weighing(), list[str]()
     rules = RULES_SHARE * clock.limit
@@ -137,7 +131,7 @@ def competitors(
     left_out: Callable[[str], None] = lambda _: None,
     names: Sequence[str] | None = None,
 ) -> list[CandidateSchedule]:
-    """Measure every catalogue entry that fits the cluster in all settings; entries that cannot run are left out.
+    """Measure every catalogue entry that fits the cluster in all settings.
 
     Rules (groups by digits of the node's number, cheap to measure) and All-Reduce are measured until the clock's
     position `stop` (All-Reduce in every step always), and other entries, baselines first, until `until`; `left_out` is
@@ -175,7 +169,7 @@ def competitors(
 def _sources(job: PlanRequest, names: Sequence[str]) -> Iterator[tuple[str, bool, Iterator[Schedule]]]:
     """Yield catalogue entries in measuring order: (name, whether its metrics are cheap at any size, its schedules).
 
-    Outer steps are left out, since `candidates.KINDS` weighs them by their own prices.
+    Outer steps are left out: they have their own prices (`candidates.KINDS`).
     """
     seen: set[object] = set()
     is_small = job.cluster.num_workers <= MAX_GRAPH_WORKERS
@@ -219,7 +213,7 @@ def _with_rests(job: PlanRequest) -> Iterator[Schedule]:
 
 
 def _unequal_steps(schedule: Schedule, job: PlanRequest) -> Iterator[Schedule]:
-    """Yield the schedule with steps per round in proportion to worker speed, if speeds differ, so that no worker waits.
+    """Yield the schedule with steps per round in proportion to worker speed, if speeds differ.
 
     Where workers see different data their progress is normalized, so that the data of slow workers count equally.
     """
@@ -257,8 +251,8 @@ def _search(weighed: Weighing, job: PlanRequest, clock: Clock, until: float, say
 def _sample_times(weighed: Weighing, job: PlanRequest, pay: Callable[[float], bool]) -> list[CandidateSchedule]:
     """Return the baselines, and the candidates that may be best, with seconds sampled from the job's step times.
 
-    `pay` charges nominal seconds of work and returns whether they fit.
     No step is longer at mean speeds, so a candidate that is slower at mean speeds than the best sampled one is omitted.
+    `pay` charges nominal seconds of work and returns whether they fit.
     """
     by_time = job.objective is Objective.BALANCED
 
