@@ -56,9 +56,10 @@ class Setting(NamedTuple):
     steps_per_round: int
     gradient_buckets: GradientBuckets = GradientBuckets.SINGLE
 
-    def of(self, schedule: Schedule, transport: Transport | None = None) -> Schedule:
+    def of(self, schedule: Schedule, transport: Transport | None = None, *, name: str | None = None) -> Schedule:
         own = schedule.strategy.steps_per_round
-        return with_timing(schedule, self.sync.sync, self.steps_per_round if isinstance(own, int) else own, transport)
+        steps = self.steps_per_round if isinstance(own, int) else own
+        return with_timing(schedule, self.sync.sync, steps, transport, name=name)
 
     @property
     def is_layered(self) -> bool:
@@ -150,6 +151,7 @@ class Measurements:
         self.timings = tuple(Timings(self.schedule, job, one) for one in transports_of(self.schedule, job))
         self.metrics = retime(self.schedule, job.push) if isinstance(own, int) else None
         self.at, self.point, self.option = cache(self._at), cache(self._point), cache(self._option)
+        self.line = cache(self._line)
 
     def _at(self, sync: Delay, count: int) -> Convergence:
         if self.metrics is None:
@@ -172,19 +174,20 @@ class Measurements:
             gradients=count == 1 and not is_late and strategy.averages_gradients,
         )
 
+    def _line(self, delay: Delay, timing: Timings, most: int) -> list[tuple[Point, float, float]]:
+        """Return metrics, and seconds of communication and of a whole step, for 1 to `most` steps per round."""
+        settings = [Setting(delay, count) for count in range(1, most + 1)]
+        return [(self.point(*one[:2]), timing.sent(one).seconds, timing.seconds(one).step) for one in settings]
+
     def _option(self, setting: Setting, name: str, timing: Timings, status: str) -> CandidateSchedule:
-        transport, count, words = timing.costed_for(setting).transport, setting.steps_per_round, [name]
-        schedule = setting.of(self.schedule, transport)
-        if count > 1 and schedule.strategy.averages_everyone:
-            schedule = replace(schedule, name=f"{schedule.name}(every={count})")
-            words = [f"{name}(every={count})"]
-        elif count > 1:
-            words.append(f"every {count}")
+        transport, count = timing.costed_for(setting).transport, setting.steps_per_round
+        every = f"(every={count})" if count > 1 and self.schedule.strategy.averages_everyone else ""
+        words = [name + every, *([f"every {count}"] if count > 1 and not every else [])]
         words += [setting.sync.label] * (setting.sync is not Delay.SYNCHRONOUS)
         if self.job.algorithm is None and transport.algorithm is not self.job.algorithms[0]:
             words.append(str(transport.algorithm))
         return assemble(
-            schedule,
+            setting.of(self.schedule, transport, name=self.schedule.name + every),
             self.job,
             " ".join([*words, *coded_words(transport)]),
             algorithm=transport.algorithm,
@@ -261,7 +264,8 @@ class Axes:
         """
         goal, found = self.job.objective, list[tuple[Setting, Timings, Costs]]()
         for timing in self.timings:
-            costs = {count: self.reached(Setting(delay, count), timing, model) for count in counts}
+            line = self.measured.line(delay, timing, max(counts, default=0))
+            costs = {count: self._costs(delay, *line[count - 1], model) for count in counts}
             merits = {count: merit(one, goal) for count, one in costs.items() if one.keep(self.job.limits)}
             if merits:
                 enough = min(merits.values())[0] * (1 + 1e-8) + NOTHING
@@ -276,14 +280,15 @@ class Axes:
         """Return the timings with the finest codec, or with a coarser one that saves enough seconds in this setting."""
         if len(self.timings) == 1:
             return self.timings[0]
-        costs = [self.reached(setting, timing, self.usual) for timing in self.timings]
+        at = self.measured.point(setting.sync, setting.steps_per_round)
+        seconds = [(timing.sent(setting).seconds, timing.seconds(setting).step) for timing in self.timings]
+        costs = [self._costs(setting.sync, at, *both, self.usual) for both in seconds]
         return self.timings[paying(costs, self.job, overlaps=setting.sync is not Delay.SYNCHRONOUS)]
 
-    def reached(self, setting: Setting, timing: Timings, model: StepsModel) -> Costs:
-        at = self.measured.point(setting.sync, setting.steps_per_round)
-        delayed = self.usual.delay * (setting.sync is Delay.PIPELINE)
+    def _costs(self, delay: Delay, at: Point, communication: float, step: float, model: StepsModel) -> Costs:
+        delayed = self.usual.delay if delay is Delay.PIPELINE else 0.0
         ratio = model.steps_ratio(at.distance, self._pushed(at), late=at.late, delayed=delayed, gradients=at.gradients)
-        return Costs(timing.sent(setting).seconds, timing.seconds(setting).step, at.distance, at.drift, ratio)
+        return Costs(communication, step, at.distance, at.drift, ratio)
 
     def _pushed(self, at: Point) -> float:
         """Return the drift if it costs steps for the job's data: 0 if all workers have the same mixture."""

@@ -117,13 +117,21 @@ def traveling(schedule: Schedule, transport: Transport) -> Schedule:
 
 
 def with_timing(
-    schedule: Schedule, sync: Sync, steps_per_round: StepsPerRound, transport: Transport | None = None
+    schedule: Schedule,
+    sync: Sync,
+    steps_per_round: StepsPerRound,
+    transport: Transport | None = None,
+    *,
+    name: str | None = None,
 ) -> Schedule:
     """Return a schedule with these steps per round and this delay; without a transport by ring, without codec."""
     strategy = replace(
         schedule.strategy, sync=sync, steps_per_round=steps_per_round, transport=transport or Transport()
     )
-    return replace(schedule, strategy=strategy, certificate=None)
+    name = schedule.name if name is None else name
+    if strategy == schedule.strategy and name == schedule.name and schedule.certificate is None:
+        return schedule  # a new one would be checked again
+    return replace(schedule, name=name, strategy=strategy, certificate=None)
 
 
 def coded_words(transport: Transport) -> list[str]:
@@ -211,11 +219,16 @@ metrics_of = lru_cache(maxsize=256)(convergence)
 
 
 def seconds_of(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm) -> Seconds:
-    """Return the seconds per step of a schedule with its own delay: exact at fixed speeds, sampled otherwise.
+    """Return the seconds per step of a schedule with its own delay: exact at fixed speeds, sampled otherwise; cached.
 
     Raises:
         PartreduceError: too many workers to sample.
     """
+    return _seconds_of(schedule, job.as_measured, algorithm)
+
+
+@lru_cache(maxsize=256)
+def _seconds_of(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm) -> Seconds:
     times = job.compute_times()
     if times.is_fixed:
         return Seconds(cycle_time(schedule, job.hardware, times, algorithm=algorithm).per_step, times.base)
@@ -228,14 +241,11 @@ def seconds_of(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorit
     return Seconds(sampled.per_step, sampled.compute, sampled.error / sampled.per_step if sampled.per_step else 0.0)
 
 
-_sampled_seconds = lru_cache(maxsize=256)(seconds_of)
-
-
 def sample_option(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
     """Return a candidate that was measured at mean speeds with seconds sampled from the job's random step times."""
     if job.compute_times().is_fixed:
         return option
-    seconds = _sampled_seconds(option.schedule, job.as_measured, option.algorithm)
+    seconds = seconds_of(option.schedule, job, option.algorithm)
     waiting = seconds.waiting(0.0 if option.late else option.communication)
     return replace(option, step_seconds=seconds.step, step_error=seconds.error, waiting=waiting)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import gcd, inf
+from math import inf
 
 from partreduce.planner.axes import Axes, within_limits
 from partreduce.planner.candidates import weighed_kinds
@@ -25,20 +25,15 @@ from partreduce.planner.recommend import PUBLISHED, WORTH, allowed_options, base
 from partreduce.planner.trials import try_all
 from partreduce.schedulers import registry
 from partreduce.schedulers.entry import Entry
-from partreduce.schedulers.rules.algebra import all_digits, local_ranks, static
 from partreduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
 from partreduce.schedulers.synthesis.cluster_shape import derived_worker_steps
 from partreduce.schedulers.synthesis.front import MAX_REPORTED, search
 from partreduce.schedulers.synthesis.problem import Front, Objective, Status
 from partreduce.topo.errors import MissingDependencyError, PartreduceError
-from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import SYNCHRONOUS, AllReduceAlgorithm
 from partreduce.topo.strategies.base import Averaging
-from partreduce.topo.strategies.static import RulePhases
 
-RESTS = "all-and-rests"
-"""Name of schedules that average over all workers in some rounds, and not at all in the others (rests)."""
 FIRST = ("allreduce", PUBLISHED[0], "node-then-all")
 """Catalogue entries to measure first: nearly always among the best, or what users compare with."""
 RULES_FIRST = ("rule", "allreduce")
@@ -51,12 +46,9 @@ VARIANTS: dict[str, Sequence[dict[str, object]]] = {
     "pairs-pairs-all": [{"pair_rounds": rounds} for rounds in (1, 2, 3, 4, 5, 7, 11, 15, 23)],
     "hierarchy": [{"rounds": rounds} for rounds in (1, 2, 3)],
 }
-REST_ROUNDS = (*range(1, 8), 9, 11, 13, 15, 19, 23)
-"""Numbers of rounds without an average before each average over all workers."""
-DENSITIES = tuple((m, n) for n in range(3, 13) for m in range(2, n) if gcd(m, n) == 1)
-"""Pairs (m, n): averages over all workers in m of n rounds, evenly spread; for jobs that limit more than time."""
 PLAIN_ROUNDS = (2, 3, 4, 6, 8, 12, 16, 24)
-"""Steps per round for which All-Reduce is always shown, in addition to the best ones for the job."""
+"""Steps per round for which All-Reduce is always shown, in addition to the best ones for the job; and by which unequal
+steps per round are multiplied."""
 CATALOGUE_SHARE, RULES_SHARE = 0.25, 0.5
 """Fractions of the time after which no further graphs, and no further rules, of the catalogue are measured."""
 QUICK_SHARE, BRIEF_SHARE, QUICK_KINDS = 0.5, 0.35, 0.45
@@ -158,7 +150,7 @@ def competitors(
             # Where speeds differ, steps per round in proportion to speed are the strongest competitors.
             for unequal in _unequal_steps(schedule, job):
                 if fits(unequal):
-                    options += Axes(unequal, job).options(f"paced {label}")
+                    options += Axes(unequal, job).options(unequal.name.replace(f"{label}-paced", f"paced {label}"))
             rounds = PLAIN_ROUNDS if plain else ()
             options += Axes(schedule, job).options(label, rounds, pays=lambda: pay(work_of_setting(job)))
             if plain and not any(option.name == label for option in options):
@@ -179,8 +171,6 @@ def _sources(job: PlanRequest, names: Sequence[str]) -> Iterator[tuple[str, bool
         for entry in entries:
             if (entry.kind in RULES_FIRST) is is_rule and (is_rule or is_small):
                 yield entry.name, is_rule, _new_schedules(_variants(entry, job), job, seen)
-        if is_rule and FIRST[-1] in names:
-            yield RESTS, True, _new_schedules(_with_rests(job), job, seen)
 
 
 def _new_schedules(schedules: Iterator[Schedule], job: PlanRequest, seen: set[object]) -> Iterator[Schedule]:
@@ -201,19 +191,8 @@ def _variants(entry: Entry, job: PlanRequest) -> Iterator[Schedule]:
         yield schedule
 
 
-def _with_rests(job: PlanRequest) -> Iterator[Schedule]:
-    """Yield schedules that average over all workers in some rounds, and not at all in the others."""
-    ranks, radices = local_ranks(job.cluster), all_digits(job.cluster.num_nodes)
-    everyone = (Block(ranks, tuple(range(len(radices)))),)
-    rounds = [(f"rest_rounds={rests}", 1, rests + 1) for rests in REST_ROUNDS]
-    rounds += [(f"averages={m}, rounds={n}", m, n) for m, n in DENSITIES if job.is_limited]
-    for words, averages, period in rounds:
-        phases = tuple(everyone if t * averages % period < averages else () for t in range(period))
-        yield Schedule(f"{RESTS}({words})", job.cluster, static(job.cluster, RulePhases(radices, phases)))
-
-
 def _unequal_steps(schedule: Schedule, job: PlanRequest) -> Iterator[Schedule]:
-    """Yield the schedule with steps per round in proportion to worker speed, if speeds differ.
+    """Yield the schedule with steps per round in proportion to worker speed, if speeds differ; All-Reduce also rarer.
 
     Where workers see different data their progress is normalized, so that the data of slow workers count equally.
     """
@@ -225,9 +204,11 @@ def _unequal_steps(schedule: Schedule, job: PlanRequest) -> Iterator[Schedule]:
     averaging = Averaging.MEAN if job.data is Data.SHUFFLED else Averaging.STEP_NORMALIZED
     for worker_steps in derived_worker_steps(job.cluster):
         if len(set(worker_steps)) > 1:
-            unequal = replace(strategy, steps_per_round=worker_steps, averaging=averaging)
-            named = Schedule(f"{schedule.name}-paced", schedule.cluster, unequal)
-            yield with_timing(named, SYNCHRONOUS, worker_steps)
+            for factor in (1, *PLAIN_ROUNDS) if strategy.averages_everyone else (1,):
+                steps = tuple(factor * count for count in worker_steps)
+                unequal = replace(strategy, steps_per_round=steps, averaging=averaging)
+                every = f"(every={max(steps)})" if factor > 1 else ""
+                yield with_timing(Schedule(f"{schedule.name}-paced{every}", job.cluster, unequal), SYNCHRONOUS, steps)
 
 
 def _search(weighed: Weighing, job: PlanRequest, clock: Clock, until: float, say: Callable[[str], None]) -> None:
