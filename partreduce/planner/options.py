@@ -51,7 +51,7 @@ PLAIN_ROUNDS = (2, 3, 4, 6, 8, 12, 16, 24)
 steps per round are multiplied."""
 CATALOGUE_SHARE, RULES_SHARE = 0.25, 0.5
 """Fractions of the time after which no further graphs, and no further rules, of the catalogue are measured."""
-QUICK_SHARE, BRIEF_SHARE, QUICK_KINDS = 0.5, 0.35, 0.45
+QUICK_SHARE, BRIEF_SHARE, QUICK_KINDS = 0.5, 0.35, 0.37
 """Fractions of the time of the quick effort: the minimum for the catalogue, a brief search if the job has limits, and,
 of the remaining time, simulations."""
 SAMPLING_SHARE, MEASURE_SHARE = 0.1, 0.2
@@ -146,11 +146,11 @@ def competitors(
             if not fits(schedule):
                 left_out(label)
                 continue
-            plain = schedule.strategy.averages_everyone
+            plain = schedule.strategy.averages_everyone and schedule.has_one_steps_per_round
             # Where speeds differ, steps per round in proportion to speed are the strongest competitors.
             for unequal in _unequal_steps(schedule, job):
                 if fits(unequal):
-                    options += Axes(unequal, job).options(unequal.name.replace(f"{label}-paced", f"paced {label}"))
+                    options += Axes(unequal, job).options(f"paced {label}")
             rounds = PLAIN_ROUNDS if plain else ()
             options += Axes(schedule, job).options(label, rounds, pays=lambda: pay(work_of_setting(job)))
             if plain and not any(option.name == label for option in options):
@@ -171,6 +171,10 @@ def _sources(job: PlanRequest, names: Sequence[str]) -> Iterator[tuple[str, bool
         for entry in entries:
             if (entry.kind in RULES_FIRST) is is_rule and (is_rule or is_small):
                 yield entry.name, is_rule, _new_schedules(_variants(entry, job), job, seen)
+        if is_rule and FIRST[-1] in names and job.hardware.slowdown:
+            everyone = registry.build("allreduce", job.cluster)
+            rarer = (one for factor in PLAIN_ROUNDS for one in _unequal_steps(everyone, job, factor))
+            yield "paced allreduce", True, _new_schedules(rarer, job, seen)
 
 
 def _new_schedules(schedules: Iterator[Schedule], job: PlanRequest, seen: set[object]) -> Iterator[Schedule]:
@@ -191,8 +195,8 @@ def _variants(entry: Entry, job: PlanRequest) -> Iterator[Schedule]:
         yield schedule
 
 
-def _unequal_steps(schedule: Schedule, job: PlanRequest) -> Iterator[Schedule]:
-    """Yield the schedule with steps per round in proportion to worker speed, if speeds differ; All-Reduce also rarer.
+def _unequal_steps(schedule: Schedule, job: PlanRequest, factor: int = 1) -> Iterator[Schedule]:
+    """Yield the schedule with steps per round in proportion to worker speed, times `factor`, if speeds differ.
 
     Where workers see different data their progress is normalized, so that the data of slow workers count equally.
     """
@@ -204,11 +208,10 @@ def _unequal_steps(schedule: Schedule, job: PlanRequest) -> Iterator[Schedule]:
     averaging = Averaging.MEAN if job.data is Data.SHUFFLED else Averaging.STEP_NORMALIZED
     for worker_steps in derived_worker_steps(job.cluster):
         if len(set(worker_steps)) > 1:
-            for factor in (1, *PLAIN_ROUNDS) if strategy.averages_everyone else (1,):
-                steps = tuple(factor * count for count in worker_steps)
-                unequal = replace(strategy, steps_per_round=steps, averaging=averaging)
-                every = f"(every={max(steps)})" if factor > 1 else ""
-                yield with_timing(Schedule(f"{schedule.name}-paced{every}", job.cluster, unequal), SYNCHRONOUS, steps)
+            steps = tuple(factor * count for count in worker_steps)
+            unequal = replace(strategy, steps_per_round=steps, averaging=averaging)
+            name = f"{schedule.name}-paced" if factor == 1 else f"paced {schedule.name}(every={max(steps)})"
+            yield with_timing(Schedule(name, schedule.cluster, unequal), SYNCHRONOUS, steps)
 
 
 def _search(weighed: Weighing, job: PlanRequest, clock: Clock, until: float, say: Callable[[str], None]) -> None:
