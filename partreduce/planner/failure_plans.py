@@ -87,8 +87,8 @@ def _time(planned: Schedule, rule: SurvivorRule, job: PlanRequest) -> float:
     """Return the predicted time in which survivors reach the target loss, after the slowest failure; infinite if never.
 
     `planned` has a failure plan with `rule`. One failure is predicted of each class, that is, of failures which the
-    symmetry of the groups makes equal. The rule `all_reduce` has no classes of its own, but its time depends on the
-    nodes on which survivors are, so it is predicted for the classes of the rule `keep_groups`.
+    symmetry of the groups makes equal. The rule `all_reduce` has no classes, but its time depends on the nodes on which
+    survivors are, so it is predicted for the classes of the rule `keep_groups`.
     """
     schedule, job = _smaller_copy(planned, job)
     if schedule.num_workers > COMPARED:
