@@ -192,6 +192,15 @@ def measure(schedule: Schedule, job: PlanRequest, *, algorithm: AllReduceAlgorit
     Raises:
         PartreduceError: the schedule has no fixed phases, or a metric was not found within its limit.
     """
+    options = [reprice(option, job) for option in _measured(schedule, job.as_measured, algorithm)]
+    return options[paying([option.costs for option in options], job, overlaps=schedule.strategy.is_delayed)]
+
+
+@lru_cache(maxsize=256)
+def _measured(
+    schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm | None
+) -> tuple[CandidateSchedule, ...]:
+    """Return a candidate without a price of its steps for each transport, the finest codec first."""
     metrics = metrics_of(schedule, job.push)
     if algorithm is None:
         transports = transports_of(schedule, job)
@@ -210,8 +219,8 @@ def measure(schedule: Schedule, job: PlanRequest, *, algorithm: AllReduceAlgorit
             seconds=seconds_of(runs, job, costed.transport.algorithm),
             metrics=metrics,
         )
-        options.append(reprice(option, job))
-    return options[paying([option.costs for option in options], job, overlaps=schedule.strategy.is_delayed)]
+        options.append(option)
+    return tuple(options)
 
 
 metrics_of = lru_cache(maxsize=256)(convergence)
