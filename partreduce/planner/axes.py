@@ -2,10 +2,9 @@
 
 Transport changes no metric, so it is chosen by cost alone (`measuring.transports_of`). The metrics of all delays and k
 follow from those at k = 1 (`topo.metrics.late_distance`), the seconds from stages costed once for each algorithm and
-codec. The best k is exact at fixed speeds. Where step times vary, the settings that are good at mean speeds are sampled
-(`planner.options`). All-Reduce's gradients at k = 1 may also arrive late, on all workers, which changes no metric and
-costs extra steps; or be sent layer by layer. If workers take different numbers of steps per round, delay and k stay
-unchanged, because the metrics of other settings cannot be derived.
+codec. All-Reduce's gradients at k = 1 may also arrive late, on all workers, which changes no metric and costs extra
+steps; or be sent layer by layer. If workers take different numbers of steps per round, delay and k stay unchanged,
+because the metrics of other settings cannot be derived.
 """
 
 from __future__ import annotations
@@ -48,25 +47,19 @@ whose metrics lie in the range that the steps model was fitted to."""
 
 
 class Setting(NamedTuple):
-    """One setting of a schedule: delay, steps per round, and whether gradients are sent in one piece or by layers.
+    """A setting of a schedule: the delay of its averages, steps per round, and whether gradients are sent by layers.
 
-    The delay is that between an average and its use.
-
-    For a schedule whose workers take unequal numbers of steps, `steps_per_round` is 1 and the schedule's numbers are
-    kept.
+    For a schedule whose workers take unequal numbers of steps, `steps_per_round` is 1 and its own numbers are kept.
     """
 
     sync: Delay
     steps_per_round: int
     gradient_buckets: GradientBuckets = GradientBuckets.SINGLE
 
-    def of(self, schedule: Schedule) -> Schedule:
+    def of(self, schedule: Schedule, transport: Transport | None = None, *, name: str | None = None) -> Schedule:
         own = schedule.strategy.steps_per_round
-        return with_timing(schedule, self.sync.sync, self.steps_per_round if isinstance(own, int) else own)
-
-    @property
-    def is_late(self) -> bool:
-        return self.sync is not Delay.SYNCHRONOUS
+        steps = self.steps_per_round if isinstance(own, int) else own
+        return with_timing(schedule, self.sync.sync, steps, transport, name=name)
 
     @property
     def is_layered(self) -> bool:
@@ -81,29 +74,26 @@ class Timings:
         self.is_equal = isinstance(schedule.strategy.steps_per_round, int)
         runs, algorithm = traveling(schedule, costed.transport), costed.transport.algorithm
         self.period = TimedPeriod.of(runs, job.hardware, self.times, algorithm=algorithm).merged()
-        self.seconds, self.steps, self.round_seconds = cache(self._seconds), cache(self._steps), cache(self._one_round)
+        self.seconds, self.steps = cache(self._seconds), cache(self._steps)
 
-    def transport(self, setting: Setting) -> Transport:
-        return replace(self.costed.transport, gradient_buckets=setting.gradient_buckets)
+    def costed_for(self, setting: Setting) -> CostedTransport:
+        """Return the transport in this setting, with its cost at one step per round."""
+        if not setting.is_layered:
+            return self.costed
+        transport = replace(self.costed.transport, gradient_buckets=setting.gradient_buckets)
+        return CostedTransport(transport, cost_of(self.schedule, self.job, transport))
 
     def sent(self, setting: Setting) -> Traffic:
-        cost = self.costed.cost
-        if setting.is_layered:
-            cost = cost_of(self.schedule, self.job, self.transport(setting))
+        cost = self.costed_for(setting).cost
         return Traffic(cost.per_step / setting.steps_per_round, cost.nic_bytes_per_step / setting.steps_per_round)
 
     def _seconds(self, setting: Setting) -> Seconds:
         if setting.is_layered:
-            runs = traveling(setting.of(self.schedule), self.transport(setting))
-            return seconds_of(runs, self.job, self.costed.transport.algorithm)
-        if not self.is_equal:
-            return Seconds(self.period.cycle(sync=setting.sync.sync).per_step, self.times.base)
-        if setting.steps_per_round == 1:
-            return Seconds(self.round_seconds(setting.sync, 1), self.times.base)
-        return Seconds(self.steps(setting.sync)[setting.steps_per_round - 1], self.times.base)
-
-    def _one_round(self, delay: Delay, count: int) -> float:
-        return self.period.cycle(steps_per_round=count, sync=delay.sync).per_round
+            transport = self.costed_for(setting).transport
+            return seconds_of(setting.of(self.schedule, transport), self.job, transport.algorithm)
+        if self.is_equal and setting.sync is not Delay.PIPELINE:
+            return Seconds(self.steps(setting.sync)[setting.steps_per_round - 1], self.times.base)
+        return Seconds(self.period.cycle(sync=setting.sync.sync).per_step, self.times.base)
 
     def _steps(self, delay: Delay) -> list[float]:
         """Return the seconds per step for each number of steps per round from 1 to `MOST`.
@@ -111,23 +101,40 @@ class Timings:
         The seconds of a round are the largest mean of a cycle of waiting workers, so they are convex in the steps:
         where the middle of a range lies on its chord, so does all of it.
         """
-        first, base = self.round_seconds(delay, 1), self.times.base
+
+        def exact(count: int) -> float:
+            return self.period.cycle(steps_per_round=count, sync=delay.sync).per_round
+
+        first, base = exact(1), self.times.base
         if delay is Delay.SYNCHRONOUS and self.period.steps.max() == self.period.steps.min():
             # All workers compute equally long, so every path through a period gains equally from a longer round.
             return [(first + (count - 1) * base) / count for count in range(1, MOST + 1)]
-        found = {1: first, MOST: self.round_seconds(delay, MOST)}
+        found = {1: first, MOST: exact(MOST)}
         ranges = [(1, MOST)]
         while ranges:
             low, high = ranges.pop()
             slope = (found[high] - found[low]) / max(1, high - low)
             between = {count: found[low] + slope * (count - low) for count in range(low + 1, high)}
             middle = (low + high) // 2
-            if between and not math.isclose(exact := self.round_seconds(delay, middle), between[middle], rel_tol=1e-9):
-                found[middle] = exact
+            if between and not math.isclose(at_middle := exact(middle), between[middle], rel_tol=1e-9):
+                found[middle] = at_middle
                 ranges += [(low, middle), (middle, high)]
             else:
                 found |= between
         return [found[count] / count for count in range(1, MOST + 1)]
+
+
+class Point(NamedTuple):
+    """The metrics of a schedule in one setting as numbers, infinite if unknown, and whether it averages gradients.
+
+    `synchronous` is the consensus distance without what delay adds to it.
+    """
+
+    distance: float
+    drift: float
+    late: float
+    synchronous: float
+    gradients: bool
 
 
 class Measurements:
@@ -143,9 +150,10 @@ class Measurements:
         self.schedule, self.job = with_timing(schedule, SYNCHRONOUS, 1 if isinstance(own, int) else own), job
         self.timings = tuple(Timings(self.schedule, job, one) for one in transports_of(self.schedule, job))
         self.metrics = retime(self.schedule, job.push) if isinstance(own, int) else None
-        self.at, self.numbers, self.option = cache(self._metrics_at), cache(self._numbers), cache(self._option)
+        self.at, self.point, self.option = cache(self._at), cache(self._point), cache(self._option)
+        self.line = cache(self._line)
 
-    def _metrics_at(self, sync: Delay, count: int) -> Convergence:
+    def _at(self, sync: Delay, count: int) -> Convergence:
         if self.metrics is None:
             return metrics_of(Setting(sync, count).of(self.schedule), self.job.push)
         late = sync is Delay.LATE
@@ -154,23 +162,32 @@ class Measurements:
             spread, pushed, self.metrics.contraction, self.metrics.late_distance_at(count) if late else 0.0
         )
 
-    def _numbers(self, delay: Delay, count: int) -> tuple[float, float, float]:
-        metrics = self.at(delay, count)
-        return known(metrics.consensus_distance), known(metrics.drift), metrics.late_distance
+    def _point(self, sync: Delay, count: int) -> Point:
+        metrics, strategy, is_late = self.at(sync, count), self.schedule.strategy, sync is Delay.LATE
+        steps = count if self.metrics is not None else strategy.steps_per_round
+        distance = known(metrics.consensus_distance)
+        return Point(
+            distance=distance,
+            drift=known(metrics.drift),
+            late=metrics.late_distance,
+            synchronous=distance - (added_by_delay(steps, self.schedule.num_workers) if is_late else 0.0),
+            gradients=count == 1 and not is_late and strategy.averages_gradients,
+        )
+
+    def _line(self, delay: Delay, timing: Timings, most: int) -> list[tuple[Point, float, float]]:
+        """Return metrics, and seconds of communication and of a whole step, for 1 to `most` steps per round."""
+        settings = [Setting(delay, count) for count in range(1, most + 1)]
+        return [(self.point(*one[:2]), timing.sent(one).seconds, timing.seconds(one).step) for one in settings]
 
     def _option(self, setting: Setting, name: str, timing: Timings, status: str) -> CandidateSchedule:
-        schedule, transport, count = setting.of(self.schedule), timing.transport(setting), setting.steps_per_round
-        words = [name]
-        if count > 1 and schedule.strategy.averages_everyone:
-            schedule = replace(schedule, name=f"{schedule.name}(every={count})")
-            words = [f"{name}(every={count})"]
-        elif count > 1:
-            words.append(f"every {count}")
-        words += [setting.sync.label] * setting.is_late
+        transport, count = timing.costed_for(setting).transport, setting.steps_per_round
+        every = f"(every={count})" if count > 1 and self.schedule.strategy.averages_everyone else ""
+        words = [name + every, *([f"every {count}"] if count > 1 and not every else [])]
+        words += [setting.sync.label] * (setting.sync is not Delay.SYNCHRONOUS)
         if self.job.algorithm is None and transport.algorithm is not self.job.algorithms[0]:
             words.append(str(transport.algorithm))
         return assemble(
-            traveling(schedule, transport),
+            setting.of(self.schedule, transport, name=self.schedule.name + every),
             self.job,
             " ".join([*words, *coded_words(transport)]),
             algorithm=transport.algorithm,
@@ -194,8 +211,8 @@ class Axes:
 
     def __init__(self, schedule: Schedule, job: PlanRequest) -> None:
         self.measured = measured(schedule, job.as_measured)
-        self.schedule, self.timings, self.metrics = self.measured.schedule, self.measured.timings, self.measured.metrics
-        self.job, self.usual, self.timing = job, job.steps_model, cache(self._timing)
+        self.schedule, self.timings = self.measured.schedule, self.measured.timings
+        self.job, self.usual = job, job.steps_model
 
     def options(
         self,
@@ -211,32 +228,31 @@ class Axes:
         `pays()` is true.
         """
         allowed = [delay for delay in self.job.sync_types if delay.suits(self.schedule.strategy)]
-        if not allowed:
+        if not allowed or not (most := self.most()):
             return []
-        most = self.most()
-        always = [Setting(allowed[0], count) for count in _lengths(allowed[0], (1, *rounds), most)]
-        always += [Setting(late, 1) for late in allowed if most]
-        if self.job.sends_layers and Delay.SYNCHRONOUS in allowed and self.schedule.strategy.sends_layers and most:
+        counts = {delay: range(1, (1 if delay is Delay.PIPELINE else most) + 1) for delay in allowed}
+        always = [Setting(allowed[0], count) for count in (1, *rounds) if count in counts[allowed[0]]]
+        always += [Setting(delay, 1) for delay in allowed]
+        if self.job.sends_layers and Delay.SYNCHRONOUS in allowed and self.schedule.strategy.sends_layers:
             always.append(Setting(Delay.SYNCHRONOUS, 1, GradientBuckets.PER_LAYER))
         kept = {setting: self.timing(setting) for setting in always}
         models = _models(self.usual, self.job.objective is not Objective.BALANCED)
-        for late in allowed:
-            counts = _lengths(late, range(1, most + 1), most)
-            safe = [count for count in counts if not self._may_fail(Setting(late, count))]
+        for delay in allowed:
+            safe = [count for count in counts[delay] if not self._may_fail(Setting(delay, count))]
             for model in models:
-                if (best := self.best(late, counts, model)) is not None:
+                if (best := self.best(delay, counts[delay], model)) is not None:
                     kept.setdefault(*best)
-                    if best[0].steps_per_round not in safe and (second := self.best(late, safe, model)) is not None:
+                    if best[0].steps_per_round not in safe and (second := self.best(delay, safe, model)) is not None:
                         kept.setdefault(*second)
         ordered = sorted(kept, key=lambda one: (allowed.index(one.sync), one.steps_per_round, one.is_layered))
         return [self.option(one, name, kept[one], status) for i, one in enumerate(ordered) if not i or pays()]
 
     def most(self) -> int:
         """Return the most steps per round to consider: `ALWAYS` or the steps model's range, limited by `max_gap`."""
-        if self.metrics is None:
+        if self.measured.metrics is None:
             return int(within_gap(self.schedule, self.job.limits))
         gap, most = most_steps_per_round(self.schedule, self.job.limits), ALWAYS
-        while most < MOST and not self.extrapolates(Setting(Delay.SYNCHRONOUS, most + 1)):
+        while most < MOST and not self._extrapolates(self.measured.point(Delay.SYNCHRONOUS, most + 1)):
             most += 1
         return most if gap is None else min(most, gap)
 
@@ -246,61 +262,50 @@ class Axes:
         `counts` are the steps per round to try. A coarser codec is chosen only if its best setting saves enough
         compared with those of the finer codecs.
         """
-        found = [(Setting(delay, best), one) for one in self.timings if (best := self._best(delay, counts, one, model))]
+        goal, found = self.job.objective, list[tuple[Setting, Timings, Costs]]()
+        for timing in self.timings:
+            line = self.measured.line(delay, timing, max(counts, default=0))
+            costs = {count: self._costs(delay, *line[count - 1], model) for count in counts}
+            merits = {count: merit(one, goal) for count, one in costs.items() if one.keep(self.job.limits)}
+            if merits:
+                enough = min(merits.values())[0] * (1 + 1e-8) + NOTHING
+                near = {count: preference(costs[count], goal) for count, one in merits.items() if one[0] <= enough}
+                count = min(near, key=near.__getitem__)
+                found.append((Setting(delay, count), timing, costs[count]))
         if not found:
             return None
-        costs = [self.reached(*one, model) for one in found]
-        return found[paying(costs, self.job, overlaps=delay is not Delay.SYNCHRONOUS)]
+        return found[paying([one for *_, one in found], self.job, overlaps=delay is not Delay.SYNCHRONOUS)][:2]
 
-    def _best(self, delay: Delay, counts: Sequence[int], timing: Timings, model: StepsModel) -> int | None:
-        if not counts:
-            return None
-        goal, costs = self.job.objective, dict[int, Costs]()
-        for count in counts:
-            one = self.reached(Setting(delay, count), timing, model)
-            if one.keep(self.job.limits):
-                costs[count] = one
-        least = min((merit(one, goal) for one in costs.values()), default=(0.0,))
-        near = [count for count, one in costs.items() if merit(one, goal)[0] <= least[0] * (1 + 1e-8) + NOTHING]
-        return min(near, key=lambda count: preference(costs[count], goal), default=None)
-
-    def _timing(self, setting: Setting) -> Timings:
+    def timing(self, setting: Setting) -> Timings:
         """Return the timings with the finest codec, or with a coarser one that saves enough seconds in this setting."""
         if len(self.timings) == 1:
             return self.timings[0]
-        costs = [self.reached(setting, timing, self.usual) for timing in self.timings]
-        return self.timings[paying(costs, self.job, overlaps=setting.is_late)]
+        at = self.measured.point(setting.sync, setting.steps_per_round)
+        seconds = [(timing.sent(setting).seconds, timing.seconds(setting).step) for timing in self.timings]
+        costs = [self._costs(setting.sync, at, *both, self.usual) for both in seconds]
+        return self.timings[paying(costs, self.job, overlaps=setting.sync is not Delay.SYNCHRONOUS)]
 
-    def reached(self, setting: Setting, timing: Timings, model: StepsModel) -> Costs:
-        spread, drift, late = self.measured.numbers(setting.sync, setting.steps_per_round)
-        gradients = self._averages_gradients(setting)
-        pushed = 0.0 if self.job.data is Data.SHUFFLED else drift
-        delayed = self.usual.delay * (setting.sync is Delay.PIPELINE)
-        ratio = model.steps_ratio(spread, pushed, late=late, delayed=delayed, gradients=gradients)
-        return Costs(timing.sent(setting).seconds, timing.seconds(setting).step, spread, drift, ratio)
+    def _costs(self, delay: Delay, at: Point, communication: float, step: float, model: StepsModel) -> Costs:
+        delayed = self.usual.delay if delay is Delay.PIPELINE else 0.0
+        ratio = model.steps_ratio(at.distance, self._pushed(at), late=at.late, delayed=delayed, gradients=at.gradients)
+        return Costs(communication, step, at.distance, at.drift, ratio)
 
-    def _averages_gradients(self, setting: Setting) -> bool:
-        """Return whether gradients are averaged: by All-Reduce in every step, unless its parameters are late."""
-        is_every_step = setting.steps_per_round == 1 and setting.sync is not Delay.LATE
-        return is_every_step and self.schedule.strategy.averages_gradients
+    def _pushed(self, at: Point) -> float:
+        """Return the drift if it costs steps for the job's data: 0 if all workers have the same mixture."""
+        return 0.0 if self.job.data is Data.SHUFFLED else at.drift
+
+    def _extrapolates(self, at: Point) -> bool:
+        return self.usual.extrapolates(at.distance, self._pushed(at))
 
     def _may_fail(self, setting: Setting) -> bool:
         """Return whether training may fail in this setting: by its drift, or averages rarer than any measured ones."""
-        if self._averages_gradients(setting) or setting.sync is Delay.PIPELINE:
+        at = self.measured.point(setting.sync, setting.steps_per_round)
+        if at.gradients:
             return False
-        if self.usual.is_unpriced_beyond and self.extrapolates(setting):
+        if self.usual.is_unpriced_beyond and self._extrapolates(at):
             return True
-        metrics = self.measured.at(setting.sync, setting.steps_per_round)
-        if not self.job.bears_drift(metrics.drift.value or 0.0):
-            return True
-        own = self.schedule.strategy.steps_per_round
-        steps = setting.steps_per_round if isinstance(own, int) else own
-        added = added_by_delay(steps, self.schedule.num_workers) if setting.sync is Delay.LATE else 0.0
-        return self.usual.lost.includes(known(metrics.consensus_distance) - added, metrics.late_distance)
-
-    def extrapolates(self, setting: Setting) -> bool:
-        spread, drift, _ = self.measured.numbers(setting.sync, setting.steps_per_round)
-        return self.usual.extrapolates(spread, 0.0 if self.job.data is Data.SHUFFLED else drift)
+        drift = self.measured.at(setting.sync, setting.steps_per_round).drift.value
+        return not self.job.bears_drift(drift or 0.0) or self.usual.lost.includes(at.synchronous, at.late)
 
     def option(self, setting: Setting, name: str, timing: Timings, status: str = "catalogue") -> CandidateSchedule:
         """Return the candidate of this setting, with all its costs."""
@@ -312,15 +317,6 @@ def _models(usual: StepsModel, is_alone: bool) -> list[StepsModel]:
     """Return the steps model, and unless `is_alone` its cases (tasks) with the lowest and highest price of distance."""
     cases = sorted(usual.cases, key=lambda case: case.a)
     return [usual] if is_alone else [usual, *dict.fromkeys((cases[0], cases[-1]))]
-
-
-def _lengths(late: Delay, rounds: Sequence[int], most: int) -> list[int]:
-    """Return those of `rounds`, numbers of steps per round, that a delay allows, up to `most`.
-
-    A pipeline averages gradients in every step.
-    """
-    most = min(most, 1) if late is Delay.PIPELINE else most
-    return [steps for steps in rounds if steps <= most]
 
 
 def within_limits(schedule: Schedule, limits: Limits) -> bool:

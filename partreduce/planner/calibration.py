@@ -4,14 +4,11 @@ There are three steps, which docs/pilot.md describes:
 
 1. A run's *steps ratio* is the factor σ by which All-Reduce's loss curve of the same seed must be stretched in steps to
    match the run's: it minimizes Σ (loss(t) − reference(t/σ))², in logarithms if all losses are positive.
-2. steps ratio = 1 + averaging + a·consensus distance + c·drift^p + late·L + later·L·max(0, L − 1) is linear in the
-   prices, which are averaging, a, c, late and later (p is the shipped model's). Each metric is a mean squared distance
-   of workers from their mean: the consensus distance under noise, the drift under data that differ between workers, the
-   late distance L under noise where averages arrive a round late and the loss is curved (0 without delay). Since long
-   delays cost more than in proportion, the part of L above 1 has its own price, later. The prices are fitted to the
-   mean steps ratios by least squares of relative errors, none below 0. All-Reduce's run of a seed is as noisy as the
-   others and enters every steps ratio of that seed. It is therefore one more run, with steps ratio 1, and all runs of a
-   seed share a free common factor (generalized least squares for the covariance I + 11ᵀ of such ratios).
+2. steps ratio = 1 + averaging + a·consensus distance + c·drift^p + late·L + later·L·max(0, L − 1), with the late
+   distance L, is linear in the prices averaging, a, c, late and later (p is the shipped model's). They are fitted to
+   the mean steps ratios by least squares of relative errors, none below 0. All-Reduce's run of a seed is as noisy as
+   the others and enters every steps ratio of that seed. It is therefore one more run, with steps ratio 1, and all runs
+   of a seed share a free common factor (generalized least squares for the covariance I + 11ᵀ of such ratios).
 3. Each seed is a complete pilot, so separate fits give independent estimates, whose Student's t interval is that of the
    prices. The error on schedules left out of the fit measures the misfit of the model itself.
 """
@@ -46,14 +43,11 @@ Array = npt.NDArray[np.float64]
 def calibrate(curves: Sequence[Curve], *, data: str, steps: int, finalists: Collection[str] = ()) -> Pilot:
     """Fit the prices of consensus distance, drift and delay to the loss curves of a pilot's training runs.
 
-    Each curve is compared with All-Reduce's of the same seed.
-
     Args:
         curves: the loss curves of all runs, with All-Reduce's for at least two seeds.
         data: how training data differ between workers: shuffled, per-worker or per-node.
         steps: the training steps of a run.
-        finalists: hashes (`trained_sha256`) that the pilot keeps next to the measured steps ratio of their schedule, so
-            that a plan can find it.
+        finalists: hashes (`trained_sha256`) of schedules whose measured steps ratio a plan shall find in the pilot.
 
     Returns:
         The Pilot: the prices with intervals, and the schedules that ran.
@@ -96,8 +90,7 @@ def _probe(runs: Sequence[Curve], references: dict[int, Curve], data: str) -> Pr
     """Return the probe of one schedule: its metrics, and its steps ratio for each seed.
 
     `runs` are the schedule's loss curves, one per seed, `references` All-Reduce's by seed. If a run was unstable, or
-    missing, the probe has metrics but no steps ratios. `data` says how training data differ (`planner.job.Data`), which
-    decides whose drift counts.
+    missing, there are no steps ratios. `data` as in `calibrate`.
     """
     schedule = runs[0].schedule
     steps_ratios: tuple[float, ...] = ()
@@ -128,18 +121,15 @@ def _six_digits(value: float) -> float:
 
 
 def drift_that_counts(schedule: Schedule, data: str) -> float:
-    """Return the schedule's drift of workers, or of nodes, whose `data` differ; 0 for shuffled data.
-
-    It is the drift that costs training steps.
-    """
+    """Return the drift that costs training steps: that of workers or of nodes whose `data` differ, 0 if shuffled."""
     return 0.0 if data == "shuffled" else float(drift(schedule, "node" if data == "per-node" else "worker"))
 
 
 def steps_ratio_between(losses: Sequence[float], reference: Sequence[float]) -> float:
     """Return the least-squares factor by which the reference curve must be stretched in steps to match this one.
 
-    The reference is first made nonincreasing (isotonic regression), so that its noise does not count as progress.
-    Points beyond its end, which a factor below 1 needs, are ignored.
+    The reference is first made nonincreasing, so that its noise does not count as progress. Points beyond its end,
+    which a factor below 1 needs, are ignored.
     """
     from scipy.optimize import isotonic_regression
 
@@ -159,15 +149,12 @@ def steps_ratio_between(losses: Sequence[float], reference: Sequence[float]) -> 
 
 
 def fit_prices(probes: Sequence[Probe], *, data: str, bears_delay: bool = True) -> Prices:
-    """Fit the prices (extra steps per unit of a metric) to the probes, the schedules that the pilot ran.
+    """Fit the prices, each with a 90 % interval over the seeds, to the probes, the schedules that the pilot ran.
 
     Args:
         probes: the metrics and steps ratios of each schedule, none of which was unstable.
         data: how training data differ between workers: shuffled (no price of drift), per-worker or per-node.
         bears_delay: false if every late probe was unstable; the shipped price of delay is then kept.
-
-    Returns:
-        The prices, each with a 90 % interval over the seeds, and the error on probes left out of the fit.
 
     Raises:
         InputError: fewer probes than prices, or probes that do not separate one price from the others.
@@ -195,7 +182,7 @@ def fit_prices(probes: Sequence[Probe], *, data: str, bears_delay: bool = True) 
 
 
 def _features(probes: Sequence[Probe], data: str, *, bears_delay: bool) -> dict[str, list[float]]:
-    """Return the regressor (metric) of each price by its name, one value for each probe, a schedule that the pilot ran.
+    """Return what each price multiplies, by the price's name, with one value for each probe.
 
     The prices "averaging" and "later" are fitted only if the others remain determined without any single probe.
     """
@@ -216,7 +203,7 @@ def _features(probes: Sequence[Probe], data: str, *, bears_delay: bool) -> dict[
 
 
 class _Runs(NamedTuple):
-    """The data of the fit: All-Reduce's run first, then the probes (schedules that the pilot ran).
+    """The data of the fit: All-Reduce's run first, then the probes.
 
     `features`, shape (runs, prices), and `excess`, the steps ratio minus 1, shape (runs, seeds), are divided by the
     run's mean steps ratio.
@@ -232,7 +219,7 @@ class _Runs(NamedTuple):
         return cls(known, np.vstack([np.zeros((1, steps_ratios.shape[1])), (steps_ratios - 1) * weights]))
 
     def leveled(self) -> _Runs:
-        """Return the data without the factor common to all runs of a seed, which carries no information on prices."""
+        """Return the data without the factor common to all runs of a seed."""
         return _Runs(self.features - self.features.mean(axis=0), self.excess - self.excess.mean(axis=0))
 
     def prices(self) -> Array:
@@ -271,8 +258,8 @@ def steps_model(pilot: Pilot) -> StepsModel:
 
     Beyond the largest metrics of the probes, a unit costs the upper end of the interval and at least the shipped price,
     so that a price of 0 is no reason to average almost never. If a synchronous probe was unstable, nothing beyond the
-    stable probes is recommended; if a late probe was, no late schedule is recommended unless the job asks for one. A
-    pilot measures the delay of parameters; that of gradients may cost more, and costs at least the shipped price.
+    stable probes is recommended; if a late probe was, no late schedule is recommended unless the job asks for one. Late
+    gradients, which a pilot does not measure, cost at least the shipped price.
     """
     prices, nothing = pilot.prices, Price(0.0, 0.0, 0.0)
     averaging, later = prices.averaging or nothing, prices.later or nothing
@@ -312,8 +299,8 @@ def steps_model(pilot: Pilot) -> StepsModel:
 def _error(pilot: Pilot) -> float:
     """Return the relative error of a pilot's predictions of steps.
 
-    It is the error on probes (schedules that it ran) left out of the fit, or, if that is larger, the uncertainty of a
-    probe's predicted steps by the intervals of the prices.
+    It is the error on probes left out of the fit, or, if that is larger, the uncertainty of a probe's predicted steps
+    by the intervals of the prices.
     """
     prices = pilot.prices
     errors = [prices.error]

@@ -1,10 +1,10 @@
-"""List the candidates of each kind of strategy besides the catalogue's, and measure the slowdowns that they absorb.
+"""List the candidates of kinds of strategy that are not in the catalogue, and find the slowdowns that they absorb.
 
-Outer steps (DiLoCo) suit links that are slower than computing; only settings whose steps were measured are
-proposed (`steps_model.OUTER_SETTINGS`). Iteration gaps, quorums, groups formed on request, pairs and servers suit slow
-workers or occasional slow steps; they are simulated (`planner.trials`). Hop's paper has two kinds of
-heterogeneity (its sections 3.4 and 5), which need different settings: occasional long steps of any worker are absorbed
-by staleness or backup workers; a worker that is slow in every step skips steps, and its neighbors do not wait for it.
+Outer steps (DiLoCo) suit links that are slower than computing; only settings whose steps were measured are proposed
+(`steps_model.OUTER_SETTINGS`). Iteration gaps, quorums, groups formed on request, pairs and servers suit slow workers
+or occasional slow steps; they are simulated (`planner.trials`). Hop's paper (sections 3.4 and 5) has two kinds of
+heterogeneity: occasional long steps of any worker, absorbed by staleness or backup workers; and a worker that is slow
+in every step, which skips steps while its neighbors do not wait for it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ Pay = Callable[[float], bool]
 
 
 class Setting(NamedTuple):
-    """A setting of Hop's protocol: an iteration gap (how far workers may be ahead), and its description in words."""
+    """A setting of Hop's protocol: its description in words, and the iteration gap (how far workers may be ahead)."""
 
     words: str
     gap: IterationGap
@@ -91,8 +91,8 @@ class Setting(NamedTuple):
 class Slowdown:
     """How unequal the workers' step times are.
 
-    `slow` lists the permanently slow workers with their factors, `spike` is the ratio of a long step to a usual one. A
-    long step is one that each worker has about once in 4n steps; the ratio is 1 if all steps take equally long.
+    `slow` lists the permanently slow workers with their factors. `spike` is the ratio of a long step, which a worker
+    has about once in 4n steps, to a usual one; 1 if all steps take equally long.
     """
 
     slow: tuple[tuple[int, float], ...]
@@ -100,7 +100,7 @@ class Slowdown:
 
     @classmethod
     def of(cls, job: PlanRequest) -> Slowdown:
-        """Return the slowdowns of a job's workers; deterministic, by 64 sampled steps if step times vary."""
+        """Return the slowdowns of a job's workers, from 64 sampled steps (with the job's seed) if step times vary."""
         times, count = job.compute_times(), job.cluster.num_workers
         if times.is_fixed and not times.slowdown:  # a table of all workers would cost more than everything else
             return cls((), 1.0)
@@ -127,14 +127,14 @@ class Slowdown:
 
     @property
     def is_even(self) -> bool:
-        """Return whether all workers and steps are about equally fast, so that an iteration gap would save nothing."""
+        """Return whether all workers and steps are about equally fast."""
         return not self.slow and not self.has_spikes
 
     def settings(self, graph: Round, order: UpdateOrder) -> list[Setting]:
-        """Return iteration gaps for these slowdowns on a graph: those of Hop's paper that apply, then the plain gap.
+        """Return the iteration gaps of Hop's paper that absorb these slowdowns on a graph, then the plain gap.
 
-        Staleness s absorbs a step that takes s + 1 times as long. Neighbors of slow workers need one update fewer for
-        each of these, and tokens let them run ahead for the length of a slow step.
+        Staleness s absorbs a step that takes s + 1 times as long. A neighbor needs one update fewer for each slow
+        worker, and tokens let it run ahead for the length of a slow step.
         """
         plain, found = Setting("standard", IterationGap(update_order=order)), list[Setting]()
         behind = min(MOST_BEHIND, max(1, ceil(self.spike) - 1))
@@ -200,10 +200,7 @@ def _outer(job: PlanRequest, _pay: Pay) -> Iterator[Candidate]:
 
 
 def _price_outer(schedule: Schedule, setting: OuterSetting, job: PlanRequest) -> CandidateSchedule:
-    """Return the candidate of a schedule with outer steps (DiLoCo): predicted seconds, and the measured steps ratio.
-
-    The seconds are those of the event graph, sampled if step times vary.
-    """
+    """Return the candidate of a schedule with outer steps (DiLoCo): predicted seconds, and the measured steps ratio."""
     optimizer, option = Optimizer(job.optimizer or ""), measure(schedule, job)
     arrays = ScheduleFacts(option.schedule).numbers("memory")["arrays"]
     cost = communication(option.schedule, job.hardware, algorithm=option.algorithm)
@@ -233,9 +230,9 @@ def _weighs_gaps(job: PlanRequest) -> bool:
 
 
 def _gaps(job: PlanRequest, pay: Pay) -> Iterator[Candidate]:
-    """Yield candidates of Hop (iteration gap): all settings of the graphs best at even speeds, if their queues fit.
+    """Yield candidates of Hop: all settings (iteration gaps) whose queues fit, of the graphs best at even speeds.
 
-    If no queue fits and the job asks for nothing else, yield the smallest one.
+    If no queue fits and the job asks for gaps, yield the candidate with the smallest one.
     """
     slowdown, too_large, kept = Slowdown.of(job), list[tuple[float, Candidate]](), 0
     for base, order in sorted(_graphs(job, pay), key=lambda one: (one[0].time, one[0].name)):
@@ -261,7 +258,7 @@ def _gaps(job: PlanRequest, pay: Pay) -> Iterator[Candidate]:
 def _graphs(job: PlanRequest, pay: Pay) -> Iterator[tuple[CandidateSchedule, UpdateOrder]]:
     """Yield every graph in both update orders (averaging after or during computing), as a candidate and its order.
 
-    Metrics and costs are for equal and constant step times. `pay` charges nominal seconds; False: no time is left.
+    Metrics and costs are for equal and constant step times.
     """
     hardware = replace(job.hardware, slowdown=(), jitter=0.0)
     even = replace(
@@ -285,10 +282,7 @@ def all_reduce(job: PlanRequest) -> CandidateSchedule:
 
 
 def _weighs_quorums(job: PlanRequest) -> bool:
-    """Return whether to consider quorums, under which a round starts before all workers are ready.
-
-    The job asks for them, or leaves the kind of strategy open and step times differ.
-    """
+    """Return whether the job asks for quorums, or allows any kind of strategy and its step times differ."""
     if job.quorum is not None:
         return job.quorum
     is_small = job.cluster.num_workers <= MOST_BY_THE_WAY
@@ -314,12 +308,11 @@ def _quorums(job: PlanRequest, _pay: Pay) -> Iterator[Candidate]:
 def quorum_settings(
     base: CandidateSchedule, job: PlanRequest, seconds: npt.NDArray[np.float64]
 ) -> list[PartialAllReduce]:
-    """Return the quorums (workers that a round waits for) to try: all but the slow ones, all but one, half, and fewer.
+    """Return the quorums to try: a round waits for all but the slow workers, for all but one, for half, or for fewer.
 
-    The fewer are eager-SGD's majority and solo: a round starts when a drawn worker, or the first one, arrives.
-
-    Each has a queue that holds the rounds that pass during the longest step, so that no worker waits for it; shorter if
-    memory does not allow that. `seconds`, shape (samples, num_workers), are step times.
+    The last are eager-SGD's majority and solo: a round starts when a drawn worker, or the first one, arrives. The queue
+    of each holds the rounds that pass during the longest step, so that no worker waits for it, if memory allows that.
+    `base` is the candidate of All-Reduce in every step; `seconds`, shape (samples, num_workers), are step times.
     """
     count, slow = job.cluster.num_workers, len(Slowdown.of(job).slow)
     numbers = [number for number in (count - max(1, slow), count - 1, count // 2) if 2 <= number < count]
@@ -349,10 +342,11 @@ def _weighs_on_request(job: PlanRequest) -> bool:
 
 
 def _on_request(kind: str, job: PlanRequest, _pay: Pay) -> Iterator[Candidate]:
-    """Yield the candidates of a `kind` without fixed groups (on request, pairs, servers) that suit cluster and limits.
+    """Yield the candidates of a `kind` without fixed groups that suit the cluster and the limits.
 
-    Groups are Prague's, of two or three workers, so that stragglers delay no other group, or with rare averages over
-    all. For pairs every second worker is active, so that each node has both sides. Servers have one shard on each node.
+    "dynamic_groups" are Prague's, of two or three workers, so that stragglers delay no other group, or with rare
+    averages over all. In "pairwise" every second worker is active, so that each node has both sides. A "server" has one
+    shard on each node.
     """
     cluster, defer = job.cluster, SlowWorkerPolicy.DEFER
     strategies: dict[str, Strategy] = {}
@@ -383,8 +377,8 @@ class Kind(NamedTuple):
     """A kind of strategy among the candidates of a job.
 
     `name` is used in sentences, `share` is its fraction of the planning time, `weighs` returns whether a job considers
-    the kind, and `candidates` yields its schedules (`pay` charges nominal seconds and returns whether they fit). The
-    quick effort omits kinds without `is_quick`, which were never the best ones for a job.
+    the kind, and `candidates` yields its schedules (a `Pay` charges nominal seconds and returns whether there is time).
+    The quick effort omits kinds without `is_quick`, which were never the best ones for a job.
     """
 
     name: str

@@ -3,8 +3,7 @@
 The rules are those of `topo.failure_plan.SurvivorRule`, in that order: the schedule's own groups, its own rule on the
 remaining nodes, All-Reduce. The plan takes the first rule for which the survivors of every failure provably reach
 consensus, and whose predicted time to the loss is at most FACTOR times that of the fastest such rule. The time of a
-rule is that after the slowest failure, taken over one failure of each class (`verify.failure_plans`). A large rule is
-compared on fewer nodes, where each failed node is a larger share.
+rule is that after the slowest failure, taken over one failure of each class (`verify.failure_plans`).
 """
 
 from __future__ import annotations
@@ -58,15 +57,12 @@ def has_plan(schedule: Schedule) -> bool:
 
 
 def survival(schedule: Schedule, job: PlanRequest, *, say: Callable[[str], None] = lambda _: None) -> Survival:
-    """Return the schedule with a plan for the failure of up to `job.tolerate_failures` workers, and of one node.
+    """Return the schedule with a plan for the failure of up to `job.tolerate_failures` workers, or of one node.
 
     Args:
         schedule: the schedule that all workers run until one fails.
         job: the request, by which the rules' times are predicted.
         say: called with a line of progress.
-
-    Returns:
-        The schedule with its failure plan, and the plan in words.
 
     Raises:
         ScheduleError: such a schedule cannot have a plan.
@@ -90,10 +86,9 @@ def survival(schedule: Schedule, job: PlanRequest, *, say: Callable[[str], None]
 def _time(planned: Schedule, rule: SurvivorRule, job: PlanRequest) -> float:
     """Return the predicted time in which survivors reach the target loss, after the slowest failure; infinite if never.
 
-    `planned` has a failure plan with `rule`, the rule by which survivors continue. One failure is predicted of each
-    class, that is, of failures which the symmetry of the groups makes equal. The rule `all_reduce` has no classes,
-    because all survivors are always one group; but its time depends on the nodes on which they are, so it is predicted
-    for the classes of the rule `keep_groups`.
+    `planned` has a failure plan with `rule`. One failure is predicted of each class, that is, of failures which the
+    symmetry of the groups makes equal. The rule `all_reduce` has no classes, but its time depends on the nodes on which
+    survivors are, so it is predicted for the classes of the rule `keep_groups`.
     """
     schedule, job = _smaller_copy(planned, job)
     if schedule.num_workers > COMPARED:

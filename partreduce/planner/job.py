@@ -72,11 +72,7 @@ LEAST_CAP, CAP_PER_EFFORT = 60.0, 5.0
 
 
 def effort_of(text: str) -> float:
-    """Return an effort in nominal seconds, from a name of `EFFORTS` or a number.
-
-    Raises:
-        InputError: neither a known name nor a number.
-    """
+    """Return an effort in nominal seconds from a name of `EFFORTS` or a number; raise InputError for other texts."""
     if text in EFFORTS:
         return EFFORTS[text]
     try:
@@ -86,10 +82,7 @@ def effort_of(text: str) -> float:
 
 
 class Data(StrEnum):
-    """The distribution of training data: the same mixture on all workers, or different per worker, or per node.
-
-    It determines whether consensus distance or drift costs steps.
-    """
+    """The distribution of training data: the same mixture on all workers, or different per worker, or per node."""
 
     SHUFFLED = "shuffled"
     PER_WORKER = "per-worker"
@@ -104,17 +97,14 @@ class PlanRequest:
     (see `EFFORTS`): the same `seed` then gives the same answer. `time_limit`, in seconds, ends the planning if no
     effort is given, and caps the effort otherwise; without either the effort is quick. `algorithm` and `sync` restrict
     the all-reduce algorithm and the delay of every candidate; None lets the planner choose the best for each. `codec`
-    is the codec of sums, used where a strategy allows it and it saves enough; the default is none, and None allows
-    float16 and int8.
+    is the codec of sums, used where a strategy allows it and it saves enough; None allows float16 and int8.
 
     `optimizer` selects the calibrated tasks that the job resembles if there is no pilot; None: any. `gap` restricts the
     plan to iteration gaps (True) or excludes them (False); None considers a few if step times differ. `quorum` likewise
-    restricts the plan to quorums, or excludes them. `max_queues` limits the bytes of the queues on a worker.
-
-    `tables` states that embedding tables are exchanged separately in every step, so that only schedules with common
-    steps of all workers are allowed. `tolerate_failures` asks for a schedule that continues after the failure of up to
-    so many workers, and of one node, with a plan for the survivors. A `pilot` of the user's job replaces the shipped
-    prices of consensus distance, drift and delay. `take` names the candidate to return, regardless of the objective.
+    restricts the plan to quorums, or excludes them. `max_queues` limits the bytes of the queues on a worker. `tables`:
+    embedding tables are exchanged in every step, so that all workers must have common steps. `tolerate_failures` is the
+    number of failed workers after which the survivors continue by a failure plan. A `pilot` of the user's job replaces
+    the shipped prices of consensus distance, drift and delay. `take` names the candidate to return.
     """
 
     cluster: Cluster
@@ -138,11 +128,10 @@ class PlanRequest:
     take: str | None = None
 
     def __post_init__(self) -> None:
-        """Check that the job can be planned.
+        """Raise InputError for a job that cannot be planned.
 
-        Raises:
-            InputError: one worker, no links, no model size, no time or effort, limits that this cluster cannot meet, or
-                a pilot that does not apply to this job.
+        It has one worker, no links, no model size, no time or effort, limits that its cluster cannot meet, restrictions
+        that exclude each other, or a pilot that does not apply to it.
         """
         check_fields(self)
         check_cluster(self.cluster)
@@ -229,9 +218,9 @@ class PlanRequest:
     def bears_drift(self, drift: float) -> bool:
         """Return whether the extra steps predicted for this drift (workers' data differ) can be trusted for the job.
 
-        The price of drift was measured under SGD, or by the job's pilot. Under Adam two of two jobs with any drift,
-        drawn at random, had not reached All-Reduce's loss after five times its steps; under momentum one of two seeds
-        of a convolution with a drift of 3 had not (benchmarks/results/regret.md).
+        The price of drift was measured under SGD, or by the job's pilot. Under Adam with any drift, and under momentum
+        with a drift of 3, networks did not reach All-Reduce's loss in five times its steps
+        (benchmarks/results/regret.md).
         """
         if self.data is Data.SHUFFLED or self.pilot is not None:
             return True
@@ -298,7 +287,7 @@ class PlanRequest:
         return self.effort != EFFORTS["quick"] and (self.effort is not None or self.time_limit is not None)
 
     def problem(self) -> Problem:
-        """Return the synthesizer's problem: least consensus distance at every communication cost, for any objective.
+        """Return the problem for the search, whose objective is consensus distance where it cannot minimize the job's.
 
         If any algorithm is allowed, costs are those of the hierarchical one, since no phase costs less with rings.
         """

@@ -1,10 +1,8 @@
 """Compute the costs of one schedule on the job's cluster: transport, seconds, bytes, metrics and predicted steps.
 
 The all-reduce algorithm changes no metric, so only the cheapest is kept; ties take the ring, which every backend has. A
-codec rounds numbers, so a coarser one must pay for itself: only codecs that communicate less than every finer one are
-kept, and `paying` chooses among them for each setting.
-
-The work of measuring is estimated in nominal seconds, so that an effort does not depend on the machine's load.
+codec rounds numbers, so only codecs that communicate less than every finer one are kept, and `paying` chooses among
+them. The work of measuring is estimated in nominal seconds, so that an effort does not depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import NamedTuple
 
 from partreduce.planner.calibration import trained_sha256
 from partreduce.planner.job import Data, PlanRequest
-from partreduce.planner.option import CandidateSchedule, Costs, known, preference
+from partreduce.planner.option import CandidateSchedule, Costs, Facts, known, preference
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.errors import PartreduceError
@@ -56,6 +54,11 @@ PER_SETTING = 5e-4
 """Nominal seconds for one more setting (steps per round, delay) of a measured schedule, at fixed speeds."""
 PER_SAMPLE, PER_WORKER = 6e-3, 2e-4
 """Nominal seconds to sample the waiting of one setting: a constant, and a part for each worker."""
+PAIRS_AT_WORST = 0.63
+"""Extra steps of AD-PSGD at worst, as a fraction of All-Reduce's, as measured in the lab, where groups on request
+needed 0.93 to 1.03 times All-Reduce's steps (benchmarks/results/lab-baselines.md)."""
+GAPS_AT_WORST = 0.06
+"""Extra steps of iteration gaps over the prediction, as a fraction, at most, in 11 of 12 settings."""
 SETTINGS = 4
 """Settings to measure of a schedule from the search: synchronous, late, and the best of each."""
 
@@ -72,10 +75,7 @@ class CostedTransport(NamedTuple):
 
 
 def transports_of(schedule: Schedule, job: PlanRequest) -> tuple[CostedTransport, ...]:
-    """Return for each codec the cheapest transport, if it costs less than those of all finer codecs; finest first.
-
-    A transport is the all-reduce algorithm, the codec of sums, and whether gradients are sent by layers.
-    """
+    """Return for each codec the cheapest transport, if it costs less than those of all finer codecs; finest first."""
     chosen: list[CostedTransport] = []
     for costed in cheapest_transports(schedule, job):
         if all(costed.cheapness < finer.cheapness for finer in chosen):
@@ -86,7 +86,7 @@ def transports_of(schedule: Schedule, job: PlanRequest) -> tuple[CostedTransport
 def cheapest_transports(schedule: Schedule, job: PlanRequest) -> list[CostedTransport]:
     """Return the cheapest transport of each codec that the job and the strategy allow, the finest first.
 
-    If a strategy allows no codec, values are sent without one.
+    If the strategy allows no codec, it is that without one.
     """
     is_plain = job.codecs == (Codec.NONE,) or schedule.strategy.codec_unsupported_reason(schedule.cluster)
     algorithms = [one for one in job.algorithms if one in schedule.strategy.algorithms] or [AllReduceAlgorithm.RING]
@@ -116,10 +116,22 @@ def traveling(schedule: Schedule, transport: Transport) -> Schedule:
     return replace(schedule, strategy=replace(schedule.strategy, transport=runs), certificate=None)
 
 
-def with_timing(schedule: Schedule, sync: Sync, steps_per_round: StepsPerRound) -> Schedule:
-    """Return a schedule with these steps per round and this delay, by ring, without codec or certificate."""
-    strategy = replace(schedule.strategy, sync=sync, steps_per_round=steps_per_round, transport=Transport())
-    return replace(schedule, strategy=strategy, certificate=None)
+def with_timing(
+    schedule: Schedule,
+    sync: Sync,
+    steps_per_round: StepsPerRound,
+    transport: Transport | None = None,
+    *,
+    name: str | None = None,
+) -> Schedule:
+    """Return a schedule with these steps per round and this delay; without a transport by ring, without codec."""
+    strategy = replace(
+        schedule.strategy, sync=sync, steps_per_round=steps_per_round, transport=transport or Transport()
+    )
+    name = schedule.name if name is None else name
+    if strategy == schedule.strategy and name == schedule.name and schedule.certificate is None:
+        return schedule  # a new one would be checked again
+    return replace(schedule, name=name, strategy=strategy, certificate=None)
 
 
 def coded_words(transport: Transport) -> list[str]:
@@ -130,17 +142,17 @@ def coded_words(transport: Transport) -> list[str]:
 
 
 def worth(schedule: Schedule) -> float:
-    """Return which fraction of the cost to minimize the schedule's codec must save to be chosen; 0 without a codec."""
+    """Return the fraction of the cost to minimize that the schedule's codec must save to be chosen; 0 without codec."""
     if schedule.strategy.transport.codec is Codec.NONE:
         return 0.0
     return WORTH_OVERLAPPED if schedule.strategy.is_delayed else WORTH
 
 
 def paying(costs: Sequence[Costs], job: PlanRequest, *, overlaps: bool) -> int:
-    """Return the index of the finest codec whose costs are as good as the best; `costs` are ordered finest first.
+    """Return the index of the finest codec whose costs are as good as the best, up to the fraction `WORTH`.
 
-    Costs are as good if `WORTH` explains the difference; those that keep the limits are preferred. `overlaps`:
-    communication is hidden behind computing, so that for a balanced objective only time counts.
+    `costs` are ordered finest first; those that keep the limits are preferred. `overlaps`: averaging overlaps
+    computing, so that the fraction is `WORTH_OVERLAPPED`.
     """
     able = [i for i, one in enumerate(costs) if one.keep(job.limits)] or list(range(len(costs)))
     is_balanced = job.objective is Objective.BALANCED
@@ -150,14 +162,14 @@ def paying(costs: Sequence[Costs], job: PlanRequest, *, overlaps: bool) -> int:
 
 
 class Seconds(NamedTuple):
-    """Mean seconds per step: in total, and for computing of the fastest workers; `error` is relative, 0 if exact."""
+    """Mean seconds of a step, and of its computing on the fastest workers; `error` is relative, 0 if exact."""
 
     step: float
     computing: float
     error: float = 0.0
 
     def waiting(self, communicating: float) -> float:
-        """Return the waiting seconds of a step with these seconds of communication; never negative by rounding."""
+        """Return the waiting seconds of a step with these seconds of communication."""
         left = self.step - self.computing - communicating
         return left if left > 1e-9 * self.step else 0.0
 
@@ -170,19 +182,25 @@ class Traffic(NamedTuple):
 
 
 def measure(schedule: Schedule, job: PlanRequest, *, algorithm: AllReduceAlgorithm | None = None) -> CandidateSchedule:
-    """Return a schedule as a candidate with all its costs and metrics, by the best algorithm and codec.
+    """Return a schedule as a candidate with all its costs and metrics.
 
     Args:
         schedule: a schedule with fixed phases; its delay and steps per round are kept.
         job: the request, with the cluster, its hardware, and the allowed codecs.
         algorithm: the all-reduce algorithm to use, with the schedule's own codec; None: the best algorithm and codec.
 
-    Returns:
-        The candidate.
-
     Raises:
         PartreduceError: the schedule has no fixed phases, or a metric was not found within its limit.
     """
+    options = [reprice(option, job) for option in _measured(schedule, job.as_measured, algorithm)]
+    return options[paying([option.costs for option in options], job, overlaps=schedule.strategy.is_delayed)]
+
+
+@lru_cache(maxsize=256)
+def _measured(
+    schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm | None
+) -> tuple[CandidateSchedule, ...]:
+    """Return a candidate without a price of its steps for each transport, the finest codec first."""
     metrics = metrics_of(schedule, job.push)
     if algorithm is None:
         transports = transports_of(schedule, job)
@@ -192,30 +210,34 @@ def measure(schedule: Schedule, job: PlanRequest, *, algorithm: AllReduceAlgorit
     options = []
     for costed in transports:
         runs, words = traveling(schedule, costed.transport), [] if algorithm else coded_words(costed.transport)
-        options.append(
-            assemble(
-                runs,
-                job,
-                " ".join([schedule.name, *words]),
-                algorithm=costed.transport.algorithm,
-                sent=Traffic(costed.cost.per_step, costed.cost.nic_bytes_per_step),
-                seconds=seconds_of(runs, job, costed.transport.algorithm),
-                metrics=metrics,
-            )
+        option = assemble(
+            runs,
+            job,
+            " ".join([schedule.name, *words]),
+            algorithm=costed.transport.algorithm,
+            sent=Traffic(costed.cost.per_step, costed.cost.nic_bytes_per_step),
+            seconds=seconds_of(runs, job, costed.transport.algorithm),
+            metrics=metrics,
         )
-    return options[paying([option.costs for option in options], job, overlaps=schedule.strategy.is_delayed)]
+        options.append(option)
+    return tuple(options)
 
 
 metrics_of = lru_cache(maxsize=256)(convergence)
-"""Return the metrics of a schedule with its own delay and steps per round, for a kind of drift; cached."""
+"""Return the metrics of a schedule with its own delay and steps per round; the drift is that by `push`; cached."""
 
 
 def seconds_of(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm) -> Seconds:
-    """Return the seconds per step of a schedule with its own delay: exact at fixed speeds, sampled otherwise.
+    """Return the seconds per step of a schedule with its own delay: exact at fixed speeds, sampled otherwise; cached.
 
     Raises:
         PartreduceError: too many workers to sample.
     """
+    return _seconds_of(schedule, job.as_measured, algorithm)
+
+
+@lru_cache(maxsize=256)
+def _seconds_of(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm) -> Seconds:
     times = job.compute_times()
     if times.is_fixed:
         return Seconds(cycle_time(schedule, job.hardware, times, algorithm=algorithm).per_step, times.base)
@@ -228,14 +250,11 @@ def seconds_of(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorit
     return Seconds(sampled.per_step, sampled.compute, sampled.error / sampled.per_step if sampled.per_step else 0.0)
 
 
-_sampled_seconds = lru_cache(maxsize=256)(seconds_of)
-
-
 def sample_option(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
-    """Return a candidate, measured at mean speeds, with seconds sampled from the job's random step times."""
+    """Return a candidate that was measured at mean speeds with seconds sampled from the job's random step times."""
     if job.compute_times().is_fixed:
         return option
-    seconds = _sampled_seconds(option.schedule, job.as_measured, option.algorithm)
+    seconds = seconds_of(option.schedule, job, option.algorithm)
     waiting = seconds.waiting(0.0 if option.late else option.communication)
     return replace(option, step_seconds=seconds.step, step_error=seconds.error, waiting=waiting)
 
@@ -250,13 +269,14 @@ def assemble(
     seconds: Seconds,
     metrics: Convergence,
     status: str = "catalogue",
+    facts: Facts | None = None,
 ) -> CandidateSchedule:
-    """Build the candidate of a measured schedule; the candidate's schedule states the transport."""
-    option = CandidateSchedule(
+    """Build the candidate of a schedule that was measured, or simulated (`facts`); its steps are not priced yet."""
+    return CandidateSchedule(
         name=name,
         schedule=schedule,
         algorithm=algorithm,
-        period=schedule.period,
+        period=schedule.period if facts is None else 1,
         communication=sent.seconds,
         nic_bytes=sent.nic_bytes,
         step_seconds=seconds.step,
@@ -267,22 +287,39 @@ def assemble(
         model=job.steps_model,
         extrapolated=False,
         status=status,
+        facts=facts,
     )
-    return reprice(option, job)
 
 
 def reprice(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
-    """Return a candidate of fixed rounds with the steps ratio that the job's steps model predicts from its metrics."""
-    model, strategy = job.steps_model, option.schedule.strategy
+    """Return a candidate with the steps ratio that the job's steps model predicts from its metrics and delays."""
+    model, facts = job.steps_model, option.facts
     spread, pushed = known(option.consensus_distance), pushed_by(option.drift, job)
     ratio = model.steps_ratio(
         spread,
         pushed,
         late=option.late_distance,
-        delayed=job.delayed(strategy.sync),
-        gradients=strategy.averages_gradients,
+        delayed=job.delayed(option.schedule.strategy.sync) if facts is None else facts.delay * model.delay,
+        gradients=option.sums_gradients,
     )
-    return replace(option, steps_ratio=ratio, model=model, extrapolated=model.extrapolates(spread, pushed))
+    if facts is not None:
+        # A mean that moves less in each step needs more steps; one that moves more has a larger learning rate, which
+        # the job could also have set.
+        progress = max(min(1.0, facts.progress), 1e-9)
+        ratio /= progress
+        facts = replace(facts, more=_more(option, facts, ratio, progress, job))
+    return replace(option, steps_ratio=ratio, model=model, extrapolated=model.extrapolates(spread, pushed), facts=facts)
+
+
+def _more(option: CandidateSchedule, facts: Facts, ratio: float, progress: float, job: PlanRequest) -> float:
+    """Return the possible extra steps of a simulated candidate beyond its `ratio`, as a fraction of All-Reduce's."""
+    model = job.steps_model
+    if facts.kind in ("dynamic_groups", "pairwise"):
+        worst = 1 + PAIRS_AT_WORST - ratio if facts.kind == "pairwise" else 0.0
+        return max(ratio * model.error(job.data), worst)
+    more = facts.delay * model.delay_more if facts.delay else 0.0  # the price may be infinite
+    more += model.late_more(option.late_distance) if option.late_distance else 0.0
+    return more / progress + (GAPS_AT_WORST * ratio if facts.kind == "iteration_gap" else 0.0)
 
 
 def pushed_by(drift: Metric, job: PlanRequest) -> float:
@@ -294,8 +331,8 @@ def as_ran(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[Candi
     """Return the candidates, correcting the steps ratios of those that ran in the job's pilot by their own runs.
 
     The corrected ratio is the mean of the predicted and the measured one, weighted by the inverse squares of their
-    errors. If the runs of a kind took more steps than predicted, the other candidates of that kind are scaled by the
-    same factor, so that no candidate wins because less is known about it.
+    errors. If the runs of a kind took more steps than predicted, so do the other candidates of that kind, by the same
+    factor: no candidate wins because less is known about it.
     """
     ran = () if job.pilot is None else (*job.pilot.probes, *job.pilot.unstable)
     by_hash = {probe.sha256: probe for probe in ran if probe.sha256}
@@ -344,10 +381,7 @@ def work_of_setting(job: PlanRequest) -> float:
 
 
 def payer(clock: Clock, until: float) -> Callable[[float], bool]:
-    """Return a function that charges nominal seconds of work to the clock if they fit before `until`.
-
-    It returns whether they did; otherwise nothing is charged.
-    """
+    """Return a function that charges nominal seconds of work to the clock if they fit before `until`, and says so."""
 
     def pay(work: float) -> bool:
         if not clock.fits(work, until):

@@ -16,6 +16,8 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm, Transport
 from partreduce.topo.strategies.base import StepsPerRound
 
+SUMMING = ("partial", "server")
+"""Simulated kinds whose workers add up gradients, of which some are late (`Facts.delay`)."""
 MAX_STEPS_RATIO_WHEN_CHEAP = 1.25
 """Under `--objective communication`, the most steps of the cheapest candidate, relative to All-Reduce's."""
 
@@ -34,17 +36,10 @@ class Costs(NamedTuple):
 
     @property
     def time(self) -> float:
-        """Return the predicted time to a loss, divided by the number of steps in which All-Reduce reaches that loss.
-
-        In seconds: the seconds of a step times the steps ratio (steps relative to All-Reduce's).
-        """
         return self.step_seconds * self.steps_ratio
 
     def keep(self, limits: Limits, exactly: Callable[[], Fraction | None] = lambda: None) -> bool:
-        """Return whether workers reach consensus within the limits.
-
-        `exactly()` returns the exact consensus distance, or None, where rounding could decide.
-        """
+        """Return whether workers reach consensus within the limits (`exactly`: see `allow_consensus_distance`)."""
         if not math.isfinite(self.steps_ratio) or not limits.allow_communication(self.communication):
             return False
         return limits.allow_consensus_distance(self.consensus_distance, exactly)
@@ -75,20 +70,18 @@ def preference(costs: Costs, objective: Objective) -> tuple[float, ...]:
 class Facts:
     """Results of a candidate that was simulated or measured, with the values specific to its `kind` of protocol.
 
-    Kinds are the iteration gap (Hop), quorum (partial all-reduce), groups on request, pairs, servers, and outer steps
-    (DiLoCo). `words` describe the setting; `memory_bytes` is the busiest worker's memory in addition to its parameters;
-    `least_share` is the smallest weight of a worker's gradients, relative to an even share of 1; `unheard` lists the
-    workers with a weight near 0. `more` is the possible extra cost of delay beyond `steps_ratio`, as a fraction of
-    All-Reduce's steps.
+    Kinds are the keys of `SHOWN`: Hop's iteration gap, quorums, groups on request, pairs, servers, and outer steps.
+    `words` describe the setting; `memory_bytes` is the busiest worker's memory in addition to its parameters;
+    `least_share` is the smallest weight of a worker's gradients, where an even share is 1; `unheard` lists the workers
+    with a weight near 0. `more` is the possible extra cost of delay, as a fraction of All-Reduce's steps.
 
-    Quorum: `active` is the mean number of workers whose gradients a round has, and so is `gradients`;
-    `gradients_per_second` is the total. `age` is the mean delay in rounds, `delay` the same in whole steps (as many
-    gradients as there are workers), and `bound` the proved maximum in rounds. Iteration gap: `gradients` is the
-    fraction of all workers whose gradients would leave as much noise in the mean, `progress` the progress per step
-    relative to synchronous rounds, and `computed` the fraction of steps that were computed rather than skipped. Outer
-    steps: `peak` is the most bytes that one step sends out of a node, `by_task` the steps ratio on each task of the
-    steps model, in place of a price, and `rate` the fraction of All-Reduce's best learning rate used in the
-    measurement.
+    Quorum: `active` is the mean number of workers in a round, `gradients` that of their gradients in it;
+    `gradients_per_second` is the total. `age` is the mean delay in rounds, `delay` the same in steps of All-Reduce, and
+    `bound` the proved maximum in rounds. Iteration gap: `gradients` is the fraction of all workers whose gradients
+    would leave as much noise in the mean, `progress` the progress per step relative to synchronous rounds, and
+    `computed` the fraction of steps that were computed rather than skipped. Outer steps: `peak` is the most bytes that
+    one step sends out of a node, `by_task` the measured steps ratio on each task of the steps model, and `rate` the
+    fraction of All-Reduce's best learning rate with which it was measured.
     """
 
     kind: str
@@ -134,12 +127,12 @@ class CandidateSchedule:
     """A schedule on the job's cluster with all settings of its run: steps per round, algorithm, codec and delay.
 
     Seconds are per step of the workers that take most steps per round. `step_seconds` includes computing, waiting and
-    communication, `step_error` is the relative standard error where it was sampled; `steps_ratio` is the predicted
+    communication, `step_error` is its relative standard error where it was sampled; `steps_ratio` is the predicted
     number of steps to a loss over All-Reduce's, by `model`; `status` is `feasible` where the search found it, or
-    `catalogue`. `late_distance` is set where averages are late (`topo.metrics.late_distance`). `surprise` is the change
-    of the prediction by its own run in a pilot, None if it did not run. `facts` is set where workers have no common
-    rounds, and a protocol was run in virtual time. `longer` is its `trials.Candidate` while the consensus distance
-    comes from a run that may be too short (`trials.SteadyCheck`).
+    `catalogue`. `late_distance` is above 0 where averages are late (`topo.metrics.late_distance`). `surprise` is the
+    change of the steps ratio by its own run in a pilot, None if it did not run. `facts` is set for kinds that were
+    simulated, and for outer steps. `longer` is its `trials.Candidate` while its consensus distance comes from a run
+    that may be too short (`trials.SteadyCheck`).
     """
 
     name: str
@@ -185,18 +178,12 @@ class CandidateSchedule:
 
     @property
     def time(self) -> float:
-        """Return the predicted time to a loss, divided by the number of steps in which All-Reduce reaches that loss.
-
-        In seconds: the seconds of a step times the steps ratio (steps relative to All-Reduce's).
-        """
+        """Return the predicted seconds to a loss, divided by the number of steps in which All-Reduce reaches it."""
         return self.step_seconds * self.steps_ratio
 
     @property
     def time_at_worst(self) -> float:
-        """Return the predicted time to a loss if delay costs as many steps as it ever did in measurements.
-
-        Candidates that ran on the job itself keep their measured steps.
-        """
+        """Return `time` if delay costs as many steps as it ever did in measurements; unchanged if it ran in a pilot."""
         more = 0.0
         if self.surprise is None and self.facts is not None:
             more = max((0.0, self.facts.more, *(ratio - self.steps_ratio for ratio in self.facts.by_task)))
@@ -212,7 +199,7 @@ class CandidateSchedule:
 
     @property
     def may_fail(self) -> bool:
-        """Return whether a calibrated task failed with averages as rare or as late; False if this ran on the job."""
+        """Return whether a calibrated task failed with averages as rare or as late; False if this ran in a pilot."""
         if self.facts is not None or self.surprise is not None or self.schedule.strategy.averages_gradients:
             return False
         return self.is_among(self.model.lost)
@@ -222,16 +209,15 @@ class CandidateSchedule:
 
     @property
     def synchronous_distance(self) -> float:
-        """Return the consensus distance without the part that delay adds, which measures how rare averages are."""
+        """Return the consensus distance without the part that delay adds; it measures how rare averages are."""
         return known(self.consensus_distance) - (
             added_by_delay(self.steps_per_round, self.schedule.num_workers) if self.late else 0.0
         )
 
     def time_in(self, case: StepsModel, usual: StepsModel, *, delay: bool) -> float:
-        """Return the predicted time to a loss at the prices (extra steps per metric) of `case`, a case of `usual`.
+        """Return `time` at the prices (extra steps per metric) of `case`, which is one of `usual.cases`.
 
-        Delay is priced only if `delay` is true. A candidate that ran on the job itself takes equally long in every
-        case.
+        Delay is priced only if `delay` is true. A candidate that ran in a pilot takes equally long in every case.
         """
         facts = self.facts
         if self.surprise is not None:
@@ -242,12 +228,19 @@ class CandidateSchedule:
             tasks = dict(zip(usual.cases, facts.by_task, strict=True))
             return self.step_seconds * tasks.get(case, self.steps_ratio)
         spread, late = known(self.consensus_distance), self.late_distance if delay and not facts else 0.0
-        gradients = self.schedule.strategy.averages_gradients or (facts is not None and spread == 0)
-        here, there = (model.steps_ratio(spread, 0.0, late=late, gradients=gradients) for model in (case, usual))
+        here, there = (
+            model.steps_ratio(spread, 0.0, late=late, gradients=self.sums_gradients) for model in (case, usual)
+        )
         more = self.steps_ratio - there  # subtract before `here` is added, which may be infinite
         if delay:
             more += self._pipeline_more if facts is None else facts.more
         return self.step_seconds * (here + more)
+
+    @property
+    def sums_gradients(self) -> bool:
+        """Return whether workers average or add up gradients, not parameters."""
+        sums = self.facts is not None and self.facts.kind in SUMMING
+        return sums or self.schedule.strategy.averages_gradients
 
     @property
     def late(self) -> bool:
@@ -261,12 +254,12 @@ class CandidateSchedule:
 
     @property
     def kind(self) -> tuple[Delay | None, bool, str]:
-        """Return the kind: the delay, whether gradients are averaged, and the protocol (empty: fixed rounds)."""
+        """Return the kind: the delay, whether gradients are averaged, and `Facts.kind` (empty without facts)."""
         return self.delay, self.schedule.strategy.averages_gradients, self.facts.kind if self.facts else ""
 
     @property
     def transport(self) -> Transport:
-        """Return the transport in the schedule file; the field `algorithm` may differ, for comparison only."""
+        """Return the transport in the schedule file, whose algorithm may differ from the field `algorithm`."""
         return self.schedule.strategy.transport
 
     @property
@@ -340,7 +333,7 @@ class CandidateSchedule:
 def added_by_delay(steps: StepsPerRound, num_workers: int) -> float:
     """Return what a delay of one round adds to the consensus distance: the noise of one more round.
 
-    This is exact if all workers take the same number of steps (`topo.metrics.late_distance`); else it uses their mean.
+    It is exact if all workers take the same number of steps; else it uses their mean.
     """
     return (1 - 1 / num_workers) * (steps if isinstance(steps, int) else sum(steps) / num_workers)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import gcd, inf
+from math import inf
 
 from partreduce.planner.axes import Axes, within_limits
 from partreduce.planner.candidates import weighed_kinds
@@ -25,20 +25,15 @@ from partreduce.planner.recommend import PUBLISHED, WORTH, allowed_options, base
 from partreduce.planner.trials import try_all
 from partreduce.schedulers import registry
 from partreduce.schedulers.entry import Entry
-from partreduce.schedulers.rules.algebra import all_digits, local_ranks, static
 from partreduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
 from partreduce.schedulers.synthesis.cluster_shape import derived_worker_steps
 from partreduce.schedulers.synthesis.front import MAX_REPORTED, search
 from partreduce.schedulers.synthesis.problem import Front, Objective, Status
 from partreduce.topo.errors import MissingDependencyError, PartreduceError
-from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import SYNCHRONOUS, AllReduceAlgorithm
 from partreduce.topo.strategies.base import Averaging
-from partreduce.topo.strategies.static import RulePhases
 
-RESTS = "all-and-rests"
-"""Name of schedules that average over all workers in some rounds, and not at all in the others (rests)."""
 FIRST = ("allreduce", PUBLISHED[0], "node-then-all")
 """Catalogue entries to measure first: nearly always among the best, or what users compare with."""
 RULES_FIRST = ("rule", "allreduce")
@@ -51,15 +46,12 @@ VARIANTS: dict[str, Sequence[dict[str, object]]] = {
     "pairs-pairs-all": [{"pair_rounds": rounds} for rounds in (1, 2, 3, 4, 5, 7, 11, 15, 23)],
     "hierarchy": [{"rounds": rounds} for rounds in (1, 2, 3)],
 }
-REST_ROUNDS = (*range(1, 8), 9, 11, 13, 15, 19, 23)
-"""Numbers of rounds without an average before each average over all workers."""
-DENSITIES = tuple((m, n) for n in range(3, 13) for m in range(2, n) if gcd(m, n) == 1)
-"""Pairs (m, n): averages over all workers in m of n rounds, evenly spread; for jobs that limit more than time."""
 PLAIN_ROUNDS = (2, 3, 4, 6, 8, 12, 16, 24)
-"""Steps per round for which All-Reduce is always shown, in addition to the best ones for the job."""
+"""Steps per round for which All-Reduce is always shown, in addition to the best ones for the job; and by which unequal
+steps per round are multiplied."""
 CATALOGUE_SHARE, RULES_SHARE = 0.25, 0.5
 """Fractions of the time after which no further graphs, and no further rules, of the catalogue are measured."""
-QUICK_SHARE, BRIEF_SHARE, QUICK_KINDS = 0.5, 0.35, 0.45
+QUICK_SHARE, BRIEF_SHARE, QUICK_KINDS = 0.5, 0.35, 0.37
 """Fractions of the time of the quick effort: the minimum for the catalogue, a brief search if the job has limits, and,
 of the remaining time, simulations."""
 SAMPLING_SHARE, MEASURE_SHARE = 0.1, 0.2
@@ -70,10 +62,7 @@ NOT_SEARCHED = Front(reason="it was not searched")
 
 @dataclass
 class Weighing:
-    """The candidates collected for a job (`options`), the search's result, and what was not reached in time.
-
-    `left_out` has the names of the latter by kind of strategy.
-    """
+    """The candidates collected for a job, the search's result, and the names of candidates `left_out`, by kind."""
 
     options: list[CandidateSchedule] = field(default_factory=list)
     searched: Front = NOT_SEARCHED
@@ -81,10 +70,7 @@ class Weighing:
 
 
 def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], None]) -> Weighing:
-    """Collect candidates of all kinds until the clock's position `until`, each kind within its share of the time.
-
-    `say` receives progress messages.
-    """
+    """Collect candidates of all kinds until the clock's position `until`, each kind within its share of the time."""
     kinds, alone = weighed_kinds(job), bool(job.gap or job.quorum)
     weighed, missed = Weighing(), list[str]()
     rules = RULES_SHARE * clock.limit
@@ -137,7 +123,7 @@ def competitors(
     left_out: Callable[[str], None] = lambda _: None,
     names: Sequence[str] | None = None,
 ) -> list[CandidateSchedule]:
-    """Measure every catalogue entry that fits the cluster in all settings; entries that cannot run are left out.
+    """Measure every catalogue entry that fits the cluster in all settings.
 
     Rules (groups by digits of the node's number, cheap to measure) and All-Reduce are measured until the clock's
     position `stop` (All-Reduce in every step always), and other entries, baselines first, until `until`; `left_out` is
@@ -160,7 +146,7 @@ def competitors(
             if not fits(schedule):
                 left_out(label)
                 continue
-            plain = schedule.strategy.averages_everyone
+            plain = schedule.strategy.averages_everyone and schedule.has_one_steps_per_round
             # Where speeds differ, steps per round in proportion to speed are the strongest competitors.
             for unequal in _unequal_steps(schedule, job):
                 if fits(unequal):
@@ -175,7 +161,7 @@ def competitors(
 def _sources(job: PlanRequest, names: Sequence[str]) -> Iterator[tuple[str, bool, Iterator[Schedule]]]:
     """Yield catalogue entries in measuring order: (name, whether its metrics are cheap at any size, its schedules).
 
-    Outer steps are left out, since `candidates.KINDS` weighs them by their own prices.
+    Outer steps are left out: they have their own prices (`candidates.KINDS`).
     """
     seen: set[object] = set()
     is_small = job.cluster.num_workers <= MAX_GRAPH_WORKERS
@@ -185,8 +171,10 @@ def _sources(job: PlanRequest, names: Sequence[str]) -> Iterator[tuple[str, bool
         for entry in entries:
             if (entry.kind in RULES_FIRST) is is_rule and (is_rule or is_small):
                 yield entry.name, is_rule, _new_schedules(_variants(entry, job), job, seen)
-        if is_rule and FIRST[-1] in names:
-            yield RESTS, True, _new_schedules(_with_rests(job), job, seen)
+        if is_rule and FIRST[-1] in names and job.hardware.slowdown:
+            everyone = registry.build("allreduce", job.cluster)
+            rarer = (one for factor in PLAIN_ROUNDS for one in _unequal_steps(everyone, job, factor))
+            yield "paced allreduce", True, _new_schedules(rarer, job, seen)
 
 
 def _new_schedules(schedules: Iterator[Schedule], job: PlanRequest, seen: set[object]) -> Iterator[Schedule]:
@@ -207,19 +195,8 @@ def _variants(entry: Entry, job: PlanRequest) -> Iterator[Schedule]:
         yield schedule
 
 
-def _with_rests(job: PlanRequest) -> Iterator[Schedule]:
-    """Yield schedules that average over all workers in some rounds, and not at all in the others."""
-    ranks, radices = local_ranks(job.cluster), all_digits(job.cluster.num_nodes)
-    everyone = (Block(ranks, tuple(range(len(radices)))),)
-    rounds = [(f"rest_rounds={rests}", 1, rests + 1) for rests in REST_ROUNDS]
-    rounds += [(f"averages={m}, rounds={n}", m, n) for m, n in DENSITIES if job.is_limited]
-    for words, averages, period in rounds:
-        phases = tuple(everyone if t * averages % period < averages else () for t in range(period))
-        yield Schedule(f"{RESTS}({words})", job.cluster, static(job.cluster, RulePhases(radices, phases)))
-
-
-def _unequal_steps(schedule: Schedule, job: PlanRequest) -> Iterator[Schedule]:
-    """Yield the schedule with steps per round in proportion to worker speed, if speeds differ, so that no worker waits.
+def _unequal_steps(schedule: Schedule, job: PlanRequest, factor: int = 1) -> Iterator[Schedule]:
+    """Yield the schedule with steps per round in proportion to worker speed, times `factor`, if speeds differ.
 
     Where workers see different data their progress is normalized, so that the data of slow workers count equally.
     """
@@ -231,9 +208,10 @@ def _unequal_steps(schedule: Schedule, job: PlanRequest) -> Iterator[Schedule]:
     averaging = Averaging.MEAN if job.data is Data.SHUFFLED else Averaging.STEP_NORMALIZED
     for worker_steps in derived_worker_steps(job.cluster):
         if len(set(worker_steps)) > 1:
-            unequal = replace(strategy, steps_per_round=worker_steps, averaging=averaging)
-            named = Schedule(f"{schedule.name}-paced", schedule.cluster, unequal)
-            yield with_timing(named, SYNCHRONOUS, worker_steps)
+            steps = tuple(factor * count for count in worker_steps)
+            unequal = replace(strategy, steps_per_round=steps, averaging=averaging)
+            name = f"{schedule.name}-paced" if factor == 1 else f"paced {schedule.name}(every={max(steps)})"
+            yield with_timing(Schedule(name, schedule.cluster, unequal), SYNCHRONOUS, steps)
 
 
 def _search(weighed: Weighing, job: PlanRequest, clock: Clock, until: float, say: Callable[[str], None]) -> None:
@@ -257,8 +235,8 @@ def _search(weighed: Weighing, job: PlanRequest, clock: Clock, until: float, say
 def _sample_times(weighed: Weighing, job: PlanRequest, pay: Callable[[float], bool]) -> list[CandidateSchedule]:
     """Return the baselines, and the candidates that may be best, with seconds sampled from the job's step times.
 
-    `pay` charges nominal seconds of work and returns whether they fit.
     No step is longer at mean speeds, so a candidate that is slower at mean speeds than the best sampled one is omitted.
+    `pay` charges nominal seconds of work and returns whether they fit.
     """
     by_time = job.objective is Objective.BALANCED
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -16,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from partreduce.planner.tables import APPLYING, TableChoice, check_unpriced, choose_routes, tables_of
+from partreduce.planner.tables import APPLYING, TableChoice, check_unpriced, choose_routes, kind_of, tables_of
 from partreduce.runtime.arguments import checked_timeout, read_schedule
 from partreduce.runtime.guard.wrapping import check_module, check_optimizer, schedule_for_other_workers
 from partreduce.runtime.liveness.store_collectives import broadcast_decision
@@ -45,7 +43,6 @@ from partreduce.topo.timing.tables import RowAccess
 
 BATCHES = 4
 """Batches of each worker that are inspected for the rows that they look up."""
-PROBE_ROWS, PROBE_COLUMNS = 4096, 64
 PATIENCE = 2.0
 """Seconds, added to the timeout, that other workers wait for worker 0, which first waits for them."""
 
@@ -69,19 +66,17 @@ def parallelize_embeddings(
 ) -> tuple[torch.nn.Module, DistributedOptimizer]:
     """Train a model of one device on many workers: dense parameters by a schedule, each table by its best placement.
 
-    All workers call it with the same model. They inspect a few of their batches to count the rows that a step touches
-    on a worker, on a node and in total; worker 0's planner uses the counts to choose (`planner.tables.choose_routes`),
-    and the choice is in `optimizer.reasons`, one line per table, in `optimizer.schedule`, and in the log "partreduce"
-    at level INFO. The model stays the same object.
+    All workers call it with the same model. They count the rows that a few of their batches touch, by which worker 0
+    chooses the placements (`planner.tables.choose_routes`). The choice is in `optimizer.reasons`, one line per table,
+    in `optimizer.schedule`, and in the log "partreduce" at level INFO. The model stays the same object.
 
     Args:
         model: the model as for one device.
         optimizer: the optimizer that trains it.
         where: a schedule or its file; or a cluster, such as "4x4", whose dense parameters then use all-reduce. A
             schedule that places its tables (`payload`) is used unchanged.
-        batches: some of this worker's batches, or its loader; the first few are inspected, without training. Entries
-            beyond the arguments of the model's `forward` are ignored. A loader is iterated from its beginning; an
-            iterator loses the inspected batches.
+        batches: some of this worker's batches, or its loader; the first few are inspected, and an iterator loses them.
+            Entries beyond the arguments of the model's `forward` are ignored.
         forward: `forward(model, batch)`, if the model is not called with the batch's entries.
         hardware: links of the cluster, if `where` does not state them.
         table_codec: `float16`, `bfloat16` or `int8`, used for rows where it pays; no codec by default.
@@ -126,7 +121,7 @@ def parallelize_embeddings(
             tables, dense_bytes = tables_of(model, touched, optimizer, other_uses=uses.found)
             return _place_tables(schedule, partial(
                 choose_routes, tables, hardware=hardware or links or USUAL, dense_bytes=dense_bytes,
-                applying=_applying(optimizer), codecs=codecs,
+                applying=APPLYING[kind_of(optimizer)], codecs=codecs,
             ))  # fmt: skip
 
         decision = _decide(reached, timeout, schedule, sample, place)
@@ -169,7 +164,7 @@ def _codecs(table_codec: str | None, schedule: Schedule) -> tuple[Codec, ...]:
 
 
 def _device_of(model: torch.nn.Module) -> torch.device:
-    """Return the device of the averaged parameters, from which DistributedOptimizer also derives its process groups."""
+    """Return the device of the averaged parameters, as DistributedOptimizer does."""
     tables = {parameter for parameter, _ in embeddings_of(model).values()}
     dense = (one for one in model.parameters() if one.requires_grad and one not in tables)
     return next((parameter.device for parameter in dense), torch.device("cpu"))
@@ -209,9 +204,8 @@ def _decide(
 def _place_tables(schedule: Schedule, choose: Callable[[Schedule], TableChoice]) -> tuple[Schedule, tuple[str, ...]]:
     """Return the schedule with a placement for every embedding table, and the reasons for the placements.
 
-    `choose` returns the cheapest placements of all tables under a schedule (`planner.tables.choose_routes`). A schedule
-    that is not synchronous stays as it is, with dense tables. For it the placements are chosen as if its rounds were
-    synchronous, and the reasons say so.
+    `choose` returns the cheapest placements of all tables under a schedule. A schedule that is not synchronous stays as
+    it is, with dense tables; the reasons say what these cost in synchronous rounds.
 
     Raises:
         ScheduleError: the schedule is not synchronous, and in synchronous rounds a table would not be dense.
@@ -224,20 +218,3 @@ def _place_tables(schedule: Schedule, choose: Callable[[Schedule], TableChoice])
     if any(route.way is not Placement.DENSE for route in chosen.routes.tables):
         check_unpriced(schedule)
     return schedule, (*chosen.reasons, f"these are prices of synchronous rounds, without sync.{strategy.sync.word}")
-
-
-def _applying(optimizer: torch.optim.Optimizer) -> float:
-    """Measure the optimizer's seconds per byte of a table in a step on this machine, the least of three runs."""
-    probe = torch.nn.Parameter(torch.zeros(PROBE_ROWS, PROBE_COLUMNS))
-    try:
-        known = inspect.signature(type(optimizer)).parameters
-        copy = type(optimizer)([probe], **{k: v for k, v in optimizer.defaults.items() if k in known})
-        times = []
-        for _ in range(3):
-            start = time.perf_counter()
-            probe.grad = torch.zeros_like(probe)
-            copy.step()
-            times.append(time.perf_counter() - start)
-    except Exception:  # noqa: BLE001 - one that takes sparse gradients only, or cannot be built from its defaults
-        return APPLYING
-    return min(times) / (probe.numel() * probe.element_size())

@@ -1,10 +1,8 @@
 """Plan a job: collect candidates, search, choose a recommendation, and prove it.
 
-The steps model may not fit a job: averaging parameters instead of gradients, or late gradients, cost some jobs almost
-nothing and others several times the steps. So a pilot (`RunOff`) also trains the recommendation, and the best candidate
-of every other kind, for as many steps as its probes. The prices are fitted again with these runs, and this repeats
-until the recommendation is a schedule that ran. Candidates that ran are predicted from their own runs as far as the
-noise allows (`measuring.as_ran`).
+The steps model may not fit a job, so a pilot (`RunOff`) also trains the recommendation, and the best candidate of every
+other kind, for as many steps as its probes. The prices are fitted again with these runs, and this repeats until the
+recommendation is a schedule that ran. Candidates that ran are predicted from their own runs (`measuring.as_ran`).
 """
 
 from __future__ import annotations
@@ -49,11 +47,10 @@ ROUNDS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """How good the recommendation is known to be: the `status`, optimal or feasible, and its reason, `because`.
+    """How good the recommendation is by the job's objective: the `status`, optimal or feasible, and why (`because`).
 
-    The status refers to the job's objective within its limits, and not to the problem that the search solves in its
-    place. `ended` is the reason why the search ended; `capped` is true if a time limit had an effect, so that another
-    run may differ. `effort` and `time_limit` are in seconds.
+    `ended` is the reason why the search ended; `capped` is true if a time limit had an effect, so that another run may
+    differ. `effort` is in nominal seconds, `time_limit` in seconds.
     """
 
     status: Status
@@ -71,10 +68,9 @@ class Answer:
 class Plan:
     """The result of planning: the recommendation with its proof, the Pareto front, baselines, and all candidates.
 
-    `gain` is the recommendation's speedup over the best All-Reduce every k steps, with its best algorithm, delayed or
-    not. `reasons` and `cautions` are those known to the planner; `report.reasons.add_reasons` adds those about
-    schedules. `left_out` lists by kind the candidates not reached in time. `answer` states how good the recommendation
-    is known to be, and why the search ended. `search_status` is the search's status for its own problem, which
+    `gain` is the recommendation's speedup over the best All-Reduce every k steps, delayed or not. `reasons` and
+    `cautions` are those known to the planner; `report.reasons.add_reasons` adds those about schedules. `left_out` lists
+    by kind the candidates not reached in time. `search_status` is the search's status for its own problem, which
     minimizes a metric even if the objective does not. `over_quick` states the gain over the plan with the quick effort.
     """
 
@@ -139,14 +135,13 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
         UndecidedError: no schedule within the limits was found in time.
     """
     say = progress or (lambda _: None)
-    format_gain = _over_quick(job, say)
     found = decide(job, say)
     chosen, options, steady = found.chosen, found.options, found.steady
     survivors = survival(chosen.schedule, job, say=say) if job.tolerate_failures else None
     final = chosen if survivors is None else replace(chosen, schedule=survivors.schedule)
     shown = [final if option is chosen else option for option in options]
     say(f"proving {final.name}")
-    best, over_quick = front(shown), format_gain(chosen)
+    best, over_quick = front(shown), _over_quick(chosen, job, say)
     if not any(option is final for option in best):
         best = sorted([*best, final], key=lambda option: option.communication)
     is_least = job.objective is Objective.CONSENSUS_DISTANCE and float(chosen.consensus_distance) <= ROUNDING
@@ -179,9 +174,10 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
 
 
 class Decision(NamedTuple):
-    """A recommendation not yet proved (`chosen`), the candidates that it was chosen from, and sentences against others.
+    """A recommendation not yet proved (`chosen`), and the candidates (`options`) that it was chosen from.
 
-    `lost` are these sentences, `weighed` the result of collecting, `steady` the check of simulated candidates.
+    `lost` says why others were not recommended (`SteadyCheck.lost`), `weighed` is the result of collecting, `steady`
+    the check of simulated candidates.
     """
 
     chosen: CandidateSchedule
@@ -211,27 +207,20 @@ def decide(job: PlanRequest, say: Callable[[str], None] = lambda _: None) -> Dec
     return Decision(chosen, options, lost, weighed, steady)
 
 
-def _over_quick(job: PlanRequest, say: Callable[[str], None]) -> Callable[[CandidateSchedule], str]:
-    """Return a function of the recommendation that states its gain over the quick effort's plan, as a text.
-
-    The text is empty if this is that plan.
-    """
+def _over_quick(chosen: CandidateSchedule, job: PlanRequest, say: Callable[[str], None]) -> str:
+    """Return a sentence on the gain over the quick effort's recommendation; empty unless this effort is thorough."""
     is_thorough = job.searches and job.effort is not None and job.effort >= EFFORTS["thorough"]
     if not is_thorough or job.take is not None or job.time_limit is not None or job.gap or job.quorum:
-        return lambda _: ""
+        return ""
     say("finding the quick answer")
     try:
-        quick = plan(replace(job, effort=EFFORTS["quick"])).recommendation
+        quick = decide(replace(job, effort=EFFORTS["quick"])).chosen
     except (InfeasibleError, UndecidedError):
-        return lambda _: "the quick answer found nothing within the limits"
-
-    def format_gain(chosen: CandidateSchedule) -> str:
-        if quick.name == chosen.name or chosen.time <= 0:
-            return "the quick answer is the same: searching found nothing better"
-        ratio = quick.time / chosen.time
-        return f"the quick answer is predicted to take {ratio:.3g} times as long: {describe(quick.schedule)}"
-
-    return format_gain
+        return "the quick answer found nothing within the limits"
+    if quick.name == chosen.name or chosen.time <= 0:
+        return "the quick answer is the same: searching found nothing better"
+    ratio = quick.time / chosen.time
+    return f"the quick answer is predicted to take {ratio:.3g} times as long: {describe(quick.schedule)}"
 
 
 def load_searchers() -> None:
@@ -257,9 +246,8 @@ def _recommend(
 class RunOff:
     """The choice of training runs that a pilot adds until its recommendation is a schedule that ran.
 
-    A pilot runs the user's job under a few schedules (probes) to measure prices: the extra steps per unit of a metric.
-    `finalists` are the hashes of the schedules chosen so far, and `plans` the plans so far: the first by the probes'
-    prices alone, the last with all runs.
+    `steps` are the training steps of a run, `finalists` the hashes of the schedules chosen so far, and `plans` the
+    plans so far: the first by the prices of the pilot's probes alone, the last with all runs.
     """
 
     def __init__(self, job: PlanRequest, *, steps: int) -> None:

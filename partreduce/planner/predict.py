@@ -43,9 +43,9 @@ class Prediction:
     communication that no overlap hides, `communication_seconds` is the links' time only, and `nic_bytes` counts bytes
     out of the busiest node; `peak_nic_bytes` is the most that one step sends from it, None if unknown.
 
-    `largest_age` and `mean_age` are in steps of a worker: how many steps of another worker the averaged values may be
-    behind after the average; where progress is added to parameters that others change meanwhile (pipelines of
-    gradients, asynchronous servers), how many steps old the parameters of that computation are. None if unknown.
+    `largest_age` and `mean_age`, None if unknown, are in steps of a worker: how many steps of another worker an average
+    may lack; where progress is added to parameters that others change meanwhile (pipelines of gradients, asynchronous
+    servers), how many steps old the parameters are with which it was computed.
 
     `arrays` is the busiest worker's maximum memory in addition to the parameters, in units of their size, including
     messages that its protocol allows to arrive; `memory_bytes` is the same in bytes. `how` is the source of step and
@@ -117,7 +117,7 @@ def predict(
         step = run().per_step(warm_up=num_rounds // 4)
     apart, largest, mean = exchange or Exchange(), None, None
     if schedule.strategy.averages_everyone:
-        largest, mean = _age_of_everyone(schedule)
+        largest = mean = _age_of_everyone(schedule)
     elif (behind := stated.numbers("end").get("behind", -1)) >= 0:  # claim `staleness`
         largest = float((behind - 1 + schedule.strategy.sync.lag) * int(schedule.worker_steps().max()))
     return Prediction(
@@ -134,16 +134,16 @@ def predict(
 
 
 def _predict_by_run(schedule: Schedule, timeline: Timeline, size: int) -> Prediction:
-    """Predict from `timeline`, a simulated run of the schedule as in `partreduce simulate`.
+    """Predict from a simulated run; `size` is the model's in bytes.
 
-    `size` is the model's size in bytes. Only `step_seconds` leaves out the first quarter of the rounds, as a warm-up.
+    Only `step_seconds` leaves out the first quarter of the rounds, as a warm-up.
     """
     num_rounds, observed, worker_steps = timeline.num_rounds, timeline.observed, schedule.worker_steps()
     assert observed is not None, "every protocol counts what it sends"
     steps = num_rounds * float(worker_steps.mean() if timeline.free_running else worker_steps.max())
     largest, mean = observed.largest_age, observed.mean_age
     if not timeline.free_running:
-        largest, mean = _age_of_everyone(schedule)
+        largest = mean = _age_of_everyone(schedule)
     arrays = ARRAYS[schedule.strategy.protocol](schedule.strategy, schedule.num_workers)
     return Prediction(
         timeline.per_step(warm_up=num_rounds // 4),
@@ -157,18 +157,14 @@ def _predict_by_run(schedule: Schedule, timeline: Timeline, size: int) -> Predic
     )
 
 
-def _age_of_everyone(schedule: Schedule) -> tuple[float, float]:
-    """Return the largest and mean age in steps, by how much averaged values are behind, if all average every round.
-
-    The two are equal: only a delay makes values old.
-    """
+def _age_of_everyone(schedule: Schedule) -> float:
+    """Return the age in steps, the largest and the mean one, if all workers average in every round."""
     sync = schedule.strategy.sync
-    age = float(sync.lag * int(schedule.worker_steps().max()) + sync.late_steps)
-    return age, age
+    return float(sync.lag * int(schedule.worker_steps().max()) + sync.late_steps)
 
 
 def _server_arrays(strategy: Strategy, num_workers: int) -> float:
-    """Return the number of parameter-sized arrays of a server's host, which is also a worker.
+    """Return the parameter-sized arrays of a server's host, which is also a worker.
 
     Synchronous: one for the sums, its answers, and for every worker a part of the shard that waits for the parts before
     it. Asynchronous: the parameters from which progress counts, the progress, the answers; for the shard its value, a
@@ -181,21 +177,20 @@ def _server_arrays(strategy: Strategy, num_workers: int) -> float:
 
 
 def _pairwise_arrays(strategy: Strategy, num_workers: int) -> float:
-    """Return the number of parameter-sized arrays of an AD-PSGD worker: model copy, last model, progress, messages.
+    """Return the parameter-sized arrays of an AD-PSGD worker: model copy, last model, progress, messages.
 
-    The messages are a request and its answer for an active worker, and one request of every active worker for a passive
-    one.
+    An active worker has a request and its answer, a passive one a request of every active worker.
     """
     assert isinstance(strategy, Pairwise), "the registry names the kind"
     return 3 + max(2, sum(len(strategy.passive_of(worker, num_workers)) > 0 for worker in strategy.active))
 
 
 def _gap_arrays(strategy: Strategy, num_workers: int) -> float:
-    """Return the number of parameter-sized arrays of the busiest worker of Hop: queues, snapshots, sums, step start.
+    """Return the parameter-sized arrays of the busiest worker of Hop: queues, snapshots, sums, step start.
 
     A queue has a place for each step that its in-neighbor can be ahead, plus one; under staleness only one. A snapshot
     is kept while an out-neighbor may have to reduce it, and the next one is made before it is freed. With more than
-    1,024 workers, 64 evenly spaced ones are examined. O(workers · the edges near one).
+    1,024 workers, 64 evenly spaced ones are examined.
     """
     assert isinstance(strategy, NeighborAveraging), "the registry names the protocol"
     assert isinstance(strategy.sync, IterationGap), "the registry names the protocol"
@@ -208,7 +203,7 @@ def _gap_arrays(strategy: Strategy, num_workers: int) -> float:
 
 
 def _quorum_arrays(strategy: Strategy, _num_workers: int) -> float:
-    """Return the number of parameter-sized arrays under a quorum: mean model, send buffer, results waiting and taken.
+    """Return the parameter-sized arrays under a quorum: mean model, send buffer, results waiting and taken.
 
     The running sum is one of the waiting results. A call takes all waiting results, or one, and more may arrive while
     it applies them. With `latest` one result waits in addition to the running sum.

@@ -1,11 +1,10 @@
 """Choose the candidate that a job's objective prefers within its limits; of equally good ones the simplest.
 
-The ratio of two predicted times has the errors of both predictions, which are taken as independent: over all pairs of
-schedules that were measured on shuffled data, 9 of 10 measured ratios lay within 19 % (the lab's network) and 11 % (the
-digits) of the predicted ones, where one error of 13 % or 7.5 % on either side gives 19 % and 11 %
-(benchmarks/results/steps_to_loss.json, steps_to_loss_second.json). Between simple schedules the errors are ignored,
-because most of the model's error is common to both. Another kind must win by more than its own error over the best
-simple schedule, and also if the assumption behind its advantage fails (`contenders`).
+The ratio of two predicted times has the errors of both predictions, which are taken as independent: on shuffled data 9
+of 10 measured ratios of two schedules lay within 19 % and 11 % of the predicted ones on two networks, as independent
+errors of 13 % and 7.5 % would give (benchmarks/results/steps_to_loss.json, steps_to_loss_second.json). Between simple
+schedules the errors are ignored, because most of the model's error is common to both. Another kind must win by more
+than its own error over the best simple schedule, and also if the assumption behind its advantage fails (`contenders`).
 """
 
 from __future__ import annotations
@@ -52,17 +51,10 @@ Options = Sequence[CandidateSchedule]
 
 
 def recommend(options: Options, job: PlanRequest) -> CandidateSchedule:
-    """Return the candidate that the objective prefers within the job's limits.
+    """Return the candidate that the objective prefers within the job's limits, or the one that `job.take` names.
 
     By default this is the candidate with the least predicted time to the loss (`least_time`), where small differences
     are ties; under other objectives only differences by rounding are ties.
-
-    Args:
-        options: the candidates, with their predicted costs.
-        job: the request, with the objective and the limits; `job.take` may name a candidate to return instead.
-
-    Returns:
-        One of `options`.
 
     Raises:
         UndecidedError: no candidate keeps the limits; the message names the nearest one.
@@ -118,11 +110,10 @@ def _exactly(option: CandidateSchedule) -> Fraction | None:
 def least_time(options: Options, job: PlanRequest) -> CandidateSchedule:
     """Return the candidate with the least worst-case regret among those with nearly the least predicted time.
 
-    A case is a vector of prices that the job may pay (`StepsModel.cases`); the regret of a candidate in a case is its
-    time divided by the best candidate's. Considered are candidates within `WORTH` of the least time. Of those within
-    `TIE` of the least regret the fastest counts, and of those within `TIE` of its time the simplest is returned. Regret
-    alone could prefer a candidate that suits one task to one that is predicted to be much faster: adding a kind of
-    candidates once raised the recommendation's time by up to 1.8 times.
+    The regret of a candidate is its largest ratio, over the cases of prices, to the best candidate's time (`regrets`).
+    Considered are candidates within `WORTH` of the least time. Of those within `TIE` of the least regret the fastest
+    counts, and of those within `TIE` of its time the simplest is returned. Regret alone could prefer a candidate that
+    suits one task to one that is predicted to be 1.8 times as fast.
     """
     options = contenders(options, job)
     worst = dict(zip(map(id, options), regrets(options, job), strict=True))
@@ -141,12 +132,10 @@ def contenders(options: Options, job: PlanRequest) -> list[CandidateSchedule]:
     """Return the candidates that may be recommended, after comparison with the simple baselines.
 
     Candidates whose workers drift apart on different data need a price of drift (`PlanRequest.bears_drift`), and those
-    outside the measured range need a price there, if any other candidate is allowed. A candidate that is no simple
-    baseline (`family`) must beat the best of these by more than its `own_error`, or in every cost; outer steps must in
-    the same way beat the best of all others, on every task. A candidate that depends on an assumption must also win if
-    the assumption fails: metrics under which a calibrated task failed, at `LOST_RATIO` times the steps; coded sums, if
-    coding takes longer than predicted; late averages and protocols that the job did not ask for, at the highest price
-    of delay; unequal steps and protocols, if workers are less slow than stated (`trials.SteadyCheck`).
+    outside the measured range need a price there, if any other candidate is allowed. A candidate that depends on an
+    assumption must win at its `decisive_time`. A candidate that is no simple baseline (`family`) must beat the best of
+    these by more than its `own_error`, or in every cost; outer steps must in the same way beat the best of all others,
+    on every task. Later `trials.SteadyCheck` compares unequal steps and protocols if workers are less slow than stated.
     """
     options = [one for one in options if job.bears_drift(one.drift.value or 0.0)] or options
     options = [one for one in options if not is_unpriced(one)] or options
@@ -183,8 +172,7 @@ def wins_surely(option: CandidateSchedule, simpler: CandidateSchedule, job: Plan
 def own_error(option: CandidateSchedule, job: PlanRequest) -> float:
     """Return the relative error of a candidate's predicted time, as a logarithm, without that common to all candidates.
 
-    It is `LEAST_ERROR` where one model prices both synchronous schedules, plus the excess error of late rounds. Outer
-    steps share no error with the model.
+    It is at least `LEAST_ERROR`; late rounds add their excess error. Outer steps share no error with the model.
     """
     if is_outer(option):
         return _error(option, job.data)
@@ -229,10 +217,7 @@ def is_outer(option: CandidateSchedule) -> bool:
 
 
 def soonest(options: Options, job: PlanRequest) -> CandidateSchedule | None:
-    """Return the candidate with the least decisive time (predicted, pessimistic where errors are known).
-
-    None if no time is finite.
-    """
+    """Return the candidate with the least `decisive_time`; None if no time is finite."""
     finite = [option for option in options if math.isfinite(option.time)]
     return min(finite, key=lambda option: (decisive_time(option, job), option.communication), default=None)
 
@@ -250,10 +235,9 @@ def simplest(options: Options, job: PlanRequest) -> CandidateSchedule | None:
 def decisive_time(option: CandidateSchedule, job: PlanRequest) -> float:
     """Return the predicted time by which candidates are compared, with pessimistic prices where errors are known.
 
-    All candidates share one vector of prices, so an error common to all does not change the order. Delay that the job
-    did not ask for has its highest price, and seconds sampled from a run vary. Outer steps were measured on every task,
-    so `contenders` compares them task by task. Coded sums took longer in the lab than predicted (`measuring.WORTH`). A
-    candidate whose metrics made a calibrated task fail must win at `LOST_RATIO` times its steps.
+    Delay that the job did not ask for has its highest price, and seconds of a run their largest likely value; outer
+    steps were measured on every task, so `contenders` compares them task by task. Coded sums take longer than predicted
+    (`measuring.WORTH`). Where a calibrated task failed with these metrics, steps count `LOST_RATIO` times.
     """
     is_doubtful = (option.late or option.facts) and not (is_outer(option) or _is_asked_for(option, job))
     time = option.time_at_worst if is_doubtful else option.time
@@ -269,10 +253,7 @@ def _is_asked_for(option: CandidateSchedule, job: PlanRequest) -> bool:
 
 
 def times_by_case(options: Options, job: PlanRequest) -> npt.NDArray[np.float64]:
-    """Return the predicted time to a loss of each candidate in each case, shape (candidates, cases).
-
-    A case is a vector of prices (extra steps per unit of a metric) that the job may pay.
-    """
+    """Return the predicted time of each candidate in each of `StepsModel.cases`, shape (candidates, cases)."""
     usual, rows = job.steps_model, []
     for one in options:
         delay = not _is_asked_for(one, job)
@@ -281,10 +262,7 @@ def times_by_case(options: Options, job: PlanRequest) -> npt.NDArray[np.float64]
 
 
 def regrets(options: Options, job: PlanRequest) -> list[float]:
-    """Return each candidate's largest ratio, over all cases of prices, of its time to a loss to the best candidate's.
-
-    O(candidates · cases).
-    """
+    """Return each candidate's largest ratio, over all cases of prices, of its time to the best candidate's."""
     times = times_by_case(options, job)
     best = times.min(axis=0)
     return [float(worst) for worst in np.where(best > 0, times / np.where(best > 0, best, 1.0), 1.0).max(axis=1)]
@@ -293,8 +271,8 @@ def regrets(options: Options, job: PlanRequest) -> list[float]:
 def simplicity(option: CandidateSchedule) -> tuple[int, int, int, float]:
     """Return a sort key, smaller for simpler candidates.
 
-    Simpler are synchronous ones, All-Reduce every k steps, few distinct phases, and a short period. Iteration gaps and
-    quorums are last, since they have queues; those with smaller queues are simpler.
+    Simpler are synchronous ones, All-Reduce every k steps, few distinct phases, and a short period. Kinds with `facts`
+    are last; those with less memory are simpler.
     """
     if facts := option.facts:
         return (3, option.num_phases, option.period, facts.memory_bytes)
@@ -314,10 +292,9 @@ def unbeaten(options: Options) -> list[CandidateSchedule]:
 
 
 def front(options: Options) -> list[CandidateSchedule]:
-    """Return the Pareto front in communication, consensus distance, drift, step time and steps, cheapest first.
+    """Return the Pareto front in all costs of the candidates that reach consensus, cheapest first.
 
-    Of candidates with equal metrics the one with the shortest period is kept. Candidates that never reach consensus are
-    left out. O(k²) for k candidates.
+    Of candidates with equal costs the one with the shortest period is kept. O(k²) for k candidates.
     """
     usable = [option for option in options if math.isfinite(option.steps_ratio)]
     return non_dominated(usable, lambda option: option.costs.all(), lambda option: (option.period, option.name))
@@ -327,7 +304,7 @@ def baselines(options: Options) -> list[CandidateSchedule]:
     """Return the schedules that a user would run without a planner, by rising communication, dominated or not.
 
     These are All-Reduce in every step as torch runs it (ring, no codec) and in its best setting; every k steps in its
-    best setting, synchronous and late; as a pipeline of gradients; and the published schedules that were measured.
+    best setting, synchronous and late; as a pipeline of gradients; and `PUBLISHED` schedules.
     """
     plain = [option for option in options if option.is_plain and math.isfinite(option.time)]
     kinds = [

@@ -1,29 +1,25 @@
 """Predict how many more training steps than All-Reduce a schedule needs, from consensus distance, drift and delay.
 
 The prices of consensus distance and delay are those of fifteen tasks, networks of five kinds under SGD, momentum and
-Adam, each at All-Reduce's best rate (the rows, the held-out sets and the script's commit are in
-benchmarks/results/steps_to_loss_lateness.md). They differ between optimizers and between tasks, so the planner
-considers the worst regret over an optimizer's tasks (`cases`). The errors are those of a kind of network that was held
-out: good for ranking schedules, not a guarantee for a job; a pilot measures the job itself. c and p are fitted to one
-network on sorted data (benchmarks/results/steps_to_loss.json).
+Adam, each at All-Reduce's best rate (benchmarks/results/steps_to_loss_lateness.md). They differ between optimizers and
+between tasks, so the planner considers the worst regret over an optimizer's tasks (`cases`). The errors are those on a
+kind of network that was held out: good for ranking schedules, not a guarantee for a job. c and p are fitted to one
+network on sorted data (benchmarks/results/steps_to_loss.json). Codecs have no price: gradients in 16 or 8 bits needed
+0.97 to 1.05 times the steps on two networks, no more than 1.4 standard errors away.
 
 Under Adam, averaging parameters instead of gradients costs steps at any period: the second moments are of single
 workers' gradients, whose noise shortens the steps. Where the noise of a worker's gradient is s times its mean, both
 squared, a step of n workers is √((1 + s/n) / (1 + s)) as long as that by their mean gradient.
 
-The price of late averages is on their *late distance* (`topo.metrics.late_distance`): a late average multiplies a
-deviation by λ − 1 + (1 − h)^k in each round of k steps, where synchronous rounds have λ(1 − h)^k, so that more
-averaging and longer rounds both increase it. Under SGD a unit costs as much at one step per round as at several.
-Momentum and Adam react slowly to a round's change: at one step per round delay costs them almost nothing, and the part
-above one unit costs in proportion to the whole, as their pull within a round grows with the square of its steps.
+The price of late averages is on their *late distance*: a late average multiplies a deviation by λ − 1 + (1 − h)^k in
+each round of k steps, where synchronous rounds have λ(1 − h)^k, so that more averaging and longer rounds both increase
+it (`topo.metrics.late_distance`). Momentum and Adam react slowly to a round's change: at one step per round delay costs
+them almost nothing, and the part above one unit costs in proportion to the whole.
 
 Gradients that come a step late to all workers (a pipeline) cost more the nearer the learning rate comes to the
-pipeline's stability limit, and networks sharpen until the two meet: with each method at its own best rate of a grid,
-pipelines needed 1.05 times the steps of synchronous rounds on a perceptron, 1.43 on the lab's text and 2.1 on its
-digits, where the best rate was half of theirs (benchmarks/results/late_and_small.md). At All-Reduce's best rate they
-needed 1.2 times as many and more, and three of the fifteen tasks did not reach their loss: a pipeline there needs a
-lower rate. The price is the geometric mean of the three. Codecs have no price: gradients in 16 or 8 bits needed 0.97 to
-1.05 times the steps on the two networks for digits, no more than 1.4 standard errors away.
+pipeline's stability limit. Each at its own best rate of a grid, pipelines needed 1.05, 1.43 and 2.1 times the steps of
+synchronous rounds on three networks; the price is the geometric mean. At All-Reduce's best rate three of the fifteen
+tasks did not reach their loss (benchmarks/results/late_and_small.md).
 """
 
 from __future__ import annotations
@@ -41,11 +37,7 @@ from partreduce.topo.strategies.payload import OuterStep
 
 
 class Optimizer(StrEnum):
-    """The optimizer of the workers: plain SGD, SGD with a momentum of about 0.9, or Adam (AdamW).
-
-    The best learning rate of plain SGD is near its stability limit, so delay costs many steps. Under Adam, where
-    parameters are averaged, each worker has moments of its gradients only.
-    """
+    """The optimizer of the workers: plain SGD, SGD with a momentum of about 0.9, or Adam (AdamW)."""
 
     SGD = "sgd"
     MOMENTUM = "momentum"
@@ -55,9 +47,9 @@ class Optimizer(StrEnum):
 class Prices(NamedTuple):
     """Prices: the extra steps that one task needs per unit of a metric, as fractions of All-Reduce's steps.
 
-    `noise` is the noise of a worker's gradient, which makes averaging of parameters cost steps (`price_of_moments`),
-    `a` is the price of a unit of consensus distance, `late` that of a unit of late distance, and `later` that of the
-    part above one unit times the whole. `own` is a pilot's measured price of averaging parameters at all.
+    `a` is that of consensus distance, `late` that of late distance, `later` that of its part above 1 times the whole
+    (`long_delay`). `own` is a pilot's measured price of averaging parameters at all; under Adam `price_of_moments`
+    computes it from `noise`.
     """
 
     noise: float = 0.0
@@ -77,11 +69,10 @@ class FailurePoint(NamedTuple):
     late: float = math.inf
 
     def includes(self, synchronous: float, late_distance: float) -> bool:
-        """Return whether the task failed with such metrics: with averages as rare, or as late.
+        """Return whether the task failed with averages as rare, or as late.
 
-        `synchronous` is the consensus distance without what delay adds to it, a measure of how rare averages are.
-        A late distance alone does not measure how rare averages are: it hardly grows with a period in which most rounds
-        have no average.
+        `synchronous`, which measures how rare they are, is the consensus distance without what delay adds to it. A late
+        distance does not: it hardly grows with a period in which most rounds have no average.
         """
         return synchronous >= self.consensus_distance or late_distance >= self.late
 
@@ -95,16 +86,15 @@ DELAY_MORE = 0.63
 class StepsModel:
     """A model of the steps to a loss divided by All-Reduce's: 1 + own + a·(consensus distance) + c·drift^p + delay.
 
-    The factors a, c and the others are *prices*: extra steps per unit of a metric. Drift is 0 for shuffled data.
-    `errors` holds, for each way to spread the data over workers, the relative error of the prediction within which 9 of
-    10 schedules stayed: for shuffled data on held-out kinds of networks, for sorted data on held-out schedules;
-    `late_errors` the same for overlapped schedules, where measured; `basis` is their source, as the subject of a
-    sentence. `noise` is the squared noise of a worker's gradient over its squared mean, where steps are normalized by
-    it (Adam); its price depends on `num_workers`. `own` is an additional price of averaging parameters at all, and
-    `later` the price of the part of a late distance above 1, times the whole. `a_beyond` and `c_beyond` are prices
-    beyond the largest metrics that were measured, by default those below them. Gradients late by a step cost `delay`,
-    and possibly `delay_more` beyond that; `delay_error` is the relative error that measured pipelines kept. `tasks` are
-    alternative prices of the job: calibrated tasks, or the corners of a pilot's intervals.
+    `a`, `noise`, `own`, `late` and `later` are as in `Prices`; `tasks` are alternatives to them: those of calibrated
+    tasks, or the corners of a pilot's intervals. `c` is the price of drift, which is 0 for shuffled data. `a_beyond`
+    and `c_beyond` are prices beyond the largest metrics that were measured, by default those below them. Gradients late
+    by a step cost `delay`, and possibly `delay_more` beyond that; `delay_error` is the relative error for them.
+
+    `errors` holds, for each way to spread data over the workers, the relative error within which 9 of 10 schedules
+    stayed: for shuffled data on held-out kinds of networks, for sorted data on held-out schedules; `late_errors` the
+    same for late averages, where measured; `basis` is their source, as the subject of a sentence. With metrics from
+    `lost` on, a task failed.
     """
 
     a: float
@@ -140,10 +130,9 @@ class StepsModel:
         """Return the predicted steps to a loss, divided by those of All-Reduce in every step.
 
         Args:
-            consensus_distance: consensus distance of the schedule including overlap; ≥ 0, infinity gives infinity.
-            drift: drift of the schedule including overlap; 0 for shuffled data.
-            late: the late distance of averages that are one round late (`topo.metrics.late_distance`); 0 in synchronous
-                rounds.
+            consensus_distance: that of the schedule with its delay; infinity gives infinity.
+            drift: that of the schedule with its delay; 0 for shuffled data.
+            late: the late distance of averages that are one round late; 0 in synchronous rounds.
             delayed: the price of late gradients.
             gradients: whether gradients are averaged, not parameters.
         """
@@ -156,15 +145,11 @@ class StepsModel:
 
     @property
     def cases(self) -> tuple[StepsModel, ...]:
-        """Return the model at the prices of each calibrated task that the job may resemble; only itself without tasks.
+        """Return the model at the prices of each of its tasks; only itself without tasks.
 
-        For a task whose price of distance is 0, distances beyond the measured range have the shared price of all tasks.
+        Where a task's price of distance is 0, distances beyond the measured range have the shared price of all tasks.
         """
-        beyond = self.a_beyond
-        return tuple(
-            replace(self, tasks=(), a_beyond=(task.a or self.a) if beyond is None else beyond, **task._asdict())
-            for task in self.tasks
-        ) or (self,)
+        return _cases(self)
 
     def late_more(self, late: float) -> float:
         return max((_delay(task, late) for task in self.tasks), default=0.0) - _delay(self, late)
@@ -172,22 +157,27 @@ class StepsModel:
     def error(self, data: str, *, late: bool = False) -> float:
         """Return the relative error of the predicted steps ratio within which 9 of 10 measured schedules stayed.
 
-        `data` is how samples are spread over the workers (a key of `errors`). With `late` the schedules are those whose
-        averages overlap computing, if such ones were measured.
+        `data` is how samples are spread over the workers (a key of `errors`); `late`: averages overlap computing.
         """
         return dict(self.late_errors if late and self.late_errors else self.errors)[data]
 
     @property
     def is_unpriced_beyond(self) -> bool:
-        """Return whether the extra steps of consensus distances outside the measured range are unknown.
-
-        A pilot (a calibration by the job's own runs) always has a price there.
-        """
+        """Return whether consensus distances outside the measured range have no price; by a pilot they have one."""
         return self.a_beyond is None
 
     def extrapolates(self, consensus_distance: float, drift: float) -> bool:
         """Return whether the metrics lie outside the measured range."""
         return consensus_distance > self.max_consensus_distance or drift > self.max_drift
+
+
+@lru_cache(maxsize=64)  # asked for every candidate
+def _cases(model: StepsModel) -> tuple[StepsModel, ...]:
+    beyond = model.a_beyond
+    return tuple(
+        replace(model, tasks=(), a_beyond=(task.a or model.a) if beyond is None else beyond, **task._asdict())
+        for task in model.tasks
+    ) or (model,)
 
 
 def _charge(amount: float, most: float, price: float, beyond: float | None) -> float:
@@ -206,10 +196,7 @@ def price_of_moments(noise: float, num_workers: float) -> float:
 
 
 def _delay(prices: StepsModel | Prices, late: float) -> float:
-    """Return the extra steps that a late distance costs, as a fraction of All-Reduce's; 0 in synchronous rounds.
-
-    The late distance measures averages that are applied a round late (`topo.metrics.late_distance`).
-    """
+    """Return the extra steps that a late distance costs, as a fraction of All-Reduce's."""
     return prices.late * late + prices.later * long_delay(late) if late else 0.0
 
 
@@ -367,14 +354,11 @@ OUTER_SETTINGS: dict[Optimizer, tuple[OuterSetting, ...]] = {
 }
 """Settings of outer steps by inner optimizer, with their steps ratio over All-Reduce on each task.
 
-From benchmarks/results/steps_to_loss_outer.md, which names the script's commit: 16 workers, shuffled data, at
-All-Reduce's best rate of a grid, under SGD and momentum at half of it; a run that did not finish in three times
-All-Reduce's steps has ratio 3. These numbers follow no formula, so no other setting is priced. A momentum of 0.9 with
-rate 0.7 is the published setting (Douillard et al., 2023); 0.5 with rate 1 needed fewer steps where rounds are short.
-Under Adam both need fewer steps than plain averages of the same period. Under SGD and momentum All-Reduce's best rate
-lies near its limit, and an outer momentum increases the effective rate: at that rate most settings did not reach their
-loss. At half of it, regions that average in each step did; workers that train alone for rounds of 15 or 30 steps failed
-on the recurrent network, so of those only settings that reached the loss on all tasks are proposed.
+From benchmarks/results/steps_to_loss_outer.md: 16 workers, shuffled data, at All-Reduce's best rate of a grid, under
+SGD and momentum at half of it, since an outer momentum increases the effective rate; a run that did not finish in three
+times All-Reduce's steps has ratio 3. These numbers follow no formula, so no other setting is priced, and only settings
+that reached the loss on all tasks are proposed. A momentum of 0.9 with rate 0.7 is the published setting (Douillard et
+al., 2023); 0.5 with rate 1 needed fewer steps where rounds are short.
 """
 OUTER_FRAGMENTS = 2
 """Number of fragments in the measured settings that merge fragments late."""

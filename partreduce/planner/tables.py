@@ -1,18 +1,18 @@
 """Choose a placement of each embedding table by its cost per step, and plan for the other parameters with it.
 
-The seconds of a step are those of the exchanges of separately placed tables, of the strategy's averages over all other
-parameters, of the optimizer's work on rows (every worker visits all of a replicated table, owners each their part of a
-sharded one), and of handling rows. On fast links the handling makes dense averaging best for a table of which a step
-touches a large part. Rows are sent without a codec unless codecs are allowed; then the finest one is used, unless a
-coarser one saves enough, since it changes numbers.
+The seconds of a step are those of exchanging separately placed tables, of averaging all other parameters, of the
+optimizer's work on rows (all rows of a replicated table on every worker, its own part of a sharded one), and of finding
+and adding up rows, which on fast links makes dense averaging best for a table of which a step touches a large part.
+Rows have a codec only if codecs are allowed: the finest one, unless a coarser one saves enough.
 
-The functions that inspect a user's model import torch; the rest of the planner does not need it.
+Only the functions that inspect a user's model import torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count, islice, product
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,9 +39,11 @@ from partreduce.verify.prove import prove
 if TYPE_CHECKING:
     import torch
 
-APPLYING = 5e-10
-"""Default seconds of gradient and optimizer per byte of the rows that they visit: about that of SGD with `sparse=False`
-on one ordinary core, zeros included; momentum took 7e-10, Adagrad 1.5e-9, Adam 2.8e-9."""
+    from partreduce.runtime.sharding.table import Embeddings
+
+APPLYING = {None: 5e-10, Optimizer.SGD: 5e-10, Optimizer.MOMENTUM: 7e-10, Optimizer.ADAM: 2.8e-9}
+"""Seconds of gradient and optimizer per byte of the rows that they visit, by kind of optimizer (None: another one), on
+one ordinary core with `sparse=False`, zeros included."""
 
 HANDLING = 3e-7
 """Default seconds for a worker to find, sort, copy and add up one row each time that it passes the row on: about that
@@ -68,8 +70,8 @@ Ways = Sequence[Placement]
 class Table:
     """An embedding table; `touched` are the fractions of its rows that a step touches (None: unknown).
 
-    `ways` are its possible placements; `because` explains why the others are not. A sparse gradient, of which the
-    optimizer sees only touched rows, is never averaged densely, since the optimizer would then change the other rows.
+    `ways` are its possible placements; `because` explains why the others are not. A table with a sparse gradient is
+    never dense: its optimizer, which sees touched rows only, would then change the others.
     """
 
     parameter: str
@@ -89,7 +91,7 @@ class Table:
 
     @property
     def allowed(self) -> tuple[Placement, ...]:
-        """Return the placements that are possible with its kind of gradient, the simplest first."""
+        """Return the possible placements, the simplest first; with a sparse gradient dense is none of them."""
         sparse = self.gradient is Gradient.SPARSE
         return tuple(way for way in IN_ORDER if way in self.ways and not (sparse and way is Placement.DENSE))
 
@@ -115,7 +117,7 @@ class Table:
     def handled(self, way: Placement, cluster: Cluster, *, local_aggregation: bool) -> float:
         """Return the number of rows that a worker requests, answers, sends, receives or gathers in a step.
 
-        With `local_aggregation` the rows of a node's workers are first added up on the node.
+        `local_aggregation`: the workers of a node first add up their rows.
         """
         own, most = self.shares.worker * self.rows, int(cluster.node_sizes().max())
         together = self.shares.node * self.rows
@@ -141,27 +143,26 @@ class Cost(NamedTuple):
 class Pricing:
     """The predicted cost per step of placements of all tables (dense, gathered or sharded).
 
-    `schedule` averages all other parameters, of `dense_bytes`. `applying` is the optimizer's seconds per byte of the
-    rows that it visits; `codecs` are those allowed for rows, the finest first.
+    Arguments as in `choose_routes`; `local_aggregation` as in `Table.handled`.
     """
 
     tables: tuple[Table, ...]
     schedule: Schedule
     hardware: Hardware
     dense_bytes: int
-    applying: float = APPLYING
+    applying: float = APPLYING[None]
     codecs: tuple[Codec, ...] = (Codec.NONE,)
     local_aggregation: bool = True
     _own: dict[tuple[str, Placement, bool], tuple[Codec, Exchange]] = field(default_factory=dict)
     _averaging: dict[int, Cost] = field(default_factory=dict)
 
     def averaged_bytes(self, ways: Sequence[Placement | None]) -> int:
-        """Return the bytes that the strategy averages: all other parameters, and the tables placed densely."""
+        """Return the bytes that the schedule averages: all other parameters, and the tables placed densely."""
         placed = zip(self.tables, ways, strict=True)
         return self.dense_bytes + sum(table.num_bytes for table, way in placed if way is Placement.DENSE)
 
     def averaging(self, num_bytes: int) -> Cost:
-        """Return the cost of the strategy's averages of so many bytes in a step; cached."""
+        """Return the cost per step of averaging this many bytes by the schedule; cached."""
         if num_bytes not in self._averaging:
             sent = communication(self.schedule, self.hardware, model_bytes=num_bytes) if num_bytes else None
             cost = Cost(0.0, 0.0) if sent is None else Cost(sent.per_step, sent.nic_bytes_per_step)
@@ -169,10 +170,9 @@ class Pricing:
         return self._averaging[num_bytes]
 
     def own(self, table: Table, way: Placement, *, gathers: bool) -> tuple[Codec, Exchange]:
-        """Return the best codec for a table's rows in this placement, and the cost of its exchange in a step; cached.
+        """Return the codec for a table's rows in this placement, and its cost per step, row visits included; cached.
 
-        The cost includes the optimizer's work and the handling of rows. `gathers` is whether some table is gathered, so
-        that all workers communicate with all others.
+        `gathers` is whether some table is gathered, so that all workers communicate with all others.
         """
         key, cluster = (table.parameter, way, gathers), self.schedule.cluster
         if key not in self._own:
@@ -198,7 +198,7 @@ class Pricing:
         return Cost(exact.seconds - coded.seconds, exact.nic_bytes - coded.nic_bytes)
 
     def cost(self, ways: Sequence[Placement | None]) -> Cost:
-        """Return the cost of a step's exchanges, averages and row visits; a placement of None omits its table."""
+        """Return the cost of a step with these placements, one for each table; None omits the table."""
         averages, apart = self.averaging(self.averaged_bytes(ways)), Exchange()
         for table, way in zip(self.tables, ways, strict=True):
             if way is not None:
@@ -206,7 +206,7 @@ class Pricing:
         return Cost(averages.seconds + apart.seconds, averages.nic_bytes + apart.nic_bytes)
 
     def best(self) -> tuple[float, tuple[Placement, ...]]:
-        """Return the least seconds of a step that were found, and the placements that reach them."""
+        """Return the least seconds of a step that were found, and the placements with which a step takes them."""
         allowed = [table.allowed for table in self.tables]
         if prod(map(len, allowed)) <= MAX_COMBINATIONS:
             return min(((self.cost(ways).seconds, ways) for ways in product(*allowed)), key=lambda one: one[0])
@@ -238,11 +238,10 @@ class Pricing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableChoice:
-    """The chosen placements, the predicted cost of the whole step's exchange, and the reasons.
+    """The chosen placements and codecs (`routes`), with the `seconds` per step of all communication and row visits.
 
-    `costs` holds for every table each allowed placement, with the other tables as chosen. `seconds` covers all
-    communication and row visits of a step, including the strategy's averages; `dense_bytes` are averaged by the
-    strategy.
+    `costs` holds what each possible placement of a table adds to a step, with the other tables as chosen. The schedule
+    averages `dense_bytes`, dense tables included. `reasons` has one line for each table.
     """
 
     routes: Payload
@@ -271,13 +270,13 @@ def choose_routes(
     hardware: Hardware,
     *,
     dense_bytes: int,
-    applying: float = APPLYING,
+    applying: float = APPLYING[None],
     codecs: Sequence[Codec] = (Codec.NONE,),
 ) -> TableChoice:
     """Choose the placement of each table with the least seconds per step by the α–β model; ties take the simplest.
 
-    Up to 7 tables every combination is tried: O(3^tables). With more tables, each in turn takes its best placement with
-    the others fixed, until none changes, from each of the three uniform starts: O(tables²) and more.
+    Up to 7 tables every combination is tried. With more, each table in turn takes its best placement with the others
+    fixed, until none changes, from each of three starts in which all tables have one placement: O(tables²) and more.
 
     Args:
         tables: the embedding tables, with the fractions of rows that a step touches.
@@ -292,7 +291,7 @@ def choose_routes(
 
     Raises:
         InputError: no codec, two tables of one parameter, a size or a time below 0.
-        ScheduleError: the strategy's workers have no common steps, or no fixed phases.
+        ScheduleError: the workers of the schedule have no common steps, or no fixed phases.
     """
     listed = tuple(tables)
     names = [table.parameter for table in listed]
@@ -350,7 +349,7 @@ def check_unpriced(schedule: Schedule) -> None:
 
 
 def _reason(table: Table, route: TablePlacement, costs: dict[Placement, Cost], saved: Cost) -> str:
-    """Format one line: the table, its touched fraction, its placement, its codec's saving, and the other placements."""
+    """Return one line about a table: its size, touched rows, placement, codec's saving, and the other placements."""
     shares, way = table.touched, route.way
     seen = "what a step touches is unknown"
     if shares is not None:
@@ -370,7 +369,7 @@ def _reason(table: Table, route: TablePlacement, costs: dict[Placement, Cost], s
 class ModelFacts:
     """The tables of a model, the bytes of all other trained parameters, and the steps in which rows were counted.
 
-    `optimizer` is the optimizer returned with the model, if it is of a kind that the steps model knows.
+    `optimizer` is the kind of the optimizer that was returned with the model; None if the steps model has no such kind.
     """
 
     tables: tuple[Table, ...]
@@ -380,10 +379,12 @@ class ModelFacts:
 
 
 def read_model(text: str, cluster: Cluster, *, touched: Mapping[str, RowAccess] | None = None) -> ModelFacts:
-    """Call the function of `FILE.py:NAME`, and inspect the model that it returns, or (model, batches).
+    """Inspect the model that a user's function returns, alone or in a tuple: (model, [optimizer], [batches]).
 
-    An optimizer may follow the model. The model's forward() gets the leading entries of each batch; batches are dealt
-    to the workers of the `cluster` in turn. Tables in `touched` (by parameter name) are not measured.
+    Args:
+        text: the function, as `FILE.py:NAME`.
+        cluster: the workers, to which batches are dealt in turn.
+        touched: known fractions of rows that a step touches, by the table's parameter name; they replace measured ones.
 
     Raises:
         FileError: the file does not exist.
@@ -422,7 +423,7 @@ def read_model(text: str, cluster: Cluster, *, touched: Mapping[str, RowAccess] 
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> Optimizer | None:
-    """Return the kind of a torch optimizer that the steps model knows; None for others."""
+    """Return the kind of a torch optimizer; None if the steps model has no such kind."""
     if "Adam" in type(optimizer).__name__:
         return Optimizer.ADAM
     if type(optimizer).__name__ != "SGD":
@@ -439,8 +440,11 @@ def tables_of(
 ) -> tuple[tuple[Table, ...], int]:
     """Return (the trained tables of embeddings, the bytes of all other trained parameters).
 
-    `touched` holds known fractions of rows, `optimizer` is the tables' optimizer if known (some read whole tensors),
-    and `other_uses` names by table the function that uses its weight other than by lookup (`OtherUses`).
+    Args:
+        model: the model, whose parameters have gradients or not.
+        touched: the known fractions of rows that a step touches, by the table's parameter name.
+        optimizer: the optimizer of the tables, if known; some read whole tensors, which a sharded table has not.
+        other_uses: by table, the function to which forward() hands its weight other than for a lookup (`OtherUses`).
 
     Raises:
         InputError: a table with a sparse gradient that may only be dense.
@@ -450,46 +454,46 @@ def tables_of(
     found = {name: parts for name, parts in embeddings_of(model).items() if parts[0].requires_grad}
     tables = []
     for name, (parameter, modules) in found.items():
-        gradient = Gradient.SPARSE if any(module.sparse for module in modules) else Gradient.DENSE
-        shares = touched.get(name)
-        ways, because = possible_ways(model, name, optimizer) if shares is not None else ((Placement.DENSE,), UNKNOWN)
-        if (use := (other_uses or {}).get(name)) is not None:
-            ways, because = (Placement.DENSE,), f"forward() hands its weight to {use}, too, which needs all rows"
-        if gradient is Gradient.SPARSE and ways == (Placement.DENSE,):
-            raise InputError(f"table {name!r}: has a sparse gradient, which way dense does not know; {because}")
         rows, columns = parameter.shape
+        is_sparse = any(module.sparse for module in modules)
         table = Table(
-            parameter=name, rows=rows, columns=columns, touched=shares, gradient=gradient,
-            element_bytes=parameter.element_size(), ways=ways, because=because,
+            parameter=name, rows=rows, columns=columns, touched=touched.get(name),
+            gradient=Gradient.SPARSE if is_sparse else Gradient.DENSE, element_bytes=parameter.element_size(),
         )  # fmt: skip
-        tables.append(table)
+        ways: tuple[Placement, ...] = (Placement.DENSE,)
+        because = UNKNOWN
+        if (use := (other_uses or {}).get(name)) is not None:
+            because = f"forward() hands its weight to {use}, too, which needs all rows"
+        elif table.touched is not None:
+            ways, because = _possible_ways(model, table, parameter, modules, optimizer)
+        if is_sparse and ways == (Placement.DENSE,):
+            raise InputError(f"table {name!r}: has a sparse gradient, which way dense does not know; {because}")
+        tables.append(replace(table, ways=ways, because=because))
     apart = {parameter for parameter, _ in found.values()}
     dense = (p for p in model.parameters() if p.requires_grad and p not in apart)
     return tuple(tables), sum(p.numel() * p.element_size() for p in dense)
 
 
-def possible_ways(
-    model: torch.nn.Module, name: str, optimizer: torch.optim.Optimizer | None = None
+def _possible_ways(
+    model: torch.nn.Module,
+    table: Table,
+    parameter: torch.nn.Parameter,
+    modules: tuple[Embeddings, ...],
+    optimizer: torch.optim.Optimizer | None,
 ) -> tuple[tuple[Placement, ...], str]:
-    """Return the placements that the runtime allows for the table `name`, and why it forbids the simplest other one.
-
-    The reason is a text, empty if all are allowed.
+    """Return the placements that the runtime allows, and why it forbids the simplest other one (empty: it allows all).
 
     A table with `max_norm` may be dense only if it cannot be sharded: each worker would shorten the rows that it looks
     up, and the copies would diverge.
     """
-    from partreduce.runtime.sharding.placement import check_route, embeddings_of, looks_at_whole_tensors
+    from partreduce.runtime.sharding.placement import check_route, looks_at_whole_tensors
 
-    parameter, modules = embeddings_of(model)[name]
-    gradient = Gradient.SPARSE if modules[0].sparse else Gradient.DENSE
     ways, against = [Placement.DENSE], ""
     for way in IN_ORDER[1:]:
-        rows, columns = parameter.shape
-        route = TablePlacement(parameter=name, rows=rows, columns=columns, way=way, gradient=gradient)
         try:
-            check_route(model, route, parameter, modules)
+            check_route(model, table.route(way), parameter, modules)
         except InputError as error:
-            against = against or str(error).removeprefix(f"parameter {name!r}: ")
+            against = against or str(error).removeprefix(f"parameter {table.parameter!r}: ")
         else:
             ways.append(way)
     if Placement.SHARDED in ways and optimizer is not None and (kind := looks_at_whole_tensors(optimizer, parameter)):
@@ -504,20 +508,15 @@ def possible_ways(
 def measure_touched(
     model: torch.nn.Module, batches: Iterable[Any], cluster: Cluster, *, num_steps: int = STEPS
 ) -> tuple[dict[str, RowAccess], int]:
-    """Return the fractions of rows that steps touch, by table, and the number of steps measured.
+    """Return the fractions of rows that steps touch, by the table's parameter name, and the number of steps measured.
 
-    Batches are dealt to workers in turn. Runs without gradients, in eval mode, on the model's device. O(batches ·
-    forward).
+    The model runs without gradients, in eval mode, on its own device.
 
     Args:
         model: the model whose embedding tables are counted.
-        batches: at least one batch for each worker.
-        cluster: says how many workers there are, and on which nodes.
+        batches: at least one batch for each worker; they are dealt to the workers in turn.
+        cluster: the workers and their nodes.
         num_steps: the most steps to measure; a step takes a batch of each worker.
-
-    Returns:
-        The fractions that one worker, one node and all workers touch, by the table's parameter name; and the number of
-        steps.
 
     Raises:
         InputError: too few batches for one step, batches that are not iterable, or a batch that forward() does not
@@ -538,7 +537,7 @@ def measure_touched(
 
 
 def _checked_batches(batches: Iterable[Any]) -> Iterator[Any]:
-    """Yield the batches; an exception of the user's loader becomes one line."""
+    """Yield the batches; an exception of the user's loader becomes an InputError of one line."""
     if not isinstance(batches, Iterable) and not hasattr(batches, "__getitem__"):
         raise InputError(f"gave batches that are no iterable ({type(batches).__name__}); return (model, loader)")
     iterator = iter(batches)
@@ -566,12 +565,11 @@ def _forward(model: torch.nn.Module, batch: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hybrid:
-    """The plan for a model with embedding tables: for the averages of its other parameters, and for its tables.
+    """The plan for a model with embedding tables.
 
-    `planned` is the plan for the averages, `chosen` the placements of the tables, `schedule` combines both.
-
-    `job` is the request of the plan, and `num_steps` the number of steps in which touched rows were counted.
-    `step_seconds` and `nic_bytes` are those of a whole step, including the tables' exchange.
+    `planned` is the plan for averaging all other parameters, `job` its request, `chosen` the placements of the tables;
+    `schedule` combines both, `proof` is of it, and `step_seconds` and `nic_bytes` are those of one of its steps.
+    `num_steps` is the number of steps in which touched rows were counted.
     """
 
     planned: Plan
@@ -585,7 +583,7 @@ class Hybrid:
 
     @property
     def cautions(self) -> list[str]:
-        """Return sentences on assumptions of the plan about tables."""
+        """Return sentences on what the plan assumes about the tables."""
         strategy, dense, averaged = self.schedule.strategy, self.chosen.dense_bytes, self.job.hardware.model_bytes or 0
         if not strategy.payload.apart:
             return []
@@ -611,7 +609,7 @@ class Hybrid:
 
 
 def plan_hybrid(job: PlanRequest, model: ModelFacts, *, progress: Callable[[str], None] | None = None) -> Hybrid:
-    """Plan for the bytes that the strategy averages, and choose the tables' placements for the recommendation.
+    """Plan for the bytes that a schedule averages, and choose the tables' placements for the recommendation.
 
     Only candidates whose workers have common steps are considered. Rows may use the codecs allowed for sums. If the
     recommendation changes which tables are dense, the plan is repeated once for the new number of bytes.
@@ -621,9 +619,6 @@ def plan_hybrid(job: PlanRequest, model: ModelFacts, *, progress: Callable[[str]
         model: the embedding tables, and the bytes of all other parameters.
         progress: as for `plan`.
 
-    Returns:
-        The plan, the placements of the tables, and the schedule that combines both.
-
     Raises:
         InputError: the job is invalid, such as a gap or a quorum with tables.
         InfeasibleError: see `plan`.
@@ -631,7 +626,11 @@ def plan_hybrid(job: PlanRequest, model: ModelFacts, *, progress: Callable[[str]
     """
     tables, hardware = model.tables, job.hardware
     first = Schedule("all-reduce", job.cluster, AllReduce())
-    chosen = choose_routes(tables, first, hardware, dense_bytes=model.dense_bytes, codecs=job.codecs)
+    choose = partial(
+        choose_routes, tables, hardware=hardware, dense_bytes=model.dense_bytes, applying=APPLYING[job.optimizer],
+        codecs=job.codecs,
+    )  # fmt: skip
+    chosen = choose(first)
     for _ in range(MAX_PLANS):
         averaged = max(1, chosen.dense_bytes)
         cluster = replace(job.cluster, hardware=replace(hardware, model_bytes=averaged))
@@ -641,7 +640,7 @@ def plan_hybrid(job: PlanRequest, model: ModelFacts, *, progress: Callable[[str]
         beside = replace(job, cluster=cluster, gap=gap, quorum=quorum, tables=has_tables)
         planned = plan(beside, progress=progress)
         recommendation = planned.recommendation.schedule
-        chosen = choose_routes(tables, recommendation, hardware, dense_bytes=model.dense_bytes, codecs=job.codecs)
+        chosen = choose(recommendation)
         if max(1, chosen.dense_bytes) == averaged:
             break
     strategy = replace(planned.recommendation.schedule.strategy, payload=chosen.routes)

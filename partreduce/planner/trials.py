@@ -2,22 +2,15 @@
 
 The simulation runs the runtime's own protocol code on a model of the shared links. If the order of averages is not
 known in advance, it also averages vectors of noise, from which it estimates the consensus distance and the drift that
-the steps model prices; if a step moves the mean less, proportionally more steps are needed. Training on digits with the
-same sequence of reduces needed within 6 % of the predicted steps under 11 of 12 settings of neighbors in serial order
-(benchmarks/results/steps_to_loss_gaps.json).
+the steps model prices; if a step moves the mean less, proportionally more steps are needed. Training on digits needed
+within 6 % of the predicted steps under 11 of 12 settings of neighbors (benchmarks/results/steps_to_loss_gaps.json).
 
-A round under a quorum is not a step of All-Reduce: it has fewer gradients, and some are late. Each gradient has the
-same weight as in All-Reduce, so the same number of gradients is needed. Gradients that are late by some steps on
-average, in a quorum and at an asynchronous server, pay the pipeline's price of a step in proportion.
-
-Costs that are not calibrated have a pessimistic price where they decide (`Facts.more`). AD-PSGD overlapped with
-computing needed 42.2 / 27.7 = 1.53 times All-Reduce's steps in rehearsal on the lab's digits, each with its best rate,
-and 70 / 43 = 1.63 times on the wire; groups on request 0.93 to 1.03 times (benchmarks/lab/rates.json,
-results/lab-baselines.md). So pairs pay at least the second at worst, and groups the error that the steps model states.
+A round under a quorum is not a step of All-Reduce: it has fewer gradients, each with the same weight, so the same
+number of gradients is needed. Gradients that are late by some steps on average, in a quorum and at an asynchronous
+server, pay the pipeline's price of a step in proportion.
 
 A short run hides workers that drift apart without bound: updates that never arrive cost no seconds. So a candidate from
-a run is run for longer before it is recommended or shown: n, 2n and 4n rounds must have the same consensus distance
-(`SteadyCheck`).
+a run is run for longer before it is recommended or shown (`SteadyCheck`).
 """
 
 from __future__ import annotations
@@ -33,8 +26,8 @@ from typing import NamedTuple
 import numpy as np
 
 from partreduce.planner.job import PlanRequest
-from partreduce.planner.measuring import Seconds, Traffic, metrics_of, payer, pushed_by, seconds_of
-from partreduce.planner.option import CandidateSchedule, Facts
+from partreduce.planner.measuring import Seconds, Traffic, assemble, metrics_of, payer, reprice, seconds_of
+from partreduce.planner.option import SUMMING, CandidateSchedule, Facts
 from partreduce.planner.predict import ARRAYS
 from partreduce.planner.recommend import TIE, allowed_options, decisive_time, front, is_outer, recommend
 from partreduce.schedulers.simulator.case import Case
@@ -65,10 +58,6 @@ WARM_UP, PARTS = 4, 4
 """The first 1/WARM_UP of a run is not measured; the rest is cut into PARTS to estimate the error of its seconds."""
 PER_EVENT = 1.7e-5
 """Nominal seconds of simulation for each event of a worker and each message."""
-PAIRS_AT_WORST = 0.63
-"""Extra steps of AD-PSGD at worst, as a fraction of All-Reduce's, as measured."""
-GAPS_AT_WORST = 0.06
-"""Extra steps of iteration gaps over the prediction, as a fraction, at most, in 11 of 12 settings."""
 UNHEARD = 0.05
 """Workers whose gradients have less than this fraction of an even weight count as unheard."""
 STEADY_SHARE = 0.3
@@ -79,16 +68,16 @@ DOUBLINGS = 2
 """Most doublings of a run whose consensus distance grows ever more slowly and may still converge."""
 GROWTH = 1.5
 """Growth by this factor with each doubling is not convergence."""
+UNDECIDED = absent("what is averaged is decided while the job runs")
 DEADLOCK = "its workers wait for one another for ever"
 LISTED = 8
 """Most dropped candidates that are listed with their reasons."""
 
 
 class Candidate(NamedTuple):
-    """A schedule before its trial (a simulation that prices it): its name, setting in words, and rounds to run.
+    """A schedule to simulate for `rounds` rounds, with its kind (`Facts.kind`), name, and setting in words.
 
-    `make` replaces the simulation for a schedule with fixed phases whose steps were measured; it takes `seconds`
-    nominal seconds.
+    `make` replaces the simulation for outer steps, whose steps were measured; it takes `seconds` nominal seconds.
     """
 
     kind: str
@@ -108,63 +97,50 @@ class Candidate(NamedTuple):
     def option(self, job: PlanRequest) -> CandidateSchedule | None:
         if self.make is not None:
             return self.make()
-        if (outcome := self.run(job, self.rounds)) is None:
+        if (run := self.run(job, self.rounds)) is None:
             return None
-        return replace(price_option(self, outcome, job), longer=self if outcome.is_sampled else None)
+        return replace(reprice(run.option, job), longer=self if run.distances else None)
 
-    def run(self, job: PlanRequest, num_rounds: int) -> Outcome | None:
+    def run(self, job: PlanRequest, num_rounds: int) -> Run | None:
         with suppress(PartreduceError):
             return trial(self, job.as_measured, num_rounds)
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """The results of a simulation, per step.
+class Run(NamedTuple):
+    """A simulated candidate, its steps not priced yet.
 
-    `distances` are the consensus distances of the first quarter, the first half and the whole of the run; `is_sampled`
-    is true if the reported metric comes from the run.
+    `distances` are the consensus distances of the first quarter, the first half and the whole of the run; empty if the
+    candidate's consensus distance does not come from the run.
     """
 
-    seconds: Seconds
-    sent: Traffic
-    waiting: float
-    metrics: Convergence
-    facts: Facts
-    distances: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    is_sampled: bool = False
+    option: CandidateSchedule
+    distances: tuple[float, ...]
 
 
 @lru_cache(maxsize=256)
-def trial(candidate: Candidate, job: PlanRequest, num_rounds: int) -> Outcome:
-    """Simulate a schedule for `num_rounds` rounds in virtual time; cached.
-
-    Args:
-        candidate: the schedule, the kind of its protocol, and the algorithm by which it averages.
-        job: the request, with the hardware, the compute times and the seed.
-        num_rounds: the rounds of each worker.
-
-    Returns:
-        Seconds, traffic, waiting and metrics per step.
+def trial(candidate: Candidate, job: PlanRequest, num_rounds: int) -> Run:
+    """Simulate a schedule for `num_rounds` rounds of each worker in virtual time; cached.
 
     Raises:
         PartreduceError: the workers deadlock, or a queue has no limit.
     """
     schedule = candidate.schedule
-    strategy, count, times = schedule.strategy, schedule.num_workers, job.compute_times()
+    strategy, count = schedule.strategy, schedule.num_workers
     listener: Replay | Meetings | None = None
     if isinstance(strategy.sync, IterationGap):
         listener = Replay(strategy.graphs[0], strategy.sync, seed=job.seed)
     elif isinstance(strategy, DynamicGroups | Pairwise):
         listener = Meetings(job.cluster, seed=job.seed)
     timeline = PROTOCOLS[strategy.protocol](Case(
-        schedule, job.hardware, times, num_rounds, job.seed, model_bytes=None, algorithm=candidate.algorithm,
-        listeners=() if listener is None else (listener,),
+        schedule, job.hardware, job.compute_times(), num_rounds, job.seed, model_bytes=None,
+        algorithm=candidate.algorithm, listeners=() if listener is None else (listener,),
     ))  # fmt: skip
     observed, first = timeline.observed, num_rounds // WARM_UP
     assert observed is not None, "every protocol counts what it sends"
     steps, seconds = num_rounds * float(schedule.worker_steps().mean()), timeline.per_step(warm_up=first)
     zero = Metric(0.0, MetricKind.EXACT, "one copy of the parameters, or averages over all workers")
+    metrics, distances = Convergence(zero, zero, UNDECIDED), tuple[float, ...]()
     facts = Facts(
         kind=candidate.kind,
         words=candidate.words,
@@ -172,14 +148,6 @@ def trial(candidate: Candidate, job: PlanRequest, num_rounds: int) -> Outcome:
         least_share=1.0,
         gradients=float(count),
         age=observed.mean_age or 0.0,
-    )
-    nic_bytes = float(observed.nic_bytes.max(initial=0.0)) / steps
-    outcome = Outcome(
-        seconds=Seconds(seconds, 0.0, _error(timeline, first) / seconds if seconds else 0.0),
-        sent=Traffic(float(timeline.communicating().mean()) / steps, nic_bytes),
-        waiting=float(timeline.waiting().mean()) / steps,
-        metrics=Convergence(zero, zero, absent("what is averaged is decided while the job runs")),
-        facts=facts,
     )
     if (record := observed.quorum) is not None:
         assert isinstance(strategy.sync, PartialAllReduce), "only quorums have a record"
@@ -192,74 +160,51 @@ def trial(candidate: Candidate, job: PlanRequest, num_rounds: int) -> Outcome:
             progress=samples / count, delay=age * samples / count, active=float(record.active[first:].mean()),
             least_share=float(shares.min()), bound=strategy.sync.bound or 0,
         )  # fmt: skip
-        return replace(outcome, facts=facts)
-    if isinstance(strategy, Server):
+    elif isinstance(strategy, Server):
         age = 0.0 if strategy.averages_gradients else facts.age
-        return replace(outcome, facts=replace(facts, age=age, delay=age * (count - 1) / count))
-    if isinstance(listener, Meetings):
+        facts = replace(facts, age=age, delay=age * (count - 1) / count)
+    elif isinstance(listener, Meetings):
         metrics = _estimates(*listener.mean(num_rounds), job, f"by a run of {num_rounds} rounds")
-        quarter, half, whole = (listener.mean(num_rounds, part)[0] for part in (4, 2, 1))
-        return replace(outcome, metrics=metrics, is_sampled=True, distances=(quarter, half, whole))
-    assert isinstance(listener, Replay), "each protocol has its listener"
-    last = min(listener.step)
-    all_steps, *parts = (listener.replayed(job.cluster.node_of(), last=last // part) for part in (1, 4, 2))
-    mixes = schedule.is_mixing  # its consensus distance follows from its matrices
-    metrics = metrics_of(schedule, job.push) if mixes else _estimates(
-        all_steps.consensus_distance, all_steps.drift_worker, all_steps.drift_node, job,
-        f"replayed: 1 run of {num_rounds} steps",
-    )  # fmt: skip
-    shares = all_steps.shares * count
-    facts = replace(
-        facts, progress=all_steps.progress, gradients=all_steps.gradients / count, computed=all_steps.computed,
-        least_share=float(shares.min()), unheard=tuple(np.flatnonzero(shares < UNHEARD).tolist()),
-    )  # fmt: skip
-    quarter, half, whole = (one.consensus_distance for one in (*parts, all_steps))
-    return replace(outcome, metrics=metrics, facts=facts, is_sampled=not mixes, distances=(quarter, half, whole))
+        distances = tuple(listener.mean(num_rounds, part)[0] for part in (4, 2, 1))
+    else:
+        assert isinstance(listener, Replay), "each protocol has its listener"
+        last = min(listener.step)
+        *parts, whole = (listener.replayed(job.cluster.node_of(), last=last // part) for part in (4, 2, 1))
+        if schedule.is_mixing:  # its consensus distance follows from its matrices
+            metrics = metrics_of(schedule, job.push)
+        else:
+            noise, how = whole.consensus_distance, f"replayed: 1 run of {num_rounds} steps"
+            metrics = _estimates(noise, whole.drift_worker, whole.drift_node, job, how)
+            distances = tuple(one.consensus_distance for one in (*parts, whole))
+        shares = whole.shares * count
+        facts = replace(
+            facts, progress=whole.progress, gradients=whole.gradients / count, computed=whole.computed,
+            least_share=float(shares.min()), unheard=tuple(np.flatnonzero(shares < UNHEARD).tolist()),
+        )  # fmt: skip
+    comes_late = candidate.kind not in SUMMING and (strategy.is_delayed or isinstance(strategy, Pairwise))
+    late = late_distance_like(float(metrics.consensus_distance), 1, 1 - 1 / count) if comes_late else 0.0
+    sent = Traffic(float(timeline.communicating().mean()) / steps, float(observed.nic_bytes.max(initial=0.0)) / steps)
+    option = assemble(
+        schedule,
+        job,
+        candidate.name,
+        algorithm=candidate.algorithm,
+        sent=sent,
+        seconds=Seconds(seconds, 0.0, _error(timeline, first) / seconds if seconds else 0.0),
+        metrics=metrics._replace(late_distance=late),
+        facts=facts,
+    )
+    return Run(replace(option, waiting=float(timeline.waiting().mean()) / steps), distances)
 
 
 def _estimates(noise: float, by_worker: float, by_node: float, job: PlanRequest, how: str) -> Convergence:
     drift = by_node if job.push == "node" else by_worker
     spread, pushed = (Metric(value, MetricKind.ESTIMATE, how) for value in (noise, drift))
-    return Convergence(spread, pushed, absent("what is averaged is decided while the job runs"))
-
-
-def price_option(candidate: Candidate, outcome: Outcome, job: PlanRequest) -> CandidateSchedule:
-    """Return a simulated candidate, its steps over All-Reduce's predicted from its consensus distance and delays."""
-    schedule, model, facts, metrics = candidate.schedule, job.steps_model, outcome.facts, outcome.metrics
-    strategy, spread, pushed = schedule.strategy, metrics.consensus_distance, pushed_by(metrics.drift, job)
-    is_gap, adds = facts.kind == "iteration_gap", facts.kind in ("partial", "server")
-    comes_late = not adds and (strategy.is_delayed or isinstance(strategy, Pairwise))
-    late = late_distance_like(float(spread), 1, 1 - 1 / schedule.num_workers) if comes_late else 0.0
-    # A mean that moves less in each step needs more steps; one that moves more has a larger learning rate, which the
-    # job could also have set.
-    progress, delayed = max(min(1.0, facts.progress), 1e-9), facts.delay * model.delay
-    steps_ratio = model.steps_ratio(float(spread), pushed, late=late, delayed=delayed, gradients=adds) / progress
-    more = facts.delay * model.delay_more if facts.delay else 0.0  # the price may be infinite
-    more = (more + (model.late_more(late) if late else 0.0)) / progress + is_gap * GAPS_AT_WORST * steps_ratio
-    if isinstance(strategy, DynamicGroups | Pairwise):
-        worst = 1 + PAIRS_AT_WORST - steps_ratio if isinstance(strategy, Pairwise) else 0.0
-        more = max(steps_ratio * model.error(job.data), worst)
-    return CandidateSchedule(
-        name=candidate.name,
-        schedule=schedule,
-        algorithm=candidate.algorithm,
-        period=1,
-        communication=outcome.sent.seconds,
-        nic_bytes=outcome.sent.nic_bytes,
-        step_seconds=outcome.seconds.step,
-        step_error=outcome.seconds.error,
-        waiting=outcome.waiting,
-        **metrics._replace(late_distance=late if is_gap else 0.0)._asdict(),
-        steps_ratio=steps_ratio,
-        model=model,
-        extrapolated=not adds and model.extrapolates(float(spread), pushed),
-        status="catalogue",
-        facts=replace(facts, more=more),
-    )
+    return Convergence(spread, pushed, UNDECIDED)
 
 
 def memory_bytes(strategy: Strategy, job: PlanRequest) -> float:
-    """Return the proved memory in bytes of the busiest worker in addition to its parameters, for a known model size.
+    """Return the proved memory in bytes of the busiest worker in addition to its parameters.
 
     Raises:
         ScheduleError: a queue without a limit.
@@ -287,10 +232,10 @@ def _events(schedule: Schedule) -> float:
 def try_all(
     candidates: Iterable[Candidate], job: PlanRequest, pay: Callable[[float], bool], *, in_any_case: bool
 ) -> tuple[list[CandidateSchedule], list[str]]:
-    """Simulate the candidates for which there is time; if there is time for none, the cheapest, given `in_any_case`.
+    """Return the candidates, simulated and priced, and the names of those for which there was no time.
 
-    `pay` charges work in nominal seconds, and returns whether it fits. Returns the priced candidates, and the names of
-    those not reached in time.
+    `pay` charges work in nominal seconds, and returns whether it fits. If nothing fits, the cheapest candidate is
+    simulated `in_any_case`.
     """
     options, missed = list[CandidateSchedule](), list[Candidate]()
     for candidate in candidates:
@@ -333,7 +278,7 @@ class SteadyCheck:
         self._pay, self._tries = payer(self.clock, self.until), Counter[str]()
 
     def settled(self, options: Sequence[CandidateSchedule]) -> list[CandidateSchedule]:
-        """Return the candidates that are steady in longer simulations, or that need no simulation.
+        """Return the candidates that need no longer simulation, or are steady in one.
 
         Raises:
             UndecidedError: the candidate that the job names is not steady.
@@ -357,8 +302,7 @@ class SteadyCheck:
     def lost(self, chosen: CandidateSchedule, options: Sequence[CandidateSchedule]) -> str:
         """Return why a candidate for slow workers is not recommended: it loses if they are half as slow; else "".
 
-        Stated slowdowns are uncertain, so it is compared, at half of them, with the best candidate of equal steps per
-        round and common rounds.
+        It is compared with the best candidate of equal steps per round and common rounds.
         """
         job, facts, name = self.job, chosen.facts, chosen.name
         able = allowed_options(options, job)
@@ -383,9 +327,9 @@ class SteadyCheck:
             again = Candidate(facts.kind, name, facts.words, chosen.schedule, chosen.algorithm)
             if not self._has_time(again.work(rounds)):
                 return f"{name} (there was no time to run it with less slow workers)"
-            if (outcome := again.run(eased, rounds)) is None:
+            if (run := again.run(eased, rounds)) is None:
                 return f"{name} ({DEADLOCK})"
-            there = decisive_time(price_option(again, outcome, eased), eased)
+            there = decisive_time(reprice(run.option, eased), eased)
         ratio = there / max(eased_time(rival), 1e-300)
         if ratio <= 1 + TIE:
             return ""
@@ -414,7 +358,7 @@ class SteadyCheck:
     def _longer(self, option: CandidateSchedule) -> CandidateSchedule | None:
         """Return the candidate priced by a longer simulation in which its consensus distance is steady.
 
-        None if it is in none, or there is no time; `left_out` then has the reason.
+        None if there is none, or no time; `left_out` then has the reason.
         """
         candidate, name = option.longer, option.name
         assert isinstance(candidate, Candidate), "it was chosen for that"
@@ -424,14 +368,14 @@ class SteadyCheck:
             if not self._has_time(candidate.work(rounds)):
                 self.left_out[name] = f"there was no time for {rounds} rounds"
                 return None
-            if (outcome := candidate.run(self.job, rounds)) is None:
+            if (run := candidate.run(self.job, rounds)) is None:
                 self.left_out[name] = DEADLOCK
                 return None
-            if is_steady(outcome.distances):
+            if is_steady(run.distances):
                 self.left_out.pop(name, None)
-                return price_option(candidate, outcome, self.job)
-            quarter, half, whole = outcome.distances
-            reached = ", ".join(f"{distance:.3g}" for distance in outcome.distances)
+                return reprice(run.option, self.job)
+            quarter, half, whole = run.distances
+            reached = ", ".join(f"{distance:.3g}" for distance in run.distances)
             self.left_out[name] = f"{reached} after {rounds // 4}, {rounds // 2} and {rounds} rounds"
             if not isfinite(whole) or (half >= GROWTH * quarter and whole >= GROWTH * half):
                 return None

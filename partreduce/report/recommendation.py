@@ -99,7 +99,7 @@ def compare(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job
         every_step=every_step,
         simple=simple,
         other=_strongest(others, job) if is_simple else None,
-        fastest=min([chosen, *able], key=lambda option: option.time),
+        fastest=min([chosen, *able], key=lambda option: float(f"{option.time:.9e}")),  # of equals the recommendation
         without_delay=without_delay,
         over_simple=gain(chosen, simple, job.data),
         over_every_step=gain(chosen, every_step, job.data),

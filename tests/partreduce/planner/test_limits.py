@@ -21,7 +21,6 @@ from partreduce.__main__ import main
 from partreduce.errors import InfeasibleError, InputError, UndecidedError
 from partreduce.planner.job import EFFORTS
 from partreduce.planner.measuring import measure
-from partreduce.planner.options import RESTS
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import allowed_options
 from partreduce.planner.steps_model import Optimizer
@@ -257,17 +256,15 @@ def test_the_default_is_quick_needs_no_time_limit_and_answers_the_same_with_noth
     assert plan(quick_job("4x4", effort=EFFORTS["quick"])).to_json() == found.to_json()
 
 
-def test_rests_between_averages_over_all_workers_are_weighed_within_the_limits():
-    found = plan(quick_job("3x1", objective=Objective.COMMUNICATION, limits=Limits(max_period=7)))
-    rests = [option for option in found.options if option.schedule.name.startswith(RESTS)]
-    assert {option.period for option in rests} <= set(range(2, 8))
-    assert any("(averages=5, rounds=7)" in option.name for option in rests)
-    (third,) = {
-        float(option.consensus_distance)
-        for option in rests
-        if "(rest_rounds=2)" in option.name and option.steps_per_round == 1 and not option.late
-    }
-    assert third == pytest.approx(2 / 3), "as of All-Reduce every 3 steps: (n - 1)/n times (3 - 1)/2"
+def test_all_reduce_of_unequal_steps_is_weighed_every_few_steps_too():
+    asked = quick_job("3x1", hardware=replace(QUICK_HARDWARE, slowdown=((2, 2.0),)), gap=False, quorum=False)
+    options = {option.name: option for option in plan(asked).options}
+    for factor in (1, 2, 3):
+        every = f"(every={2 * factor})" if factor > 1 else ""
+        option = options[f"paced allreduce{every}"]
+        assert option.steps_per_round == (2 * factor, 2 * factor, factor)
+        waiting = option.step_seconds - option.communication
+        assert waiting == pytest.approx(QUICK_HARDWARE.compute), "no worker waits"
 
 
 def test_limits_are_searched_for_briefly_and_what_cannot_be_is_still_proved():

@@ -187,7 +187,7 @@ def test_on_fast_links_handing_many_rows_on_costs_more_than_averaging_all(monkey
     schedule = Schedule("s", CLUSTERS[0], AllReduce())
     fast, table = Hardware(inside=Link(1e-6, 1e-11), nic=Link(1e-5, 1e-10)), words(0.3, 0.5, 0.7)
 
-    def choose(applying=APPLYING):
+    def choose(applying=APPLYING[None]):
         return choose_routes([table], schedule, fast, dense_bytes=10**6, applying=applying)
 
     assert choose().routes.tables[0].way is Placement.DENSE

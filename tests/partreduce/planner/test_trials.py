@@ -12,11 +12,11 @@ from helpers.jobs import jobs, with_links
 from partreduce import Hardware, Link, simulate
 from partreduce.errors import UndecidedError
 from partreduce.planner.candidates import KINDS
-from partreduce.planner.measuring import measure, payer
+from partreduce.planner.measuring import PAIRS_AT_WORST, measure, payer
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import WORTH, allowed_options, decisive_time, recommend
 from partreduce.planner.steps_model import Optimizer
-from partreduce.planner.trials import PAIRS_AT_WORST, SteadyCheck, is_steady, try_all
+from partreduce.planner.trials import SteadyCheck, is_steady, try_all
 from partreduce.report.kinds import not_weighed
 from partreduce.schedulers import registry
 from partreduce.schedulers.simulator.case import Case
