@@ -1,8 +1,8 @@
-"""Define what a search may put into a phase: groups of any workers, or the blocks of a rule, with their costs.
+"""Define what a search may put into a phase: explicit groups (of any workers), or the blocks of a rule.
 
-Both are blocks (local ranks L, digits D) of `topo.rule`: explicit groups are written as blocks of a single node that
-holds all workers and has no digits, so one model and one search serve both. Array shapes: B blocks, S links that groups
-share (NICs, uplinks, buses), C = 2^k classes of k digits, G local ranks (all workers if groups are explicit).
+Both are blocks (local ranks L, digits D) of `topo.rule`: an explicit group is a block without digits of a single node
+that holds all workers, so one model and one search serve both. Letters of array shapes: B blocks, S links that groups
+share (NICs, uplinks, buses), C = 2^k sets of the k digits, G local ranks (all workers if groups are explicit).
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ Floats = npt.NDArray[np.float64]
 Period = tuple[RulePhase, ...]
 
 MAX_GROUPS, MAX_BLOCKS = 1000, 512
-"""Most explicit groups (approximately), and most blocks of a rule; each is a solver variable in every phase."""
+"""Most explicit groups (approximately), and most blocks of a rule. Each is a solver variable in every phase."""
 MAX_WIDTH = 4
 """Largest number of nodes that `Choices.aligned` groups cross, unless they cross all nodes."""
 MAX_TIMED, WARM = 64, 2
-"""Most workers, or local ranks, whose waiting is computed; and and periods of warm-up, as many as are then measured."""
+"""Most workers, or local ranks, whose waiting is computed; and periods of warm-up, as many as are then measured."""
 MAX_PLACES, MAX_RULE_PLACES, FEW_WORKERS = 64, 16, 8
-"""Most places of explicit groups, and of a rule; and most workers that always get explicit groups."""
+"""Most places (`Choices`) of explicit groups, and of a rule; and most workers that always get explicit groups."""
 
 
 class Space(NamedTuple):
     """Data from which the consensus distance of a period is computed, for each of C classes of characters.
 
-    A class is the set of node digits on which a character (a Fourier mode over the nodes) depends: a rule mixes each
-    class by a G×G matrix over local ranks. `weight` (C,) is the number of characters of a class divided by the number
-    of workers. `fresh` (C, G, G) is the covariance off the mean that a round's steps add. `floor` is the part of the
-    consensus distance from steps inside a round of `instants` steps, the same for all periods.
+    A character is a Fourier mode over the nodes, and its class the set of node digits on which it depends. A rule mixes
+    each class by one G×G matrix over local ranks. `weight` (C,) is the number of characters of a class divided by the
+    number of workers. `fresh` (C, G, G) is the covariance of the noise, off the mean, that the steps of a round add. A
+    round has `instants` steps; `floor` is what noise before a round's last step adds to the distance of any period.
     """
 
     weight: Floats
@@ -63,8 +63,8 @@ class Choices:
     """The blocks from which a search composes phases; `radices` are the rule's, () for explicit groups.
 
     A block (local ranks L, digits D) forms one group for every setting of the node digits outside D. A place is a set
-    of local ranks that are always in the same group; `places` lists all of them. If `is_complete`, the blocks are all
-    groups that the limits allow, so a proof about these blocks holds for all schedules.
+    of local ranks that every block takes together; each local rank is in one of the `places`. If `is_complete`, the
+    blocks are all groups that the limits allow, so a proof about these blocks holds for all schedules.
     """
 
     problem: Problem
@@ -76,7 +76,7 @@ class Choices:
 
     @cached_property
     def num_ranks(self) -> int:
-        """Return the number of local ranks of a node; of all workers if groups are explicit."""
+        """Return the number of local ranks of a node, or of all workers if groups are explicit."""
         return sum(map(len, self.places))
 
     def size(self, block: Block) -> int:
@@ -90,15 +90,12 @@ class Choices:
 
     @cached_property
     def joined(self) -> Floats:
-        """Return by how much each of the B blocks lowers the number of groups, shape (B,).
-
-        A worker without a group counts as a group.
-        """
+        """Return by how much each block lowers the number of groups, shape (B,), if a lone worker counts as a group."""
         members = np.array([len(block.local) for block in self.blocks]) * prod(self.radices)
         return np.asarray(members / self.sizes * (self.sizes - 1))
 
     def crosses(self, phase: RulePhase) -> bool:
-        """Return whether a group of the phase has workers of several nodes."""
+        """Return whether some group of the phase has workers of several nodes."""
         if self.radices:
             return any(block.across for block in phase)
         node_of = self.problem.cluster.node_of()
@@ -106,16 +103,13 @@ class Choices:
 
     @cached_property
     def within(self) -> list[list[int]]:
-        """Return for each block the indices of its places (sets of local ranks that stay together)."""
+        """Return for each block the indices of its places."""
         home = {rank: place for place, ranks in enumerate(self.places) for rank in ranks}
         return [sorted({home[rank] for rank in block.local}) for block in self.blocks]
 
     @cached_property
     def meetings(self) -> list[tuple[float, tuple[int, ...]]]:
-        """Return (number of pairs of workers, indices of the blocks that average these pairs).
-
-        Pairs that the same blocks average form one entry.
-        """
+        """Return (number of pairs of workers, indices of the blocks that average these), for every set of blocks."""
         meeting: dict[tuple[int, int, tuple[int, ...]], list[int]] = {}
         for b, block in enumerate(self.blocks):
             for one, other in combinations_with_replacement(self.within[b], 2):
@@ -130,9 +124,9 @@ class Choices:
 
     @cached_property
     def seconds_and_loads(self) -> tuple[Floats, Floats]:
-        """Return the seconds of each of the B blocks alone, (B,), and its load in seconds on each shared link, (B, S).
+        """Return the seconds of each block alone, (B,), and its load in seconds on each shared link, (B, S).
 
-        A shared link is a NIC, an uplink or a bus; the loads of a phase's blocks on it add up.
+        The loads of a phase's blocks on a link add up.
         """
         known: dict[object, tuple[float, dict[tuple[int, int], float]]] = {}
         rows, node_of = [], None if self.radices else self.problem.cluster.node_of()
@@ -159,10 +153,9 @@ class Choices:
     def step_seconds(self, periods: Sequence[Period], worker_steps: Sequence[int]) -> Floats:
         """Return approximate seconds per step of N periods of equal length, shape (N,), with computing and waiting.
 
-        `worker_steps` are the steps per round of each worker, or a single number for all of them.
-        A group begins when its last member arrives, so rounds overlap if their groups share no workers; with more than
-        MAX_TIMED workers all wait for all. The result is a mean over a few simulated periods; `topo.timing.event_graph`
-        computes the exact cycle time of a single schedule.
+        `worker_steps` are the steps per round of each worker, or a single number for all of them. A group begins when
+        its last member arrives; with more than MAX_TIMED workers all wait for all. The result is a mean over a few
+        simulated periods; `topo.timing.event_graph` computes the exact cycle time of a single schedule.
         """
         phases = {phase: index for index, phase in enumerate(dict.fromkeys(chain.from_iterable(periods)))}
         times = np.stack(list(map(self._times, phases)))  # (A, m, m)
@@ -178,20 +171,16 @@ class Choices:
 
     @cached_property
     def _compute(self) -> Floats:
-        """Return the compute seconds per step of each timed worker.
-
-        One per local rank for a rule, one per worker for explicit groups; a single one, the slowest, if these are more
-        than MAX_TIMED.
-        """
+        """Return the compute seconds per step of each local rank, or only of the slowest if there are > MAX_TIMED."""
         count, times = self.problem.cluster.num_workers, ComputeTimes.of(self.problem.hardware)
         if self.num_ranks > MAX_TIMED:
             return np.array([times.fixed(count).max()])
         return np.full(self.num_ranks, times.base) if self.radices else times.fixed(count)
 
     def _times(self, phase: RulePhase) -> Floats:
-        """Return the seconds that a worker (row) communicates after the worker of the column has arrived, (m, m).
+        """Return the seconds that a worker (row) communicates after the worker of the column has arrived.
 
-        m is the number of timed workers (`_compute`); -inf: they share no group, so the row does not wait.
+        The shape is (m, m) for the m entries of `_compute`. -inf: they share no group, so the row does not wait.
         """
         if phase not in self._known:
             count, seconds = len(self._compute), self._loads(phase).seconds()
@@ -248,7 +237,10 @@ class Choices:
         return Schedule("-".join(parts), self.problem.cluster, StaticGroups(phases=phases, steps_per_round=per_round))
 
     def aligned(self) -> Iterator[Period]:
-        """Yield periods of explicit groups: a few local ranks in turn average across nodes, the others inside."""
+        """Yield periods of explicit groups: some ranks of each node in turn average across nodes, the rest inside.
+
+        They differ in how many nodes a group crosses, and how many local ranks it has of each.
+        """
         cluster, most = self.problem.cluster, self.problem.limits.max_group or self.problem.cluster.num_workers
         if self.num_ranks > MAX_PLACES:
             return
@@ -272,10 +264,9 @@ class Choices:
                 yield (*period, inside)
 
     def matrices(self, phases: Period) -> Floats:
-        """Return the mixing matrices of A phases, shape (A, C, G, G).
+        """Return the mixing matrices of A phases for each class (`Space`), shape (A, C, G, G).
 
-        There is one for each of C classes of characters (`Space`), over G local ranks. The mean over all workers, which
-        lies in class 0, is subtracted.
+        The mean over all workers, which lies in class 0, is subtracted.
         """
         view = RuleView(self.radices, phases, self.num_ranks)
         matrices = Operators.of_rule(view, list(every_class(len(self.radices)))).matrices()
@@ -283,10 +274,7 @@ class Choices:
         return matrices
 
     def space(self, worker_steps: Sequence[int]) -> Space:
-        """Return the weights and noise of all classes for rounds with these steps of each worker.
-
-        A rule has one step per round, whatever `worker_steps` is.
-        """
+        """Return the `Space` for rounds with these steps of each worker; for a rule, with one step per round."""
         classes, eye = list(every_class(len(self.radices))), np.eye(self.num_ranks)
         center = eye - 1 / self.num_ranks  # the mean lives in the class of the empty set alone
         weight = np.array([prod(self.radices[d] - 1 for d in c) for c in classes]) / self.problem.cluster.num_workers
@@ -305,8 +293,7 @@ def _split(row: Sequence[int], size: int) -> list[tuple[int, ...]]:
 def choices_of(problem: Problem) -> list[Choices]:
     """Return the sets of blocks to search: rules for even clusters; explicit groups for uneven or small ones.
 
-    A rule is a phase given by digits of the node's number, for any number of nodes. The result is empty if the cluster
-    is too large for either.
+    The result is empty if the cluster is too large for either.
     """
     cluster, most = problem.cluster, MAX_EXPLICIT_WORKERS
     if not is_even(cluster) or not holds_rules(cluster):
@@ -332,7 +319,7 @@ def rule_blocks(problem: Problem) -> Choices:
 
 
 def explicit_groups(problem: Problem) -> Choices:
-    """Return groups of any workers: all of each size, up to MAX_GROUPS; then groups that follow nodes."""
+    """Return all groups of few workers, up to MAX_GROUPS, and larger groups along nodes and switches."""
     cluster, n = problem.cluster, problem.cluster.num_workers
     most, unit = problem.limits.max_group or n, -(-n // MAX_PLACES)
     nodes: list[list[int]] = []  # the places of each node
@@ -354,10 +341,9 @@ def explicit_groups(problem: Problem) -> Choices:
 
 
 def _groups_of_nodes(problem: Problem, nodes: list[list[int]], size: int) -> Iterator[tuple[int, ...]]:
-    """Yield groups along the topology, as tuples of places: all workers, nodes, switches, parts of a node, local ranks.
+    """Yield groups, as tuples of places, along nodes and switches: whole ones, their first local ranks, and parts.
 
-    `nodes` has the places (sets of workers that stay together) of each node; every group of up to `size` places is
-    listed elsewhere.
+    `nodes` has the places of each node. Groups of up to `size` places are listed by the caller.
     """
     every = range(len(nodes))
     ranks = [[node[r] for node in nodes if r < len(node)] for r in range(max(map(len, nodes)))]

@@ -1,9 +1,8 @@
 """Measure the budget of a search, in wall-clock seconds or in counted work.
 
-On a loaded machine a second holds less work. Counted work is the same everywhere: every stage charges the time that its
+A loaded machine does less work in a second. Counted work is the same everywhere: every stage charges the time that its
 operations take on one idle core (*nominal seconds*, from the sizes of its arrays and CP-SAT's deterministic time), and
-stops when its share of the *effort* is used up. Results are reproducible unless the limit in seconds took effect
-(`capped`).
+stops when its share of the *effort*, the limit in nominal seconds, is used up. Results are then reproducible.
 """
 
 from __future__ import annotations
@@ -15,10 +14,13 @@ MANY_SECONDS = 1e9  # stands for no time limit
 
 
 class Clock:
-    """The budget of a search. Positions run from 0 to `limit`, in nominal seconds if there is an effort."""
+    """The budget of a search. Its position counts from 0 to `limit`, in nominal seconds if there is an effort.
+
+    `capped` is set once wall-clock time, or an interrupt, ends work that the effort allows.
+    """
 
     def __init__(self, *, seconds: float, effort: float | None = None) -> None:
-        """Start now, with finite limits > 0: `seconds` of wall-clock time, `effort` in nominal seconds."""
+        """Start now, with limits > 0: `seconds` of wall-clock time, and nominal seconds if `effort` is given."""
         self.seconds, self.effort = seconds, effort
         self.limit = seconds if effort is None else effort
         self.capped = self.interrupted = False
@@ -30,7 +32,7 @@ class Clock:
         return monotonic() - self._begun
 
     def position(self) -> float:
-        """Return the current position of the search, from 0 to slightly above `limit`."""
+        """Return the current position, from 0 to slightly above `limit`."""
         return self.elapsed if self.effort is None else self._work
 
     def charge(self, nominal_seconds: float) -> None:
@@ -42,7 +44,7 @@ class Clock:
         self.capped = self.interrupted = True
 
     def passed(self, until: float) -> bool:
-        """Return whether the position `until` is reached; set `capped` if seconds, not the effort, decided."""
+        """Return whether the position `until` is reached; set `capped` if wall-clock time decides it."""
         if self.interrupted or (self.effort is not None and self._work >= until):
             return True
         if self.elapsed < until * self.seconds / self.limit:
@@ -51,9 +53,9 @@ class Clock:
         return True
 
     def fits(self, nominal_seconds: float, until: float) -> bool:
-        """Return whether work of about this many nominal seconds is likely to end before the position `until`.
+        """Return whether work of `nominal_seconds` is likely to end before the position `until`.
 
-        It sets `capped` if only the limit in seconds forbids it.
+        Set `capped` if only wall-clock time forbids it.
         """
         if self.passed(until) or nominal_seconds > self.work_left(until):
             return False
@@ -71,7 +73,7 @@ class Clock:
         return inf if self.effort is None else max(0.0, until - self._work)
 
     def stopped_by(self) -> str:
-        """Return in words why the search ended: the effort, a time limit that cut it short, or the time limit alone."""
+        """Return in words why the search ended."""
         if self.interrupted:
             return "it was interrupted"
         if self.effort is None:

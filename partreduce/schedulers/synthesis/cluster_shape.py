@@ -1,4 +1,4 @@
-"""Compute what a search needs to know about a cluster: is it even, radices, steps per round, the crossing bound."""
+"""Compute what a search needs to know about a cluster: digits of its nodes, steps per round, a lower bound."""
 
 from __future__ import annotations
 
@@ -15,22 +15,19 @@ from partreduce.topo.timing import loads
 MAX_STEPS_PER_ROUND, SLOWER = 8, 1.05
 """Most steps per round; and the factor of step time up to which a worker counts as fast as the fastest one."""
 MAX_DIGITS, MAX_RULE_ENTRIES = 4, 750_000
-"""Most digits of a node's index in a rule (2^4 classes of characters), and most matrix entries of one rule phase."""
+"""Most digits of a node's number in a rule (mixing takes one matrix per set of digits), and most entries of them."""
 MAX_EXPLICIT_WORKERS = 512
 """Most workers for which explicit groups are searched; each phase is then a dense n×n matrix."""
 
 
 def holds_rules(cluster: Cluster) -> bool:
-    """Return whether the matrices of a cluster's rules (phases in node digits) fit into memory.
-
-    Otherwise no rules are searched.
-    """
+    """Return whether the mixing matrices of a cluster's rules fit into memory; otherwise no rules are searched."""
     digits = min(MAX_DIGITS, len(prime_factors(cluster.num_nodes)))
     return (1 << digits) * (cluster.workers_per_node or 0) ** 2 <= MAX_RULE_ENTRIES
 
 
 def is_even(cluster: Cluster) -> bool:
-    """Return whether all nodes are equal and switches form a regular tree, as rules require."""
+    """Return whether there are several nodes, all equal, and switches form a regular tree, as rules require."""
     hardware = cluster.hardware
     assert hardware is not None
     equal = has_equal_speeds(cluster) and not hardware.node_nic and not hardware.node_inside
@@ -38,9 +35,10 @@ def is_even(cluster: Cluster) -> bool:
 
 
 def node_radices(cluster: Cluster) -> tuple[int, ...]:
-    """Return radices for the rules of an even cluster: the prime factors of each level of switches, top level first.
+    """Return the radices of node numbers for rules of an even cluster; their product is the number of nodes.
 
-    A block's digits thus show whether its groups cross racks. Factors are merged down to MAX_DIGITS, or one per level.
+    They are the prime factors of each level of switches, top level first, so a block's digits show whether its groups
+    cross racks. Factors of one level are multiplied until at most MAX_DIGITS are left, or one per level.
     """
     parts = [sorted(prime_factors(level), reverse=True) for level in _levels(cluster) or (cluster.num_nodes,)]
     while sum(map(len, parts)) > MAX_DIGITS and max(map(len, parts)) > 1:
@@ -61,7 +59,7 @@ def has_equal_speeds(cluster: Cluster) -> bool:
 
 
 def derived_worker_steps(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
-    """Return the steps per round to search, per worker: 1 for all, and, if speeds differ, in proportion to speed."""
+    """Return the choices of each worker's steps per round: 1 for all; if speeds differ, also in proportion to speed."""
     hardware = cluster.hardware
     assert hardware is not None
     same = (1,) * cluster.num_workers
@@ -82,10 +80,10 @@ def largest_steps(cluster: Cluster) -> int:
 
 
 def crossing_bound(problem: Problem) -> float:
-    """Return the least communication, in seconds per step, with which workers can all stay connected: a lower bound.
+    """Return a lower bound on the communication, in seconds per step, of any schedule that reaches consensus.
 
-    Every cut of the nodes (around the slowest NIC, below a switch) must be crossed by some group once in `max_period`
-    rounds of at most `largest_steps` steps. The cheapest such group is a pair, for any all-reduce algorithm.
+    Some group must cross every cut of the nodes (around the slowest NIC, below a switch) once in `max_period` rounds of
+    at most `largest_steps` steps. The cheapest such group is a pair, for any all-reduce algorithm.
     """
     cluster = problem.cluster
     if cluster.num_nodes == 1:
@@ -96,9 +94,9 @@ def crossing_bound(problem: Problem) -> float:
 
 
 def _costs_across_cuts(problem: Problem) -> Iterator[Iterator[float]]:
-    """Yield for each cut of the nodes the seconds of a phase with one pair of workers across it, for several pairs.
+    """Yield for each cut of the nodes the seconds of phases of one pair of workers across it.
 
-    Nodes with the same NIC and switches are equal, so two of each sort represent all.
+    Nodes with the same NIC and switches are equal, so two of each kind represent all.
     """
     cluster, hardware, num_nodes = problem.cluster, problem.hardware, problem.cluster.num_nodes
     switches, own = hardware.shared_switches(num_nodes), dict(hardware.node_nic)

@@ -19,8 +19,8 @@ from partreduce.topo.timing.cost import bytes_of
 class Status(StrEnum):
     """What is proved about the result of a search.
 
-    Optimal: no better schedule exists. Feasible: a schedule was found, and a better one may exist. Infeasible: a named
-    bound proves that no schedule keeps the limits. Unknown: no schedule was found in time.
+    Optimal: no better schedule exists. Feasible: a better one may exist. Infeasible: it is proved that no schedule
+    keeps the limits. Unknown: no schedule was found in time.
     """
 
     OPTIMAL = "optimal"
@@ -30,7 +30,7 @@ class Status(StrEnum):
 
 
 class Objective(StrEnum):
-    """The quantity to minimize within the limits: one cost per step, or balanced: the predicted time to a loss."""
+    """The quantity to minimize within the limits; balanced means the predicted time to a loss."""
 
     BALANCED = "balanced"
     COMMUNICATION = "communication"
@@ -40,7 +40,7 @@ class Objective(StrEnum):
 
 
 SEARCHED = frozenset({Objective.COMMUNICATION, Objective.CONSENSUS_DISTANCE})
-"""The objectives that the search can minimize; the planner handles the others."""
+"""The objectives that the search can minimize; for others the planner chooses among the search's candidates."""
 
 ROUNDING = 1e-9
 """Values within this relative difference of a limit count as equal to the limit."""
@@ -48,10 +48,11 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Upper limits on a schedule; None means no limit. A fraction such as 8/7 is exact.
+    """Upper limits on a schedule; None means no limit. A fraction such as 8/7 is compared exactly.
 
-    `max_communication` is in seconds per step, `max_period` in phases, `max_group` in workers, `max_distinct_phases` in
-    communicator splits, `max_gap` in consecutive steps in which no group crosses nodes ("sync frequency").
+    `max_communication` is in seconds per step, `max_period` in phases, `max_group` in workers; `max_distinct_phases`
+    counts phases with different groups, each of which needs communicators; `max_gap` counts consecutive steps in which
+    no group has workers of several nodes.
     """
 
     max_communication: float | None = None
@@ -62,7 +63,7 @@ class Limits:
     max_gap: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise InputError for limits that no schedule can keep on any cluster; names are those of the command line."""
+        """Raise InputError for limits that no schedule can keep on any cluster."""
         check_fields(self)
         for name in ("max_communication", "max_consensus_distance"):
             value = getattr(self, name)
@@ -75,17 +76,17 @@ class Limits:
 
     @property
     def choose_groups(self) -> bool:
-        """Return whether a limit restricts the groups and phases themselves, not only their cost."""
+        """Return whether group size or distinct phases are limited, so that the groups themselves must be chosen."""
         return self.max_group is not None or self.max_distinct_phases is not None
 
     def allow_communication(self, seconds: float) -> bool:
-        """Return whether this many seconds of communication per step are within the limit, up to rounding."""
+        """Return whether `seconds` of communication per step are within the limit, up to rounding."""
         return self.max_communication is None or seconds <= up_to(self.max_communication)
 
     def allow_consensus_distance(self, value: float, exact: Callable[[], Fraction | None] = lambda: None) -> bool:
-        """Return whether a consensus distance is within the limit.
+        """Return whether the consensus distance `value` is within the limit.
 
-        If rounding could decide it, `exact()` is called for the exact value; None (unknown) counts as within.
+        If it equals the limit up to rounding, `exact()` is called for the exact value; None (unknown) counts as within.
         """
         if self.max_consensus_distance is None:
             return True
@@ -106,7 +107,7 @@ class Limits:
 
 
 def up_to(limit: float) -> float:
-    """Return the limit plus a tolerance for rounding errors, up to which values keep the limit."""
+    """Return the limit plus a tolerance for rounding errors."""
     return limit * (1 + ROUNDING) + 1e-12
 
 
@@ -125,7 +126,7 @@ def check_cluster(cluster: Cluster) -> Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """The request to a search: a cluster with its hardware, the objective, the limits, and the all-reduce algorithm."""
+    """The request to a search; `algorithm` is how a group's all-reduce travels."""
 
     cluster: Cluster
     objective: Objective = Objective.CONSENSUS_DISTANCE
@@ -133,7 +134,7 @@ class Problem:
     algorithm: AllReduceAlgorithm = AllReduceAlgorithm.RING
 
     def __post_init__(self) -> None:
-        """Raise InputError for clusters and limits that cannot be searched, and for objectives of the planner."""
+        """Raise InputError for clusters, limits and objectives that cannot be searched."""
         check_cluster(self.cluster)
         self.limits.check(self.cluster)
         if self.objective not in SEARCHED:
@@ -155,9 +156,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A schedule that the search found, with its approximate costs; the planner computes them again.
+    """A schedule that the search found, with approximate costs, which the planner computes again.
 
-    `step_seconds` is the time of a step with computing, communication and waiting; overlapping rounds shorten it.
+    `step_seconds` is the time of a step with computing, communication and waiting. It is less than the sum of these
+    where groups of successive rounds share no worker and so overlap.
     """
 
     schedule: Schedule
@@ -170,9 +172,10 @@ class Candidate:
 class Front:
     """The result of a search: candidates in the order in which to evaluate them, and what is proved about all others.
 
-    `best`, which the objective prefers within the limits, is first; the others are spread over the Pareto front. No
-    schedule of synchronous group averages with equal steps within the limits has an objective below `bound`, which is 0
-    if nothing is proved. `reason` explains an infeasible or unknown result in one line, with the nearest alternative.
+    `best`, the one within the limits with the least objective, is first; the others are spread over the Pareto front of
+    step time, or communication, and consensus distance. No schedule of synchronous group averages within the limits, in
+    which all workers have equal steps per round, has an objective below `bound`, which is 0 if nothing is proved.
+    `reason` explains an infeasible or unknown result in one line, with the nearest alternative.
     """
 
     candidates: tuple[Candidate, ...] = ()

@@ -1,9 +1,9 @@
 """Find schedules with CP-SAT: a model of the groups in each phase under the limits, with a bound on all schedules.
 
-Boolean x[k, b] says that block b (groups of any workers, or those of a rule) is in phase k of a period of K phases.
-A worker is in at most one group of a phase. A phase lasts at least as long as each of its groups, and as the total load
-of its groups on each NIC, uplink and bus. The phases together keep a budget in seconds. Within a period a group crosses
-every cut of the workers (cuts are added when a solution violates them), and nodes as often as a limit demands.
+Boolean x[k, b] says that block b (explicit groups, or those of a rule) is in phase k of a period of K phases. A worker
+is in at most one group of a phase. A phase lasts at least as long as each of its groups, and as the total load of its
+groups on each NIC, uplink and bus. The phases together keep a budget in seconds. Within a period a group crosses every
+cut of the workers (cuts are added when a solution violates them), and nodes as often as a limit demands.
 
 The consensus distance is not linear in x; the model minimizes a linear lower bound. Of the noise of one round the two
 phases p and q that follow leave tr(W_p) − 1, the number of groups minus one, and tr(W_p W_q) − 1 (all later terms are
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 TICKS, LARGEST = 10_000, 1e9
-"""Time units per duration of the slowest group; and approximate largest coefficient of the metric."""
+"""Time units in the duration of the slowest group; and approximate largest coefficient of the metric."""
 SOLVE, PER_LITERAL, PER_SECOND = 2.0, 4e-6, 1.3
 """CP-SAT's deterministic seconds per model; nominal seconds to write one literal, and per deterministic second."""
 
 
 class Decision(NamedTuple):
-    """The result of one solution: the best period found, () if none was, and a proved lower bound.
+    """The best period found, () if none was, and a lower bound on the consensus distance of all that were allowed.
 
-    No period has a consensus distance below `bound`, which is infinite if no period keeps the limits.
+    `bound` is infinite if it is proved that no period keeps the limits and budgets.
     """
 
     phases: Period
@@ -62,14 +62,13 @@ def new_model() -> cp_model.CpModel:
 
 
 class ScheduleModel:
-    """A CP-SAT model of a period of `num_phases` phases under the limits.
+    """A CP-SAT model of a period of `num_phases` phases under the limits, which `decide` solves within a budget.
 
-    It is solved within ever tighter budgets, in seconds of communication per period. Without `agree`, phases are
-    allowed under which workers do not reach consensus.
+    With `agree`, only periods are allowed whose groups together connect all workers, so that they reach consensus.
     """
 
     def __init__(self, choices: Choices, num_phases: int, *, agree: bool = True) -> None:
-        """Write the model without solving it. O(phases² · entries of `choices.meetings` + phases · blocks · links)."""
+        """Write the model. O(phases² · entries of `choices.meetings` + phases · blocks · links)."""
         self.choices, self.num_phases, self.agree = choices, num_phases, agree
         self.seconds, self.loads = choices.seconds_and_loads
         self.tick = float(self.seconds.max(initial=0.0)) / TICKS or 1.0
@@ -95,9 +94,9 @@ class ScheduleModel:
         self._minimize_distance()
 
     def decide(self, *, clock: Clock, until: float, seed: int, budget: float = inf, below: float = inf) -> Decision:
-        """Find a period of least consensus distance, below `below`, whose communication takes at most `budget` seconds.
+        """Find a period of least consensus distance, below `below`, whose phases take at most `budget` seconds in all.
 
-        The solver stops at the clock's position `until`.
+        The solver stops at the clock's position `until`, and starts from the random `seed`.
         """
         while True:
             model = self.model.clone()
@@ -115,7 +114,7 @@ class ScheduleModel:
                 return Decision((), found.bound)
 
     def forbid(self, phases: Period) -> None:
-        """Exclude exactly these phases in this order from later solutions."""
+        """Exclude the period of these phases, in this order, from later solutions."""
         self.model.add_bool_or(
             ~one if block in here else one
             for row, here in zip(self.x, map(set, phases), strict=True)
@@ -146,10 +145,7 @@ class ScheduleModel:
         return Decision(tuple(tuple(compress(self.choices.blocks, row)) for row in chosen), bound)
 
     def _components(self, phases: Period) -> list[frozenset[int]]:
-        """Return the connected components of places (sets of local ranks that stay together) under the groups.
-
-        Each is a cut that no group crosses.
-        """
+        """Return the sets of places (`Choices`) that the groups connect; no group joins two of these sets."""
         found = [frozenset({place}) for place in range(len(self.choices.places))]
         within = dict(zip(self.choices.blocks, self.choices.within, strict=True))
         for block in (block for phase in phases for block in phase):
@@ -158,20 +154,19 @@ class ScheduleModel:
         return found
 
     def _cross(self, cut: frozenset[int]) -> None:
-        """Require a block that joins places of the cut with others (or any block, if the cut holds all places)."""
+        """Require some block with places inside and outside the cut (or any block, if all places are inside)."""
         whole = len(cut) == len(self.choices.places)
         self._some(whole or 0 < len(cut.intersection(within)) < len(within) for within in self.choices.within)
 
     def _some(self, blocks: Iterable[bool], phases: Iterable[int] | None = None) -> None:
-        """Require that one of the phases (all if None) uses at least one of the blocks for which `blocks` is true."""
+        """Require one of the blocks for which `blocks` is true in one of the phases with these indices (None: all)."""
         listed = np.flatnonzero(list(blocks)).tolist()
         self.model.add_bool_or(self.x[k][b] for k in phases or range(self.num_phases) for b in listed)
 
     def _span(self, phase: Sequence[cp_model.IntVar]) -> cp_model.IntVar:
-        """Return the variable of a phase's duration in ticks, and constrain it from below.
+        """Return the variable of a phase's duration in ticks, bounded below by groups and their loads on each link.
 
-        A worker is in one group at most; a phase lasts as long as each of its groups, and as the sum of their loads on
-        each link.
+        Also require that a worker is in one group at most.
         """
         from ortools.sat.python.cp_model import LinearExpr
 
@@ -185,10 +180,7 @@ class ScheduleModel:
         return span
 
     def _minimize_distance(self) -> None:
-        """Minimize the noise that two successive phases leave; among equals prefer fewest repeated pairs.
-
-        A pair of workers repeats if it shares a group in two phases.
-        """
+        """Minimize the noise that two successive phases leave, then the pairs of workers that meet in two phases."""
         from ortools.sat.python.cp_model import LinearExpr
 
         model, n, num_phases = self.model, self.choices.problem.cluster.num_workers, self.num_phases
