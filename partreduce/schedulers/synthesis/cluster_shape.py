@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import chain, product
 
 from partreduce.schedulers.synthesis.problem import Problem
@@ -85,36 +84,28 @@ def crossing_bound(problem: Problem) -> float:
     Some group must cross every cut of the nodes (around the slowest NIC, below a switch) once in `max_period` rounds of
     at most `largest_steps` steps. The cheapest such group is a pair, for any all-reduce algorithm.
     """
-    cluster = problem.cluster
-    if cluster.num_nodes == 1:
-        least = _pair_cost(0, 1, problem)
-    else:
-        least = max(min(costs) for costs in _costs_across_cuts(problem))
-    return least / (problem.limits.max_period * largest_steps(cluster))
-
-
-def _costs_across_cuts(problem: Problem) -> Iterator[Iterator[float]]:
-    """Yield for each cut of the nodes the seconds of phases of one pair of workers across it.
-
-    Nodes with the same NIC and switches are equal, so two of each kind represent all.
-    """
     cluster, hardware, num_nodes = problem.cluster, problem.hardware, problem.cluster.num_nodes
+    rounds = problem.limits.max_period * largest_steps(cluster)
+    if num_nodes == 1:
+        return _pair_cost(0, 1, problem) / rounds
     switches, own = hardware.shared_switches(num_nodes), dict(hardware.node_nic)
+    # Nodes with the same NIC and switches are equal: two of each kind represent all. Without switches these are found
+    # among the first nodes and those with a NIC that differs.
     kinds: dict[object, list[int]] = {}
-    # Without switches, nodes with the default NIC are equal, and the first two of them represent all.
     some = range(num_nodes) if switches else sorted({*range(min(num_nodes, len(own) + 2)), *own})
     levels = switches_above(switches, num_nodes)
     for node in some:
-        over = levels[:, node].tolist()
-        equal = kinds.setdefault((own.get(node), *over), [])
+        equal = kinds.setdefault((own.get(node), *levels[:, node].tolist()), [])
         if len(equal) < 2:
             equal.append(node)
     shown = sorted(chain.from_iterable(kinds.values()))
     slowest = max(shown, key=lambda node: hardware.nic_of(node).seconds_per_byte)
+    least = 0.0
     for cut in ({slowest}, *(set(switch.nodes) for switch in switches)):
         pairs = product([v for v in shown if v in cut], [v for v in shown if v not in cut])
-        members = ((cluster.workers_of(a)[0], cluster.workers_of(b)[0]) for a, b in pairs)
-        yield (_pair_cost(one, other, problem) for one, other in members)
+        first = ((cluster.workers_of(a)[0], cluster.workers_of(b)[0]) for a, b in pairs)
+        least = max(least, min(_pair_cost(one, other, problem) for one, other in first))
+    return least / rounds
 
 
 def _pair_cost(one: int, other: int, problem: Problem) -> float:

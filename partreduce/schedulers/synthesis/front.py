@@ -31,9 +31,9 @@ from partreduce.topo.rule import Block, RulePhase
 MAX_REPORTED, MAX_PHASES = 60, 4
 """Most reported candidates per kind of groups and steps per round; most phases of a period that CP-SAT decides."""
 TIGHTER, MUCH_TIGHTER = 0.85, 0.6
-"""Next budget in seconds, as a fraction of the last result's seconds: for single phases, and for whole periods."""
+"""Next budget in seconds, as a fraction of what the last result takes: for phases of long periods, and for periods."""
 PROVING_SHARE, ALIGNED_SHARE, DECIDING_SHARE, COMPOSING_SHARE = 0.4, 0.1, 0.3, 0.6
-"""Fractions of the time: for proving a bound; and until the aligned, the decided and the composed periods end."""
+"""Fractions of the time: for proving a bound; and when to end the aligned, the decided and the composed periods."""
 MAX_MORE, MAX_TRIES = 128, 4
 """Most additional phases for exchanges, and most exchanges tried per period."""
 MORE = (1, 2, 3, 5, 7, 11, 23)
@@ -49,8 +49,9 @@ def search(
 
     Even clusters get rules, others explicit groups. All workers have 1 step per round, or, where the hardware states
     slower workers (`Hardware.slowdown`), also as many as their speed allows. The search ends at the clock's position
-    `until` (the last evaluation may overrun it a little), or after Ctrl-C with the schedules found so far. If the clock
-    counts nominal seconds (`Clock.effort`), the result depends only on `seed`, unless wall-clock time ends the search.
+    `until` (the last evaluation may overrun it a little), or after Ctrl-C, with the schedules found so far. If the
+    clock has an effort, the result depends only on `seed`, unless wall-clock time ends the search. `progress` is called
+    with a line for each stage of the work.
     """
     if reason := _impossible(problem):
         return Front(status=Status.INFEASIBLE, reason=reason)
@@ -93,12 +94,12 @@ def search(
 class Exploration:
     """The state of a search among the blocks of `choices`; `say` receives progress messages.
 
-    `candidates` has for each entry of `worker_steps` (the steps per round of each worker) a map from periods to the
-    candidates found. `decided` are the phases that CP-SAT has found, those of one period together.
+    `worker_steps` lists choices of each worker's steps per round; for each of these `candidates` has a map from the
+    periods found. `decided` holds the phases that CP-SAT has found, those of one period together.
     """
 
     def __init__(self, choices: Choices, clock: Clock, seed: int, say: Callable[[str], object]) -> None:
-        """Set up an empty search whose later work is charged to the clock."""
+        """Set up a search that has found nothing; work is charged to the clock."""
         self.choices, self.clock, self.seed, self.say = choices, clock, seed, say
         self.limits = choices.problem.limits
         self.worker_steps = ((1,),) if choices.radices else derived_worker_steps(choices.problem.cluster)
@@ -106,7 +107,7 @@ class Exploration:
         self.decided: dict[frozenset[RulePhase], None] = {}  # phases decided together, a set that keeps the order
 
     def explore(self, until: float) -> None:
-        """Find periods with CP-SAT, or the phases of long ones, and improve them until the clock's position `until`."""
+        """Find periods, or the phases of long ones, with CP-SAT and improve them until the clock's position `until`."""
         start, limits, full = self.clock.position(), self.limits, self.choices.everybody()
         span = until - start
         for period in self.choices.aligned() if not self.choices.radices else ():
@@ -130,8 +131,8 @@ class Exploration:
     def prove(self, until: float) -> float:
         """Return a lower bound on the consensus distance with equal steps; infinite if no schedule keeps the limits.
 
-        Short periods are solved one after the other, the best first, until no other can be better. For any period the
-        mean over its rounds is at least the minimum over two consecutive rounds.
+        If the limits allow only short periods, these are found one by one, the best by the model first, until no other
+        can be better. Else the bound is the least noise that any two consecutive rounds leave.
         """
         clock, limits = self.clock, self.limits
         if limits.max_period > MAX_PHASES:
@@ -154,7 +155,7 @@ class Exploration:
         return min(best, *bounds)
 
     def _decide(self, models: dict[ScheduleModel, list[float]], until: float) -> None:
-        """Solve every model within its budgets (most seconds of a period's communication), then within tighter ones.
+        """Solve every model within its budgets (in seconds of a period's communication), then within tighter ones.
 
         The models take turns until the clock's position `until`; no period is found twice.
         """
@@ -179,15 +180,15 @@ class Exploration:
     def _budgets(self, num_phases: int) -> list[float]:
         """Return the first budgets in seconds of communication per period: infinity, then what the limit allows.
 
-        There is one for each number of silent phases (without an average) that may be inserted.
+        The limit is per step, so it allows more for every silent phase (without an average) that is to be inserted.
         """
         most, lengths = self.limits.max_communication, [num_phases * (1 + more) for more in (0, *MORE)]
         return [inf, *(most * k for k in lengths if most is not None and k <= self.limits.max_period)]
 
     def _compose(self, full: RulePhase, until: float) -> None:
-        """Compose long periods of the phases that CP-SAT found, of silent phases and of `full`, an average over all.
+        """Compose long periods of phases that CP-SAT found, silent phases and `full`, an average over all workers.
 
-        If only few distinct phases are allowed, the phases of a period were found together.
+        If distinct phases are limited, a period takes one of the decided phases, or those that were found together.
         """
         self.say("composing periods")
         most, start = self.limits.max_distinct_phases, self.clock.position()
@@ -205,7 +206,7 @@ class Exploration:
                 self._keep(period, value, s)
 
     def _improve(self, until: float) -> None:
-        """Improve the periods on the Pareto front by exchanging their phases for others that CP-SAT found."""
+        """Improve the periods on the Pareto front by exchanging their phases for others: decided, aligned or blocks."""
         self.say("improving periods")
 
         def costs(item: tuple[Period, Candidate]) -> tuple[float, float]:
@@ -236,9 +237,9 @@ class Exploration:
                         front.append((found, kept))
 
     def _offer(self, period: Period) -> Candidate | None:
-        """Keep a period, and variants with more cheap or silent phases; return the candidate of the period itself.
+        """Keep a period, and variants with more cheap or silent phases.
 
-        It is the candidate with equal steps; None if the period exceeds a limit or does not reach consensus.
+        Return the period's candidate with equal steps; None if it exceeds a limit or does not reach consensus.
         """
         first, cheapest = None, min(period, key=self.choices.cost)
         for s, worker_steps in enumerate(self.worker_steps):
@@ -257,9 +258,9 @@ class Exploration:
         return first
 
     def _keep(self, period: Period, value: float, s: int) -> Candidate | None:
-        """Keep and return a period's candidate; None if it exceeds a limit or its workers never reach consensus.
+        """Keep and return a period's candidate; None if it exceeds a limit or does not reach consensus.
 
-        `value` is its consensus distance, `s` the index of its steps per round in `worker_steps`.
+        `value` is its consensus distance, infinite without consensus; `s` is the index of its `worker_steps`.
         """
         limits, kept = self.limits, value < inf and len(period) <= self.limits.max_period
         if limits.max_distinct_phases is not None:
@@ -304,10 +305,10 @@ def _too_large(problem: Problem) -> str:
 
 
 def _nearest(problem: Problem, candidates: list[Candidate], bound: float) -> tuple[Status, str]:
-    """Return the status of a search without a schedule in the limits, and one line on the nearest candidate.
+    """Return the status of a search that found no schedule within the limits, and one line on the nearest candidate.
 
-    `bound` is the proved lower bound on the objective of all schedules. It is infinite if every allowed period was
-    decided and none connects all workers: the status is then infeasible, otherwise unknown.
+    `bound` is the lower bound on the objective; it is infinite, and the status infeasible, if every allowed period was
+    decided and none connects all workers.
     """
     limits, budget = problem.limits, problem.limits.max_communication
     if bound == inf and budget is None:
@@ -349,7 +350,7 @@ def _select_reported(problem: Problem, found: list[Candidate]) -> list[Candidate
 
 
 def _name_apart(found: Iterable[Candidate]) -> list[Candidate]:
-    """Return the candidates with distinct names: the second one of a name ends in -2, and so on."""
+    """Return the candidates with distinct names: the second of equal names gets -2 appended, and so on."""
     names, result = Counter[str](), []
     for one in found:
         names[name := one.schedule.name] += 1
@@ -359,7 +360,7 @@ def _name_apart(found: Iterable[Candidate]) -> list[Candidate]:
 
 
 def best_of(problem: Problem, candidates: Iterable[Candidate]) -> Candidate | None:
-    """Return the candidate within the limits with the least communication or consensus distance, by the objective."""
+    """Return the candidate within the limits with the least objective; None if no candidate is within them."""
     limits = problem.limits
     fitting = (
         one
