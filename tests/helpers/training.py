@@ -10,7 +10,7 @@ from partreduce import strategies as st
 _building = threading.Lock()
 
 
-def seeded(make, seed=1):
+def build_seeded(make, seed=1):
     """What a function makes of numbers from a seed; torch's own seed is the process's, and workers are threads."""
     with _building:
         torch.manual_seed(seed)

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from helpers.training import seeded, wrap
+from helpers.training import build_seeded, wrap
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
 from partreduce.errors import FileError, InputError
@@ -41,7 +41,7 @@ def strategies(**options):
 
 
 def network():
-    return seeded(lambda: torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1)))
+    return build_seeded(lambda: torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1)))
 
 
 def batches(rank, count, size=8):

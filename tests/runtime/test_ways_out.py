@@ -11,7 +11,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from helpers.training import group_phases, seeded
+from helpers.training import build_seeded, group_phases
 from helpers.warm import WARM
 from partreduce import (
     Cluster,
@@ -41,7 +41,7 @@ def way(says):
 
 
 def network():
-    return seeded(lambda: torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)), 0)
+    return build_seeded(lambda: torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)), 0)
 
 
 def sgd(model):

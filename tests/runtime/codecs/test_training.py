@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers.thread_ranks import on_ranks
-from helpers.training import seeded
+from helpers.training import build_seeded
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
 from partreduce.errors import HandshakeError, InputError, MissingDependencyError, ScheduleError
@@ -35,7 +35,7 @@ def plan_of(transport, strategy=st.AllReduce, **fields):
 
 
 def network():
-    return seeded(lambda: torch.nn.Sequential(torch.nn.Linear(5, 40), torch.nn.Tanh(), torch.nn.Linear(40, 1)), 3)
+    return build_seeded(lambda: torch.nn.Sequential(torch.nn.Linear(5, 40), torch.nn.Tanh(), torch.nn.Linear(40, 1)), 3)
 
 
 class Training:

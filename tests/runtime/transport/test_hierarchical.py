@@ -7,7 +7,7 @@ import torch
 
 from helpers.generator_rig import serving
 from helpers.thread_ranks import on_ranks
-from helpers.training import seeded, wrap
+from helpers.training import build_seeded, wrap
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
 from partreduce.errors import HandshakeError, InputError, MissingDependencyError, PeerFailedError, UnavailableError
@@ -152,7 +152,7 @@ def test_a_destroyed_group_ends_its_sums_and_those_of_its_peers(ranks):
 
 
 def network():
-    return seeded(
+    return build_seeded(
         lambda: torch.nn.Sequential(torch.nn.Linear(24, 40), torch.nn.BatchNorm1d(40), torch.nn.Linear(40, 1))
     )
 
