@@ -1,9 +1,20 @@
 """The smallest training: strategies of listed groups, and models under a strategy on one worker of a world."""
 
+import threading
+
 import torch
 
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
+
+_building = threading.Lock()
+
+
+def build_seeded(make, seed=1):
+    """What a function makes of numbers from a seed; torch's own seed is the process's, and workers are threads."""
+    with _building:
+        torch.manual_seed(seed)
+        return make()
 
 
 def group_phases(num_workers, *phases):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from helpers.driver import Driver
 from helpers.thread_ranks import ThreadRanks
@@ -22,6 +23,14 @@ def driver(request):
     started = Driver(request.module.SCENARIOS)
     yield started
     started.close()
+
+
+@pytest.fixture(scope="module")
+def group():
+    """A default process group of this process alone, which torch's wrappers want."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
 
 
 @pytest.fixture

@@ -209,22 +209,6 @@ def test_a_group_added_later_may_come_as_a_generator(world):
     return len(optimizer.param_groups[1]["params"]), not torch.equal(before, model[1].weight)
 
 
-def test_a_group_added_later_whose_state_would_not_be_averaged_is_refused(ranks):
-    def work(world):
-        model, optimizer = make_optimizer(
-            world, lambda m: torch.optim.SGD(m[0].parameters(), lr=0.1), optimizer_state="average"
-        )
-        with pytest.raises(InputError, match="momentum_buffer of the new group was not foreseen"):
-            optimizer.add_param_group({"params": model[1].parameters(), "momentum": 0.9})
-        optimizer.add_param_group({"params": model[1].parameters()})
-        train(model, optimizer, world.rank)
-        optimizer.finish()
-        return model[1].weight.tolist()
-
-    first, second = ranks.run(2, work)
-    assert first == second
-
-
 EDGES = st.Round.from_edges(2, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))])
 
 

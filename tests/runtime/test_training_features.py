@@ -2,14 +2,13 @@
 
 import csv
 import math
-import threading
 import time
 from fractions import Fraction
 
 import pytest
 import torch
 
-from helpers.training import wrap
+from helpers.training import build_seeded, wrap
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
 from partreduce.errors import FileError, InputError
@@ -18,7 +17,6 @@ from partreduce.runtime.transport.waiting import LOOK_SECONDS
 from partreduce.strategies import AllReduce
 
 N = 3
-_building = threading.Lock()
 
 
 def plan(strategy):
@@ -42,10 +40,8 @@ def strategies(**options):
     }
 
 
-def network(seed=1):
-    with _building:  # the seed belongs to the process, and all ranks are threads of it
-        torch.manual_seed(seed)
-        return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
+def network():
+    return build_seeded(lambda: torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1)))
 
 
 def batches(rank, count, size=8):

@@ -5,14 +5,13 @@ Each case is one script that runs twice: as somebody writes it who meets the mes
 
 import contextlib
 import copy
-import threading
 import warnings
 from fractions import Fraction
 
 import pytest
 import torch
 
-from helpers.training import group_phases
+from helpers.training import build_seeded, group_phases
 from helpers.warm import WARM
 from partreduce import (
     Cluster,
@@ -41,13 +40,8 @@ def way(says):
     return add
 
 
-_building = threading.Lock()
-
-
 def network():
-    with _building:  # the seed belongs to the process, and the workers are threads of it
-        torch.manual_seed(0)
-        return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2))
+    return build_seeded(lambda: torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)), 0)
 
 
 def sgd(model):

@@ -11,9 +11,9 @@ from torch.nn.utils import parametrizations, prune
 from torch.nn.utils import spectral_norm as old_spectral_norm
 
 from helpers.thread_ranks import on_ranks
-from helpers.training import group_phases
+from helpers.training import group_phases, wrap
 from helpers.warm import WARM
-from partreduce import Cluster, DistributedOptimizer, Schedule, load_checkpoint, save_checkpoint
+from partreduce import load_checkpoint, save_checkpoint
 from partreduce import strategies as st
 from partreduce.errors import HandshakeError, InputError
 from partreduce.runtime.averaging.buffer_rules import (
@@ -42,12 +42,6 @@ STRATEGIES = {
 }
 COPIES_IN_STEPS = [name for name in STRATEGIES if name not in ("server", "pairs")]
 """Those that average models or gradients of groups, with which buffers travel."""
-
-
-def wrap(world, model, strategy, **options):
-    inner = torch.optim.SGD(model.parameters(), lr=0.05)
-    schedule = Schedule("buffers", Cluster.regular(1, world.size), strategy)
-    return DistributedOptimizer(inner, model, schedule, timeout=60, world=world, **options)
 
 
 def train(model, optimizer, steps, *, at=lambda step: None, width=4):
@@ -411,8 +405,7 @@ def test_a_float8_parameter_is_refused_by_name_and_a_frozen_one_is_fine(world):
         wrap(world, model, st.AllReduce(steps_per_round=2))
     model.eighth.requires_grad_(requires_grad=False)
     inner = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    schedule = Schedule("frozen", Cluster.regular(1, world.size), st.AllReduce(steps_per_round=2))
-    optimizer = DistributedOptimizer(inner, model, schedule, timeout=60, world=world)
+    optimizer = wrap(world, model, st.AllReduce(steps_per_round=2), inner)
     for _ in range(4):
         optimizer.zero_grad()
         model[1](model[0](torch.ones(2, 4))).sum().backward()
@@ -542,8 +535,7 @@ def test_momentum_follows_the_option(ranks, kept):
     def work(world):
         model = torch.nn.Linear(2, 1, bias=False)
         inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        schedule = Schedule("momenta", Cluster.regular(1, N), st.AllReduce(steps_per_round=2))
-        optimizer = DistributedOptimizer(inner, model, schedule, timeout=60, world=world, optimizer_state=kept)
+        optimizer = wrap(world, model, st.AllReduce(steps_per_round=2), inner, optimizer_state=kept)
         for _ in range(2):
             model.weight.grad = torch.full((1, 2), float(world.rank))
             optimizer.step()

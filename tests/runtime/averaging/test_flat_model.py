@@ -79,40 +79,6 @@ def test_swap_exchanges_the_arrays_without_changing_shapes_or_ties():
         layout.check()
 
 
-def test_moved_and_replaced_parameters_are_named_with_the_worker():
-    model = torch.nn.Linear(2, 2)
-    layout = layout_of(model, 3)
-    layout.check()
-    model.double()
-    with pytest.raises(InputError, match=r"'weight' of worker 3 was replaced after .*\(model\.to\(\)"):
-        layout.check()
-    model = torch.nn.Linear(2, 2)
-    layout = layout_of(model, 3)
-    model.weight.data = model.weight.data.clamp(-0.1, 0.1)
-    with pytest.raises(
-        InputError, match=r"p\.data = \.\.\. do that\); do it before, or write in place, p\.data\.copy_"
-    ):
-        layout.check()
-    model = torch.nn.Linear(2, 2)
-    layout = layout_of(model, 2)
-    model.bias = torch.nn.Parameter(torch.zeros(2))
-    with pytest.raises(InputError, match="'bias' of worker 2 was replaced by another"):
-        layout.check()
-
-
-def test_a_whole_layer_that_was_replaced_is_named_with_the_worker():
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)))
-    layout = layout_of(model, 3)
-    model[1][0] = torch.nn.Linear(2, 2)
-    with pytest.raises(InputError, match=r"parameter '1\.0\.weight' is not in the model of worker 3 any more"):
-        layout.check()
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)))
-    layout = layout_of(model, 2)
-    del model[1]
-    with pytest.raises(InputError, match=r"parameter '1\.0\.weight' is not in the model of worker 2 any more"):
-        layout.check()
-
-
 def test_a_layer_may_be_put_into_another_one_that_holds_it():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     layout = layout_of(model)
@@ -121,32 +87,6 @@ def test_a_layer_may_be_put_into_another_one_that_holds_it():
     model[1][1] = torch.nn.Linear(2, 2)
     with pytest.raises(InputError, match=r"parameter '1\.weight' is not in the model"):
         layout.check()
-
-
-def test_a_foreign_optimizer_and_wrapped_models_are_refused():
-    model = torch.nn.Linear(2, 2)
-    with pytest.raises(InputError, match=r"parameter 0 of group 0, shape .* not a parameter of the model"):
-        flat_of(model, torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1))
-    frozen = torch.nn.Linear(2, 2).requires_grad_(requires_grad=False)
-    with pytest.raises(InputError, match="no trainable parameter"):
-        flat_of(frozen, torch.optim.SGD(frozen.parameters(), lr=0.1))
-    lazy = torch.nn.LazyLinear(3)
-    with pytest.raises(InputError, match="not initialized"):
-        flat_of(lazy, torch.optim.SGD(lazy.parameters(), lr=0.1))
-
-
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
-        (torch.ones(4, dtype=torch.complex64), r"'0' is torch\.complex64; only torch\.float32, .* are averaged"),
-        (torch.ones(4).to(torch.float8_e4m3fn), r"'0' is torch\.float8_e4m3fn; only .* freeze it before wrapping"),
-        (torch.eye(4).to_sparse(), "'0' is sparse; make it dense"),
-    ],
-)
-def test_parameters_that_no_sum_can_carry_are_refused_by_name(values, words):
-    model = torch.nn.ParameterList([torch.nn.Parameter(values)])
-    with pytest.raises(InputError, match=words):
-        flat_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def test_columns_of_one_array_are_no_shared_memory_and_a_view_of_a_parameter_is():

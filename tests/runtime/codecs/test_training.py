@@ -1,18 +1,17 @@
 """Training with codecs: replicas stay equal, losses near; what leaves a codec's range is an error that names it."""
 
 import math
-import threading
 
 import pytest
 import torch
 
 from helpers.thread_ranks import on_ranks
+from helpers.training import build_seeded
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
 from partreduce.errors import HandshakeError, InputError, MissingDependencyError, ScheduleError
 from partreduce.runtime.worker.config_handshake import with_codec
 
-_building = threading.Lock()
 MEMBERS = 4
 CLUSTER = Cluster.regular(2, 2)
 TRANSPORTS = {
@@ -36,9 +35,7 @@ def plan_of(transport, strategy=st.AllReduce, **fields):
 
 
 def network():
-    with _building:  # the seed belongs to the process, and all ranks are threads of it
-        torch.manual_seed(3)
-        return torch.nn.Sequential(torch.nn.Linear(5, 40), torch.nn.Tanh(), torch.nn.Linear(40, 1))
+    return build_seeded(lambda: torch.nn.Sequential(torch.nn.Linear(5, 40), torch.nn.Tanh(), torch.nn.Linear(40, 1)), 3)
 
 
 class Training:

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import threading
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,6 +13,7 @@ pytest.importorskip("zmq")
 
 from helpers import children
 from helpers.generator_rig import FOUR_ON_ONE_NODE, serving
+from helpers.waiting import until
 from helpers.warm import WARM
 from partreduce import Cluster, Schedule, write_schedule
 from partreduce.runtime.elastic.coordinator import OnRequest
@@ -41,13 +41,6 @@ for step in range(steps):
 optimizer.finish()
 print("finished", flush=True)
 """
-
-
-def until(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "too late"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -155,7 +148,7 @@ def test_a_run_continues_after_as_many_failures_as_may_be_and_ends(schedule, tmp
             pids.update(json.loads(line.split("PID ")[1]) for line in lines if "PID " in line)
             return len(pids) == 4
 
-        until(steps_begun, 120)
+        until(steps_begun, seconds=120)
         for rank, number in faults:
             os.kill(pids[rank], number)
         assert run.wait(120) == code, (tmp_path / "err").read_text()

@@ -10,6 +10,7 @@ import pytest
 zmq = pytest.importorskip("zmq")
 
 from helpers.generator_rig import FOUR_ON_ONE_NODE, serving  # noqa: E402 - after the import that may skip
+from helpers.waiting import until  # noqa: E402
 from partreduce.errors import InputError  # noqa: E402
 from partreduce.runtime.generator.client import GeneratorClient  # noqa: E402
 from partreduce.runtime.transport import waiting  # noqa: E402
@@ -35,9 +36,7 @@ def ask_all(service, clients):
     """All have begun a round, and the service has heard of it."""
     for client in clients:
         client.begin()
-    deadline = time.monotonic() + 60
-    while min(service.state.requests[: len(clients)]) < 0 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: min(service.state.requests[: len(clients)]) >= 0)
 
 
 def test_a_timeout_below_the_lease_is_refused_in_one_line(start_service):
@@ -57,9 +56,7 @@ def test_the_lease_is_a_part_of_the_timeout_that_the_workers_say(start_service):
         ask_all(service, theirs)
         theirs[3]._closing = True  # its thread ends without a word, as that of a stopped process does
         theirs[3]._thread.join(60)
-    deadline = time.monotonic() + 60
-    while services[0].state.status[3] != "dead" and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: services[0].state.status[3] == "dead")
     assert [status == "dead" for status in services[0].state.status] == [False, False, False, True]
     assert "dead" not in services[1].state.status
     for client in [*clients[0], *clients[1]]:
@@ -71,10 +68,7 @@ def test_workers_give_signs_of_life_as_often_as_the_lease_needs(start_service):
     service = start_service(4.0, num_workers=3)
     clients = clients_of(service, timeout=60.0, number=3)
     ask_all(service, clients)
-    deadline = time.monotonic() + 60
-    while not (told := [client._state.stage for client in clients]).count("alone") and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert "alone" in told, "of three workers in pairs"
+    until(lambda: "alone" in [client._state.stage for client in clients])  # of three workers in pairs
     time.sleep(6.0)
     assert "dead" not in service.state.status
     for client in clients:
@@ -92,9 +86,7 @@ def test_a_time_in_which_the_service_stood_itself_counts_for_nobody(start_servic
     time.sleep(0.5)
     assert "dead" not in service.state.status
     clients[3]._closing = True
-    deadline = time.monotonic() + 60
-    while service.state.status[3] != "dead" and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: service.state.status[3] == "dead")
     assert [status == "dead" for status in service.state.status] == [False, False, False, True]
     for client in clients:
         client.close()

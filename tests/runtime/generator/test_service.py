@@ -23,6 +23,7 @@ from helpers.generator_rig import (
     setting_of,
     started_by,
 )
+from helpers.waiting import until
 from helpers.warm import WARM
 from partreduce.errors import EvictedError, FileError, InputError, UnavailableError
 from partreduce.runtime.generator.client import GeneratorClient
@@ -366,15 +367,11 @@ def test_a_silent_worker_is_given_up_after_its_lease_and_evicted(service, raw):
     clients = [GeneratorClient(service.address, service.key, rank, **options) for rank in range(4)]
     for client in clients:
         client.begin()
-    deadline = time.monotonic() + 60
-    while min(service.state.requests) < 0 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: min(service.state.requests) >= 0)
     silent = clients[3]
     silent._closing = True  # its thread ends without a word, as a killed process does
     silent._thread.join(60)
-    while service.state.status[3] != "dead" and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert service.state.status[3] == "dead"
+    until(lambda: service.state.status[3] == "dead")
     assert all(3 not in group.members for group in service.state.buffers.groups)
 
     def end(client):
@@ -397,12 +394,9 @@ def test_a_silent_worker_is_given_up_after_its_lease_and_evicted(service, raw):
 def test_an_evicted_client_says_so(service):
     client = GeneratorClient(service.address, service.key, 0, lease=1000.0, retry=1000.0)
     client.begin()
-    deadline = time.monotonic() + 60
-    while service.state.status[0] != "dead" and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: service.state.status[0] == "dead")
     client._retry = 0.01
-    while client._error is None and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: client._error is not None)
     with pytest.raises(EvictedError, match="gave worker 0 up"):
         client.begin()
     client.close()
@@ -417,18 +411,6 @@ def test_a_client_without_a_service_names_the_address():
     with pytest.raises(UnavailableError, match="gave worker 0 no answer"):
         client.group()
     client.close()
-
-
-def test_a_reply_of_a_former_life_is_not_executed():
-    from partreduce.schedulers.protocols.group_generator.worker import GroupWorker
-
-    worker = GroupWorker(-1, collective=False)
-    state, _ = worker.start(0, None)
-    state, _ = worker.received(0, state, -1, Void(2, 99))
-    after, _ = worker.received(0, state, -1, Grant(1, 0, 5, (0, 1)))
-    assert after == state
-    after, _ = worker.received(0, state, -1, Grant(2, 0, 5, (0, 1)))
-    assert after.stage == "granted"
 
 
 def test_keys_are_refused_where_others_can_read_them(tmp_path):

@@ -9,7 +9,6 @@ import warnings
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
@@ -31,14 +30,6 @@ GRADIENTS = Schedule("gradients", Cluster.regular(1, 2), AllReduce())
 SHARDS = {"device_id": torch.device("cpu"), "sharding_strategy": ShardingStrategy.NO_SHARD}
 one_at_a_time = threading.Lock()
 """Torch notes for the whole process which wrapper's forward pass is running; here workers are threads."""
-
-
-@pytest.fixture(scope="module")
-def group():
-    """A default process group of this process alone, which torch's wrappers want."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield dist.group.WORLD
-    dist.destroy_process_group()
 
 
 def network():

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -77,14 +76,6 @@ def network(first=None):
 
 def with_table():
     return network(torch.nn.EmbeddingBag(20, 3))
-
-
-@pytest.fixture(scope="module")
-def group():
-    """A default process group of this process alone, which torch's wrappers want."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield dist.group.WORLD
-    dist.destroy_process_group()
 
 
 # At wrapping.

@@ -7,7 +7,6 @@ import pytest
 
 from helpers.warm import WARM
 from partreduce.runtime.elastic.coordinator import FailureRule
-from partreduce.runtime.launcher.launch import run_attempts
 from partreduce.runtime.launcher.log_multiplexer import LogMultiplexer
 from partreduce.runtime.launcher.signals import format_end, shell_exit_code
 from partreduce.runtime.launcher.supervision import Child, Shutdown, _is_lost
@@ -56,20 +55,6 @@ def test_a_signal_that_ends_a_worker_is_named_and_gives_a_shell_s_exit_code(scri
     done = WARM.run("partreduce", "run", "--workers", "2", script, "signal", number)
     assert done.returncode == 128 + number
     check_signal_message(done.stderr, number)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("code", [137, 255])
-def test_a_run_that_begins_again_reports_the_exit_code_of_a_worker(script, code):
-    done = WARM.run("partreduce", "run", "--workers", "2", "--max-restarts", "1", script, "exit", code)
-    assert done.returncode == code
-    assert f"attempt 1 ended with exit code {code}; all workers begin again" in done.stderr
-    assert "internal error" not in done.stderr
-
-
-@pytest.mark.parametrize("code", [255, 193])
-def test_an_attempt_s_exit_code_is_the_run_s(code):
-    assert run_attempts(lambda *_: code, 0) == code
 
 
 @pytest.mark.processes

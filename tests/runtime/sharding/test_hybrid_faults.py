@@ -380,13 +380,6 @@ def test_a_lost_worker_in_a_lookup_is_named_and_nobody_hangs(ranks):
     assert all("worker 1 was killed by signal 9" in text for text in survivors), said
 
 
-def test_what_one_worker_would_decide_alone_is_refused(ranks):
-    def act(_model, optimizer, _rank, _data):
-        optimizer.skip()
-
-    assert "call zero_grad() and step() on all workers to drop the step everywhere" in one_line(ranks, act)
-
-
 SCRIPT = """
 import os, sys, torch, partreduce
 model = torch.nn.Sequential(torch.nn.EmbeddingBag(500, 8), torch.nn.Linear(8, 1))

@@ -7,7 +7,7 @@ import torch
 
 from helpers.thread_ranks import on_ranks
 from partreduce import Cluster, DistributedOptimizer, Schedule
-from partreduce.errors import InputError, PeerFailedError
+from partreduce.errors import PeerFailedError
 from partreduce.strategies import DelayedAveraging, NeighborAveraging, Round, Synchronous
 
 
@@ -62,11 +62,6 @@ def test_half_precision_carries_its_tag_beside_it(world):
     model, optimizer = big_model(world, ring(3), dtype=torch.bfloat16)
     optimizer.step()
     return float(model[0].weight.detach().float().mean())
-
-
-def test_broadcast_of_buffers_is_refused_with_the_way_out(ranks):
-    refused = ranks.run(3, lambda world: big_model(world, ring(3), buffers="broadcast"), catch=InputError)
-    assert all("use 'average' or 'local'" in str(error) for error in refused)
 
 
 def test_neighbors_in_different_rounds_are_found_by_their_tags(ranks):

@@ -7,7 +7,7 @@ import torch
 
 from helpers.generator_rig import serving
 from helpers.thread_ranks import on_ranks
-from helpers.training import wrap
+from helpers.training import build_seeded, wrap
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
 from partreduce.errors import HandshakeError, InputError, MissingDependencyError, PeerFailedError, UnavailableError
@@ -19,7 +19,6 @@ from partreduce.runtime.transport.worlds import chosen_algorithm, world_for_algo
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 
 MOST = 8
-_building = threading.Lock()
 
 
 @pytest.fixture
@@ -152,10 +151,10 @@ def test_a_destroyed_group_ends_its_sums_and_those_of_its_peers(ranks):
     ranks.fresh()
 
 
-def network(seed=1):
-    with _building:  # the seed belongs to the process, and all ranks are threads of it
-        torch.manual_seed(seed)
-        return torch.nn.Sequential(torch.nn.Linear(24, 40), torch.nn.BatchNorm1d(40), torch.nn.Linear(40, 1))
+def network():
+    return build_seeded(
+        lambda: torch.nn.Sequential(torch.nn.Linear(24, 40), torch.nn.BatchNorm1d(40), torch.nn.Linear(40, 1))
+    )
 
 
 def train(world, schedule, algorithm, steps=7, **options):

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from benchmarks.faults.processes import look_at
 from helpers.signs import Signs
+from helpers.waiting import until
 from helpers.warm import WARM
 from partreduce.errors import UnavailableError
 from partreduce.runtime.transport import array_frames
@@ -46,13 +47,6 @@ class Boxes:
     def __exit__(self, *error):
         for box in self.boxes:
             box.abandon()
-
-
-def soon(done, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, "did not come about in time"
-        time.sleep(0.002)
 
 
 def resident():
@@ -146,7 +140,7 @@ def test_a_receiver_that_stops_bounds_what_waits_for_it_and_the_memory():
 
         sending = threading.Thread(target=send)
         sending.start()
-        soon(lambda: sender.traffic()[1].sent.messages == 4)
+        until(lambda: sender.traffic()[1].sent.messages == 4)
         time.sleep(1)  # for more of them, which there must not be
         held = sender.traffic()[1]
         assert held.sent == Tally(4, 16 * MB)
@@ -155,7 +149,7 @@ def test_a_receiver_that_stops_bounds_what_waits_for_it_and_the_memory():
         assert resident() - before < 45 * MB
         gate.set()
         sending.join(60)
-        soon(lambda: len(came) == 100)
+        until(lambda: len(came) == 100)
     assert came == list(range(100))
 
 
@@ -180,7 +174,7 @@ def test_a_stopped_process_lets_its_sender_wait_no_longer_than_the_timeout_and_g
         sender.send(1, "first", (0,), [b"x"])
         sender.timeout = 1.0
         child.send_signal(signal.SIGSTOP)
-        soon(lambda: look_at(child.pid).state == "T")
+        until(lambda: look_at(child.pid).state == "T")
         before, number = resident(), 1
         while sender.traffic()[1].on_the_way.num_bytes + MB <= 4 * MB:
             sender.send(1, "more", (number,), [np.zeros(MB, dtype=np.uint8)])
@@ -240,11 +234,11 @@ def test_answers_never_wait_but_more_of_them_than_the_bound_are_an_error_that_na
     with Boxes(note_question, lambda message: gate.wait(), ignore, bound=Bound(3, 100)) as boxes:
         for number in range(6):
             boxes[2].send(0, "tell", (number,))
-        soon(lambda: len(asked) == 6)
+        until(lambda: len(asked) == 6)
         assert boxes[0].traffic()[1].on_the_way.messages == 3
         assert boxes[0].traffic()[1].waiting.messages == 3
         boxes[2].send(0, "tell", (6,))
-        soon(lambda: boxes[0].has_failed)
+        until(lambda: boxes[0].has_failed)
         with pytest.raises(UnavailableError, match="worker 1 takes nothing: 3 messages with 0 bytes wait for it"):
             boxes[0].send(1, "more")
         gate.set()
@@ -267,7 +261,7 @@ def test_two_workers_that_answer_each_other_under_the_smallest_bound_do_not_lock
     def ask(rank):
         for number in range(count):
             boxes[rank].send(1 - rank, "ask", (number,), [bytes([rank]) * 50])
-            soon(lambda number=number: len(answers[rank]) >= number)  # one question at a time, as protocols ask
+            until(lambda number=number: len(answers[rank]) >= number)  # one question at a time, as protocols ask
 
     with Boxes(deliver(0), deliver(1), bound=Bound(2, 100)) as boxes:
         threads = [threading.Thread(target=ask, args=(rank,)) for rank in (0, 1)]
@@ -307,7 +301,7 @@ def test_nothing_is_lost_or_reordered_and_every_byte_is_counted_under_random_pau
             thread.start()
         for thread in threads:
             thread.join(60)
-        soon(lambda: sum(map(len, heard)) == 450)
+        until(lambda: sum(map(len, heard)) == 450)
         traffic = [box.traffic() for box in boxes]
     for rank in range(3):
         for source in range(3):
@@ -346,7 +340,7 @@ def reuse(snapshots, seed):
             for to in (0, 2):  # to itself, where nothing is copied, and through the network
                 boxes[0].send(to, "model", (number,), frames)
             del frames
-        soon(lambda: count[0] >= 72)
+        until(lambda: count[0] >= 72)
     return sum(changed)
 
 
@@ -398,10 +392,10 @@ def test_what_waits_for_room_goes_out_when_the_mailbox_closes():
 
     with Boxes(burst, slow, bound=Bound(2, 100)) as boxes:
         boxes[0].send(0, "go")
-        soon(lambda: boxes[0].traffic().get(1) is not None and boxes[0].traffic()[1].waiting.messages == 2)
+        until(lambda: boxes[0].traffic().get(1) is not None and boxes[0].traffic()[1].waiting.messages == 2)
         boxes[0].close()
         gate.set()
-        soon(lambda: len(came) == 4)
+        until(lambda: len(came) == 4)
     assert came == [0, 1, 2, 3]
 
 
@@ -419,17 +413,17 @@ def test_what_is_urgent_overtakes_arrays_and_each_connection_keeps_its_order():
         held.clear()
         for number in range(6):
             sender.send(1, "array", (number,), [array])
-        soon(lambda: heard)
+        until(lambda: heard)
         for number in range(2):
             sender.send(1, "token", (number,), urgent=True)
         sender.send_newest(1, "token", (2,), urgent=True)
         time.sleep(seconds)
         held.set()
-        soon(lambda: len(heard) == 9)
+        until(lambda: len(heard) == 9)
         assert all([place[1] for place in heard if place[0] == kind] == list(range(count)) for kind, count in sizes)
         return heard[-1] == ("array", 5)
 
     with Boxes(ignore, take, bound=Bound(64, 20 * MB)) as (sender, _):
         sender.send(1, "hello", (), urgent=True)  # the connection is there
-        soon(lambda: heard)
+        until(lambda: heard)
         assert any(overtakes(sender, seconds) for seconds in (0.1, 0.5, 2, 8, 30))
