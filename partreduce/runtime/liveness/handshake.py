@@ -88,9 +88,11 @@ def compare(everybody: Mapping[int, Mapping[str, str]]) -> tuple[str, int, int, 
 def _collect(
     notes: Notes, size: int, deadline: Deadline, death: Callable[[Sequence[int]], str | None]
 ) -> dict[int, dict[str, str]]:
-    """Read all workers' facts; once two differ, wait only a little longer for the rest.
+    """Return the facts (text by field) of all `size` workers by rank, read from the handshake's `notes` in the store.
 
-    Raises UnavailableError if a worker dies before (`death` returns why), or at the deadline if none differ.
+    If facts of two workers differ, it waits at most `VOTE_SECONDS` for the rest, and returns those that have arrived.
+    Otherwise it raises UnavailableError if a missing worker dies, or at `deadline`. `death(ranks)` returns how one of
+    these workers died, or None.
     """
     missing = list(range(size))
     everybody: dict[int, dict[str, str]] = {}

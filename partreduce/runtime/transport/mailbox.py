@@ -232,11 +232,13 @@ class Mailbox:
     def send(
         self, to: int, kind: str, numbers: Sequence[int] = (), payload: Sequence[Any] = (), *, urgent: bool = False
     ) -> None:
-        """Send a message to worker `to`, waiting for room within the bound; inside `deliver` it is queued instead.
+        """Send a message, after waiting until the bound allows one more; inside `deliver`, queue it instead of waiting.
 
-        The payload is sent from its own memory, which must not change (see `array_frames.Snapshots`); a message to this
-        worker itself is not copied. `urgent` messages keep their order among themselves, and may overtake others.
-        Raises PeerGoneError if `to` is gone or makes no room in time, UnavailableError if the mailbox has failed.
+        It goes to worker `to`, which may be this one; `kind` and `numbers` (a few integers) are for its `deliver`.
+        The arrays of `payload` are sent from their own memory, which must not change (see `array_frames.Snapshots`);
+        to this worker itself they are not copied. `urgent` messages keep their order, and may overtake others. Raises
+        PeerGoneError if `to` is gone or has not processed enough messages before the timeout, UnavailableError if the
+        mailbox has failed, `to` has published no address, or the queue is full.
         """
         message = self._address(to, kind, numbers, payload, urgent=urgent)
         size = message.num_bytes
@@ -259,7 +261,10 @@ class Mailbox:
             self.until(lambda: self._went(to, message, size), self._heartbeat, (to,), None, purpose)
 
     def send_newest(self, to: int, kind: str, numbers: Sequence[int], *, urgent: bool = False) -> None:
-        """Send worker `to` a message without arrays, at once; without room, queue it in place of one of its kind."""
+        """Send a message without arrays at once, or queue it if the bound allows no more; arguments as of `send`.
+
+        In the queue it replaces a message of the same `kind` to the same worker, so that only the newest is sent.
+        """
         message = self._address(to, kind, numbers, urgent=urgent)
         with self._changed:
             if not self._went(to, message, 0):

@@ -63,7 +63,10 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Message to a shard: the change of the worker's parameters in a round. `number` counts the worker's requests."""
+    """Message to a shard: the change of the worker's parameters in a round.
+
+    `number` counts the worker's requests, `generation` how often it had started from other parameters before.
+    """
 
     generation: int
     number: int
@@ -71,7 +74,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Message to a shard: a request for the newest model, without progress. `number` counts the worker's requests."""
+    """Message to a shard: a request for the newest model, without progress; fields as of `Progress`."""
 
     generation: int
     number: int
@@ -135,9 +138,9 @@ ServerState = WorkerState | ShardState
 class Shards:
     """The parameter server's protocol for all workers and shards (parts of the model), as a state machine (`Machine`).
 
-    Shard k is at worker `hosts[k]`; its answer waits while a worker is more than `staleness` rounds ahead (None:
-    never). With `is_delayed` a worker takes the answers a round later. Without `plan` workers may execute any event
-    that the protocol allows.
+    Shard k is at worker `hosts[k]`. It does not answer a worker that is more than `staleness` rounds ahead of the
+    slowest one (None: it answers at once). With `is_delayed` a worker takes the answers a round later. `plan` fixes the
+    order of each worker's events; without it workers may execute any event that the protocol allows.
     """
 
     num_workers: int
