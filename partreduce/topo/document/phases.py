@@ -199,8 +199,8 @@ def repeated_phase_schema(phase: dict[str, Any]) -> dict[str, Any]:
 def load_phases(raw: dict[str, Any], cluster: Cluster, place: str) -> RulePhases | GroupPhases:
     """Build the phases of a strategy's JSON object `raw`: rules if it has `node_radices`, else explicit groups.
 
-    `place` is the object's path in the file, for messages. Raises DocumentError for an invalid member; whether groups of
-    a phase share a worker is checked later.
+    `place` is the object's path in the file, for messages. Raises DocumentError for an invalid member. Whether groups
+    of a phase share a worker is checked later.
     """
     where = child(place, "phases")
     raw, counts = _take_repeats(raw, where)

@@ -170,7 +170,7 @@ class Traffic:
     passes h(parts − h)/parts times through a NIC or uplink with h of its `parts` behind it; parts are workers or, where
     `by_node`, nodes. `inside` passes through the links inside a node, `sent` leaves each worker by any link. The
     operation waits for `flat_hops` latencies of the group's slowest link, `inside_hops` of links inside nodes and
-    `nic_hops` of links across nodes; each worker sends `messages`. Coding takes `codec` seconds per byte of the payload.
+    `nic_hops` of links across nodes; each worker sends `messages`. Coding takes `codec` seconds per payload byte.
     """
 
     ring: Floats
