@@ -142,7 +142,7 @@ def _first_difference(notes: Notes, field: str, odd: int, usual: int) -> str:
 
 
 def _linger(notes: Notes, hosts: bool, *, size: int) -> None:
-    """Give the other workers time to read from the store before this process, if it `hosts` the store, exits."""
+    """If this process `hosts` the store, let `size` workers read it before the exit, up to 2 s (size 0: 0.5 s)."""
     deadline = time.monotonic() + 2
     try:
         gone = notes.count("leaving", 1)

@@ -116,7 +116,7 @@ class Account(Generic[Item]):
         return Tally(len(self._waiting), sum(size for _, size in self._waiting))
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether a message may be sent now within the bound; False while earlier messages wait."""
+        """Return whether a message of `num_bytes` may be sent now within the bound; False while earlier ones wait."""
         return not self._waiting and self._fits(num_bytes)
 
     def take(self, num_bytes: int) -> None:
@@ -143,7 +143,7 @@ class Account(Generic[Item]):
         self._waiting.append((item, 0))
 
     def grant(self, messages: int, num_bytes: int) -> list[Item]:
-        """Record what the peer has processed in total; return the queued messages that may be sent now."""
+        """Record the messages and bytes that the peer has processed in total; return queued ones that may be sent."""
         self.granted.messages = max(self.granted.messages, min(messages, self.sent.messages))
         self.granted.num_bytes = max(self.granted.num_bytes, min(num_bytes, self.sent.num_bytes))
         released = []
@@ -403,7 +403,7 @@ class Mailbox:
             self._hand_over(message)
 
     def _go(self, to: int, message: Message) -> None:
-        """Send a message without blocking; the caller has checked the bound and holds the lock."""
+        """Send a message to worker `to` without blocking; the caller has checked the bound and holds the lock."""
         if to == self.rank:
             self._to_oneself.put(message)
             self._endpoint.wake()
@@ -445,7 +445,7 @@ class Mailbox:
                 self._go(source, Message(self.rank, GRANT, urgent=True))
 
     def _take_grant(self, peer: int, messages: int, num_bytes: int) -> None:
-        """Record how much `peer` has processed in total (a grant), and send what this allows. Needs the lock."""
+        """Record how many messages and bytes `peer` has processed in total; send what this allows. Needs the lock."""
         for message in self._account(peer).grant(messages, num_bytes):
             self._go(peer, message)
         self._changed.notify_all()

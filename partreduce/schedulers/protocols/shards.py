@@ -221,12 +221,12 @@ class Shards:
         raise AssertionError(f"not an event of a worker: {event}")
 
     def _asks(self, state: WorkerState, request: Progress | Ask) -> Outcome[ServerState]:
-        """Send a request to all shards; the answer to the request before it is taken first."""
+        """Send `request` to all shards; the worker first takes the answer to its previous request, if still open."""
         after = replace(state, number=request.number, under_way=True, missing=frozenset(self.shards))
         return after, (*_note_taken(state), *(Send(shard, request) for shard in self.shards))
 
     def _opened(self, state: ShardState, generation: int, round_: int) -> Outcome[ServerState]:
-        """Begin a generation, a start from other parameters, at a shard; handle its requests that arrived before."""
+        """Begin a generation (other parameters) at a shard, at round `round_`; handle its requests that came before."""
         if generation <= state.generation:
             return state, ()  # a duplicate
         n = self.num_workers
@@ -239,7 +239,7 @@ class Shards:
         return after, actions
 
     def _requested(self, state: ShardState, source: int, request: Progress | Ask) -> Outcome[ServerState]:
-        """Handle a request at a shard: add the worker's progress, if any, and answer the workers that may continue."""
+        """Handle a request of worker `source` at a shard: add its progress, if any; answer workers that may continue."""
         if request.generation > state.generation:
             return replace(state, early=(*state.early, (source, request))), ()
         if request.generation < state.generation:

@@ -254,7 +254,7 @@ class _Potential(NamedTuple):
         return _Ways(np.where(keep, one.origin, other.origin), np.where(keep, one.weight, other.weight))
 
     def ready(self, stage: Stage, ways: _Ways) -> _Ways:
-        """Return, for every worker, the way of the last worker that its cell (group) waits for, or its own way."""
+        """Return, per worker, of `ways` that of the last worker that its cell (group) waits for, or its own."""
         best = _largest(stage, self.rank[ways.origin], self.values[ways.origin] + ways.weight)
         own = np.arange(len(ways.origin))
         pick = np.where(stage.cell_of >= 0, best[stage.cell_of] if len(best) else 0, own)

@@ -149,7 +149,7 @@ def _fill(count: int, usual: Link, own: Sequence[tuple[int, Link]]) -> tuple[Flo
 
 
 def check_node(node: int, count: int) -> None:
-    """Raise InputError if hardware is given for a node that the cluster does not have."""
+    """Raise InputError if hardware is given for `node`, which a cluster of `count` nodes does not have."""
     if not 0 <= node < count:
         raise InputError(f"hardware: states a link of node {node}; the nodes are 0..{count - 1}")
 
@@ -407,7 +407,7 @@ def _assemble(
 ) -> Loads:
     """Return the loads that the groups' traffic, given as shares of the payload, puts on the links of nodes.
 
-    `pairs` (count, 2) lists which group has workers on which node, for the nodes in `links` (a rule's phase leaves out
+    `pairs` (count, 2) has the incidences (group, node) of `shape`, for the nodes in `links` (a rule's phase leaves out
     nodes with equal costs); `model_bytes` is the size of the payload.
     """
     pair_group, pair_node = pairs[:, 0], pairs[:, 1]

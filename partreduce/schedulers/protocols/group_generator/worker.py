@@ -145,7 +145,7 @@ class GroupWorker:
         raise AssertionError(f"not an event of a worker: {event}")
 
     def received(self, worker: int, state: WorkerState, source: int, message: object) -> Stepped:
-        """Handle a message; a message of an older generation, another request or a finished group is ignored."""
+        """Handle a message of process `source`; one of an older generation, other request or ended group is ignored."""
         match message:
             case Crashed() if source == self.service:
                 return replace(state, stage=EVICTED, seq=-1, members=()), (Note(("service lost",)),)
@@ -182,7 +182,7 @@ class GroupWorker:
         return replace(state, stage=ALONE, seq=-1, members=(), here=_after(state.here, state.seq))
 
     def entered(self, worker: int, state: WorkerState, salt: int | None) -> Stepped:
-        """Enter the group: send `Here` to its members; if all have entered, finish it and send the next request."""
+        """Enter the group: send `Here` to its members; if all have entered, finish it (see `finished` for `salt`)."""
         if not self.collective:
             return self.finished(state, salt)
         sent = tuple(Send(member, Here(state.seq)) for member in state.members if member != worker)
@@ -197,7 +197,7 @@ class GroupWorker:
         return tuple(Send(member, Here(state.seq)) for member in missing)
 
     def met_by(self, worker: int, state: WorkerState, source: int, seq: int, *, answer: bool) -> Stepped:
-        """Handle a member's `Here`, for this worker's present group, a later one, or one that it has finished."""
+        """Handle the `Here` of member `source` for group `seq`: the present one, a later or a finished one."""
         if seq <= state.met:
             return state, (() if answer else (Send(source, Here(seq, answer=True)),))
         if (seq, source) in state.here or state.stage in (ENDED, EVICTED):
