@@ -239,7 +239,7 @@ class Shards:
         return after, actions
 
     def _requested(self, state: ShardState, source: int, request: Progress | Ask) -> Outcome[ServerState]:
-        """Handle a request of worker `source` at a shard: add its progress, if any; answer workers that may continue."""
+        """Handle a request of worker `source` at a shard: add its progress, if any; answer all that may continue."""
         if request.generation > state.generation:
             return replace(state, early=(*state.early, (source, request))), ()
         if request.generation < state.generation:

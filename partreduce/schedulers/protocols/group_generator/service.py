@@ -161,7 +161,7 @@ class GroupGenerator:
         return () if answer is None else (Send(worker, replace(answer, generation=state.generation)),)
 
     def asked(self, state: GeneratorState, worker: int, ask: Ask) -> Stepped:
-        """Handle the new request `ask`: release the worker's last group, draw groups if it has none, start, answer."""
+        """Handle a new request: release the worker's last group, draw groups if it has none, start groups, answer."""
         state = replace(
             state,
             requests=replace_at(state.requests, worker, ask.request),
