@@ -127,10 +127,10 @@ def _progress(words: str, *, as_json: bool) -> Iterator[Callable[[str], None]]:
 
 
 def _select_rows(planned: Plan) -> list[CandidateSchedule]:
-    """Return the schedules of the printed table, those with the least communication first.
+    """Return the schedules that the printed table of a plan lists, those with the least communication first.
 
-    They are the recommendation, the baselines, the best option of each kind that runs under a protocol or takes outer
-    steps, and the front, or a sample of it if it does not fit into `MAX_ROWS`.
+    They are the recommendation, the baselines, the fastest schedule of each kind that runs under a protocol or takes
+    outer steps, and the plan's Pareto front, or evenly spaced entries of it if all would exceed `MAX_ROWS`.
     """
     kinds: dict[str, CandidateSchedule] = {}
     for option in sorted(planned.options, key=lambda one: one.time, reverse=True):

@@ -149,7 +149,10 @@ def profile(
 def _broadcast_fit(
     world: World, measured: Sequence[Measurement], cluster: Cluster, base: Hardware, device: torch.device
 ) -> Fit:
-    """Fit hardware on rank 0 and broadcast it; a fit takes seconds, and workers of a node would compete for cores."""
+    """Fit links of `base` to measured phases on rank 0, and broadcast them by a tensor on `device`; return the fit.
+
+    A fit takes seconds of processor time, for which workers of a node would compete.
+    """
     known = torch.zeros(6 + len(measured), dtype=torch.float64, device=device)
     if world.rank == 0:
         fit = fit_hardware(measured, cluster, base)

@@ -64,7 +64,11 @@ def read_switches(path: Path, num_nodes: int, listed: str = "") -> tuple[Switch,
 
 
 def _address(node: str, above: dict[str, str], path: Path) -> str:
-    """Return a node's topology address in SLURM's form, the highest switch first."""
+    """Return a node's SLURM_TOPOLOGY_ADDR and, in a second line, its SLURM_TOPOLOGY_ADDR_PATTERN.
+
+    `above` maps "node NAME" and "switch NAME" to the switch directly above. Raises InputError (with the file, `path`)
+    if a switch is above itself.
+    """
     names, key = [node], f"node {node}"
     while key in above:
         if above[key] in names[1:]:

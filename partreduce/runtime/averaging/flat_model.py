@@ -150,7 +150,10 @@ class FlatModel:
         return {"model": self.layout(), "buffer rules": rules}
 
     def undecided_values(self) -> dict[str, str]:
-        """Return, by buffer name, the class of its values (`Values`) if the rule depends on it; wait for a device."""
+        """Return, by name, the class of values (`Values`) of each buffer that is averaged unless it is a mask.
+
+        A mask holds zeros and ones (see `masks_among`). Waits for a CUDA device.
+        """
         named = dict(self.named_buffers())
         return {name: values_of(named[name]).value for name in self._undecided if name in named}
 

@@ -104,7 +104,7 @@ class Generator(Protocol):
 
 
 class OnRequest(FailureRule[P]):
-    """Policy for dynamic groups: at most `max_failures` workers may fail; those that the service evicts are killed."""
+    """Policy for dynamic groups: at most `max_failures` workers may fail; those that `generator` evicts are killed."""
 
     def __init__(self, workers: Sequence[P], generator: Generator, max_failures: int, outlet: Output) -> None:
         super().__init__(workers, outlet)

@@ -219,7 +219,8 @@ class Member(FixedMembership):
     ) -> Reference:
         """Return this worker's parameters as reference parameters. Raises InputError unless they equal all members'.
 
-        `starts` counts the references of `reducer` so far, for keys in the store; `host` are streams that offload them.
+        Keys in the store have `name`, of these parameters, and `starts`, how often they were set before. `round_` is
+        the present round, `step` is unused; `host` are streams that offload the parameters to host memory.
         """
         del step
 
@@ -263,7 +264,7 @@ class Member(FixedMembership):
         return self.members
 
     def _carry_out(self, flight: Flight, entry: messages.Enter) -> None:
-        """Run an operation, `entry` in the protocol, until its sums may be written to the model; retry on failures."""
+        """Run operation `flight`, in the protocol event `entry`, until its sums may be written; retry on failures."""
         while True:
             group = Group(self.members) if entry.meets else self.regroup.group_of(flight.turn // self.turns)
             self.handle(replace(entry, group=() if group is None else group.members))

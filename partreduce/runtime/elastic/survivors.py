@@ -92,7 +92,11 @@ class Survivors(FixedMembership):
         return True
 
     def gathered(self, place: str) -> tuple[int, ...]:
-        """Wait until all workers that have not failed have reached `place`; return their ranks, connected."""
+        """Wait until all workers that have not failed are in this worker's gathering; connect them, return their ranks.
+
+        `place` is the name of the gathering, an operation of all workers outside the rounds, such as a checkpoint.
+        Raises UnavailableError if a worker does not arrive before the timeout, or fails while they connect.
+        """
         members: tuple[int, ...] = ()
 
         def missing() -> frozenset[int]:

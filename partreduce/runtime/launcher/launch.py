@@ -246,7 +246,7 @@ class Spares:
 
 @dataclass
 class Restarts:
-    """Number of restarts that are left, of single workers and of the whole run together."""
+    """Counter of the restarts that are `left`; each restart of one worker, and each of the whole run, uses one."""
 
     left: int
 

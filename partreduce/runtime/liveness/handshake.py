@@ -88,9 +88,11 @@ def compare(everybody: Mapping[int, Mapping[str, str]]) -> tuple[str, int, int, 
 def _collect(
     notes: Notes, size: int, deadline: Deadline, death: Callable[[Sequence[int]], str | None]
 ) -> dict[int, dict[str, str]]:
-    """Read all workers' facts; once two differ, wait only a little longer for the rest.
+    """Return the facts (text by field) of all `size` workers by rank, read from the handshake's `notes` in the store.
 
-    Raises UnavailableError if a worker dies before (`death` returns why), or at the deadline if none differ.
+    If facts of two workers differ, it waits at most `VOTE_SECONDS` for the rest, and returns those that have arrived.
+    Otherwise it raises UnavailableError if a missing worker dies, or at `deadline`. `death(ranks)` returns how one of
+    these workers died, or None.
     """
     missing = list(range(size))
     everybody: dict[int, dict[str, str]] = {}
@@ -140,7 +142,7 @@ def _first_difference(notes: Notes, field: str, odd: int, usual: int) -> str:
 
 
 def _linger(notes: Notes, hosts: bool, *, size: int) -> None:
-    """Give the other workers time to read from the store before this process, if it `hosts` the store, exits."""
+    """If this process `hosts` the store, let `size` workers read it before the exit, up to 2 s (size 0: 0.5 s)."""
     deadline = time.monotonic() + 2
     try:
         gone = notes.count("leaving", 1)

@@ -62,6 +62,9 @@ class Heartbeat(SignsOfLife):
     does. A *gathering* is an operation of all workers outside the rounds, such as `mean_model()` or a checkpoint. An
     *exchange* is another operation of all workers that belongs to no round, such as a lookup in tables. Each worker
     counts both, and notes the gathering that it waits in, so that workers that wait elsewhere stop with a reason.
+
+    `key` names the optimizer; with `beats` a thread writes the heartbeat every `BEAT_SECONDS`; `lifelines` show which
+    processes are gone; `worker_steps` (steps per round) choose the advice in errors; `way_to_continue` returns a hint.
     """
 
     def __init__(
@@ -161,21 +164,14 @@ class Heartbeat(SignsOfLife):
 
     @contextlib.contextmanager
     def gathering(self, what: str, round_: int, advice: str | None = None) -> Iterator[None]:
-        """Context of an operation of all workers outside the rounds, such as a checkpoint; calls `gather`.
-
-        Inside, the count of gatherings tells whether another worker has entered this one. Rounds alone would not, since
-        two gatherings may occur between the same rounds.
-        """
+        """Context of a gathering (see the class), such as a checkpoint; arguments as of `gather`, which it calls."""
         self.gather(what, round_, advice)
         with self._inside("gathering"):
             yield
 
     @contextlib.contextmanager
     def exchange(self) -> Iterator[None]:
-        """Context of an operation of all workers that belongs to no round, such as a lookup in tables.
-
-        All workers count these, so the count tells whether another worker has entered this one.
-        """
+        """Context of an exchange (see the class), such as a lookup in tables."""
         self.counts = self.gatherings, self.counts[1] + 1
         with self._inside("exchange"):
             yield
@@ -309,9 +305,10 @@ class Heartbeat(SignsOfLife):
         return None
 
     def in_other_gathering(self, members: Iterable[int], round_: int, way_out: str | None = None) -> str | None:
-        """Return a clause about a member that waits in an operation of all workers which this worker has not entered.
+        """Return a clause about a member that waits in a gathering which this worker has not entered; else None.
 
-        None if there is none. The member does not take part in round `round_`. `way_out` replaces the default advice.
+        It counts if it entered after at most `round_` rounds, and so does not come to round `round_`, in which this
+        worker waits. Inside a gathering, a member in another one counts, too. `way_out` replaces the usual advice.
         """
         for rank in members:
             noted = self.read("gathering", rank) if rank != self.rank else None
@@ -394,7 +391,7 @@ class Heartbeat(SignsOfLife):
         return is_diagnosed(self.rank, [rank for rank in members if rank != self.rank], self.last_heartbeat)
 
     def linger(self, size: int) -> None:
-        """Keep this process, which hosts the store, alive until the others know why the run failed, at most 2 s."""
+        """Keep this process, the store's host, alive until all `size` workers know why the run failed, at most 2 s."""
         end = time.monotonic() + REASON_SECONDS
         waiting = [rank for rank in range(size) if rank != self.rank]
         while waiting and time.monotonic() < end and self._notes.problem is None:

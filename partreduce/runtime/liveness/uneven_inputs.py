@@ -22,7 +22,10 @@ BEHIND = (
 
 
 class UnevenInputs:
-    """Record in the store of which workers still have data inside `join`; the loops of all end at the same round."""
+    """Record in the store of which workers still have data inside `join`; the loops of all end at the same round.
+
+    `size` is the number of workers, `key` names the optimizer, `timeout` limits each wait, in seconds.
+    """
 
     def __init__(self, store: Store, rank: int, size: int, heartbeat: Heartbeat, *, key: str, timeout: float) -> None:
         self.rank, self.size, self.heartbeat = rank, size, heartbeat

@@ -271,7 +271,10 @@ class Leg:
 
 
 class Steps(Protocol):
-    """Interface of the engine for tables: numbers of step and round; `declare` tells workers without data of a step."""
+    """Interface of what tables use of a worker's training engine: the numbers of its current step and round.
+
+    `declare` informs the workers without data (inside `join`) that this worker trains in the current round.
+    """
 
     @property
     def steps(self) -> int: ...

@@ -37,7 +37,10 @@ def _neighbor(strategy: st.NeighborAveraging, run: Run) -> Runner:
 
 
 def _server(server: st.Server, run: Run) -> Runner:
-    """Return a runner for an asynchronous server, or, for a synchronous one, for an all-reduce through its hosts."""
+    """Return the runner of a parameter server: for a synchronous one that of an all-reduce.
+
+    The server's hosts (workers that hold a part of the model each) then compute the sums of that all-reduce.
+    """
     if not server.synchronous:
         return AsynchronousServer(server, run)
     base = run.reducer

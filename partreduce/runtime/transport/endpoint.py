@@ -237,7 +237,7 @@ class Endpoint:
         return Received(route, source, kind, numbers, tuple(frame.buffer for frame in frames[1:]))
 
     def reply(self, route: bytes, to: int, kind: str, numbers: Sequence[int]) -> None:
-        """Answer worker `to` on the route of its message; the answer is dropped if that worker does not read it."""
+        """Send worker `to` a message on the `route` of one received from it; dropped if it does not read."""
         if to not in self._replies:
             self._replies[to] = Connection(self._inbox, Seal(self._secret, to))
         with contextlib.suppress(self._zmq.ZMQError):

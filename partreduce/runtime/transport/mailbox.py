@@ -116,7 +116,7 @@ class Account(Generic[Item]):
         return Tally(len(self._waiting), sum(size for _, size in self._waiting))
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether a message may be sent now within the bound; False while earlier messages wait."""
+        """Return whether a message of `num_bytes` may be sent now within the bound; False while earlier ones wait."""
         return not self._waiting and self._fits(num_bytes)
 
     def take(self, num_bytes: int) -> None:
@@ -143,7 +143,7 @@ class Account(Generic[Item]):
         self._waiting.append((item, 0))
 
     def grant(self, messages: int, num_bytes: int) -> list[Item]:
-        """Record what the peer has processed in total; return the queued messages that may be sent now."""
+        """Record the messages and bytes that the peer has processed in total; return queued ones that may be sent."""
         self.granted.messages = max(self.granted.messages, min(messages, self.sent.messages))
         self.granted.num_bytes = max(self.granted.num_bytes, min(num_bytes, self.sent.num_bytes))
         released = []
@@ -232,11 +232,13 @@ class Mailbox:
     def send(
         self, to: int, kind: str, numbers: Sequence[int] = (), payload: Sequence[Any] = (), *, urgent: bool = False
     ) -> None:
-        """Send a message to worker `to`, waiting for room within the bound; inside `deliver` it is queued instead.
+        """Send a message, after waiting until the bound allows one more; inside `deliver`, queue it instead of waiting.
 
-        The payload is sent from its own memory, which must not change (see `array_frames.Snapshots`); a message to this
-        worker itself is not copied. `urgent` messages keep their order among themselves, and may overtake others.
-        Raises PeerGoneError if `to` is gone or makes no room in time, UnavailableError if the mailbox has failed.
+        It goes to worker `to`, which may be this one; `kind` and `numbers` (a few integers) are for its `deliver`.
+        The arrays of `payload` are sent from their own memory, which must not change (see `array_frames.Snapshots`);
+        to this worker itself they are not copied. `urgent` messages keep their order, and may overtake others. Raises
+        PeerGoneError if `to` is gone or has not processed enough messages before the timeout, UnavailableError if the
+        mailbox has failed, `to` has published no address, or the queue is full.
         """
         message = self._address(to, kind, numbers, payload, urgent=urgent)
         size = message.num_bytes
@@ -259,7 +261,10 @@ class Mailbox:
             self.wait_until(lambda: self._went(to, message, size), self._heartbeat, (to,), None, purpose)
 
     def send_newest(self, to: int, kind: str, numbers: Sequence[int], *, urgent: bool = False) -> None:
-        """Send worker `to` a message without arrays, at once; without room, queue it in place of one of its kind."""
+        """Send a message without arrays at once, or queue it if the bound allows no more; arguments as of `send`.
+
+        In the queue it replaces a message of the same `kind` to the same worker, so that only the newest is sent.
+        """
         message = self._address(to, kind, numbers, urgent=urgent)
         with self._changed:
             if not self._went(to, message, 0):
@@ -398,7 +403,7 @@ class Mailbox:
             self._hand_over(message)
 
     def _go(self, to: int, message: Message) -> None:
-        """Send a message without blocking; the caller has checked the bound and holds the lock."""
+        """Send a message to worker `to` without blocking; the caller has checked the bound and holds the lock."""
         if to == self.rank:
             self._to_oneself.put(message)
             self._endpoint.wake()
@@ -440,7 +445,7 @@ class Mailbox:
                 self._go(source, Message(self.rank, GRANT, urgent=True))
 
     def _take_grant(self, peer: int, messages: int, num_bytes: int) -> None:
-        """Record how much `peer` has processed in total (a grant), and send what this allows. Needs the lock."""
+        """Record how many messages and bytes `peer` has processed in total; send what this allows. Needs the lock."""
         for message in self._account(peer).grant(messages, num_bytes):
             self._go(peer, message)
         self._changed.notify_all()

@@ -385,9 +385,9 @@ class _Levels(CodedStages):
         self.wait(self.inside.all_to_all(part, rows.view(-1), lengths_of(bounds), [len(own)] * self.inside.size))
 
     def _collect(self, part: torch.Tensor, bounds: Bounds, room: str) -> tuple[torch.Tensor, Work]:
-        """Start receiving this worker's shard of a part from all members on its node.
+        """Start receiving this worker's shard (one of the ranges `bounds`) of a part from all members on its node.
 
-        Returns (array [members, numbers], work to wait for).
+        Returns (array [members, numbers], which reuses the array called `room`, work to wait for).
         """
         start, end = bounds[self.inside.place]
         rows = self._rows(part[start:end], room)
@@ -395,7 +395,7 @@ class _Levels(CodedStages):
         return rows, self.inside.all_to_all(rows.view(-1), part, sizes, lengths_of(bounds))
 
     def _add_rows(self, part: torch.Tensor, bounds: Bounds, rows: torch.Tensor, work: Work) -> torch.Tensor:
-        """Wait for the received shards and sum them, in order of the members, into the part; return that shard."""
+        """Wait for `work`, which receives the shards `rows`; sum them, in order, into `part`; return that shard."""
         self.wait(work)
         start, end = bounds[self.inside.place]
         own = part[start:end]

@@ -266,7 +266,7 @@ class PayloadRings:
             self._count(-_size(self._rings[source].pop(step)))
 
     def _forget_arriving(self, source: int) -> None:
-        """Forget the parts of an in-neighbor's arriving update, and no longer count their bytes."""
+        """Forget the parts of the arriving update of in-neighbor `source`, and no longer count their bytes."""
         _, frames = self._arriving.pop(source, (None, []))
         self._count(-_size(frames))
 

@@ -176,7 +176,7 @@ class World:
 
     @staticmethod
     def _why(signs: SignsOfLife, members: tuple[int, ...]) -> str | None:
-        """Return why one of these members can no longer connect, or that the store is gone; None if not known."""
+        """Return why a member can no longer connect, by `signs`, or that the store is gone; None if not known."""
         lost = signs.lost(members)
         return signs.failure_reason(lost) if lost else None if (problem := signs.store_lost()) is None else str(problem)
 

@@ -227,7 +227,7 @@ class Hop:
         return entered, actions if self._split else (*self._updates_to(process, entered), *actions)
 
     def _queued(self, process: int, state: HopState, source: int, step: int) -> HopState:
-        """Put an update into its queue; drop an update that is too old to use, or replaced by a newer one."""
+        """Put the update of `step` from `source` into its queue; drop one that is too old, or replaced by a newer."""
         bit = step - (state.step - self.setting.staleness)
         if bit < 0:
             return state

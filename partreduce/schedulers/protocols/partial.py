@@ -380,7 +380,7 @@ class Partial:
         return started, (*sent, Note(("begun", share.round, share.gradients)), *actions)
 
     def _shared(self, state: PartialState, source: int, share: Share) -> PartialState:
-        """Keep a worker's contribution (share) to a round, unless it is known already or the round is done."""
+        """Keep the contribution `share` of worker `source` to a round, unless it is known or the round is done."""
         known = state.shares[source]
         if share.round < state.done or share.round in [other.round for other in known]:
             return state

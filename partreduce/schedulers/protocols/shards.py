@@ -63,7 +63,10 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Message to a shard: the change of the worker's parameters in a round. `number` counts the worker's requests."""
+    """Message to a shard: the change of the worker's parameters in a round.
+
+    `number` counts the worker's requests, `generation` how often it had started from other parameters before.
+    """
 
     generation: int
     number: int
@@ -71,7 +74,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Message to a shard: a request for the newest model, without progress. `number` counts the worker's requests."""
+    """Message to a shard: a request for the newest model, without progress; fields as of `Progress`."""
 
     generation: int
     number: int
@@ -135,9 +138,9 @@ ServerState = WorkerState | ShardState
 class Shards:
     """The parameter server's protocol for all workers and shards (parts of the model), as a state machine (`Machine`).
 
-    Shard k is at worker `hosts[k]`; its answer waits while a worker is more than `staleness` rounds ahead (None:
-    never). With `is_delayed` a worker takes the answers a round later. Without `plan` workers may execute any event
-    that the protocol allows.
+    Shard k is at worker `hosts[k]`. It does not answer a worker that is more than `staleness` rounds ahead of the
+    slowest one (None: it answers at once). With `is_delayed` a worker takes the answers a round later. `plan` fixes the
+    order of each worker's events; without it workers may execute any event that the protocol allows.
     """
 
     num_workers: int
@@ -218,12 +221,12 @@ class Shards:
         raise AssertionError(f"not an event of a worker: {event}")
 
     def _asks(self, state: WorkerState, request: Progress | Ask) -> Outcome[ServerState]:
-        """Send a request to all shards; the answer to the request before it is taken first."""
+        """Send `request` to all shards; the worker first takes the answer to its previous request, if still open."""
         after = replace(state, number=request.number, under_way=True, missing=frozenset(self.shards))
         return after, (*_note_taken(state), *(Send(shard, request) for shard in self.shards))
 
     def _opened(self, state: ShardState, generation: int, round_: int) -> Outcome[ServerState]:
-        """Begin a generation, a start from other parameters, at a shard; handle its requests that arrived before."""
+        """Begin a generation (other parameters) at a shard, at round `round_`; handle its requests that came before."""
         if generation <= state.generation:
             return state, ()  # a duplicate
         n = self.num_workers
@@ -236,7 +239,7 @@ class Shards:
         return after, actions
 
     def _requested(self, state: ShardState, source: int, request: Progress | Ask) -> Outcome[ServerState]:
-        """Handle a request at a shard: add the worker's progress, if any, and answer the workers that may continue."""
+        """Handle a request of worker `source` at a shard: add its progress, if any; answer all that may continue."""
         if request.generation > state.generation:
             return replace(state, early=(*state.early, (source, request))), ()
         if request.generation < state.generation:

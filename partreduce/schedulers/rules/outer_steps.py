@@ -34,7 +34,7 @@ def diloco(
 
 
 def diloco_unsupported_reason(cluster: Cluster, **parameters: float) -> str | None:
-    """Return why these parameters are invalid; None if they are valid."""
+    """Return why `diloco` with these keyword arguments is invalid for the cluster; None if it is valid."""
     try:
         diloco(cluster, **parameters).check(cluster)  # type: ignore[arg-type]
     except ScheduleError as error:

@@ -107,7 +107,10 @@ class Replay(SentValues):
             now += self.update[worker]
 
     def replayed(self, node_of: npt.NDArray[np.int32], *, last: int | None = None) -> ReplayResult:
-        """Return the metrics over the steps that all workers reached, up to `last`; `node_of` is (num_workers,)."""
+        """Return the metrics over the steps up to `last` (default: the last that all workers reached), after warm-up.
+
+        `node_of` (num_workers,) is the node of each worker.
+        """
         count, last = len(self.step), min(self.step) if last is None else last
         on_node = np.eye(int(node_of.max()) + 1)[node_of]  # (num_workers, num_nodes)
         steps = range(int(last * WARM_UP), last + 1)

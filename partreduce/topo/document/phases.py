@@ -197,7 +197,11 @@ def repeated_phase_schema(phase: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_phases(raw: dict[str, Any], cluster: Cluster, place: str) -> RulePhases | GroupPhases:
-    """Build the phases of a parsed strategy; a DocumentError names an invalid member, but groups may overlap here."""
+    """Build the phases of a strategy's JSON object `raw`: rules if it has `node_radices`, else explicit groups.
+
+    `place` is the object's path in the file, for messages. Raises DocumentError for an invalid member. Whether groups
+    of a phase share a worker is checked later.
+    """
     where = child(place, "phases")
     raw, counts = _take_repeats(raw, where)
     if "node_radices" in raw:

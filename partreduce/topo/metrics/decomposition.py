@@ -7,8 +7,10 @@ All-reduce with equal steps_per_round has two sectors, a rule has one per charac
 under shifts has one per frequency. A schedule without such structure is a single sector of size n, if n is not too
 large.
 
-A rule splits over characters of its nodes' digits (docs/theory/character-classes.md): on those that vary along exactly
-the digits c, a block (L, D) with factor t acts on the local ranks as (1−t)I + t·(averaging over L) if c and D are
+A block (L, D) of a rule averages over the local ranks L on all nodes that agree outside the digits D. The functions of
+a node's index are spanned by the characters, products of one Fourier mode per digit. Averaging over all values of a
+digit sends a character that varies along it to 0, and leaves others unchanged. So on characters that vary along exactly
+the digits c, a block with relaxation t acts on the local ranks as (1−t)I + t·(averaging over L) if c and D are
 disjoint, else as (1−t)I on L. Classes c that intersect the same digit sets of the rule are merged; such a class has
 Π (radix − 1) characters for every c, the product taken over the digits of c. Local ranks that are always in the same
 block at the same steps_per_round are merged too: on vectors that sum to zero over them a block acts as the number 1−t.

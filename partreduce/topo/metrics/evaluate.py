@@ -307,7 +307,7 @@ def _drift(sectors: Sectors | None, push: Push) -> Metric:
 
 
 def _hop(schedule: Schedule) -> Metric:
-    """Return Hop's spectral gap; it is undefined unless the schedule has exactly one graph."""
+    """Return the metric `hop_gap`, 1 − λ₂ of D⁻¹A; absent, with a reason, unless there is exactly one graph."""
     graphs = schedule.strategy.graphs
     if len(graphs) != 1:
         return absent("not defined: the hop gap belongs to a fixed graph, and here the partners change with the phase")

@@ -160,7 +160,10 @@ class StaticGroups(HasGroups):
         return self.phases.relaxations_of_all(cluster)
 
     def fragments_unsupported_reason(self) -> str:
-        """Return why the model cannot be averaged in fragments (delay, own outer parameters); empty if it can."""
+        """Return why the model cannot be averaged in fragments, as a clause for an error; empty if it can.
+
+        It cannot if every worker has its own outer parameters, or with any `sync` but the synchronous one.
+        """
         if self.payload.outer.has_own_outer_params:
             return "outer steps from each worker's own outer parameters are for whole models; leave one of the two out"
         return "" if isinstance(self.sync, Synchronous) else f"sync.{self.sync.word} is for whole models; leave it out"

@@ -164,13 +164,13 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The bytes and latencies of one operation of each group, in shares of the payload; arrays of shape (groups,).
+    """The bytes and latencies of one operation of each group, arrays of shape (groups,).
 
-    `ring` passes through every NIC and uplink that the group crosses. `exchanged` passes h(parts − h)/parts times
-    through a NIC or uplink with h of its `parts` behind it; parts are workers or, where `by_node`, nodes. `inside`
-    passes through the links inside a node, `sent` leaves each worker by any link. The operation waits for `flat_hops`
-    latencies of the group's slowest link, `inside_hops` of links inside nodes and `nic_hops` of links across nodes, and
-    each worker sends `messages`. Encoding and decoding take `codec` seconds per byte of the payload.
+    Bytes are shares of the payload: `ring` passes through every NIC and uplink that the group crosses. `exchanged`
+    passes h(parts − h)/parts times through a NIC or uplink with h of its `parts` behind it; parts are workers or, where
+    `by_node`, nodes. `inside` passes through the links inside a node, `sent` leaves each worker by any link. The
+    operation waits for `flat_hops` latencies of the group's slowest link, `inside_hops` of links inside nodes and
+    `nic_hops` of links across nodes; each worker sends `messages`. Coding takes `codec` seconds per payload byte.
     """
 
     ring: Floats
@@ -219,7 +219,7 @@ def of_sum(shape: Shape, algorithm: str, coding: Coding = PLAIN) -> Traffic:
 
 
 def _with_codec(plain: Traffic, shape: Shape, split: Flags, coding: Coding) -> Traffic:
-    """Return the traffic of the same all-reduces with a codec: fewer bytes, and half of the ring as an all_to_all.
+    """Return the traffic of all-reduces with a codec, from `plain`, without: fewer bytes, half a ring as all_to_all.
 
     `split` is True for groups with separate stages inside nodes. A ring of 16 bits stays a ring.
     """
@@ -263,7 +263,7 @@ def all_to_all(shape: Shape, wire: float = 1.0) -> Traffic:
 
 
 def _codec_seconds(shape: Shape, split: Flags, coding: Coding) -> Floats:
-    """Return the seconds that one worker encodes and decodes per byte of the payload, if its group is coded.
+    """Return the seconds that one worker encodes and decodes per byte of the payload; `split` as in `_with_codec`.
 
     A ring of 16 bits encodes and decodes everything once. Otherwise, among p members, a worker encodes everything,
     decodes the p pieces that it adds up (together one payload), encodes their sum of 1/p, and decodes the result.

@@ -151,7 +151,7 @@ class ComputeTimes(CheckedFields):
     def rounds(
         self, worker_steps: Whole, num_rounds: int, rng: np.random.Generator, *, num_samples: int = 1
     ) -> Iterator[Floats]:
-        """Yield, for each round, the seconds that each worker computes in all its steps, (num_samples, num_workers)."""
+        """Yield per round the seconds that workers compute in all `worker_steps` steps, (num_samples, num_workers)."""
         longest, num_workers = int(worker_steps.max()), len(worker_steps)
         if self.is_fixed:
             yield from [

@@ -137,7 +137,7 @@ def round_seconds(edges: Round, cluster: Cluster, hardware: Hardware, *, model_b
 def phase_loads(
     schedule: Schedule, index: int, hardware: Hardware, *, model_bytes: int, travel: Travel
 ) -> list[loads.Loads]:
-    """Return the loads that the groups of one phase put on the links, one entry per segment of the payload.
+    """Return the loads that the groups of phase number `index` put on the links, one entry per segment of the payload.
 
     Segments are parts sent one after another, by `travel`. A rule (groups given by node digits) is not expanded.
     """
@@ -165,7 +165,7 @@ def phase_loads(
 
 
 def segment_seconds(listed: list[loads.Loads]) -> Floats:
-    """Return the seconds of each segment of each group, shape (segments, groups); equal entries are computed once."""
+    """Return the seconds of the groups in each of the `listed` loads, one per segment; shape (segments, groups)."""
     known = {id(loaded): loaded.seconds() for loaded in listed}
     return np.stack([known[id(loaded)] for loaded in listed])
 

@@ -195,10 +195,9 @@ def _is_homogeneous(schedule: Schedule, hardware: Hardware, times: ComputeTimes)
 
 
 def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, algorithm: Algorithm) -> list[Stage]:
-    """Return the stages of a rule's period over one node's local ranks.
+    """Return the stages (the communication of each round) of a rule's period, with one node's local ranks as workers.
 
-    All nodes are equivalent, so the members of a block (a set of local ranks, on nodes that agree on some digits) with
-    equal local rank arrive together on all nodes.
+    All nodes must be equivalent (`_is_homogeneous`). Then workers with equal local rank arrive together on all nodes.
     """
     rule = schedule.rule(by_node=True)
     assert rule is not None, "homogeneous nodes have a rule"
@@ -229,7 +228,7 @@ def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, a
 
 
 class _Ways(NamedTuple):
-    """For every worker, the path back along the workers that it waits for under the policy.
+    """For every worker, the path back along the workers that it waits for; the policy names one for each group.
 
     `origin` is the state at the period's start (`_howard`) where the path begins, `weight` the seconds from there.
     """
@@ -255,7 +254,7 @@ class _Potential(NamedTuple):
         return _Ways(np.where(keep, one.origin, other.origin), np.where(keep, one.weight, other.weight))
 
     def ready(self, stage: Stage, ways: _Ways) -> _Ways:
-        """Return, for every worker, the way of the last worker that its cell (group) waits for, or its own way."""
+        """Return, per worker, of `ways` that of the last worker that its cell (group) waits for, or its own."""
         best = _largest(stage, self.rank[ways.origin], self.values[ways.origin] + ways.weight)
         own = np.arange(len(ways.origin))
         pick = np.where(stage.cell_of >= 0, best[stage.cell_of] if len(best) else 0, own)
@@ -312,7 +311,8 @@ def _improve(
 def _forward(stage: Stage, compute: Floats, states: list[_Ways], potential: _Potential, sync: Sync) -> list[_Ways]:
     """Advance paths of waits (`_Ways`) by one round, by the equations in `topo.timing.stages`.
 
-    `states` holds the paths of the workers, then those of each operation in flight; `compute` the seconds per round.
+    `states` holds the paths of the workers, then those of each operation in flight; `compute` the seconds per round;
+    `potential` decides which of two paths arrives later.
     """
     now, *under_way = states
     before: float | Floats = 0.0

@@ -149,7 +149,7 @@ def _fill(count: int, usual: Link, own: Sequence[tuple[int, Link]]) -> tuple[Flo
 
 
 def check_node(node: int, count: int) -> None:
-    """Raise InputError if hardware is given for a node that the cluster does not have."""
+    """Raise InputError if hardware is given for `node`, which a cluster of `count` nodes does not have."""
     if not 0 <= node < count:
         raise InputError(f"hardware: states a link of node {node}; the nodes are 0..{count - 1}")
 
@@ -212,10 +212,11 @@ class Loads:
         return float(np.bincount(index, weights=self.bytes_).max())
 
     def _shared(self) -> Floats:
-        """Return the seconds of each crossing under fair sharing of its node's NICs.
+        """Return the seconds of each crossing (a group's use of a node's NICs, which its bytes share fairly).
 
-        The crossings of a node finish in order of their bytes per lane. While c lanes are still busy on r NICs each
-        advances at min(1, r/c) of a NIC's speed, so the time is Σ over finished pieces of piece · max(1, c/r).
+        A crossing divides its bytes over its lanes (parallel streams, at most one per NIC); those of a lane take p
+        seconds on a free NIC. A node's crossings end in order of p. While c lanes are busy on r NICs, each has
+        min(1, r/c) of a NIC, so between two ends the time grows max(1, c/r) times as much as p.
         """
         if not len(self.node):
             return np.zeros(0)
@@ -241,7 +242,7 @@ class Loads:
 def of_phase(
     phase: Phase, cluster: Cluster, hardware: Hardware, *, model_bytes: float, algorithm: str, coding: Coding = PLAIN
 ) -> Loads:
-    """Return the loads of an all-reduce in explicit groups. O(size of the phase), vectorized."""
+    """Return the loads of an all-reduce in explicit groups; see `coding.of_sum`. O(size of the phase), vectorized."""
     shape, pairs = shape_of(phase, cluster)
     traffic, links = of_sum(shape, algorithm, coding), Links.of(cluster, hardware)
     return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=model_bytes)
@@ -305,9 +306,9 @@ def of_pieces(
 
 
 def shape_of(phase: Phase, cluster: Cluster) -> tuple[Shape, Whole]:
-    """Return the shape of explicit groups, and all (group, node) pairs with a worker of the group on the node.
+    """Return the sizes of explicit groups (`Shape`), and an array (count, 2) of all their incidences.
 
-    The pairs, called incidences, have shape (count, 2).
+    An incidence is a pair (group index, node) in which the group has a worker on the node.
     """
     sizes = phase.sizes
     group = np.repeat(np.arange(len(phase)), sizes)
@@ -406,7 +407,7 @@ def _assemble(
 ) -> Loads:
     """Return the loads that the groups' traffic, given as shares of the payload, puts on the links of nodes.
 
-    `pairs` (count, 2) lists which group has workers on which node, for the nodes in `links` (a rule's phase leaves out
+    `pairs` (count, 2) has the incidences (group, node) of `shape`, for the nodes in `links` (a rule's phase leaves out
     nodes with equal costs); `model_bytes` is the size of the payload.
     """
     pair_group, pair_node = pairs[:, 0], pairs[:, 1]

@@ -55,8 +55,8 @@ class Segments:
 class Turn(NamedTuple):
     """The point of a round, as a share `at` of its computing, where a fragment's operation starts or is awaited.
 
-    A fragment is a part of the model that is averaged in turn with the others. `seconds` (cells,) is how long the
-    operation takes in each cell (group).
+    A fragment, of number `part`, is a part of the model that is averaged in turn with the others. `seconds` (cells,) is
+    how long the operation takes in each cell (group).
     """
 
     at: float | Floats
@@ -188,7 +188,10 @@ def in_segments(sources: Whole, offsets: Whole, seconds: Floats, cell_of: Whole,
 
 
 def size_or_one(hardware: Hardware, model_bytes: int | None) -> int:
-    """Return the model's size in bytes; 1 if it is not given and no link has a bandwidth."""
+    """Return the model's size in bytes: `model_bytes`, or the hardware's if that is None.
+
+    If both are None it is 1 where no link takes time for bytes; otherwise InputError is raised.
+    """
     if model_bytes is None and hardware.model_bytes is None and hardware.is_free_of_bytes():
         return 1
     return bytes_of(hardware, model_bytes)

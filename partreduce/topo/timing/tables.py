@@ -178,9 +178,10 @@ def exchange(
 
 
 def exchanges(routes: Payload, touched: Mapping[str, RowAccess], cluster: Cluster, hardware: Hardware) -> Exchange:
-    """Return the cost per step of all tables of a schedule, exchanged one after another.
+    """Return the cost per step of all separately placed tables of a schedule, which are exchanged one after another.
 
-    `touched` holds, by a table's parameter name, the shares of its rows that a step uses.
+    `routes` is the schedule's payload, which has each table's placement; `touched` holds, by a table's parameter name,
+    the shares of its rows that a step uses. Raises InputError if it lacks a table.
     """
     total, gathers = Exchange(), any(route.way is Placement.GATHER for route in routes.apart)
     for route in routes.apart:

@@ -1,21 +1,21 @@
 """Fact `codec-error`: a bound on the error of a group's coded average, compared with the exact mean of its inputs.
 
 *Statement.* Let x_i be the input of member i of a group: a gradient, or the difference of its parameters to a reference
-that all share; with error feedback plus the residual of earlier roundings. Let A be the mean over the members of |x_i|
-for the codecs of 16 bits, and for int8, or int4, the mean of each member's largest |x_i| in the block of numbers that
-share a scale. Then each decoded number differs from the exact mean of the x_i by at most
+that all share; with error feedback plus the rounding errors kept from earlier messages. Let A be the mean over the
+members of |x_i| for the codecs of 16 bits, and for int8, or int4, the mean of each member's largest |x_i| in the block
+of numbers that share a scale. Then each decoded number differs from the exact mean of the x_i by at most
 
-    `relative` · A + `absolute`,
+    `relative` · A + `absolute`     (two numbers of the certificate's entry)
 
-in every group of the schedule, or it is not finite (an overflow stays visible to the end: infinity or not a number). A
-is at most the largest |x_i|. Where gradients are summed and not averaged, read "sum" for "mean" everywhere.
+in every group of the schedule, or it is infinite or not a number: an overflow at any stage shows in the result. A is at
+most the largest |x_i|. Where gradients are summed and not averaged, read "sum" for "mean" everywhere.
 
 *One rounding.* A codec changes a number x by at most e·m + t, where m is |x|, or for int8 the largest magnitude of its
-block: e = 2⁻¹¹, t = 2⁻²⁵ (float16); 2⁻⁸, 2⁻¹³⁴ (bfloat16): half a unit of the last digit, and of the last digit that
-there is near 0. int8 writes q·s with s = m/127 and q the whole number nearest to x·127/m, at most half of s off; scale,
-product and decoding are float32, u = 2⁻²⁴, which costs at most 127·(4u + 2u²) steps s more, so e = 1/254 + 2⁻²¹; and
-blocks with m < 2⁻¹¹⁹ become zeros: t = 2⁻¹¹⁹. int4 is the same with 7 for 127: e = 1/14 + 2⁻²¹. Below "int8" stands for
-both.
+block: e = 2⁻¹¹, t = 2⁻²⁵ (float16); 2⁻⁸, 2⁻¹³⁴ (bfloat16). e is half a unit in the last place, t half the smallest
+subnormal number. int8 sends q·s with s = m/127 and q the whole number nearest to x·127/m, so it is off by at most s/2.
+Scale, product and decoding are float32, u = 2⁻²⁴, which adds at most 127·(4u + 2u²)·s, so e = 1/254 + 2⁻²¹; and blocks
+with m < 2⁻¹¹⁹ become zeros: t = 2⁻¹¹⁹. int4 is the same with 7 in place of 127: e = 1/14 + 2⁻²¹. In the list below,
+"int8" means int8 or int4.
 
 *One sum.* Let n numbers of a format be added in any order, partial sums to partial sums included, each addition rounded
 to the nearest; u is the format's e. *Lemma (Rump 2012):* the result is off by at most (n − 1)·u·Σ|x_i|. *Proof* by
@@ -26,24 +26,24 @@ is |r₂| ≤ S₂ + (n₂ − 1)·u·S₂ ≤ u·S₁ + (n₂ − 1)·u·S₁, 
 u·(S₁ + S₂ + (n₁ − 1)·u·S₁ + (n₂ − 1)·u·S₂) ≤ u·(S₁ + S₂ + (n₁ − 1)·S₂ + (n₂ − 1)·S₁), and with the errors of r₁ and r₂
 it comes to (n₁ + n₂ − 1)·u·(S₁ + S₂). (Additions do not underflow: below the normal numbers they are exact.)
 
-*All stages.* Follow a bound E = p·A + q of the error so far. The absolute values of the terms that there are (for int8
+*All stages.* Follow a bound E = p·A + q of the error so far. The absolute values of the terms of a stage (for int8
 their m) sum up to A + E at most. So rounding n terms adds e·(A + E) + n·t to E, and adding them up, n at a time, adds
 (n − 1)·u·(A + E). Members first round three times in float32 (a difference to the reference, the division by k, the
 conversion of double precision), then:
 
-* ring, 16 bits: round k terms; add k in 16 bits.  Ring, int8: round k; add k in float32; round 1.
+* ring of k members, 16 bits: round k terms; add k in 16 bits.  Ring, int8: round k; add k in float32; round 1.
 * hierarchical, l members on each of h nodes (k = l·h), `where` all: round k; add l in float32; round h; add h in
   float32; round 1.
 * hierarchical, `where` across-nodes: add l in float32; round h; add h in float32; round 1.
 * A group that does not have the same number l ≥ 2 on each of h ≥ 2 nodes goes as a ring, and with `where` across-nodes
   a group inside one node as it is: add k in float32.
 
-The largest p and q over all groups, the prologue's included, are rounded up: `relative` is a multiple of 2⁻³², and
-`absolute` a power of 2. `roundings` is the most by codecs that a number goes through, 16-bit additions counted.
+The largest p and q over all groups, also of rounds before the first period, are rounded up: `relative` is a multiple of
+2⁻³², `absolute` a power of 2. `roundings` is how often codecs round one number at most, 16-bit additions counted.
 
 *Assumed of the arithmetic:* parameters are float32 or float64, a backend's ring rounds each 16-bit addition once and to
-the nearest, and float32 keeps subnormal numbers. Parameters besides are rounded once more in float32 where the
-reference is added again.
+the nearest, and float32 keeps subnormal numbers. Where parameters are averaged, adding the reference to the decoded
+mean rounds once more in float32, which the bound does not include.
 """
 
 from __future__ import annotations

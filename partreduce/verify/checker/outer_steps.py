@@ -79,7 +79,7 @@ def _step(schedule: Schedule, t: int, digits: Sequence[int]) -> Step:
 
 
 def _after_round(outer: OuterStep, averages: Sequence[ClassAverage], k: int, rows: IntegerMatrix) -> Rational:
-    """Return the rows of outer parameters, then momenta, after a round; k is a common multiple of the group sizes."""
+    """Return `rows` (workers' outer parameters, then momenta) after `averages`; k: a common multiple of group sizes."""
     half = len(rows) // 2
     (p, q), (r, s) = outer.momentum.as_integer_ratio(), outer.lr.as_integer_ratio()
     factor = k * q * q * s

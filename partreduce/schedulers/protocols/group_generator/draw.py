@@ -208,10 +208,11 @@ class Drawing:
         return tuple(_members(here) for here in self.by_node(workers) if len(here) > 1)
 
     def node_then_all(self, now: Situation) -> tuple[Members, ...]:
-        """Return a group of all workers that pass the filter if `now.due`, else of idle ones on the initiator's node.
+        """Return the group that the division node-then-all gives the initiator, the worker whose request is answered.
 
-        The former joins the end of its members' buffers, so that no worker misses it. An initiator that got no group
-        `PATIENCE` times in a row waits for all workers of its node, not only for idle ones.
+        If a group of all is due (`now.due`), it has all workers that pass the filter `fast_enough`; busy ones enter it
+        after the groups in their buffers. Otherwise it has the idle workers on the initiator's node that pass; busy
+        ones, too, if the initiator got no group `PATIENCE` times in a row, and then all if fewer than two pass.
         """
         if now.due:
             return self.all_of(now, self.fast_enough(now, now.alive))

@@ -184,7 +184,7 @@ class GroupGenerator:
         return state, (*voids, *actions)
 
     def failed(self, state: GeneratorState, worker: int, ask: Ask) -> Stepped:
-        """End a group for all its members after one reported that it failed.
+        """End a group for all its members after one, `worker`, reported with its request `ask` that it failed.
 
         They sit out until they send their next request. It need not be known yet which member failed: a member that is
         alive sends a request and takes part again; a dead one never does, so no further group is granted with it until
@@ -255,7 +255,7 @@ class GroupGenerator:
         return replace(state, buffers=buffers, known=known, apart=0 if now.due else state.apart)
 
     def idle(self, state: GeneratorState, alive: frozenset[int]) -> frozenset[int]:
-        """Return the workers that wait in no group; they may be in a running one, since their next round is free."""
+        """Return those of `alive` that wait in no group; they may be in a running one: their next round is free."""
         return frozenset(worker for worker in alive if not state.buffers.buffers[worker])
 
     def served(self, state: GeneratorState) -> Stepped:
@@ -309,7 +309,7 @@ class GroupGenerator:
         return state, (Send(worker, Evicted(state.generation)), *self.notify_void(state, groups, worker), *sent)
 
     def forgotten(self, state: GeneratorState, groups: tuple[Outstanding, ...]) -> GeneratorState:
-        """Replace recorded answers that name a canceled group by `Alone`, so that no repeated request gets it."""
+        """Replace recorded answers that name one of the canceled `groups` by `Alone`, so that no request gets it."""
         seqs = {group.seq for group in groups}
         answers = tuple(
             Alone(a.generation, a.request) if isinstance(a, Grant) and a.seq in seqs else a for a in state.answers

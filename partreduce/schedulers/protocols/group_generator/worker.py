@@ -145,7 +145,7 @@ class GroupWorker:
         raise AssertionError(f"not an event of a worker: {event}")
 
     def received(self, worker: int, state: WorkerState, source: int, message: object) -> Stepped:
-        """Handle a message; a message of an older generation, another request or a finished group is ignored."""
+        """Handle a message of process `source`; one of an older generation, other request or ended group is ignored."""
         match message:
             case Crashed() if source == self.service:
                 return replace(state, stage=EVICTED, seq=-1, members=()), (Note(("service lost",)),)
@@ -182,7 +182,7 @@ class GroupWorker:
         return replace(state, stage=ALONE, seq=-1, members=(), here=_after(state.here, state.seq))
 
     def entered(self, worker: int, state: WorkerState, salt: int | None) -> Stepped:
-        """Enter the group: send `Here` to its members; if all have entered, finish it and send the next request."""
+        """Enter the group: send `Here` to its members; if all have entered, finish it (see `finished` for `salt`)."""
         if not self.collective:
             return self.finished(state, salt)
         sent = tuple(Send(member, Here(state.seq)) for member in state.members if member != worker)
@@ -197,7 +197,7 @@ class GroupWorker:
         return tuple(Send(member, Here(state.seq)) for member in missing)
 
     def met_by(self, worker: int, state: WorkerState, source: int, seq: int, *, answer: bool) -> Stepped:
-        """Handle a member's `Here`, for this worker's present group, a later one, or one that it has finished."""
+        """Handle the `Here` of member `source` for group `seq`: the present one, a later or a finished one."""
         if seq <= state.met:
             return state, (() if answer else (Send(source, Here(seq, answer=True)),))
         if (seq, source) in state.here or state.stage in (ENDED, EVICTED):
@@ -243,13 +243,16 @@ def _after(here: tuple[tuple[int, int], ...], seq: int) -> tuple[tuple[int, int]
 class GroupSystem:
     """Workers 0..n−1 and the generator, process n, as one state machine (`Machine`), to be explored and simulated.
 
-    `rounds` of every worker may be None: endless, with sequence numbers counted from the oldest outstanding group. A
-    draw uses one of `ways` random numbers: 1 explores one draw, k! all draws of k idle workers, None draws from the
-    setting's seed, as at run time. Each worker may repeat `retries` times the messages that may be lost, even if none
-    is, and the generator may be killed and restarted from its log `restarts` times. `costs` are the compute times that
-    each worker reports (empty: all equal; a tuple: one per round, the last for all further ones). The collective of
-    `breakers` may fail once although no worker has died; not in endless runs, where finished groups can have equal
-    numbers.
+    Args:
+        setting: the settings of the generator.
+        rounds: rounds of each worker; None: endless, with groups numbered from the oldest that has not ended.
+        collective: whether members of a group exchange `Here` messages (see `GroupWorker`).
+        ways: how many random numbers a draw may use: 1 explores one draw, k! all draws of k idle workers; None: one
+            number from the setting's seed, as at run time.
+        retries: how often each worker may repeat the messages that may be lost, even if none is.
+        costs: each worker's compute time of a round: a number, or one per round (the last for all further ones).
+        breakers: workers whose collective may fail once, though no worker died; none in endless runs.
+        restarts: how often the generator may be killed and restarted from its log.
     """
 
     setting: GeneratorSetting

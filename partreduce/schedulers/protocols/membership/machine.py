@@ -189,7 +189,10 @@ class Workers(Setting):
         return self._voted(state) if state.phase in (Phase.RUN, Phase.REBUILD) else (state, ())
 
     def _asked(self, state: Member, generation: int) -> Outcome[Member]:
-        """Vote on request, and again on another one: a restarted authority also asks workers that have voted."""
+        """Handle the authority's request to vote for `generation`: vote if that is the next one, also a second time.
+
+        A restarted authority also asks workers that have voted. A worker outside the run, or leaving it, does not vote.
+        """
         if generation != state.view.generation + 1 or state.phase in (*DONE, Phase.OUTSIDE):
             return state, ()
         return self._voted(state)
@@ -362,7 +365,10 @@ class Decisions(Setting):
         return self._written(state, self._view(state, remaining))
 
     def _written(self, state: Authority, view: View) -> Outcome[Authority]:
-        """Log a view; members of the last view that it leaves out count as missing from now on, its members do not."""
+        """End the vote and log `view`, the authority's decision; the note `write` lets the driver write it to disk.
+
+        Members of the last view that it leaves out, and that have not ended, count as missing (`lost`) from now on.
+        """
         left_out = frozenset(state.view.members).difference(view.members, state.left) if view.members else frozenset()
         lost, votes = (state.lost | left_out).difference(view.members), (None,) * self.num_workers
         after = replace(state, log=(*state.log, view), lost=lost, votes=votes, is_open=False, admits=False)
