@@ -192,12 +192,12 @@ def measure(schedule: Schedule, job: PlanRequest, *, algorithm: AllReduceAlgorit
     Raises:
         PartreduceError: the schedule has no fixed phases, or a metric was not found within its limit.
     """
-    options = [reprice(option, job) for option in _measured(schedule, job.as_measured, algorithm)]
+    options = [reprice(option, job) for option in _measure_transports(schedule, job.as_measured, algorithm)]
     return options[paying([option.costs for option in options], job, overlaps=schedule.strategy.is_delayed)]
 
 
 @lru_cache(maxsize=256)
-def _measured(
+def _measure_transports(
     schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm | None
 ) -> tuple[CandidateSchedule, ...]:
     """Return a candidate without a price of its steps for each transport, the finest codec first."""
