@@ -156,7 +156,7 @@ class Wait(PeerWatch):
 
     The timeout counts only time in which this process runs (`OwnTime`). After it the wait continues briefly, until the
     responsible worker is known. `round_` is the round of the operation: a member may have finished the run before it.
-    `why`, called instead of `heartbeat.failure_reason`, returns why to stop or None, or raises. `glance`: see PeerWatch.
+    `why`, called instead of `heartbeat.failure_reason`, returns why to stop, None, or raises. `glance`: see PeerWatch.
     """
 
     def __init__(
