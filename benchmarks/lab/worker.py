@@ -165,6 +165,7 @@ class TorchAverager(Alone):
         inner, outer = job.options["inner"], job.options["outer"]
         periods = OrderedDict([(inner, job.workers_per_node), (outer, job.num_workers)])
         self._averager: Any = HierarchicalModelAverager(period_group_size_dict=periods)
+        self._averager.step = 1  # from 0, torch averages models that are equal
 
     def step(self) -> None:
         """Step alone, then average as the averager counts."""
@@ -182,9 +183,10 @@ class PostLocal(Alone):
 
         _join(job)
         whole: Any = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-        state = post_localSGD_hook.PostLocalSGDState(None, _group_of_node(job), start_localSGD_iter=1)
+        state = post_localSGD_hook.PostLocalSGDState(None, _group_of_node(job), start_localSGD_iter=0)
         whole.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
         averager = PeriodicModelAverager(period=job.options["outer"], warmup_steps=0)
+        averager.step = 1  # from 0, torch averages models that are equal
         super().__init__(job, whole, PostLocalSGDOptimizer(optimizer, averager))
 
 
