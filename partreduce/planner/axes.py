@@ -222,10 +222,12 @@ class Axes:
         pays: Callable[[], bool] = lambda: True,
         status: str = "catalogue",
     ) -> list[CandidateSchedule]:
-        """Return candidates: synchronous with 1 and with each of `rounds` steps per round, delayed with 1, the best.
+        """Return the schedule in several settings, ordered by delay and steps per round.
 
-        `name` begins their names. The first is synchronous if the job allows that; each later one is added only while
-        `pays()` is true.
+        Each delay that the job allows occurs with 1 step per round and with the best number; the first delay, which is
+        `synchronous` if allowed, also with the numbers in `rounds`. If allowed, one candidate sends gradients by layer.
+        `name` begins the candidates' names, `status` is theirs. `pays` is called before each candidate but the first,
+        which is left out if it returns False.
         """
         allowed = [delay for delay in self.job.sync_types if delay.suits(self.schedule.strategy)]
         if not allowed or not (most := self.most()):

@@ -20,6 +20,7 @@ from partreduce.topo.errors import InputError
 FIRST_STEPS = 3  # steps in which all checks run, since misuse in a training loop shows from the start
 
 Found: TypeAlias = "Mapping[str, object] | None"
+"""Result of a check, whose docstring says "Whether …": None if not; if so, the values for the names in its message."""
 
 
 class Moment(StrEnum):

@@ -149,6 +149,9 @@ class PartialState:
 class Partial:
     """Partial all-reduce of all workers under one setting, as a state machine (`Machine`).
 
+    Each worker has a training loop, which computes gradients, and a communication *thread*, which enters the rounds
+    (all-reduces) in order. A round is *activated* when it may start, because enough workers have a gradient for it.
+
     A driver executes the notes: `("begun", round, calls)` empties the buffer into the round; `("finished", round,
     counts)` has the sum; `("taken", rounds, version)` applies these results, ascending, or their sum, and the worker
     has then taken `version` rounds; `("synchronized", round)` averages the models.
@@ -357,9 +360,9 @@ class Partial:
     # The thread.
 
     def _may_begin(self, state: PartialState) -> bool:
-        """Whether the thread may enter its next round.
+        """Whether the worker's communication thread may enter its next round (all-reduce).
 
-        The round must be activated, the queue of results not full, and no average of models due before it.
+        That is: the round is activated (may start), the queue of results has room, no average of models comes first.
         """
         if state.entered >= state.activated:
             return False

@@ -29,7 +29,7 @@ from partreduce.topo.timing import loads
 
 
 class BeginWithout(Signal):
-    """Event: the thread enters its next round without a gradient of its worker, after the grace period."""
+    """Event: a worker's communication thread, after waiting `grace` for a gradient, enters a round without one."""
 
 
 class Mean(Signal):
@@ -39,8 +39,9 @@ class Mean(Signal):
 class Waiting(Partial):
     """The protocol of partial all-reduce with separate events for grace and for the mean of models, which take time.
 
-    The protocol lets a thread enter an activated round at any time, and models be averaged as soon as all wait for it.
-    Here a thread without a call of its worker waits for one, unless the worker has ended; with one it enters at once.
+    The protocol lets a communication thread enter a round that may start at any time, and models be averaged as soon as
+    all wait for it. Here a thread without a gradient (call) of its worker waits up to `grace` for one, unless the
+    worker has ended; with one it enters at once.
     """
 
     def ready(self, process: int, state: PartialState) -> Sequence[Hashable]:

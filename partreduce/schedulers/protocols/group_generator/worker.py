@@ -219,7 +219,7 @@ class GroupWorker:
         return state, (note, *actions)
 
     def handle_broken(self, state: WorkerState, salt: int | None) -> Stepped:
-        """Continue without the group, which failed at this worker; report that with the next request, with `salt`."""
+        """Continue without the group, whose collective failed; the next request reports it (`salt` as in `Asking`)."""
         note = Note(("broken", state.seq, state.members))
         failed = state.seq
         state, actions = self.next_ask(self.without_group(state), failed, salt, failed=True)
