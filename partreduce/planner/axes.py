@@ -310,7 +310,7 @@ class Axes:
         return not self.job.bears_drift(drift or 0.0) or self.usual.lost.includes(at.synchronous, at.late)
 
     def option(self, setting: Setting, name: str, timing: Timings, status: str = "catalogue") -> CandidateSchedule:
-        """Return the candidate of this setting, with all its costs."""
+        """Return the candidate in this setting, with its costs; `name` and `status` are as in `CandidateSchedule`."""
         return reprice(self.measured.option(setting, name, timing, status), self.job)
 
 

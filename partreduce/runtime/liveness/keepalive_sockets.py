@@ -146,7 +146,7 @@ def lifelines_of(store: Store, rank: int, size: int, key: str) -> KeepaliveSocke
 
 
 def closed_notes(store: Store, key: str) -> Notes:
-    """Return the part of the store in which workers record, by rank, which processes are gone."""
+    """Return the notes in the store in which workers of optimizer `key` record, by rank, which processes are gone."""
     return Notes(store, f"closed/{key}")
 
 

@@ -74,7 +74,7 @@ class Share:
 
 
 class Call(Signal):
-    """Event of a worker's training: a gradient is computed and handed over to the thread that runs the all-reduces."""
+    """Event of a worker's training: it has computed a gradient and hands it over to the communication thread."""
 
 
 class End(Signal):
@@ -239,7 +239,7 @@ class Partial:
     # The training.
 
     def _called(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """Add a gradient to the buffer; the worker arrives for the next round that its thread will enter.
+        """Add a gradient to the buffer; the worker arrives for the next round that its communication thread will enter.
 
         If the setting's `count` is "call", it only arrives for the round with the call's own number.
         """
@@ -301,7 +301,7 @@ class Partial:
         return tuple(Send(v, message) for v in range(self.num_workers) if v != process)
 
     def _come(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """Record that this worker has arrived for its thread's next round; tell the others if they count arrivals."""
+        """Record that this worker has arrived (has a gradient) for its next round; send that if the quorum counts."""
         if state.arrived[process] > state.entered:
             return state, ()
         come = replace(state, arrived=replace_at(state.arrived, process, state.entered + 1))

@@ -45,7 +45,7 @@ class Waiting(Partial):
     """
 
     def ready(self, process: int, state: PartialState) -> Sequence[Hashable]:
-        """Return the protocol's events, and those of this class: a thread's grace period ends, models are averaged."""
+        """Return the protocol's events and those of this module: a wait of `grace` ends, models are averaged."""
         found = list(super().ready(process, state))
         if self.setting.grace and not state.buffer and not state.resting:
             found = [BeginWithout() if event == Begin() else event for event in found]
@@ -100,7 +100,7 @@ class QuorumTiming(Recorder):
         self._versions: list[list[int]] = [[] for _ in self._everybody]
 
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
-        """Return the seconds before an event: a call's computing, a thread's wait for a call, or 0 for other events.
+        """Return the seconds before an event: a call's computing, the wait of `grace` for a call, 0 for other events.
 
         A call hands a computed gradient over to the worker's thread, which runs the all-reduces. None for a call after
         the results of all rounds were taken: the worker stops.
@@ -113,7 +113,7 @@ class QuorumTiming(Recorder):
         return self._way(source, to)
 
     def resumes(self, process: int, message: Hashable) -> bool:  # noqa: ARG002
-        """Whether a message begins a thread's grace period (its wait for a gradient), as a round's notice does."""
+        """Whether a message, as of a round's start, begins a communication thread's wait of `grace` for a gradient."""
         return self._grace > 0
 
     def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002

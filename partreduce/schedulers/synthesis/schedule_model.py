@@ -154,7 +154,7 @@ class ScheduleModel:
         return found
 
     def _cross(self, cut: frozenset[int]) -> None:
-        """Require some block with places inside and outside the cut (or any block, if all places are inside)."""
+        """Require a block with places (`Choices`) inside and outside the set `cut`; any block if it has all places."""
         whole = len(cut) == len(self.choices.places)
         self._some(whole or 0 < len(cut.intersection(within)) < len(within) for within in self.choices.within)
 

@@ -209,7 +209,7 @@ class Spread:
         self._has_tree = num_workers > DIRECT
 
     def send(self, targets: Iterable[int], kind: str, numbers: tuple[int, ...]) -> None:
-        """Send a message to the ranks `targets`, directly or, to all workers of a large run, along a tree."""
+        """Send a `Word`'s message to the ranks `targets`, directly or, to all workers of a large run, along a tree."""
         told = tuple(targets)
         if self._has_tree and len(told) == self._size - 1:
             self._pass_on(self._mailbox.rank, kind, numbers)
