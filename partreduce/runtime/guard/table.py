@@ -108,7 +108,7 @@ def checks_at(moment: Moment) -> tuple[Check, ...]:
 
 
 def run_checks(moment: Moment, *facts: object) -> None:
-    """Call all checks of a moment with the arguments `facts`; the first that fails raises InputError, or it warns."""
+    """Call all checks of a moment with the arguments `facts`; for a fault they raise InputError or give a warning."""
     for row in checks_at(moment):
         row(*facts)
 

@@ -36,7 +36,7 @@ LOOKUPS = (Kind.LOOKUP, Kind.WHOLE)
 
 
 class Outcome(NamedTuple):
-    """Result of a table operation: the operation, all workers' calls for it, and the rows."""
+    """Result of a table operation: the operation (`did`), all workers' calls for it (`met`), and rows or `parts`."""
 
     did: Call
     met: CollectiveCalls

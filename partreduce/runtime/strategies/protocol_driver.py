@@ -111,7 +111,7 @@ class GenerationDriver(ProtocolDriver[State]):
 
 
 class Missing(NamedTuple):
-    """Messages that a worker waits for: a description, the ranks that can send them, and how many of them must."""
+    """Messages that a worker waits for: a description (`what`), the ranks that can send them, how many are `needed`."""
 
     what: str
     of: tuple[int, ...]

@@ -246,7 +246,7 @@ class StartedRound(NamedTuple):
 
 
 class TakenResult(NamedTuple):
-    """Sums of gradients for the training loop to apply, one per round, in order."""
+    """Sums of gradients for the training loop to apply, one per round, in order; it then advances `by` rounds."""
 
     sums: tuple[GradientSum, ...]
     by: int  # rounds by which the worker advances

@@ -197,7 +197,7 @@ class GroupWorker:
         return tuple(Send(member, Here(state.seq)) for member in missing)
 
     def met_by(self, worker: int, state: WorkerState, source: int, seq: int, *, answer: bool) -> Stepped:
-        """Handle the `Here` of member `source` for group `seq`: the present one, a later or a finished one."""
+        """Handle `Here`: `source` has entered group `seq`, which this worker may have finished or not entered yet."""
         if seq <= state.met:
             return state, (() if answer else (Send(source, Here(seq, answer=True)),))
         if (seq, source) in state.here or state.stage in (ENDED, EVICTED):
