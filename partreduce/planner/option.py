@@ -39,7 +39,7 @@ class Costs(NamedTuple):
         return self.step_seconds * self.steps_ratio
 
     def keep(self, limits: Limits, exactly: Callable[[], Fraction | None] = lambda: None) -> bool:
-        """Return whether costs keep the limits, with consensus; `exactly`: see `Limits.allow_consensus_distance`."""
+        """Return whether costs keep the limits, and workers agree; `exactly`: see `Limits.allow_consensus_distance`."""
         if not math.isfinite(self.steps_ratio) or not limits.allow_communication(self.communication):
             return False
         return limits.allow_consensus_distance(self.consensus_distance, exactly)

@@ -207,7 +207,7 @@ def shares_of(steps: Sequence[Sequence[Rows]], sizes: Mapping[str, int], cluster
 
 
 def gather_texts(world: World, key: str, text: str, timeout: float) -> list[str]:
-    """Return all workers' texts on worker 0, elsewhere only `text`; `key` tells the texts apart in the store."""
+    """Return all workers' texts on worker 0, else only `text`; `key` tells texts apart. Raises after `timeout` s."""
     place = f"parallelize/{key}"
     Notes(world.store, place).write(f"says/{world.rank}", text)
     if world.rank:

@@ -136,7 +136,7 @@ def confirm_semidefinite(matrix: IntegerMatrix, place: str, work: Work) -> None:
 
 
 def _confirm_factor(matrix: IntegerMatrix, shift: int, place: str, shown: str, better: str) -> None:
-    """Confirm A = `matrix` ⪰ 0 by a rounded factor of A − `shift`·I, or refuse `shown`; A is its lower triangle."""
+    """Confirm A = `matrix` ⪰ 0 (its lower triangle) by a rounded factor of A − `shift`·I; texts are for errors."""
     expected = f"{better}: the matrix is indefinite, or nearly so"
     factor: IntegerMatrix = []
     left_over = [0] * len(matrix)  # Σ_{j≠i} |R_ij| − R_ii

@@ -115,7 +115,7 @@ class Table(NamedTuple):
         return ELEMENT[self.codec] * self.columns + (4 if self.codec == "int8" else 0)
 
     def rows_of(self, place: int) -> int:
-        """Return the rows on worker `hosts[place]`, which has ⌈(k − place)/H⌉ of the first k parts; H = len(hosts)."""
+        """Return the number of rows on `hosts[place]`, which has ⌈(k−place)/H⌉ of the first k parts; H = len(hosts)."""
         each, left = divmod(self.rows, self.partitions)
         parts, larger = (max(0, -(-(count - place) // len(self.hosts))) for count in (self.partitions, left))
         return each * parts + larger
