@@ -301,7 +301,7 @@ class Partial:
         return tuple(Send(v, message) for v in range(self.num_workers) if v != process)
 
     def _come(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """Record that this worker has arrived (has a gradient) for the next round; send it if the quorum is a number."""
+        """Record that this worker has arrived (has a gradient) for the next round; send it if the quorum is a count."""
         if state.arrived[process] > state.entered:
             return state, ()
         come = replace(state, arrived=replace_at(state.arrived, process, state.entered + 1))
