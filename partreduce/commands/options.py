@@ -132,7 +132,7 @@ def whole(least: int) -> Callable[[str], int]:
 
 
 def check_nodes(option: str, nodes: int, workers: int) -> None:
-    """Raise BadParameter unless the local workers can be spread evenly over the simulated nodes."""
+    """Raise BadParameter, for `option`, unless the local workers can be spread evenly over the simulated nodes."""
     if workers % nodes:
         raise typer.BadParameter(f"expected a divisor of {workers} workers, got {nodes}", param_hint=option)
 

@@ -152,7 +152,7 @@ class _Run:
         return {} if self.path is None else {SCHEDULE: str(self.path)}
 
     def as_node(self, rank: int, nnodes: int, endpoint: Endpoint, run_id: str) -> int:
-        """Run as one of several nodes: node 0 coordinates, the others follow it; return the run's exit code."""
+        """Run as node `rank` of run `run_id`: node 0 coordinates, the others follow it; return the run's exit code."""
         os.environ.setdefault(TORCH_CPP_LOG_LEVEL, "ERROR")  # torch reads it at import
         text = "" if self.path is None else self.path.read_text(encoding="utf-8")
         facts = same_on_all(text, nnodes=nnodes, tolerate_failures=self.max_failures, max_restarts=self.max_restarts)

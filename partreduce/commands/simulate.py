@@ -230,7 +230,7 @@ def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:
 
 
 def _quorum_facts(schedule: Schedule, observed: AsynchronousMetrics) -> dict[str, Any]:
-    """Return the facts of partial all-reduce under the key "quorum", measured after the first quarter of the rounds.
+    """Return results for partial all-reduce under the key "quorum", measured after the first quarter of the rounds.
 
     They are rates, how many workers contribute to a round, ages of gradients, and the proved bounds.
     """

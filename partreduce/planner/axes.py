@@ -222,10 +222,12 @@ class Axes:
         pays: Callable[[], bool] = lambda: True,
         status: str = "catalogue",
     ) -> list[CandidateSchedule]:
-        """Return candidates: synchronous with 1 and with each of `rounds` steps per round, delayed with 1, the best.
+        """Return the schedule in several settings, ordered by delay and steps per round.
 
-        `name` begins their names. The first is synchronous if the job allows that; each later one is added only while
-        `pays()` is true.
+        Each delay that the job allows occurs with 1 step per round and with the best number; the first delay, which is
+        `synchronous` if allowed, also with the numbers in `rounds`. If allowed, one candidate sends gradients by layer.
+        `name` begins the candidates' names, `status` is theirs. `pays` is called before each candidate but the first,
+        which is left out if it returns False.
         """
         allowed = [delay for delay in self.job.sync_types if delay.suits(self.schedule.strategy)]
         if not allowed or not (most := self.most()):
@@ -308,7 +310,7 @@ class Axes:
         return not self.job.bears_drift(drift or 0.0) or self.usual.lost.includes(at.synchronous, at.late)
 
     def option(self, setting: Setting, name: str, timing: Timings, status: str = "catalogue") -> CandidateSchedule:
-        """Return the candidate of this setting, with all its costs."""
+        """Return the candidate in this setting, with its costs; `name` and `status` are as in `CandidateSchedule`."""
         return reprice(self.measured.option(setting, name, timing, status), self.job)
 
 

@@ -182,7 +182,7 @@ def fit_prices(probes: Sequence[Probe], *, data: str, bears_delay: bool = True) 
 
 
 def _features(probes: Sequence[Probe], data: str, *, bears_delay: bool) -> dict[str, list[float]]:
-    """Return what each price multiplies, by the price's name, with one value for each probe.
+    """Return what each price multiplies, by the price's name, with one value for each probe; `data` as in `calibrate`.
 
     The prices "averaging" and "later" are fitted only if the others remain determined without any single probe.
     """

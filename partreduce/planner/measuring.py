@@ -271,7 +271,7 @@ def assemble(
     status: str = "catalogue",
     facts: Facts | None = None,
 ) -> CandidateSchedule:
-    """Build the candidate of a schedule that was measured, or simulated (`facts`); its steps are not priced yet."""
+    """Build a `CandidateSchedule`, whose fields the arguments are, without the price of its steps (steps ratio)."""
     return CandidateSchedule(
         name=name,
         schedule=schedule,

@@ -39,7 +39,7 @@ class Costs(NamedTuple):
         return self.step_seconds * self.steps_ratio
 
     def keep(self, limits: Limits, exactly: Callable[[], Fraction | None] = lambda: None) -> bool:
-        """Return whether workers reach consensus within the limits (`exactly`: see `allow_consensus_distance`)."""
+        """Return whether costs keep the limits, and workers agree; `exactly`: see `Limits.allow_consensus_distance`."""
         if not math.isfinite(self.steps_ratio) or not limits.allow_communication(self.communication):
             return False
         return limits.allow_consensus_distance(self.consensus_distance, exactly)
@@ -183,7 +183,10 @@ class CandidateSchedule:
 
     @property
     def time_at_worst(self) -> float:
-        """Return `time` if delay costs as many steps as it ever did in measurements; unchanged if it ran in a pilot."""
+        """Return `time` with the most extra steps that delays, iteration gaps or outer steps took in measurements.
+
+        It equals `time` if the schedule has none of them, or if its own run in a pilot has corrected the prediction.
+        """
         more = 0.0
         if self.surprise is None and self.facts is not None:
             more = max((0.0, self.facts.more, *(ratio - self.steps_ratio for ratio in self.facts.by_task)))

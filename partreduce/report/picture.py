@@ -46,7 +46,7 @@ def new_figure(width: float, height: float, title: str = "") -> Figure:
 
 
 def format_title(name: str, words: str, inches: float) -> str:
-    """Return a schedule's title, its name and description, wrapped to a width in inches."""
+    """Return a schedule's title: its name, and below it its description `words`, wrapped to a width in inches."""
     return f"{name}\n{fill(words, max(24, int(9 * inches)))}"
 
 

@@ -303,7 +303,7 @@ def _is_too_late(option: CandidateSchedule) -> bool:
 
 
 def _beyond(option: CandidateSchedule) -> str:
-    """Return a clause: in what a candidate exceeds the measured range, number of fragments or rareness of averages."""
+    """Return a clause on what exceeds the measured range: the number of fragments, or how rarely workers average."""
     if (count := option.schedule.strategy.payload.num_fragments) > 1:
         return f"its model is cut into {count} fragments and at most {OUTER_FRAGMENTS} were measured"
     return "it averages less often than any schedule that was measured"

@@ -44,7 +44,7 @@ def checked_choice(place: str, value: str, choices: Iterable[str]) -> str:
 
 
 def checked_directory(place: str, path: str | Path | None) -> Path | None:
-    """Return a directory, which need not exist, as a Path; None for None. Raises InputError if the path is a file."""
+    """Return `path`, a directory that need not exist, as a Path (or None). InputError, naming `place`, for a file."""
     if path is None:
         return None
     found = Path(of_type(path, (str, os.PathLike), place, "give the path of a directory"))

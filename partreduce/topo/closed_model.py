@@ -159,7 +159,7 @@ def adapter(value: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - a class of values
 
 
 def read_value(kind: type[Value], raw: object, place: str) -> Value:
-    """Build an instance of class `kind` from the JSON object of its fields; a DocumentError names an invalid member."""
+    """Build a `kind` from the JSON object of its fields; a DocumentError gives an invalid member's path in `place`."""
     with translate_errors(raw, place):
         value: Value = adapter(kind).validate_python(as_tuples(raw))  # type: ignore[arg-type]  # classes are hashable
     return value

@@ -143,9 +143,9 @@ class Level(NamedTuple):
 
 
 def levels(schedule: Schedule) -> list[Level]:
-    """Return the kinds of averaging in one period of static groups, small groups first.
+    """Return a `Level` for each kind of averaging in a period of a `static` schedule, in ascending order of group size.
 
-    Rounds without groups are skipped.
+    Rounds in which no worker averages belong to no level.
     """
     strategy, cluster = schedule.strategy, schedule.cluster
     assert isinstance(strategy, StaticGroups), "only static groups have levels"

@@ -37,7 +37,7 @@ def missing(modules: Iterable[str], purpose: str) -> MissingDependencyError:
 
 
 def require(*modules: str, purpose: str) -> None:
-    """Raise MissingDependencyError if one of these modules is not installed; no module is imported."""
+    """Raise MissingDependencyError if a module that `purpose` needs is not installed; no module is imported."""
     if absent := [module for module in modules if not is_installed(module)]:
         raise missing(absent, purpose)
 

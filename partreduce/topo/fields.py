@@ -152,7 +152,7 @@ class Bulk:
 
 
 def check_ranges(value: object, error: type[InputError], place: str = "") -> None:
-    """Raise `error` if a number in a dataclass lies outside the range that its field's type states."""
+    """Raise `error`, whose text begins with `place`, if a number in a dataclass is outside its field's range."""
     for name, least, most in _ranges(type(value)):  # type: ignore[arg-type]  # classes are hashable
         for number in _numbers(getattr(value, name)):
             if not least <= number <= most:

@@ -40,7 +40,7 @@ VALUES = {
 
 
 def renamed_key(key: object, known: Container[str]) -> str:
-    """Return a sentence with the new name of a renamed key; empty if it has none or the new name is not in `known`."""
+    """Return a sentence with the new name of a file's `key`; empty if it was not renamed, or to none of `known`."""
     new = KEYS.get(key, "") if isinstance(key, str) else ""
     return _sentence(key, new) if new in known else ""
 

@@ -205,17 +205,17 @@ def proved(claim: str, explanation: str, witness: Mapping[str, Any] | None = Non
 
 
 def follows(claim: str, explanation: str, witness: Mapping[str, Any] | None = None) -> Claim:
-    """Return a claim that holds for every program that obeys the protocol's rules; it has no certificate entry."""
+    """Return a claim that follows from a protocol's rules (see `Status`), for the reason `explanation`."""
     return Claim(claim, Status.FOLLOWS, explanation, witness)
 
 
 def refuted(claim: str, explanation: str, witness: Mapping[str, Any], summary: str = "") -> Claim:
-    """Return a refuted claim with its counterexample and a short summary."""
+    """Return a refuted claim with the reason, its counterexample `witness` and a short summary."""
     return Claim(claim, Status.REFUTED, explanation, witness, summary=summary)
 
 
 def not_proved(claim: str, explanation: str) -> Claim:
-    """Return a claim that is neither proved nor refuted, with the reason."""
+    """Return a claim that is neither proved nor refuted, for the reason `explanation`."""
     return Claim(claim, Status.NOT_PROVED, explanation)
 
 

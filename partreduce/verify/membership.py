@@ -144,9 +144,9 @@ def _answer(schedule: Schedule, worker: int, round_: int) -> Expected:
 
 
 def _ask_everyone(schedule: Schedule, rule: RuleView) -> tuple[dict[str, Any] | None, str]:
-    """Evaluate `group_of` for every worker in every phase; return the first wrong result, and the hash of all results.
+    """Compare `group_of` with the rule's blocks, for every worker in every phase.
 
-    The first is None, and the hash a SHA-256 as in the certificate, if all are right; else the hash is empty.
+    Returns None and the answers' SHA-256, for the certificate, if all agree; else the first wrong answer and "".
     """
     text = hashlib.sha256()
     for t, phase in enumerate(rule.phases):

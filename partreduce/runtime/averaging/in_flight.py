@@ -178,7 +178,7 @@ class FixedMembership:
         return self._members
 
     def connect(self, members: tuple[int, ...], place: str) -> None:
-        """Connect the ranks `members`, which all call this; here it does nothing, as they are connected already."""
+        """Connect the ranks `members`, which all call it, by store keys under `place`; here nothing is left to do."""
 
     def check_to_go_back(self, round_: int) -> None:
         """Raise InputError if other members would not restart averaging at round `round_`; here none is raised."""

@@ -81,7 +81,10 @@ class PeerReducer(Reducer):
         return [self._received[index, place][-1][-TAG_LENGTH:] for place in range(len(sources))]
 
     def _arrive(self, reduction: Reduction, index: int, checks: list[torch.Tensor]) -> None:
-        """Compute x_i ← w_ii · x_i + Σ_j w_ij · x_j in bucket `index`'s scratch array, with neighbors' arrays x_j."""
+        """Replace x_i in bucket `index`'s scratch array by w_ii · x_i + Σ_j w_ij · x_j, for received arrays x_j.
+
+        On a GPU `checks`, tensors that must be true for the result to be committed, gets one if it is empty.
+        """
         near, length = self._near(reduction.operation.round), self.buckets[index].length
         mean = reduction.arrays[index][:length]
         copied = [one for one in self.buckets[index].piggybacked if one.rule is BufferRule.FIRST]

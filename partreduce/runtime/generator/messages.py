@@ -95,7 +95,7 @@ class FromWorker:
 
 
 def unpack_request(rank: int, kind: str, numbers: Sequence[int], num_workers: int) -> FromWorker:
-    """Parse a worker's message, received from `rank`. Raises InputError if it is not valid."""
+    """Parse a worker's message of this `kind` (such as `ASK`), received from `rank`. InputError if it is not valid."""
     if not 0 <= rank < num_workers:
         raise InputError(f"rank: is not a number in 0..{num_workers - 1}")
     if kind not in (ASK, ALIVE, GOODBYE) or len(numbers) < 2:
@@ -150,7 +150,7 @@ def pack_reply(reply: protocol.Reply | Rejection | Lease) -> tuple[str, list[int
 
 
 def unpack_reply(kind: str, numbers: Sequence[int]) -> protocol.Reply | Rejection | Lease:
-    """Decode an answer of the service. Raises InputError if it is not valid."""
+    """Decode an answer of the service, named by its `kind` (`REPLIES`). Raises InputError if it is not valid."""
     if kind.startswith(REFUSED) and not numbers:
         return Rejection(kind.removeprefix(REFUSED)[:200])
     if kind == HEARD and numbers:

@@ -152,7 +152,7 @@ def _cudnn(slot: Slot) -> str:
 
 @check(*EACH_STEP, when=When.FIRST_STEPS, cost="O(buffers), in Python", refuses="buffer {name!r}: {change}")
 def buffer_changed(layout: Layout) -> Found:
-    """Whether a buffer has another shape, dtype or layout than at wrapping; after 3 steps only averaged buffers."""
+    """Whether a buffer was removed, or has another shape, layout (dense, sparse) or kind of dtype than at wrapping."""
     for held, attribute, name, spec in layout.buffers:
         buffer = held.get(attribute)
         if (buffer is None or (buffer.shape, buffer.dtype, buffer.layout) != spec) and (
@@ -171,7 +171,7 @@ def buffer_changed(layout: Layout) -> Found:
     "all workers, then wrap",
 )
 def layer_replaced(layout: Layout) -> Found:
-    """Whether a module with parameters was replaced or removed; it may be moved inside the model."""
+    """Whether a parameter left the model because its module was replaced or removed; modules may move inside it."""
     if all(map(is_, map(dict.get, layout.parents, layout.part_names), layout.parts)):
         return None
     held = set(layout.flat.model.parameters())

@@ -20,6 +20,7 @@ from partreduce.topo.errors import InputError
 FIRST_STEPS = 3  # steps in which all checks run, since misuse in a training loop shows from the start
 
 Found: TypeAlias = "Mapping[str, object] | None"
+"""Result of a check, whose docstring says "Whether …": None if not; if so, the values for the names in its message."""
 
 
 class Moment(StrEnum):
@@ -107,7 +108,7 @@ def checks_at(moment: Moment) -> tuple[Check, ...]:
 
 
 def run_checks(moment: Moment, *facts: object) -> None:
-    """Call all checks of a moment with the arguments `facts`; the first that fails raises InputError, or it warns."""
+    """Call all checks of a moment with the arguments `facts`; for a fault they raise InputError or give a warning."""
     for row in checks_at(moment):
         row(*facts)
 

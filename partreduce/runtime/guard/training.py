@@ -79,7 +79,7 @@ class Facts(Layout):
         return is_new
 
     def frozen_now(self) -> dict[str, str]:
-        """Return hashes of the frozen parameters by name; empty if all workers' models are equal anyway."""
+        """Return each frozen parameter's hash by name; empty in runs without a launcher, and while models are equal."""
         if self.run.alone or (self.averages_gradients and not self.engine.differs):
             return {}
         return {name: digest_of([values]) for name, values in self.flat.named_frozen()}
@@ -145,7 +145,7 @@ def state_of_a_new_group(facts: Facts, group: Mapping[str, Any]) -> Found:
     "optimizer.mean_model():`, which all workers enter, or after optimizer.finish()",
 )
 def live_model_used(facts: Facts, what: str) -> Found:
-    """Whether the model, or a submodule, is evaluated or saved while it may differ from the mean model."""
+    """Whether the model or a submodule is evaluated or saved (`what`: how) while it may differ from the mean model."""
     step = facts.run.progress.step
     is_own = step and "own model" not in facts.said and facts.engine.differs and facts.once("own model")
     return {"step": step, "what": what, "rank": facts.rank} if is_own else None

@@ -329,7 +329,7 @@ class Nodes:
             node.connection.send("over")
 
     def end(self, code: int, reason: str = "") -> None:
-        """End the run on all other nodes with this exit code, and wait until their launchers have ended."""
+        """End the run on all other nodes with this exit code and `reason`; wait until their launchers have ended."""
         if self._has_ended:
             return
         self._has_ended = True

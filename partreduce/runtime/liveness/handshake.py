@@ -130,7 +130,7 @@ def _collect(
 
 
 def _first_difference(notes: Notes, field: str, odd: int, usual: int) -> str:
-    """Return where the details of ranks `odd` and `usual` first differ, as the end of a sentence; empty if unknown."""
+    """Return where details of `field` first differ between two ranks, as the end of a sentence; empty if unknown."""
     odd_lines, usual_lines = notes.read(f"{field}/{odd}"), notes.read(f"{field}/{usual}")
     if odd_lines is None or usual_lines is None:
         return ""

@@ -190,7 +190,7 @@ class Heartbeat(SignsOfLife):
             self._place = before
 
     def _note_exchanges(self) -> None:
-        """Write the number of exchanges entered, before the note with this worker's place, for readers to find both."""
+        """Write the number of exchanges entered; called before a note of a gathering or end, so that both are found."""
         if exchanges := self.counts[1]:
             self._try(lambda: self._notes.write(f"exchanges/{self.rank}", str(exchanges)))
 

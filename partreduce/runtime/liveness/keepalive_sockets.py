@@ -136,7 +136,7 @@ class KeepaliveSockets:
 
 
 def lifelines_of(store: Store, rank: int, size: int, key: str) -> KeepaliveSockets | None:
-    """Create this worker's KeepaliveSockets; None if the store has no network address, or no socket can be opened."""
+    """Create the KeepaliveSockets of this worker, of `size`; None without a TCPStore, a known address or a socket."""
     if not isinstance(root_store(store), TCPStore):
         return None
     try:
@@ -146,7 +146,7 @@ def lifelines_of(store: Store, rank: int, size: int, key: str) -> KeepaliveSocke
 
 
 def closed_notes(store: Store, key: str) -> Notes:
-    """Return the part of the store in which workers record, by rank, which processes are gone."""
+    """Return the notes in the store in which workers of optimizer `key` record, by rank, which processes are gone."""
     return Notes(store, f"closed/{key}")
 
 

@@ -18,7 +18,7 @@ MAX_LOOKED_AT = 64
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A worker's last heartbeat: its activity, the ranks it waits for, and the seconds since then (None: never)."""
+    """A worker's last heartbeat: activity (`text`), ranks it waits for, seconds since then (`silent`, None: never)."""
 
     text: str
     waits: tuple[int, ...]
@@ -62,7 +62,7 @@ def format_workers(ranks: Sequence[int]) -> str:
 
 
 def is_diagnosed(rank: int, members: Sequence[int], sign: Callable[[int], Sign]) -> bool:
-    """Return whether a worker in the chain of waits (see `clause`) sent heartbeats and is silent now: the cause."""
+    """Return whether a worker in the chain of waits (see `clause`) has fallen silent; `sign` gives a rank's `Sign`."""
     signs, _ = _chains(rank, members, sign)
     return any(seen.is_silent and seen.silent is not None for seen in signs.values())
 

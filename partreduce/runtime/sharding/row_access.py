@@ -207,7 +207,7 @@ def shares_of(steps: Sequence[Sequence[Rows]], sizes: Mapping[str, int], cluster
 
 
 def gather_texts(world: World, key: str, text: str, timeout: float) -> list[str]:
-    """Return all workers' texts on worker 0, and only the own `text` elsewhere. Raises after `timeout` seconds."""
+    """Return all workers' texts on worker 0, else only `text`; `key` tells texts apart. Raises after `timeout` s."""
     place = f"parallelize/{key}"
     Notes(world.store, place).write(f"says/{world.rank}", text)
     if world.rank:

@@ -36,7 +36,7 @@ LOOKUPS = (Kind.LOOKUP, Kind.WHOLE)
 
 
 class Outcome(NamedTuple):
-    """Result of a table operation: the operation, all workers' calls for it, and the rows."""
+    """Result of a table operation: the operation (`did`), all workers' calls for it (`met`), and rows or `parts`."""
 
     did: Call
     met: CollectiveCalls
@@ -54,10 +54,11 @@ class Exchange:
         self._problem = ""  # problem with gradients that this worker sent, until reported to all
 
     def perform(self, call: Call, parts: Parts, source: Source, problem: str = "") -> Outcome:
-        """Run one operation, described by `call`, together with all workers.
+        """Run one table operation, which each worker describes by its `call`, together with all workers.
 
-        `parts` has the rows that this worker requests or sends, each once (a lookup concerns one table). `source` reads
-        rows for other workers' lookups. `problem` describes a user's mistake; then all workers raise InputError.
+        `parts` has, by table index, the row numbers to look up or the gradients to send, each row once. `source`
+        returns, for a lookup, the table's layout and a function that reads this worker's rows for others. `problem` is
+        a user's mistake in words, "" for none. All workers raise InputError if one has a problem or their calls differ.
         """
         with self.wire.reducer.heartbeat.exchange():
             return self._perform(self._with_problem(call, problem or self._problem), parts, source)
@@ -249,9 +250,10 @@ class Leg:
     def exchange_gradients(
         self, did: Call, tables: list[int], nothing: Callable[[int], Part], *, to_all: bool = False
     ) -> dict[int, Part]:
-        """Exchange gradients of `tables` with the group; return those received, by table.
+        """Exchange gradients of `tables` (indices) with the group in operation `did`; return those received, by table.
 
-        For a table without gradients here, `nothing(table)` is sent. With `to_all` each worker gets all gradients.
+        Each member sends each row's gradient to the member that `targets` of this leg names; with `to_all`, to all. For
+        a table of which this worker has no gradient it sends `nothing(table)`, a part without rows.
         """
         if not tables:
             return {}

@@ -120,7 +120,7 @@ class Run:
 
 
 class AveragedGradients(NamedTuple):
-    """Result of `Runner.before_step`, which averages gradients before the optimizer steps with them."""
+    """Result of `Runner.before_step`: steps already taken (`more`), and whether gradients come from a scaled step."""
 
     more: int = 0  # steps taken already; that for which gradients are set now does not count
     scaled: bool = False  # whether these gradients are of an earlier step that used a GradScaler
@@ -136,7 +136,7 @@ class StepRequest(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """Result of averaging after a step: rounds to skip, and whether all models are equal."""
+    """Result of averaging after a step: rounds that this worker skips, being behind; whether all models are equal."""
 
     skipped: int = 0  # rounds that this worker skips because it is behind
     are_equal: bool = False  # whether all workers are known to hold the same model now

@@ -100,7 +100,7 @@ class GradientAverage(Runner):
         return AveragedGradients(scaled=arrived.scaled)
 
     def _start(self, flight: Flight, group: Group) -> Sums:
-        """Start the all-reduce of a step's gradients in `group`, of kept ones after a failure, if not sent already."""
+        """Start the all-reduce of the gradients of `flight` in `group`; if they are sent by layers, finish sending."""
         is_late, flight.before = flight.turn > flight.step, ()
         if is_late and flight.step % self._lag == 0 and len(group.members) > 1:
             flight.before = [snapshot_piggybacked(bucket) for bucket in self.run.flat.buckets]

@@ -44,7 +44,7 @@ class ProtocolDriver(Generic[State]):
         return () if self._state is None else self.machine.ready(self.process, self._state)
 
     def offers(self, kind: type) -> bool:
-        """Return whether the protocol allows an event of this kind now; if so, it does until one is applied."""
+        """Return whether the protocol allows an event of class `kind` now; if so, it does until an event is applied."""
         return any(isinstance(event, kind) for event in self.ready())
 
     def raised(self, event: Hashable) -> tuple[Action, ...]:
@@ -111,7 +111,7 @@ class GenerationDriver(ProtocolDriver[State]):
 
 
 class Missing(NamedTuple):
-    """Messages that a worker waits for: a description, the ranks that can send them, and how many of them must."""
+    """Messages that a worker waits for: a description (`what`), the ranks that can send them, how many are `needed`."""
 
     what: str
     of: tuple[int, ...]

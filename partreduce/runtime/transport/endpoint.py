@@ -108,7 +108,7 @@ class Connection:
     ) -> None:
         """Queue a message in libzmq without blocking; the payload must not change until it was sent.
 
-        `source` is the sender's rank; `route` is for answers only, from `Received`.
+        `source` is the sender's rank; `kind`, a word, says what the message is; `route`, for answers, is `Received`'s.
         """
         header = self.seal(json.dumps((source, kind, numbers)).encode())
         frames = (route, header, *payload) if route else (header, *payload)
@@ -237,7 +237,7 @@ class Endpoint:
         return Received(route, source, kind, numbers, tuple(frame.buffer for frame in frames[1:]))
 
     def reply(self, route: bytes, to: int, kind: str, numbers: Sequence[int]) -> None:
-        """Send worker `to` a message on the `route` of one received from it; dropped if it does not read."""
+        """Send worker `to` a message (as `Connection.send`) on the `route` of one from it, if it still reads."""
         if to not in self._replies:
             self._replies[to] = Connection(self._inbox, Seal(self._secret, to))
         with contextlib.suppress(self._zmq.ZMQError):

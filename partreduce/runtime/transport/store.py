@@ -174,7 +174,7 @@ class Pauses:
 
 
 class Notes:
-    """Texts in the store (notes) whose keys start with `prefix`, by which workers inform each other.
+    """Texts in the store (notes), by which workers inform each other; each key is `prefix`, "/" and a method's `key`.
 
     Queries use the process's StoreLine, with a deadline, or `store` itself if `own_server`: this process hosts it.
     """

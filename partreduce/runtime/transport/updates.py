@@ -114,7 +114,7 @@ class UpdateSender:
     def send(self, kind: str, arrays: Sequence[torch.Tensor], numbers: Mapping[int, Sequence[int]]) -> None:
         """Send a snapshot of the arrays to each neighbor in `numbers`; afterwards the arrays may change.
 
-        Each part is a message with the integers (part, *numbers of that neighbor).
+        Each part is a message of this `kind` with the integers (part, *numbers of that neighbor); see `Mailbox.send`.
         """
         for index, views in enumerate(self._copy_parts(arrays)):
             frames = [self.mailbox.shared(view) for view in views]

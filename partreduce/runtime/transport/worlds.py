@@ -239,7 +239,7 @@ class World:
     def _warmed_up(
         self, members: tuple[int, ...], backend: object, device: str, timeout: timedelta | None
     ) -> Communicator:
-        """Return a communicator over `backend` after a first all-reduce, of a tag of `members`, with all of them.
+        """Return a communicator over `backend` after a first all-reduce, of a tag on `device`, by all `members`.
 
         Later operations have the given timeout. Raises UnavailableError if that all-reduce fails or the tags differ.
         """

@@ -59,7 +59,7 @@ def clustered_nodes(
 def clustered_unsupported_reason(
     cluster: Cluster, *, inside: str, across: str, links: int, ends: str, **_: object
 ) -> str | None:
-    """Return why `clustered_nodes` is impossible (one node only, or too many edges); None if it is possible."""
+    """Return why `clustered_nodes` with these arguments is impossible (as for one node); None if it is possible."""
     if cluster.num_nodes < 2:
         return "1 node has no edges across; use complete, or ring-based for fewer edges"
     sizes_ = cluster.node_sizes()

@@ -57,6 +57,7 @@ class Crashed(Signal):
 
 Action = Send | Note
 Outcome = tuple[State, tuple[Action, ...]]
+"""The next state of a process after an event, and the actions for its driver to execute."""
 
 
 class Machine(Protocol[State]):

@@ -74,7 +74,7 @@ class Share:
 
 
 class Call(Signal):
-    """Event of a worker's training: a gradient is computed and handed over to the thread that runs the all-reduces."""
+    """Event of a worker's training: it has computed a gradient and hands it over to the communication thread."""
 
 
 class End(Signal):
@@ -148,6 +148,9 @@ class PartialState:
 @dataclass(frozen=True)
 class Partial:
     """Partial all-reduce of all workers under one setting, as a state machine (`Machine`).
+
+    Each worker has a training loop, which computes gradients, and a communication *thread*, which enters the rounds
+    (all-reduces) in order. A round is *activated* when it may start, because enough workers have a gradient for it.
 
     A driver executes the notes: `("begun", round, calls)` empties the buffer into the round; `("finished", round,
     counts)` has the sum; `("taken", rounds, version)` applies these results, ascending, or their sum, and the worker
@@ -236,7 +239,7 @@ class Partial:
     # The training.
 
     def _called(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """Add a gradient to the buffer; the worker arrives for the next round that its thread will enter.
+        """Add a gradient to the buffer; the worker arrives for the next round that its communication thread will enter.
 
         If the setting's `count` is "call", it only arrives for the round with the call's own number.
         """
@@ -298,7 +301,7 @@ class Partial:
         return tuple(Send(v, message) for v in range(self.num_workers) if v != process)
 
     def _come(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """Record that this worker has arrived for its thread's next round; tell the others if they count arrivals."""
+        """Record that this worker has arrived (has a gradient) for the next round; send it if the quorum is a count."""
         if state.arrived[process] > state.entered:
             return state, ()
         come = replace(state, arrived=replace_at(state.arrived, process, state.entered + 1))
@@ -357,9 +360,9 @@ class Partial:
     # The thread.
 
     def _may_begin(self, state: PartialState) -> bool:
-        """Whether the thread may enter its next round.
+        """Whether the worker's communication thread may enter its next round (all-reduce).
 
-        The round must be activated, the queue of results not full, and no average of models due before it.
+        That is: the round is activated (may start), the queue of results has room, no average of models comes first.
         """
         if state.entered >= state.activated:
             return False

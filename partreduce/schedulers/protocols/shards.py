@@ -46,10 +46,10 @@ class Take(Signal):
 
 
 class Drain(Signal):
-    """Event of a worker: its generation ends, without the shards' answer to its last request if that is not yet taken.
+    """Event of a worker: it ends its generation and drops an answer of the shards that it has not taken yet.
 
-    The worker then needs `Open` before it can push or pull again. Its driver raises this event before other parameters
-    are loaded and at the end of the run, when all workers have ended the same round.
+    It can push and pull again only after `Open`. The driver raises this event before other parameters are loaded and at
+    the end of the run, in both cases after the same round on all workers.
     """
 
 

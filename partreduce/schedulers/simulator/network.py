@@ -73,7 +73,7 @@ class Ways:
         return self.place(("out", node), float(self._nic[1][node]), self._num_nics)
 
     def place(self, place: Place, inverse: float, lanes: int = 1) -> int:
-        """Return the index of a link, which is added if it is new; each lane takes `inverse` seconds per byte."""
+        """Return the index of the link at `place`, added if it is new; each lane takes `inverse` seconds per byte."""
         number = self._numbers.get(place)
         if number is None:
             number = self._numbers[place] = len(self.inverse)

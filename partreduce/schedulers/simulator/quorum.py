@@ -29,7 +29,7 @@ from partreduce.topo.timing import loads
 
 
 class BeginWithout(Signal):
-    """Event: the thread enters its next round without a gradient of its worker, after the grace period."""
+    """Event: a worker's communication thread, after waiting `grace` for a gradient, enters a round without one."""
 
 
 class Mean(Signal):
@@ -39,12 +39,13 @@ class Mean(Signal):
 class Waiting(Partial):
     """The protocol of partial all-reduce with separate events for grace and for the mean of models, which take time.
 
-    The protocol lets a thread enter an activated round at any time, and models be averaged as soon as all wait for it.
-    Here a thread without a call of its worker waits for one, unless the worker has ended; with one it enters at once.
+    The protocol lets a communication thread enter a round that may start at any time, and models be averaged as soon as
+    all wait for it. Here a thread without a gradient (call) of its worker waits up to `grace` for one, unless the
+    worker has ended; with one it enters at once.
     """
 
     def ready(self, process: int, state: PartialState) -> Sequence[Hashable]:
-        """Return the protocol's events, and those of this class: a thread's grace period ends, models are averaged."""
+        """Return the protocol's events and those of this module: a wait of `grace` ends, models are averaged."""
         found = list(super().ready(process, state))
         if self.setting.grace and not state.buffer and not state.resting:
             found = [BeginWithout() if event == Begin() else event for event in found]
@@ -99,7 +100,7 @@ class QuorumTiming(Recorder):
         self._versions: list[list[int]] = [[] for _ in self._everybody]
 
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
-        """Return the seconds before an event: a call's computing, a thread's wait for a call, or 0 for other events.
+        """Return the seconds before an event: a call's computing, the wait of `grace` for a call, 0 for other events.
 
         A call hands a computed gradient over to the worker's thread, which runs the all-reduces. None for a call after
         the results of all rounds were taken: the worker stops.
@@ -112,7 +113,7 @@ class QuorumTiming(Recorder):
         return self._way(source, to)
 
     def resumes(self, process: int, message: Hashable) -> bool:  # noqa: ARG002
-        """Whether a message begins a thread's grace period (its wait for a gradient), as a round's notice does."""
+        """Whether a message, as of a round's start, begins a communication thread's wait of `grace` for a gradient."""
         return self._grace > 0
 
     def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002

@@ -115,10 +115,11 @@ def _worth_extending(spent: Floats, ahead: Floats, width: int) -> npt.NDArray[np
 
 
 def _compose(pieces: Sequence[Piece], longest: int, clock: Clock, expired: Callable[[], bool]) -> dict[Indices, float]:
-    """Return good compositions of pieces at every cost, with the sum of their consensus distances.
+    """Join pieces to periods of 1 to `longest` phases, and return good ones at every cost.
 
-    Dynamic programming over states (period, cost) up to the period `longest`; costs are rounded to bins, so single
-    results may miss the optimum. It ends early once `expired()`. O(period² · pieces · bins).
+    A period is given by its phases' indices, with the sum of its rounds' consensus distances as the value. Dynamic
+    programming over states (number of phases, cost); costs are rounded to bins, so single results may miss the optimum.
+    It ends early once `expired()` is true, and charges its work to `clock`. O(longest² · pieces · bins).
     """
     unit = max(piece.cost for piece in pieces) / BINS or 1.0  # where links are free, all costs are 0
     places = longest * BINS + 1

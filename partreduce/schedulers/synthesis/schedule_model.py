@@ -154,7 +154,7 @@ class ScheduleModel:
         return found
 
     def _cross(self, cut: frozenset[int]) -> None:
-        """Require some block with places inside and outside the cut (or any block, if all places are inside)."""
+        """Require a block with places (`Choices`) inside and outside the set `cut`; any block if it has all places."""
         whole = len(cut) == len(self.choices.places)
         self._some(whole or 0 < len(cut.intersection(within)) < len(within) for within in self.choices.within)
 
@@ -164,9 +164,10 @@ class ScheduleModel:
         self.model.add_bool_or(self.x[k][b] for k in phases or range(self.num_phases) for b in listed)
 
     def _span(self, phase: Sequence[cp_model.IntVar]) -> cp_model.IntVar:
-        """Return the variable of a phase's duration in ticks, bounded below by groups and their loads on each link.
+        """Add a variable for a phase's duration, in ticks, and return it; `phase` has its Boolean x[k, b] per block b.
 
-        Also require that a worker is in one group at most.
+        Constraints: the phase lasts at least as long as each of its groups alone and as all its groups' load on each
+        link, and no worker is in two of its groups.
         """
         from ortools.sat.python.cp_model import LinearExpr
 

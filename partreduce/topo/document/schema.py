@@ -39,7 +39,7 @@ def schedule_schema() -> dict[str, Any]:
 
 
 def _strategy_schemas(kind: Kind, definitions: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the JSON Schemas of one kind of strategy, one for each form of its phases or rounds in a document."""
+    """Return the JSON Schemas of one kind of strategy, one per form of its phases or rounds; add to `definitions`."""
     own = adapter(kind.value).json_schema()
     definitions |= own.pop("$defs", {})
     for value in get_args(Sync):  # `sync_schema` describes their form in documents

@@ -167,7 +167,7 @@ def clustered_graph(
 
 
 def _join(members: Sequence[int], shape: str) -> list[tuple[int, int]]:
-    """Return the edges of a complete graph or a ring over these members; one edge for two members."""
+    """Return the edges of a graph over these members, by `shape` complete or a ring; one edge for two members."""
     if shape == "complete" or len(members) < 3:
         return list(combinations(members, 2))
     return [(members[i], members[(i + 1) % len(members)]) for i in range(len(members))]

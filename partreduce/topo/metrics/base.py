@@ -41,7 +41,7 @@ class Metric:
 
 
 def absent(how: str) -> Metric:
-    """Return a metric that is undefined or was not computed, with the reason."""
+    """Return a metric without a value, undefined or not computed; `how` is the reason."""
     return Metric(None, Kind.EXACT, how)
 
 

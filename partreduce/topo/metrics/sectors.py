@@ -128,7 +128,7 @@ class Batch:
         return int(self.matrices.shape[0])
 
     def product(self, start: int = 0) -> npt.NDArray[Any]:
-        """Return the product of the period's mixing matrices from phase `start` in every sector, shape (C, g, g)."""
+        """Return the product W_{s+T−1} … W_s over a period from phase s = `start`, in each sector; shape (C, g, g)."""
         result: npt.NDArray[Any] = self.matrices[start % self.period]
         for t in range(1, self.period):
             result = self.matrices[(start + t) % self.period] @ result

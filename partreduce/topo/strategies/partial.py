@@ -123,7 +123,7 @@ class PartialAllReduce(JsonObject, Waiting):
         self._only("seed", self.quorum is QuorumStart.MAJORITY, "only the quorum majority draws a worker")
 
     def _only(self, name: str, has_it: bool, why: str) -> None:
-        """Raise ScheduleError if field `name` differs from its default without having an effect (`has_it`) here."""
+        """Raise ScheduleError with `why` if field `name` is not its default and has no effect here (not `has_it`)."""
         default = next(field.default for field in fields(self) if field.name == name)
         if not has_it and getattr(self, name) != default:
             raise ScheduleError(f"sync.partial.{name}: is {getattr(self, name)}; {why}; leave it out")

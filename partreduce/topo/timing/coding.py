@@ -219,7 +219,7 @@ def of_sum(shape: Shape, algorithm: str, coding: Coding = PLAIN) -> Traffic:
 
 
 def _with_codec(plain: Traffic, shape: Shape, split: Flags, coding: Coding) -> Traffic:
-    """Return the traffic of all-reduces with a codec, from `plain`, without: fewer bytes, half a ring as all_to_all.
+    """Return the traffic `plain` of all-reduces with a codec added: fewer bytes, and an all-to-all for half of a ring.
 
     `split` is True for groups with separate stages inside nodes. A ring of 16 bits stays a ring.
     """

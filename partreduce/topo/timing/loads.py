@@ -242,7 +242,7 @@ class Loads:
 def of_phase(
     phase: Phase, cluster: Cluster, hardware: Hardware, *, model_bytes: float, algorithm: str, coding: Coding = PLAIN
 ) -> Loads:
-    """Return the loads of an all-reduce in explicit groups; see `coding.of_sum`. O(size of the phase), vectorized."""
+    """Return the loads of an all-reduce in explicit groups; `algorithm` as in `coding.of_sum`. O(size of the phase)."""
     shape, pairs = shape_of(phase, cluster)
     traffic, links = of_sum(shape, algorithm, coding), Links.of(cluster, hardware)
     return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=model_bytes)

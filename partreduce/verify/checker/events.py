@@ -57,7 +57,7 @@ Edges = Sequence[tuple[int, int, Fraction]]
 
 
 class Need(NamedTuple):
-    """A condition of an event: it waits for all its sources but `spare` of them, each with the same `tokens`."""
+    """`event` happens for the k-th time only if all its sources (other events) but `spare` have k − `tokens` times."""
 
     event: int
     tokens: int
@@ -65,7 +65,10 @@ class Need(NamedTuple):
 
 
 class EventGraph:
-    """The needs of all workers' events, for given in-neighbors; `uses[y]` lists the needs with event y as a source."""
+    """The events of n workers, v (enter a round), n + v (send), 2n + v (reduce), and what each waits for: its needs.
+
+    `uses[y]` has the indices of the needs with event y as a source, that is, of those that wait for y.
+    """
 
     def __init__(
         self,

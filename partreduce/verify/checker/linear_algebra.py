@@ -56,7 +56,7 @@ def pivots(matrix: Matrix, place: str, work: Work) -> list[Fraction]:
 def confirm_norm_by_pivots(
     squared: Fraction, m: tuple[IntegerMatrix, int], sizes: Sequence[int], place: str, work: Work, *, on: str = ""
 ) -> None:
-    """Confirm ‖M‖² ≤ `squared` for M, integer rows and their denominator, in the inner product weighted by `sizes`."""
+    """Confirm ‖M‖² ≤ `squared` in the inner product weighted by `sizes`; `m` has integer rows and their denominator."""
     rows, scale = m
     work.spend(len(sizes) ** 3 * (8 + scale.bit_length() // 64))
     columns = list(zip(*rows, strict=True))
@@ -136,7 +136,7 @@ def confirm_semidefinite(matrix: IntegerMatrix, place: str, work: Work) -> None:
 
 
 def _confirm_factor(matrix: IntegerMatrix, shift: int, place: str, shown: str, better: str) -> None:
-    """Confirm that A = `matrix` is ⪰ 0, by a rounded factor of A − `shift`·I; only its lower triangle is read."""
+    """Confirm A = `matrix` ⪰ 0 (its lower triangle) by a rounded factor of A − `shift`·I; texts are for errors."""
     expected = f"{better}: the matrix is indefinite, or nearly so"
     factor: IntegerMatrix = []
     left_over = [0] * len(matrix)  # Σ_{j≠i} |R_ij| − R_ii

@@ -66,7 +66,7 @@ def staleness(schedule: Schedule, _: Work) -> Numbers | None:
 
 
 def equal_replicas(schedule: Schedule, _: Work) -> Numbers | None:
-    """Fact `equal-replicas`: return `of` ("gradients" or "models") and `every`, the rounds until equal again."""
+    """Fact `equal-replicas`: averaging `of` (gradients, models) makes models equal every `every` rounds; or None."""
     if schedule.quorum["missed"] == "each":
         return {"of": "gradients", "every": 1}
     every = schedule.quorum["synchronize_every"]

@@ -115,7 +115,7 @@ class Table(NamedTuple):
         return ELEMENT[self.codec] * self.columns + (4 if self.codec == "int8" else 0)
 
     def rows_of(self, place: int) -> int:
-        """Return the number of rows on `hosts[place]`, which has ⌈(k − place)/H⌉ of the first k parts, with H hosts."""
+        """Return the number of rows on `hosts[place]`, which has ⌈(k−place)/H⌉ of the first k parts; H = len(hosts)."""
         each, left = divmod(self.rows, self.partitions)
         parts, larger = (max(0, -(-(count - place) // len(self.hosts))) for count in (self.partitions, left))
         return each * parts + larger
@@ -224,10 +224,7 @@ class Schedule:
         return found
 
     def on_nodes(self, average: Average | None) -> tuple[int, int]:
-        """Return (members on each node, nodes) of an average; (members, 0) if its nodes have unequal numbers.
-
-        None as the average means a group of all workers.
-        """
+        """Return (members per node, nodes) of an average (None: over all workers); (members, 0) for unequal nodes."""
         if average is None:
             return (min(self.node_sizes), self.num_nodes) if len(self.node_sizes) == 1 else (self.num_workers, 0)
         members, across, _ = average

@@ -292,7 +292,7 @@ def all_failures(num_workers: int, nodes: Iterable[Sequence[int]], most: int) ->
 
 
 class Cells(NamedTuple):
-    """Sets of equivalent survivors: `sizes`, groups in every phase, digits (`free`) with 2 values on no failed node."""
+    """Cells, sets of equivalent survivors: sizes, averages per phase; `free` digits have 2 values on no failed node."""
 
     sizes: list[int]
     phases: list[list[Average]]

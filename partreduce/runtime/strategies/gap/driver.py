@@ -44,7 +44,7 @@ class NeighborUpdates(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of applying an event to the protocol: messages and an update to send, and updates to average."""
+    """Result of an event: messages (`letters`) and an update to send, updates to average, steps advanced (`by`)."""
 
     letters: tuple[Letter, ...] = ()
     update: Recipients = field(default_factory=dict)  # recipients of the update that was offered

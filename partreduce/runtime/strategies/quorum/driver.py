@@ -40,8 +40,10 @@ class GradientSum:
 class GradientSums:
     """A worker's send buffer of gradients, and the sums of rounds that wait to be applied.
 
-    Each round also sums `room` further numbers: each worker's number of gradients, a flag, and a tag. Memory: one array
-    of model size each for the send buffer, the round in progress, and every result that waits or is being applied.
+    A round's result is the sum of all gradients in it, divided by the number n of workers: after the sum, or before it
+    in buckets of float16 and bfloat16 (`divisor`), so that the sum does not overflow. Each round also sums `room`
+    further numbers: each worker's number of gradients, a flag, and a tag. Memory: one array of model size each for the
+    send buffer, the round in progress, and every result that waits or is being applied.
     """
 
     def __init__(self, buckets: Sequence[Bucket], room: int, *, num_workers: int) -> None:
@@ -55,7 +57,7 @@ class GradientSums:
         self._in_use: list[GradientSum] = []
 
     def divisor(self, index: int) -> int:
-        """Return the number by which bucket `index` is divided before it is sent: 1, or n against overflow."""
+        """Return the number by which gradients of bucket `index` are divided before they are summed: 1 or n."""
         return 1 if self.buckets[index].exact else self._num_workers
 
     def _lend(self) -> GradientSum:
@@ -162,7 +164,7 @@ class GradientSums:
         return payload.arrays[self._carrier][-self._room :]
 
     def arrived(self, payload: GradientSum, *, scaled: bool) -> None:
-        """Divide a round's received sums to give means; `scaled` says whether any worker used a GradScaler."""
+        """Divide a round's sums by n where that was not done before; `scaled`: whether any worker used a GradScaler."""
         payload.scaled = scaled
         with torch.no_grad():
             for index, (bucket, array) in enumerate(zip(self.buckets, payload.arrays, strict=False)):
@@ -207,7 +209,7 @@ class Spread:
         self._has_tree = num_workers > DIRECT
 
     def send(self, targets: Iterable[int], kind: str, numbers: tuple[int, ...]) -> None:
-        """Send a message to the ranks `targets`, directly or, to all workers of a large run, along a tree."""
+        """Send a `Word`'s message to the ranks `targets`, directly or, to all workers of a large run, along a tree."""
         told = tuple(targets)
         if self._has_tree and len(told) == self._size - 1:
             self._pass_on(self._mailbox.rank, kind, numbers)
@@ -244,7 +246,7 @@ class StartedRound(NamedTuple):
 
 
 class TakenResult(NamedTuple):
-    """Sums of gradients for the training loop to apply, one per round, in order."""
+    """Sums of gradients for the training loop to apply, one per round, in order; it then advances `by` rounds."""
 
     sums: tuple[GradientSum, ...]
     by: int  # rounds by which the worker advances

@@ -197,7 +197,7 @@ class GroupWorker:
         return tuple(Send(member, Here(state.seq)) for member in missing)
 
     def met_by(self, worker: int, state: WorkerState, source: int, seq: int, *, answer: bool) -> Stepped:
-        """Handle the `Here` of member `source` for group `seq`: the present one, a later or a finished one."""
+        """Handle `Here`: `source` has entered group `seq`, which this worker may have finished or not entered yet."""
         if seq <= state.met:
             return state, (() if answer else (Send(source, Here(seq, answer=True)),))
         if (seq, source) in state.here or state.stage in (ENDED, EVICTED):
@@ -219,7 +219,7 @@ class GroupWorker:
         return state, (note, *actions)
 
     def handle_broken(self, state: WorkerState, salt: int | None) -> Stepped:
-        """Continue without the group, which failed at this worker; report that with the next request, with `salt`."""
+        """Continue without the group, whose collective failed; the next request reports it (`salt` as in `Asking`)."""
         note = Note(("broken", state.seq, state.members))
         failed = state.seq
         state, actions = self.next_ask(self.without_group(state), failed, salt, failed=True)

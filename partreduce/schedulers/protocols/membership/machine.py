@@ -227,7 +227,7 @@ class Workers(Setting):
 
 
 def _donor_state(state: Member) -> tuple[tuple[Place, int, Members], ...] | None:
-    """Return the state, a list of commits, that a joined worker has received from its donor; None until then."""
+    """Return the commits (`Member.held`) that the view's donor has sent to this joined worker; None before that."""
     donor, generation = state.view.donor, state.view.generation
     given = (said for source, said in state.heard if source == donor and isinstance(said, Given))
     return next((said.held for said in given if said.generation == generation), None)
