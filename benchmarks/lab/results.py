@@ -335,7 +335,7 @@ SHOWN = (
     ("DDP", "PyTorch DDP", OKABE_ITO[6], ":", (20.5, 1.02)),
     ("DDP, float16", "PyTorch DDP, fp16 hook", INK, "-.", (16.6, 0.0178)),
     ("torch averager 1/16", "PyTorch hierarchical averager", OKABE_ITO[1], "--", (16.6, 0.0138)),
-    ("torch post-local SGD 16", "PyTorch post-local SGD", OKABE_ITO[5], "--", (16.6, 0.0107)),
+    ("torch post-local SGD 32", "PyTorch post-local SGD", OKABE_ITO[5], "--", (16.6, 0.0107)),
     ("planner's recommendation", "partreduce, DiLoCo over nodes", OKABE_ITO[2], "-", (16.6, 0.0083)),
 )
 """Contestant, its label, how its lines are drawn, and where the label stands."""

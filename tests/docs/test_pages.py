@@ -80,14 +80,14 @@ def rows_of(name):
 @pytest.mark.parametrize(("page", "label", "result", "contestant"), [
     ("slow-link", "PyTorch DDP", "front", "DDP"),
     ("slow-link", "PyTorch DDP, fp16 hook", "front", "DDP, float16"),
-    ("slow-link", "PyTorch post-local SGD, every 16 steps", "front", "torch post-local SGD 16"),
+    ("slow-link", "PyTorch post-local SGD, every 32 steps", "front", "torch post-local SGD 32"),
     ("slow-link", "partreduce: inside nodes every step, all every 24", "front", "node-then-all 23, hierarchical"),
     ("slow-link", "the same, int8 between nodes", "front", "node-then-all 23, hierarchical, int8"),
     ("slow-link", "partreduce: DiLoCo with a node as a worker, every 15", "front", "planner's recommendation"),
     ("slow-worker", "All-Reduce, hierarchical, overlapped", "peers-slow", "hierarchical, overlapped"),
     ("slow-worker", "PyTorch hierarchical averager", "peers-slow", "torch averager 1/16"),
     ("slow-worker", "PyTorch DDP, fp16 hook", "peers-slow", "DDP, float16"),
-    ("slow-worker", "partreduce: groups on request", "peers-slow", "generator, node-then-all 24"),
+    ("slow-worker", "partreduce: dynamic groups", "peers-slow", "generator, node-then-all 24"),
 ])  # fmt: skip
 def test_the_seconds_of_a_guide_are_the_medians_of_the_runs(page, label, result, contestant):
     (line,) = (line for line in text_of(f"how-to/{page}").splitlines() if line.startswith(f"| {label} |"))
