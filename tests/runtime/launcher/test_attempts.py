@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -139,7 +140,8 @@ def test_who_comes_back_and_all_who_begin_again_are_counted_together(tmp_path, c
     )
     said = capfd.readouterr().err
     assert (code, sorted(held)) == (0, [f"held-{rank}" for rank in range(WORKERS)])
-    assert "worker 1 joined in round 7" in said
+    # The others wait for it in round 7; on a busy machine it is back before they come there.
+    assert re.search(r"worker 1 joined in round [67]\b", said), said
     assert "attempt 1 ended with exit code 9; all workers begin again" in said
     assert "(restarts left: 1)" in said
 
