@@ -52,10 +52,6 @@ def test_clean_files_pass(tmp_path, capsys):
     assert capsys.readouterr().out == "0 names and words to change\n"
 
 
-def test_the_repository_is_clean_but_for_what_is_excluded(capsys):
-    assert words.main([]) == 0, capsys.readouterr().err
-
-
 # The names of Python that the pages mention exist, and are written as they are imported
 
 

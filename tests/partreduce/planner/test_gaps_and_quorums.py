@@ -186,7 +186,7 @@ def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys):
 
 
 def test_gaps_are_weighed_also_if_the_job_does_not_ask_for_them():
-    asked = replace(job("2x3", disturbance=LONG_STEPS), effort=3.0)
+    asked = replace(job("2x3", disturbance=LONG_STEPS), effort=1.0)
     found = add_reasons(plan(asked), asked)
     assert any(option.gap for option in found.options)
     assert any("gap" in sentence for sentence in found.reasons)
