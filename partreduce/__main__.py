@@ -74,7 +74,7 @@ def _invoke(arguments: list[str]) -> int:
     line = " ".join(os.environ.get(name, "") for name in ("COMP_WORDS", "_TYPER_COMPLETE_ARGS"))
     try:
         with fresh_terminal():
-            result = build_app(verb_of(arguments or line.split()))(
+            result = build_app(verb_of(arguments or line.split()[1:]))(
                 args=arguments, prog_name="partreduce", standalone_mode=False
             )
     except Exception as error:

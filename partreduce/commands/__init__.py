@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
     import typer
 
@@ -128,15 +128,16 @@ def check_overwriting(given: Mapping[str, object]) -> None:
             raise InputError(f"--{name} {path}: is a file that this command reads; name another one to write")
 
 
-def verb_of(words: Iterable[str]) -> str:
-    """Return the first verb among the words of a command line; empty if there is none."""
-    return next((word for word in words if word in VERBS + HIDDEN), "")
+def verb_of(words: Sequence[str]) -> str:
+    """Return the verb that a command line starts with; empty if it starts with an option or is empty."""
+    return words[0] if words and words[0] in VERBS + HIDDEN else ""
 
 
 def build_app(asked: str | None = None) -> typer.Typer:
     """Return the command line as a typer application, in which only the verb `asked` can run; None: all can.
 
-    The modules of other verbs are not imported; the help lists them with their text.
+    The modules of other verbs are not imported. With `asked` empty, all verbs have their help, which the list of verbs
+    shows; with a verb, only that one has.
     """
     import inspect
     from importlib import import_module
@@ -194,7 +195,7 @@ def build_app(asked: str | None = None) -> typer.Typer:
         module = None
         if asked is None or verb == asked:
             module = import_module(f"partreduce.commands.{MODULES.get(verb, verb)}")
-        document = _help_of(verb) if module is None else module.command.__doc__
+        document = module.command.__doc__ if module else "" if asked else _help_of(verb)
         said = inspect.cleandoc(document).split("\n\n")
         text = "\n\n".join(" ".join(paragraph.split()) for paragraph in said)  # typer would keep the source's lines
         function, settings = (show_help, {}) if module is None else (module.command, getattr(module, "SETTINGS", {}))
