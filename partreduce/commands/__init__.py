@@ -112,7 +112,10 @@ OUTPUTS = ("output", "certificate", "export", "plot")
 
 
 def check_overwriting(given: Mapping[str, object]) -> None:
-    """Raise InputError if a file that a command would write, such as the certificate, is one of its inputs."""
+    """Raise InputError if a file that a command would write is one that it reads.
+
+    `given` maps the names of the command's parameters to their values.
+    """
     from partreduce.topo.document.reader import is_file
     from partreduce.topo.errors import InputError
 
@@ -247,7 +250,7 @@ def _keys(value: object) -> list[str]:
 def _place_in_help(parameter: Any) -> int:  # noqa: ANN401 - of typer's own click
     """Return the position of a parameter's panel (a titled box of options) in the help, −1 for an argument.
 
-    An option without a panel is put into one.
+    An option without a panel is assigned to "General", "Output" or "Options" by its name.
     """
     if parameter.param_type_name == "argument":
         return -1
@@ -258,12 +261,12 @@ def _place_in_help(parameter: Any) -> int:  # noqa: ANN401 - of typer's own clic
 
 
 def _examples_of(verb: str) -> str | None:
-    """Return the examples at the end of a verb's help, as paragraphs, because typer joins the lines of a paragraph."""
+    """Return the examples at the end of a verb's help, one per paragraph (typer joins lines); None without examples."""
     return "\n\n".join(("Examples:", *EXAMPLES[verb])) if EXAMPLES[verb] else None
 
 
 def _help_of(verb: str) -> str:
-    """Return the help of a verb without importing its module."""
+    """Return the help of a verb, the docstring of its `command`, without importing its module."""
     import ast
 
     source = Path(__file__).with_name(f"{MODULES.get(verb, verb)}.py").read_text(encoding="utf-8")

@@ -72,8 +72,8 @@ def hardware_of(
 ) -> Hardware:
     """Return the cluster's hardware, overridden by `given`, the values of `--set`, and completed by the defaults.
 
-    `model_bytes` and `default_model` are texts such as `500MB`. The latter is used if neither the cluster file nor the
-    former states the model's size; without it, the size stays unknown.
+    `model_bytes`, a text such as `500MB`, overrides the model's size in the cluster file. If neither states it, the
+    size is `default_model`, also a text; it stays unknown if that is None.
     """
     stated = cluster.hardware if cluster is not None else None
     base = stated or USUAL
@@ -120,7 +120,7 @@ def _switches(cluster: Cluster | None, given: Mapping[str, Any]) -> tuple[Switch
 def hardware_defaults(cluster: Cluster, given: Mapping[str, Any], *, model_bytes: str | None) -> dict[str, str]:
     """Return the default values that `hardware_of` uses, by the option that overrides each: {"--set nic": "5GB/s"}.
 
-    The value of a link without a bandwidth in the cluster file is "free" or the nodes where it is (`_free_links`).
+    If a cluster file leaves out a link's bandwidth, the link costs nothing, and the value is as in `_free_links`.
     """
     stated = cluster.hardware
     links = {"nic": DEFAULT_NIC, "inside": DEFAULT_INSIDE} if stated is None else _free_links(cluster, stated)
@@ -133,10 +133,10 @@ def hardware_defaults(cluster: Cluster, given: Mapping[str, Any], *, model_bytes
 
 
 def _free_links(cluster: Cluster, stated: Hardware) -> dict[str, str]:
-    """Return the links that a job uses but for which the cluster file states no bandwidth.
+    """Return the links that a job uses and that cost nothing, because the cluster file states no bandwidth for them.
 
-    The result maps the key of `--set`, "nic" or "inside", to a text such as "free on 2 of 4 nodes": they cost nothing,
-    which few users intend.
+    The result maps a key of `--set`, "nic" or "inside", to "free", or to a text such as "free on 2 of 4 nodes".
+    `stated` is the hardware in the cluster file.
     """
     nodes = range(cluster.num_nodes)
     shared = [node for node, size in enumerate(cluster.node_sizes()) if size > 1]
@@ -202,7 +202,7 @@ def _slowdown(entries: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]
 def compute_of(
     hardware: Hardware, *, disturbance: StragglerModel | None = None, trace: Path | None = None
 ) -> ComputeTimes:
-    """Return the workers' compute times: those of the hardware, or of a recorded `trace` (CSV), plus a disturbance."""
+    """Return the workers' compute times: those of the hardware or of a recorded `trace` (CSV), plus random delays."""
     times = ComputeTimes.of(hardware)
     if trace is not None:
         times = replace(times, trace=read_trace(trace))

@@ -205,7 +205,11 @@ def command(
 
 
 def limits_of(entries: list[str] | None) -> tuple[Limits, int | None]:
-    """Parse the entries `KEY=VALUE` of `--max`: return the search's limits, and the most bytes of a worker's queues."""
+    """Parse the entries `KEY=VALUE` of `--max`.
+
+    Returns:
+        The limits of the search; and the limit `queues`, the bytes that a worker's queues of updates may hold, or None.
+    """
     readers: dict[str, Callable[[str], object]] = dict(
         zip(LIMITS, (parse_time, parse_number, _period, options.whole(2), options.whole(1), parse_size), strict=True)
     )
@@ -285,7 +289,7 @@ def entry_of(build: str) -> tuple[str, list[str]]:
 
 
 def _list(cluster: str | None, name: str | None, *, as_json: bool) -> None:
-    """List the catalogue, or explain one entry; with a cluster, mark the entries that exist there."""
+    """List the catalogue, or explain the entry `name`; with a cluster, mark the entries that can be built for it."""
     place = None if cluster is None else load_cluster(cluster)
     chosen = list(map(registry.entry, registry.names()))
     if name is not None:

@@ -219,7 +219,8 @@ def _job_measurement(
     """Return the function that every worker calls to train the job under several schedules; rank 0 writes the pilot.
 
     `function` is `FILE.py:NAME`, `seeds` the number of repetitions, `warm_up` the steps of All-Reduce before every run.
-    With a `cluster` file the recommendation for that cluster also runs against the best of the other kinds.
+    With a `cluster` (`4x4`, or a file) workers also train the schedule that design recommends for it, and the best
+    candidate of every other kind.
     """
     file_and_name(function, "FILE.py:NAME")  # one error here instead of one from every worker
     check_without_place(output)

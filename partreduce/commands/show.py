@@ -74,7 +74,7 @@ def _write(output: Path, name: str, figure: "Figure", caption: str, *paragraphs:
 
 
 def _without_matrix(schedule: Schedule, period: int) -> str:
-    """Return a line that says which part of a schedule's rounds is decided at run time; empty if none is."""
+    """Return a line on why a schedule has no mixing matrices: what is decided at run time; empty if it has some."""
     if schedule.is_mixing:
         return ""
     what = ", ".join(filter(None, (f"Period {period}", schedule.strategy.sync.in_words)))

@@ -230,9 +230,10 @@ def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:
 
 
 def _quorum_facts(schedule: Schedule, observed: AsynchronousMetrics) -> dict[str, Any]:
-    """Return results for partial all-reduce under the key "quorum", measured after the first quarter of the rounds.
+    """Return the results of partial all-reduce under the key "quorum".
 
-    They are rates, how many workers contribute to a round, ages of gradients, and the proved bounds.
+    They are rounds and gradients per second, workers that contribute to a round, and ages of gradients, with the proved
+    bound. Rates, contributors and shares leave out the first quarter of the rounds.
     """
     record, setting = observed.quorum, schedule.strategy.sync
     assert record is not None, "asked before"
@@ -347,7 +348,7 @@ def _print_where_time_goes(timeline: Timeline, facts: dict[str, Any]) -> None:
 
 
 def _print_quorum(found: dict[str, Any]) -> None:
-    """Print the rates and ages of a quorum's gradients."""
+    """Print the rates and ages of a quorum's gradients; `found` is the result of `_quorum_facts`."""
     proved = "" if found["proved_age"] is None else f" of {found['proved_age']}"
     console().print(
         f"quorum: {found['rounds_per_second']:.4g} rounds and {found['gradients_per_second']:.4g} gradients a second, "

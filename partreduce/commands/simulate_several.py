@@ -131,7 +131,7 @@ def whole_for(schedule: Schedule, compared: list[Schedule], hardware: Hardware) 
 def row_of(
     schedule: Schedule, hardware: Hardware, algorithm: Algorithm, touched: dict[str, RowAccess] | None = None
 ) -> dict[str, Any]:
-    """Return one schedule's row of the comparison, as `simulate --json` lists it."""
+    """Return one schedule's row of the comparison, as `simulate --json` lists it; `touched` as in `touched_of`."""
     shares = {name: one for name, one in (touched or {}).items() if schedule.route_of(name) is not None}
     costs = predict(schedule, hardware, algorithm=algorithm, touched=shares)
     metrics, strategy = metrics_of(schedule), schedule.strategy

@@ -92,7 +92,7 @@ def _sent_bytes(proof: Proof, model_bytes: str) -> dict[str, dict[str, int]]:
 
 
 def print_sent(sent: dict[str, int], schedule: Schedule | None) -> None:
-    """Print the fact `sent-bytes`, the most bytes that a worker and a node send, as a sentence."""
+    """Print as a sentence the most bytes that a worker and a node send (`sent`, from the fact `sent-bytes`)."""
     is_same = schedule is None or schedule.has_one_steps_per_round
     worker, node, way = (size(float(upper(Fraction(sent[name]), 4))) for name in ("of_worker", "of_node", "in_flight"))
     console().print(
@@ -146,7 +146,7 @@ def _print_how_to_check(certificate: Path, schedule: Path) -> None:
 
 
 def metrics_of(schedule: Schedule | None) -> dict[str, Any]:
-    """Return the metrics as numbers, null if unknown; `how` has the kind and method of each."""
+    """Return the schedule's metrics by name, None if unknown; the key `how` has the kind and method of each metric."""
     if schedule is None:
         return {"how": {}}
 
@@ -223,9 +223,10 @@ def verdict_line(schedule: Schedule | None, proof: Proof) -> str:
 
 
 def in_plain_words(schedule: Schedule, proof: Proof) -> tuple[str, str]:
-    """Return what is proved for training as two clauses: by the schedule file, and by the protocol that runs it.
+    """Return what is proved for training as two clauses, which may be empty.
 
-    Either may be empty. If the verdict itself says that everything depends on the protocol, the first has all.
+    The first holds by the schedule file alone, the second if the program follows its protocol. If the verdict already
+    says that everything depends on the protocol, the first clause has both.
     """
     held = {claim.claim: claim for claim in proof.claims if claim.holds}
     said = {"conflict-free": "no conflict", "deadlock-free": "no deadlock"}

@@ -33,7 +33,7 @@ PLACES = tuple(
     for up in (0, 14, -14, 28, -28, 42, -42)
     for across, sign, side in ((12, 1, "left"), (12, -1, "right"), (0, 1, "center"))
 )
-"""Positions of a name next to its point, best first: offsets in points along and upwards, and the text alignment."""
+"""Positions of a name next to its point, best first: typographic points to the right, and up; and the alignment."""
 NAME = 32
 """Characters per line of a schedule's description."""
 
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 
 def draw_front(planned: Plan, data: Data) -> Figure:
-    """Draw the Pareto front of a plan.
+    """Draw the Pareto front of a plan: predicted time to a loss (upper panel), and a metric (lower panel).
 
-    The lower panel shows the consensus distance if `data` is shuffled, else drift.
+    The metric is the consensus distance if `data` is shuffled, else drift.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.

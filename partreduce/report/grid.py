@@ -103,7 +103,8 @@ def grid_of(
 def _styles(table: npt.NDArray[np.int64], groups: list[bytes], chosen: dict[bytes, int]) -> tuple[Style, ...]:
     """Choose a style (color and hatch) for each group, as far as possible unlike others in its first phase.
 
-    `groups` are the groups' members as bytes, by number; `chosen` maps those that have a style, and is updated.
+    `table` is `Grid.group`. `groups` lists each group's members as bytes; `chosen` maps these to the index of a style,
+    and new choices are added to it.
     """
     used = [0] * NUM_STYLES
     for number in chosen.values():

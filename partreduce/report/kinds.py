@@ -1,6 +1,6 @@
 """Explain the recommended kind of strategy: reasons, needs, and the costs of the best candidates of other kinds.
 
-The sentences also name the kinds that were not considered, for lack of time, their size, or memory.
+The sentences also name the kinds that were not considered, because of time, the number of workers, or memory.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from partreduce.topo.strategies.iteration_gap import IterationGap
 
 NOTHING = "no worker is slow and no step takes longer than others, so there is nothing that a gap could answer"
 MATERIAL = 0.02
-"""The smallest fraction that is reported: of a step's progress that is lost, or of steps that are skipped."""
+"""The smallest reported fraction of a step's progress that is lost, and of steps that are skipped."""
 FEW, HARDLY = 0.75, 0.5
-"""Fractions of the workers that cause a caution.
+"""Fractions below which a caution is printed.
 
-Below FEW, a gap leaves as much noise in the mean as gradients of only that fraction of the workers. Below HARDLY, a
-worker's gradients have less than that fraction of an even share.
+FEW: of all workers, those whose gradients alone would leave as much noise in the mean model. HARDLY: of an even weight,
+the weight of the gradients of the worker that counts least.
 """
 USUAL_MOMENTUM = 0.9
 OUTER_CAUTION = (
@@ -67,7 +67,7 @@ def reasons(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> li
 
 
 def cautions(chosen: CandidateSchedule, job: PlanRequest) -> list[str]:
-    """Return the cautions about a recommendation that was simulated, one sentence each."""
+    """Return the cautions about the kind of a recommendation with `facts`, one sentence each; none for other kinds."""
     return [] if chosen.facts is None else WORDS[chosen.facts.kind].cautions(chosen, job)
 
 
@@ -81,10 +81,9 @@ def _models(facts: Facts, job: PlanRequest) -> str:
 
 
 def _not_taken(best: CandidateSchedule, chosen: CandidateSchedule, job: PlanRequest) -> str:
-    """Return a sentence on the cost of the best candidate of another kind of strategy.
+    """Return a sentence on how much longer `best`, the best candidate of another kind, takes; empty if it does not.
 
-    For a quorum (a round starts when enough workers have arrived) it states what that would gain. It is empty if the
-    best of another kind is not slower.
+    For a quorum (a round starts when enough workers have arrived) the sentence always states the predicted speedup.
     """
     if best.quorum:
         against, is_dear = gain(best, chosen, job.data), decisive_time(best, job) > decisive_time(chosen, job)
@@ -209,7 +208,7 @@ def _answers(chosen: CandidateSchedule, slowdown: Slowdown) -> str:
 def _without(chosen: CandidateSchedule, options: Options) -> str:
     """Return a clause: the step time of the same graph with a plain iteration gap (no staleness, backups, skips).
 
-    It is empty if no candidate has that.
+    The clause is empty if `options` have no other candidate with this graph and a plain gap.
     """
     plain, graph = IterationGap(update_order=_gap(chosen).update_order), chosen.schedule.strategy.graphs
     for one in options:
@@ -294,7 +293,10 @@ WORDS = {
 
 
 def not_reached(missed: Mapping[str, Sequence[str]], answer: Answer) -> list[str]:
-    """Return a sentence on the candidates that planning did not reach in time, by kind; none if it reached all."""
+    """Return a sentence on the candidates that planning did not reach in time; none if it reached all.
+
+    `missed` lists their names by kind; `answer` says why planning ended.
+    """
     count = sum(map(len, missed.values()))
     if not count and not answer.capped:
         return []

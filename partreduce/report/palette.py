@@ -81,9 +81,9 @@ def quiet(axis: Axes, *, across: str = "", up: str = "", grid: bool = True) -> N
 
 
 def logarithmic(axis: Axes, which: str, values: Iterable[float]) -> None:
-    """Make the x or y axis (`which`) logarithmic with plain numbers; zeros are drawn below the smallest positive value.
+    """Make the x or y axis (`which`) logarithmic, with limits and tick marks for `values`, labeled by plain numbers.
 
-    So a value a hundred times as large as the others does not fill the whole axis.
+    Zeros are drawn below the smallest positive value.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, SymmetricalLogLocator
 

@@ -222,7 +222,7 @@ def _draw_nodes(axis: Axes, grid: Grid, phases: list[int], nodes: list[int]) -> 
 def _join(axis: Axes, spots: list[tuple[int, int]], color: str) -> None:
     """Connect a group's `spots`, as (node's position, local rank): thick lines inside nodes, thin ones across nodes.
 
-    Those run along the group's lowest local rank, and bend around nodes between.
+    The thin lines run along the group's lowest local rank, and bend around nodes that are not in the group.
     """
     for column in {x for x, _ in spots}:
         inside = sorted(y for x, y in spots if x == column)

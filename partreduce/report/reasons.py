@@ -77,7 +77,7 @@ def add_reasons(planned: Plan, job: PlanRequest) -> Plan:
 
 
 def reasons(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> list[str]:
-    """Return the reasons for a recommendation, compared with All-Reduce as usually run, one sentence each."""
+    """Return the reasons for a recommendation, one sentence each: its costs, and comparisons with other candidates."""
     costs = f"it communicates {ms(chosen.communication)} per step and takes {ms(chosen.step_seconds)} per step in all"
     waiting = chosen.waiting if chosen.waiting > 1e-6 * chosen.step_seconds else 0.0  # the rest is rounding error
     lines = [f"{costs}, of which {ms(waiting)} are waiting", *_comparisons(chosen, options, job)]
@@ -103,7 +103,7 @@ def reasons(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> li
 
 
 def _unequal_steps(chosen: CandidateSchedule) -> str:
-    """Return which workers take fewer steps per round, and the training loop that such a schedule needs."""
+    """Return a sentence on the workers that take fewer steps per round, and the training loop that this needs."""
     if isinstance(chosen.steps_per_round, int):
         return ""  # a rule of 10^9 workers has no table of them
     steps, most = chosen.schedule.worker_steps().tolist(), chosen.schedule.largest_steps_per_round
@@ -117,7 +117,7 @@ def _unequal_steps(chosen: CandidateSchedule) -> str:
 
 
 def _changed_by(pilot: Pilot, chosen: CandidateSchedule, options: Options, job: PlanRequest) -> str:
-    """Return a sentence on the cost of the pilot, and on what would be recommended without it."""
+    """Return a sentence: the steps that the pilot took, and the schedule that would be recommended without it."""
     blind = replace(job, pilot=None, take=None)
     usual = []
     for option in options:
@@ -133,7 +133,7 @@ def _changed_by(pilot: Pilot, chosen: CandidateSchedule, options: Options, job: 
 
 
 def _comparisons(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> list[str]:
-    """Compare the recommendation with the best plain alternative, faster candidates, and All-Reduce in every step."""
+    """Return sentences that compare the recommendation with All-Reduce every k steps, and with faster candidates."""
     allowed, lines = allowed_options(options, job), []
     against = gain_of(chosen, options, job)
     fastest = min(allowed, key=lambda option: option.time, default=chosen)  # the chosen option may exceed the limits
@@ -221,9 +221,9 @@ def _why_not(fastest: CandidateSchedule, chosen: CandidateSchedule, allowed: Opt
 
 
 def _not_sure(fastest: CandidateSchedule, rival: CandidateSchedule, name: str, job: PlanRequest) -> str:
-    """Return, as a clause, why the error of a candidate's predicted time leaves open whether it beats its rival.
+    """Return a clause: why it is not certain that the candidate `fastest` is faster than `rival`.
 
-    `name` is the rival's name in the clause.
+    Either the prediction's error is too large, or outer steps lose on one task. `name` is the rival's in the clause.
     """
     there = float((times_by_case([fastest], job) / times_by_case([rival], job)).max())
     lack = f"on the task that suits it least it would take {there:.2f} times as long as {name}"
@@ -282,9 +282,9 @@ def cautions(chosen: CandidateSchedule, job: PlanRequest, ended: str = "its time
 
 
 def failed_networks(option: CandidateSchedule, job: PlanRequest) -> str:
-    """Return a clause on the optimizers under which a test network did not reach its loss.
+    """Return a clause on the optimizers under which a network of the steps model's tasks did not reach its loss.
 
-    Its averages were as late, or as rare, as those of `option`; the clause says which.
+    In those runs averages were as late, or as rare, as those of `option`; the clause says which.
     """
     is_many = job.cluster.num_workers >= MANY
     may_be = [one for one in Optimizer if job.optimizer in {None, one}]
@@ -294,23 +294,22 @@ def failed_networks(option: CandidateSchedule, job: PlanRequest) -> str:
 
 
 def _is_too_late(option: CandidateSchedule) -> bool:
-    """Return whether a candidate's averages are as late as those with which a test network did not reach its loss.
+    """Return whether training may fail because averages are late (their late distance exceeds `FailurePoint.late`).
 
-    Called for a candidate with which one may fail. If this is false, its averages are as rare instead: the late
-    distance measures how late they are, the consensus distance how rare (`FailurePoint`).
+    False means that averages are too rare: `option.may_fail` must be true.
     """
     return option.late_distance >= option.model.lost.late
 
 
 def _beyond(option: CandidateSchedule) -> str:
-    """Return a clause on what exceeds the measured range: the number of fragments, or how rarely workers average."""
+    """Return a clause on what was never measured: so many fragments of the model, or averages as rare."""
     if (count := option.schedule.strategy.payload.num_fragments) > 1:
         return f"its model is cut into {count} fragments and at most {OUTER_FRAGMENTS} were measured"
     return "it averages less often than any schedule that was measured"
 
 
 def late_and_small(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> list[str]:
-    """Return up to two sentences: what a codec, and what gradients one step late (a pipeline), would gain or cost."""
+    """Return up to two sentences: the predicted effects of a codec, and of gradients one step late (a pipeline)."""
     return [line for line in (_codec_pays(chosen, options, job), _pipeline_pays(chosen, options, job)) if line]
 
 
@@ -361,8 +360,8 @@ def best_with_codec(
 ) -> tuple[CandidateSchedule, float] | None:
     """Return the best candidate if codecs were allowed, and its predicted speedup over the recommendation.
 
-    The recommendation, the best plain and the fastest candidate are tried with codecs. None if the job already allows
-    codecs, or if the speedup is too small to report.
+    Codecs are tried on the recommendation, the best All-Reduce every k steps, and the fastest candidate. The result is
+    None if the job already allows codecs, the recommendation has `facts`, or the speedup is too small to report.
     """
     if chosen.facts is not None or job.codec is not Codec.NONE:
         return None

@@ -51,8 +51,8 @@ class Comparison:
     `every_step` is All-Reduce in every step. `simple` is the strongest of All-Reduce every H steps (PyTorch's
     post-local SGD after its warm-up), averages inside each node with rare ones over all workers, and DiLoCo; if the
     recommendation is one of these, `simple` is the recommendation and `other` the strongest of the others. `fastest`
-    has the least predicted time, `without_delay` is the best without late averages. `over_simple` and `over_every_step`
-    are predicted speedups of the recommendation in time to a loss.
+    has the least predicted time, `without_delay` is the best without late averages or a simulated protocol.
+    `over_simple` and `over_every_step` are predicted speedups of the recommendation in time to a loss.
     """
 
     chosen: CandidateSchedule
@@ -107,7 +107,7 @@ def compare(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job
 
 
 def _strongest(options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSchedule | None:
-    """Return the candidate with the least predicted time (`recommend.decisive_time`); None if there is none.
+    """Return the fastest of the candidates that may be recommended, by `recommend.decisive_time`; None without one.
 
     A recommendation is chosen by its worst case over tasks, too; a baseline is not, or it would look weaker than it is.
     """
@@ -115,7 +115,7 @@ def _strongest(options: Sequence[CandidateSchedule], job: PlanRequest) -> Candid
 
 
 def variants(chosen: CandidateSchedule, job: PlanRequest) -> Iterator[Variant]:
-    """Yield the quick answers for other optimizers; none with a pilot, because a pilot ran with one optimizer."""
+    """Plan the job with the quick effort for each other optimizer; yield nothing with a pilot, which fixes it."""
     for optimizer in Optimizer:
         if optimizer is job.optimizer or job.pilot is not None:
             continue
@@ -172,7 +172,7 @@ def _facts(compared: Comparison, job: PlanRequest, proved: str, *, capped: bool)
 
 
 def times(gain: Gain) -> str:
-    """Format a speedup with the range that holds 9 of 10 predictions; outside what was measured, the range only."""
+    """Format a speedup with the interval that holds it in 9 of 10 cases; only the interval if it is a guess."""
     span = f"{_factor(gain.low)} to {_factor(gain.high)}"
     return f"{span}x (a guess)" if gain.is_guess else f"{_factor(gain.ratio)}x ({span}x)"
 
@@ -230,7 +230,10 @@ def _tuning(chosen: CandidateSchedule) -> str:
 
 
 def _risk(chosen: CandidateSchedule, job: PlanRequest, *, capped: bool) -> str:
-    """Return, as a text, what may make the prediction wrong beyond its stated error; empty if nothing is known."""
+    """Return, as a text, what may make the prediction wrong beyond its stated error; empty if nothing is known.
+
+    `capped`: a time limit ended the planning.
+    """
     said = []
     if chosen.extrapolated:
         said.append("nothing that averages as rarely was measured, so its steps are a guess")
@@ -246,7 +249,7 @@ def _risk(chosen: CandidateSchedule, job: PlanRequest, *, capped: bool) -> str:
 
 
 def _table(compared: Comparison) -> list[str]:
-    """Return the lines of the table of five schedules; a schedule that is already listed refers to its first row."""
+    """Return the lines of the table of five schedules; a repeated schedule is shown as the name of its first row."""
     room = WIDTH - LABEL - 2 * CELLS - 2
     lines = ["", " " * (LABEL + room) + f"{'step':>{CELLS}}{'speed':>{CELLS}}"]
     rows = {
@@ -302,7 +305,7 @@ def three_reasons(compared: Comparison, options: Sequence[CandidateSchedule], jo
 
 
 def sensitivity(compared: Comparison, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
-    """Return sentences on the predicted effects of a codec and of another optimizer, the largest change first."""
+    """Return clauses on the predicted effects of a codec, and of other optimizers, the largest change first."""
     said: list[tuple[float, str]] = []
     now = compared.over_every_step.ratio
     for optimizer, speedup, is_other in variants(compared.chosen, job):
@@ -315,7 +318,7 @@ def sensitivity(compared: Comparison, options: Sequence[CandidateSchedule], job:
 
 
 def _label_lines(facts: Mapping[str, str]) -> list[str]:
-    """Return lines with the label of each text on the left; empty texts are left out."""
+    """Return the lines of texts, wrapped, each with its label on the left; `facts` maps labels to texts."""
     lines: list[str] = []
     for label, words in facts.items():
         for i, line in enumerate(wrap(words, WIDTH - LABEL - 2, break_on_hyphens=False)):

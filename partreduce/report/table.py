@@ -39,7 +39,7 @@ class Column:
 
 @dataclass(slots=True)
 class Table:
-    """A table in the project's style, for `console().print`. Cells may hold rich's markup."""
+    """A table for `console().print`; `rows` are (cells, rich style of the row). Cells may hold rich's markup."""
 
     title: str
     columns: list[Column]
@@ -105,7 +105,7 @@ class Table:
 
 
 def table(title: str, name: str, *columns: str | Column) -> Table:
-    """Return an empty table whose first column, `name`, has the row names; plain headers are never left out."""
+    """Return an empty table whose first column is `name`; columns given as plain texts are never left out."""
     others = [column if isinstance(column, Column) else Column(column) for column in columns]
     return Table(title, [Column(name, justify="left"), *others])
 

@@ -32,7 +32,8 @@ def draw_timeline(
     """Draw one row per worker: computing, waiting and communicating in the first `max_rounds` rounds.
 
     Of more than `max_rows` workers, evenly spaced ones are drawn. An operation that runs while its worker computes is
-    drawn in the lower half of the row. With `worker_steps`, each worker's steps per round, white lines separate steps.
+    drawn in the lower half of the row. With `worker_steps`, each worker's steps per round, white lines separate up to
+    `MAX_STEPS` steps.
     """
     count = timeline.finish.shape[1]
     rows = np.arange(count) if count <= max_rows else np.unique(np.linspace(0, count - 1, max_rows).astype(int))

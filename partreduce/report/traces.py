@@ -24,7 +24,7 @@ Operations named after a call, with `()`, are also outside.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The measurements of one run, per step; `words` describe the schedule.
+    """The measurements of one run; `words` describe the schedule. Seconds and bytes are means per step.
 
     `step_seconds` are those of the fastest worker, without evaluations. `operation_seconds` (time in group operations)
     and `waiting_seconds` (the part of it spent waiting for the last member) are means over the workers. `nic_bytes`
@@ -144,7 +144,7 @@ def read_run(folder: Path) -> Run:
     begin = {rank: mine[0]["start"] for rank, mine in own.items()}
 
     def series(name: str) -> tuple[tuple[float, float], ...]:
-        """Return a logged number as pairs (seconds, mean over the workers).
+        """Return a number in the traces, such as "loss", as pairs (seconds of training, mean over the workers).
 
         The k-th entries of all workers are combined: the latest instant, and the mean.
         """
