@@ -89,7 +89,7 @@ def _invoke(arguments: list[str]) -> int:
 
 
 def in_options(message: str) -> str:
-    """Replace Python arguments in an error message by command-line options: `format=x` becomes `--format x`."""
+    """Replace the names in `ARGUMENTS` by options in an error message: `format=x` becomes `--format x`."""
     names = "|".join(ARGUMENTS)
     message = re.sub(rf"^({names})(?=:)", lambda found: _option(found[1]), message)
     message = re.sub(rf"\b({names})=(?=\w)", lambda found: f"{_option(found[1])} ", message)

@@ -60,8 +60,8 @@ def fresh_terminal() -> Iterator[None]:
 def claim_stdout(*outputs: Path | None, as_json: bool = False) -> None:
     """Make `console()` print on standard error from now on if one of the output paths is `-`, standard output.
 
-    `outputs` are the files that a command will write (None: not asked for); with `as_json` its JSON goes to standard
-    output, too. Raises InputError for two documents on standard output, FileError for a path that cannot be written.
+    `outputs` are the files that a command will write (None: not asked for). `as_json`: it also writes JSON to standard
+    output. Raises InputError for two documents on standard output, FileError for a path that cannot be written.
     """
     from partreduce.topo.document.reader import STDOUT, descriptor_to_write
     from partreduce.topo.document.writer import check_without_place
@@ -79,7 +79,7 @@ def claim_stdout(*outputs: Path | None, as_json: bool = False) -> None:
 
 
 def suggest_verify(output: Path | None, *, guarantees_consensus: bool = True) -> None:
-    """Suggest `partreduce verify` of the schedule file `output`, or the option -o if it is None; nothing for `-`.
+    """Print the next command: verify the schedule file `output`, or add -o if that is None; print nothing for `-`.
 
     Without `guarantees_consensus` the suggested command has --allow-no-consensus.
     """

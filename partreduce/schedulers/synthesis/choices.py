@@ -38,7 +38,8 @@ MAX_GROUPS, MAX_BLOCKS = 1000, 512
 MAX_WIDTH = 4
 """Largest number of nodes that `Choices.aligned` groups cross, unless they cross all nodes."""
 MAX_TIMED, WARM = 64, 2
-"""Most workers, or local ranks, whose waiting is computed; and periods of warm-up, as many as are then measured."""
+"""Most workers (of a rule: local ranks) for which waiting is simulated; and the periods simulated before as many more
+are measured."""
 MAX_PLACES, MAX_RULE_PLACES, FEW_WORKERS = 64, 16, 8
 """Most places (`Choices`) of explicit groups, and of a rule; and most workers that always get explicit groups."""
 
@@ -48,8 +49,9 @@ class Space(NamedTuple):
 
     A character is a Fourier mode over the nodes, and its class the set of node digits on which it depends. A rule mixes
     each class by one G×G matrix over local ranks. `weight` (C,) is the number of characters of a class divided by the
-    number of workers. `fresh` (C, G, G) is the covariance of the noise, off the mean, that the steps of a round add. A
-    round has `instants` steps; `floor` is what noise before a round's last step adds to the distance of any period.
+    number of workers. `fresh` (C, G, G) is the covariance of the noise that the steps of a round add, less the noise of
+    the mean model. A round has `instants` steps; `floor` is the part of any period's consensus distance that noise within
+    a round causes.
     """
 
     weight: Floats
@@ -62,9 +64,9 @@ class Space(NamedTuple):
 class Choices:
     """The blocks from which a search composes phases; `radices` are the rule's, () for explicit groups.
 
-    A block (local ranks L, digits D) forms one group for every setting of the node digits outside D. A place is a set
-    of local ranks that every block takes together; each local rank is in one of the `places`. If `is_complete`, the
-    blocks are all groups that the limits allow, so a proof about these blocks holds for all schedules.
+    A block (local ranks L, digits D) forms one group for every setting of the node digits outside D. The `places`
+    partition the local ranks; a block contains each place wholly or not at all. If `is_complete`, the blocks are all
+    groups that the limits allow, so a proof about these blocks holds for all schedules.
     """
 
     problem: Problem
@@ -90,7 +92,7 @@ class Choices:
 
     @cached_property
     def joined(self) -> Floats:
-        """Return by how much each block lowers the number of groups, shape (B,), if a lone worker counts as a group."""
+        """Return how many fewer groups a phase has with each block, shape (B,); a lone worker counts as a group."""
         members = np.array([len(block.local) for block in self.blocks]) * prod(self.radices)
         return np.asarray(members / self.sizes * (self.sizes - 1))
 
@@ -103,13 +105,13 @@ class Choices:
 
     @cached_property
     def within(self) -> list[list[int]]:
-        """Return for each block the indices of its places."""
+        """Return for each block the indices of the places that it contains."""
         home = {rank: place for place, ranks in enumerate(self.places) for rank in ranks}
         return [sorted({home[rank] for rank in block.local}) for block in self.blocks]
 
     @cached_property
     def meetings(self) -> list[tuple[float, tuple[int, ...]]]:
-        """Return (number of pairs of workers, indices of the blocks that average these), for every set of blocks."""
+        """Return (count, indices of blocks), where `count` pairs of workers share a group in exactly these blocks."""
         meeting: dict[tuple[int, int, tuple[int, ...]], list[int]] = {}
         for b, block in enumerate(self.blocks):
             for one, other in combinations_with_replacement(self.within[b], 2):
@@ -147,7 +149,7 @@ class Choices:
         return np.array([seconds for seconds, _ in rows]), np.unique(table, axis=1)
 
     def cost(self, phase: RulePhase) -> float:
-        """Return the seconds of communication of one phase."""
+        """Return the seconds of communication of a phase, those of its slowest group."""
         return float(self._times(phase).max())
 
     def step_seconds(self, periods: Sequence[Period], worker_steps: Sequence[int]) -> Floats:
@@ -180,7 +182,7 @@ class Choices:
     def _times(self, phase: RulePhase) -> Floats:
         """Return the seconds that a worker (row) communicates after the worker of the column has arrived.
 
-        The shape is (m, m) for the m entries of `_compute`. -inf: they share no group, so the row does not wait.
+        The shape is (m, m) for the m entries of `_compute`; -inf for two workers that share no group.
         """
         if phase not in self._known:
             count, seconds = len(self._compute), self._loads(phase).seconds()
@@ -199,7 +201,7 @@ class Choices:
         return self._known[phase]
 
     def busy(self, phase: RulePhase) -> float:
-        """Return the mean seconds that a worker communicates in the phase."""
+        """Return the seconds that workers communicate in the phase, as a mean over the workers."""
         return float(self._times(phase).diagonal().mean())
 
     def _loads(self, phase: RulePhase) -> loads.Loads:
@@ -266,7 +268,7 @@ class Choices:
     def matrices(self, phases: Period) -> Floats:
         """Return the mixing matrices of A phases for each class (`Space`), shape (A, C, G, G).
 
-        The mean over all workers, which lies in class 0, is subtracted.
+        Those of class 0 are less the matrix that averages all workers.
         """
         view = RuleView(self.radices, phases, self.num_ranks)
         matrices = Operators.of_rule(view, list(every_class(len(self.radices)))).matrices()
@@ -274,7 +276,7 @@ class Choices:
         return matrices
 
     def space(self, worker_steps: Sequence[int]) -> Space:
-        """Return the `Space` for rounds with these steps of each worker; for a rule, with one step per round."""
+        """Return the `Space` for rounds with these steps of each worker (ignored for a rule: one step per round)."""
         classes, eye = list(every_class(len(self.radices))), np.eye(self.num_ranks)
         center = eye - 1 / self.num_ranks  # the mean lives in the class of the empty set alone
         weight = np.array([prod(self.radices[d] - 1 for d in c) for c in classes]) / self.problem.cluster.num_workers
@@ -341,7 +343,7 @@ def explicit_groups(problem: Problem) -> Choices:
 
 
 def _groups_of_nodes(problem: Problem, nodes: list[list[int]], size: int) -> Iterator[tuple[int, ...]]:
-    """Yield groups, as tuples of places, along nodes and switches: whole ones, their first local ranks, and parts.
+    """Yield groups, as tuples of places: nodes and sets of nodes, whole or only their first local ranks, and parts.
 
     `nodes` has the places of each node. Groups of up to `size` places are listed by the caller.
     """

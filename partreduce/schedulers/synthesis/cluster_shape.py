@@ -12,9 +12,9 @@ from partreduce.topo.phase import Phase
 from partreduce.topo.timing import loads
 
 MAX_STEPS_PER_ROUND, SLOWER = 8, 1.05
-"""Most steps per round; and the factor of step time up to which a worker counts as fast as the fastest one."""
+"""Most steps per round; and the largest ratio of step times at which two workers count as equally fast."""
 MAX_DIGITS, MAX_RULE_ENTRIES = 4, 750_000
-"""Most digits of a node's number in a rule (mixing takes one matrix per set of digits), and most entries of them."""
+"""Most digits of a node's number in a rule, and most entries of its mixing matrices, one matrix per set of digits."""
 MAX_EXPLICIT_WORKERS = 512
 """Most workers for which explicit groups are searched; each phase is then a dense n×n matrix."""
 
@@ -53,12 +53,12 @@ def _levels(cluster: Cluster) -> tuple[int, ...] | None:
 
 
 def has_equal_speeds(cluster: Cluster) -> bool:
-    """Return whether all workers are equally fast, so that equal steps per round suit them."""
+    """Return whether the hardware states no slower worker."""
     return cluster.hardware is None or all(factor == 1 for _, factor in cluster.hardware.slowdown)
 
 
 def derived_worker_steps(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
-    """Return the choices of each worker's steps per round: 1 for all; if speeds differ, also in proportion to speed."""
+    """Return one or two tuples of each worker's steps per round: all 1; if speeds differ, also in proportion to them."""
     hardware = cluster.hardware
     assert hardware is not None
     same = (1,) * cluster.num_workers
@@ -81,8 +81,8 @@ def largest_steps(cluster: Cluster) -> int:
 def crossing_bound(problem: Problem) -> float:
     """Return a lower bound on the communication, in seconds per step, of any schedule that reaches consensus.
 
-    Some group must cross every cut of the nodes (around the slowest NIC, below a switch) once in `max_period` rounds of
-    at most `largest_steps` steps. The cheapest such group is a pair, for any all-reduce algorithm.
+    A group must cross each cut of the nodes (around the slowest NIC, below a switch) once in `max_period` rounds of at
+    most `largest_steps` steps. The cheapest group that crosses it is a pair, for any all-reduce algorithm.
     """
     cluster, hardware, num_nodes = problem.cluster, problem.hardware, problem.cluster.num_nodes
     rounds = problem.limits.max_period * largest_steps(cluster)

@@ -31,11 +31,11 @@ from partreduce.topo.rule import Block, RulePhase
 MAX_REPORTED, MAX_PHASES = 60, 4
 """Most reported candidates per kind of groups and steps per round; most phases of a period that CP-SAT decides."""
 TIGHTER, MUCH_TIGHTER = 0.85, 0.6
-"""Next budget in seconds, as a fraction of what the last result takes: for phases of long periods, and for periods."""
+"""The solver's next budget as a fraction of the last result's seconds: for phases of long periods; for periods."""
 PROVING_SHARE, ALIGNED_SHARE, DECIDING_SHARE, COMPOSING_SHARE = 0.4, 0.1, 0.3, 0.6
-"""Fractions of the time: for proving a bound; and when to end the aligned, the decided and the composed periods."""
+"""Fractions of the time: to prove a bound; and at which to end `Choices.aligned`, deciding, and composing periods."""
 MAX_MORE, MAX_TRIES = 128, 4
-"""Most additional phases for exchanges, and most exchanges tried per period."""
+"""Most phases to try in exchanges in addition to those found; and most rounds of exchanges per period."""
 MORE = (1, 2, 3, 5, 7, 11, 23)
 """Numbers of cheap or silent phases to insert after each phase of a decided period, to communicate less."""
 PER_METRIC, PER_PRODUCT, PER_TIMING = 3e-3, 2e-9, 1e-4
@@ -47,11 +47,11 @@ def search(
 ) -> Front:
     """Search the Pareto front of a problem: schedules with the best trade-offs of communication and consensus distance.
 
-    Even clusters get rules, others explicit groups. All workers have 1 step per round, or, where the hardware states
-    slower workers (`Hardware.slowdown`), also as many as their speed allows. The search ends at the clock's position
-    `until` (the last evaluation may overrun it a little), or after Ctrl-C, with the schedules found so far. If the
-    clock has an effort, the result depends only on `seed`, unless wall-clock time ends the search. `progress` is called
-    with a line for each stage of the work.
+    Even clusters get rules (small ones explicit groups, too), others explicit groups. All workers have 1 step per
+    round; if the hardware states slower workers (`Hardware.slowdown`), also as many as their speed allows. The search
+    ends at the clock's position `until` (the last evaluation may overrun it a little), or after Ctrl-C, with the
+    schedules found so far. If the clock has an effort, the result depends only on `seed`, unless wall-clock time ends
+    the search. `progress` is called with a line for each stage of the work.
     """
     if reason := _impossible(problem):
         return Front(status=Status.INFEASIBLE, reason=reason)
@@ -94,8 +94,8 @@ def search(
 class Exploration:
     """The state of a search among the blocks of `choices`; `say` receives progress messages.
 
-    `worker_steps` lists choices of each worker's steps per round; for each of these `candidates` has a map from the
-    periods found. `decided` holds the phases that CP-SAT has found, those of one period together.
+    `worker_steps` holds one or two tuples with each worker's steps per round, and `candidates` a dict for each of them:
+    the candidates found, by period. `decided` holds the sets of phases of the periods that CP-SAT has found.
     """
 
     def __init__(self, choices: Choices, clock: Clock, seed: int, say: Callable[[str], object]) -> None:
@@ -107,7 +107,7 @@ class Exploration:
         self.decided: dict[frozenset[RulePhase], None] = {}  # phases decided together, a set that keeps the order
 
     def explore(self, until: float) -> None:
-        """Find periods, or the phases of long ones, with CP-SAT and improve them until the clock's position `until`."""
+        """Fill `candidates`: find periods, or phases of long ones, by CP-SAT; improve them until position `until`."""
         start, limits, full = self.clock.position(), self.limits, self.choices.everybody()
         span = until - start
         for period in self.choices.aligned() if not self.choices.radices else ():
@@ -131,8 +131,8 @@ class Exploration:
     def prove(self, until: float) -> float:
         """Return a lower bound on the consensus distance with equal steps; infinite if no schedule keeps the limits.
 
-        If the limits allow only short periods, these are found one by one, the best by the model first, until no other
-        can be better. Else the bound is the least noise that any two consecutive rounds leave.
+        If the limits allow only periods of up to `MAX_PHASES`, these are found one by one, the best by the model first,
+        until no other can be better. Else the bound is the least noise that any two consecutive rounds leave.
         """
         clock, limits = self.clock, self.limits
         if limits.max_period > MAX_PHASES:
@@ -157,7 +157,7 @@ class Exploration:
     def _decide(self, models: dict[ScheduleModel, list[float]], until: float) -> None:
         """Solve every model within its budgets (in seconds of a period's communication), then within tighter ones.
 
-        The models take turns until the clock's position `until`; no period is found twice.
+        The models take turns until the clock's position `until`. Results are added to `decided` and `candidates`.
         """
         left = {model: list(budgets) for model, budgets in models.items()}
         while any(left.values()) and not self.clock.passed(until):
@@ -237,7 +237,7 @@ class Exploration:
                         front.append((found, kept))
 
     def _offer(self, period: Period) -> Candidate | None:
-        """Keep a period, and variants with more cheap or silent phases.
+        """Add a period to the candidates, and variants with silent phases or more of its cheapest phase inserted.
 
         Return the period's candidate with equal steps; None if it exceeds a limit or does not reach consensus.
         """
@@ -258,9 +258,9 @@ class Exploration:
         return first
 
     def _keep(self, period: Period, value: float, s: int) -> Candidate | None:
-        """Keep and return a period's candidate; None if it exceeds a limit or does not reach consensus.
+        """Add a period to the candidates and return it as one; None if it exceeds a limit or does not reach consensus.
 
-        `value` is its consensus distance, infinite without consensus; `s` is the index of its `worker_steps`.
+        `value` is its consensus distance, infinite without consensus; `s` is the index of its steps in `worker_steps`.
         """
         limits, kept = self.limits, value < inf and len(period) <= self.limits.max_period
         if limits.max_distinct_phases is not None:
@@ -341,7 +341,10 @@ def _communication_and_distance(one: Candidate) -> tuple[float, float]:
 
 
 def _select_reported(problem: Problem, found: list[Candidate]) -> list[Candidate]:
-    """Return the best candidate, then a spread over the fronts of consensus distance by time, and by communication."""
+    """Return the best candidate, then some spread over two Pareto fronts, at most `MAX_REPORTED` in all.
+
+    Both fronts are in consensus distance; one also in step time, the other in communication.
+    """
     both = (_step_and_distance, _communication_and_distance)
     fronts = (scatter(non_dominated(found, at, lambda one: (one.schedule.period,)), at) for at in both)
     listed = {id(one): one for turn in zip_longest(*fronts) for one in turn if one is not None}

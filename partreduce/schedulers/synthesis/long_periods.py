@@ -36,7 +36,8 @@ BINS = 240
 TRIED, SCORED = 48, 24
 """Most phases that are estimated in each position, and most exchanges scored exactly."""
 NEGLIGIBLE, MAX_DOUBLINGS, UNSETTLED = 1e-9, 12, 1e-3
-"""Workers count as agreeing if at most a share UNSETTLED of a difference is left after 2^MAX_DOUBLINGS periods."""
+"""A period reaches consensus if at most a share UNSETTLED of any difference is left after 2^MAX_DOUBLINGS periods, and
+the computation ends early once all entries left are at most NEGLIGIBLE."""
 PER_PREFIX, PER_ENTRY, PER_TRIAL, PER_PLACE = 2e-5, 4e-10, 6e-6, 1.4e-9
 """Nominal seconds of one prefix, of each entry that it multiplies, of trying a piece, and of each of its places."""
 PER_CALL, PER_MATRIX, PER_PRODUCT = 5e-5, 5e-7, 4e-10
@@ -101,8 +102,8 @@ def compositions(
 def _worth_extending(spent: Floats, ahead: Floats, width: int) -> npt.NDArray[np.int64]:
     """Return the indices of the beam's prefixes to extend: the best few of each cost, at most about `width` in all.
 
-    `spent` are their costs in seconds, `ahead` their sums of distances with what is still to come. Of too many, those
-    are kept that minimize distance + price · cost at one of several prices.
+    `spent` are the prefixes' costs in seconds, `ahead` the sums of their rounds' consensus distances and of an estimate
+    for the next round. Of too many, those are kept that minimize distance + price · cost at one of several prices.
     """
     order = np.lexsort((ahead, cents := np.round(spent * 1e7).astype(np.int64)))
     _, first, rank = np.unique(cents[order], return_index=True, return_inverse=True)
@@ -274,7 +275,7 @@ class Exchanges:
         return total, replaced, inserted, removed
 
     def work(self, period: Period) -> float:
-        """Return the approximate nominal seconds of trying all exchanges of a period."""
+        """Return the approximate nominal seconds that `better` takes for a period."""
         size, length = self.space.fresh.size, len(period)
         return self._work(TRIED * length * size, 3) + self._work(SCORED * size, 4 * length + 24)
 

@@ -86,7 +86,8 @@ class Limits:
     def allow_consensus_distance(self, value: float, exact: Callable[[], Fraction | None] = lambda: None) -> bool:
         """Return whether the consensus distance `value` is within the limit.
 
-        If it equals the limit up to rounding, `exact()` is called for the exact value; None (unknown) counts as within.
+        A value that equals the limit up to rounding is within a limit given as a float. With a fraction as the limit,
+        `exact()` is called for the exact value; None (unknown) counts as within.
         """
         if self.max_consensus_distance is None:
             return True
@@ -126,7 +127,7 @@ def check_cluster(cluster: Cluster) -> Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """The request to a search; `algorithm` is how a group's all-reduce travels."""
+    """The request to a search; `algorithm` is the all-reduce algorithm of the groups."""
 
     cluster: Cluster
     objective: Objective = Objective.CONSENSUS_DISTANCE

@@ -37,7 +37,7 @@ SOLVE, PER_LITERAL, PER_SECOND = 2.0, 4e-6, 1.3
 
 
 class Decision(NamedTuple):
-    """The best period found, () if none was, and a lower bound on the consensus distance of all that were allowed.
+    """The best period found (`phases`, () if none was), and a lower bound on the consensus distance of any allowed one.
 
     `bound` is infinite if it is proved that no period keeps the limits and budgets.
     """
