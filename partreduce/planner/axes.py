@@ -42,8 +42,8 @@ from partreduce.topo.strategies.axes import SYNCHRONOUS, GradientBuckets, Transp
 from partreduce.topo.timing.event_graph import TimedPeriod
 
 ALWAYS, MOST = 24, 48
-"""Steps per round up to which all are considered, and the maximum; between these two numbers, those are considered
-whose metrics lie in the range that the steps model was fitted to."""
+"""Up to `ALWAYS` steps per round, all numbers are considered; from there to `MOST`, those whose metrics lie in the
+range that the steps model was fitted to."""
 
 
 class Setting(NamedTuple):
@@ -67,7 +67,10 @@ class Setting(NamedTuple):
 
 
 class Timings:
-    """The seconds per step of a synchronous schedule with one algorithm and codec, in every setting; cached."""
+    """The communication and seconds per step of a schedule with one algorithm and codec, by `Setting`; cached.
+
+    `schedule` is synchronous; `costed` has the algorithm and codec.
+    """
 
     def __init__(self, schedule: Schedule, job: PlanRequest, costed: CostedTransport) -> None:
         self.schedule, self.job, self.costed, self.times = schedule, job, costed, job.compute_times()
@@ -77,7 +80,7 @@ class Timings:
         self.seconds, self.steps = cache(self._seconds), cache(self._steps)
 
     def costed_for(self, setting: Setting) -> CostedTransport:
-        """Return the transport in this setting, with its cost at one step per round."""
+        """Return the transport in this setting (by layers or not), with its cost at one step per round."""
         if not setting.is_layered:
             return self.costed
         transport = replace(self.costed.transport, gradient_buckets=setting.gradient_buckets)
@@ -127,7 +130,7 @@ class Timings:
 class Point(NamedTuple):
     """The metrics of a schedule in one setting as numbers, infinite if unknown, and whether it averages gradients.
 
-    `synchronous` is the consensus distance without what delay adds to it.
+    `distance` is the consensus distance, `synchronous` the same without what delay adds, `late` the late distance.
     """
 
     distance: float
@@ -175,7 +178,7 @@ class Measurements:
         )
 
     def _line(self, delay: Delay, timing: Timings, most: int) -> list[tuple[Point, float, float]]:
-        """Return metrics, and seconds of communication and of a whole step, for 1 to `most` steps per round."""
+        """Return (metrics, seconds of communication, seconds of a step) for each of 1 to `most` steps per round."""
         settings = [Setting(delay, count) for count in range(1, most + 1)]
         return [(self.point(*one[:2]), timing.sent(one).seconds, timing.seconds(one).step) for one in settings]
 
@@ -199,14 +202,14 @@ class Measurements:
 
 
 measured = lru_cache(maxsize=256)(Measurements)
-"""Return the measurements of a schedule, cached so that plans for other optimizers and data share them."""
+"""Return the measurements of a schedule, cached so that plans for other optimizers and limits share them."""
 
 
 class Axes:
     """The settings of one schedule (delay, steps per round, codec, layers), and the choice among them for a job.
 
     Raises:
-        PartreduceError: the schedule has no fixed phases, or a metric could not be found within its limit.
+        PartreduceError: the schedule has no fixed phases, or a metric would take too much work.
     """
 
     def __init__(self, schedule: Schedule, job: PlanRequest) -> None:
@@ -224,10 +227,10 @@ class Axes:
     ) -> list[CandidateSchedule]:
         """Return the schedule in several settings, ordered by delay and steps per round.
 
-        Each delay that the job allows occurs with 1 step per round and with the best number; the first delay, which is
+        Each delay that the job allows occurs with 1 step per round and with the best numbers; the first delay, which is
         `synchronous` if allowed, also with the numbers in `rounds`. If allowed, one candidate sends gradients by layer.
-        `name` begins the candidates' names, `status` is theirs. `pays` is called before each candidate but the first,
-        which is left out if it returns False.
+        `name` begins the candidates' names, `status` is their `CandidateSchedule.status`. Before each candidate but the
+        first, `pays()` is called; if it returns False, that candidate is left out.
         """
         allowed = [delay for delay in self.job.sync_types if delay.suits(self.schedule.strategy)]
         if not allowed or not (most := self.most()):
@@ -300,7 +303,7 @@ class Axes:
         return self.usual.extrapolates(at.distance, self._pushed(at))
 
     def _may_fail(self, setting: Setting) -> bool:
-        """Return whether training may fail in this setting: by its drift, or averages rarer than any measured ones."""
+        """Return whether training may fail in this setting, by its drift or because averages are too rare or late."""
         at = self.measured.point(setting.sync, setting.steps_per_round)
         if at.gradients:
             return False
@@ -333,7 +336,7 @@ def within_limits(schedule: Schedule, limits: Limits) -> bool:
 
 
 def within_gap(schedule: Schedule, limits: Limits) -> bool:
-    """Return whether some group crosses nodes in any `max_gap` + 1 consecutive steps."""
+    """Return whether every window of `max_gap` + 1 consecutive steps has a group that crosses nodes."""
     most = most_steps_per_round(schedule, limits)
     return most is None or schedule.largest_steps_per_round <= most
 

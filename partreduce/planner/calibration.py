@@ -47,13 +47,13 @@ def calibrate(curves: Sequence[Curve], *, data: str, steps: int, finalists: Coll
         curves: the loss curves of all runs, with All-Reduce's for at least two seeds.
         data: how training data differ between workers: shuffled, per-worker or per-node.
         steps: the training steps of a run.
-        finalists: hashes (`trained_sha256`) of schedules whose measured steps ratio a plan shall find in the pilot.
+        finalists: hashes (`trained_sha256`) of schedules whose own steps ratios plans shall use (`measuring.as_ran`).
 
     Returns:
         The Pilot: the prices with intervals, and the schedules that ran.
 
     Raises:
-        InputError: All-Reduce did not learn, a schedule learned nothing compared with it, or there are too few seeds.
+        InputError: All-Reduce did not learn, there are fewer than two seeds, or a price cannot be determined.
     """
     references = {curve.seed: curve for curve in curves if curve.is_reference}
     if len(references) < 2:
@@ -89,8 +89,8 @@ def calibrate(curves: Sequence[Curve], *, data: str, steps: int, finalists: Coll
 def _probe(runs: Sequence[Curve], references: dict[int, Curve], data: str) -> Probe:
     """Return the probe of one schedule: its metrics, and its steps ratio for each seed.
 
-    `runs` are the schedule's loss curves, one per seed, `references` All-Reduce's by seed. If a run was unstable, or
-    missing, there are no steps ratios. `data` as in `calibrate`.
+    `runs` are the schedule's loss curves, one per seed, `references` All-Reduce's by seed. If a run was unstable,
+    missing, or slower than `MOST_STEPS_RATIO` can express, there are no steps ratios. `data` as in `calibrate`.
     """
     schedule = runs[0].schedule
     steps_ratios: tuple[float, ...] = ()
@@ -121,7 +121,7 @@ def _six_digits(value: float) -> float:
 
 
 def drift_that_counts(schedule: Schedule, data: str) -> float:
-    """Return the drift that costs training steps: that of workers or of nodes whose `data` differ, 0 if shuffled."""
+    """Return the drift that costs steps: of workers, or nodes if `data` is "per-node"; 0 if it is "shuffled"."""
     return 0.0 if data == "shuffled" else float(drift(schedule, "node" if data == "per-node" else "worker"))
 
 
@@ -149,7 +149,7 @@ def steps_ratio_between(losses: Sequence[float], reference: Sequence[float]) -> 
 
 
 def fit_prices(probes: Sequence[Probe], *, data: str, bears_delay: bool = True) -> Prices:
-    """Fit the prices, each with a 90 % interval over the seeds, to the probes, the schedules that the pilot ran.
+    """Fit the prices to the probes (schedules that the pilot ran), each with a 90 % interval over the seeds.
 
     Args:
         probes: the metrics and steps ratios of each schedule, none of which was unstable.
@@ -205,8 +205,8 @@ def _features(probes: Sequence[Probe], data: str, *, bears_delay: bool) -> dict[
 class _Runs(NamedTuple):
     """The data of the fit: All-Reduce's run first, then the probes.
 
-    `features`, shape (runs, prices), and `excess`, the steps ratio minus 1, shape (runs, seeds), are divided by the
-    run's mean steps ratio.
+    `features`, shape (runs, prices), are what the prices multiply, `excess`, shape (runs, seeds), is the steps ratio
+    minus 1. Both are divided by the run's mean steps ratio.
     """
 
     features: Array
@@ -219,7 +219,7 @@ class _Runs(NamedTuple):
         return cls(known, np.vstack([np.zeros((1, steps_ratios.shape[1])), (steps_ratios - 1) * weights]))
 
     def leveled(self) -> _Runs:
-        """Return the data without the factor common to all runs of a seed."""
+        """Return the data minus their means over all runs, which removes the factor common to the runs of a seed."""
         return _Runs(self.features - self.features.mean(axis=0), self.excess - self.excess.mean(axis=0))
 
     def prices(self) -> Array:

@@ -62,20 +62,20 @@ GRAPHS: tuple[tuple[str, dict[str, object]], ...] = (
 )  # fmt: skip
 """The graphs of Hop's evaluation, one of degree log n, and graphs that use the placement on nodes."""
 KEPT = 3
-"""Graphs per update order, serial or parallel, that are run with all settings."""
+"""Most graphs that are run with all settings; a graph in both update orders, serial and parallel, counts twice."""
 MOST_ON_REQUEST = 64
 """Most workers for which groups on request are simulated; the cost of a run grows with the square of the workers."""
 FRAGMENTS = (2, 4, 8)
-"""Numbers of fragments to try for models that are averaged in fragments and merged late, if a round has room."""
+"""Numbers of fragments to try for outer steps whose fragments are merged late."""
 LEAST_ROUNDS, MOST_ROUNDS, SLOW_STEPS = 120, 480, 12
-"""Minimum and maximum rounds to simulate under a quorum, and the steps that its slowest worker should make."""
+"""Minimum and maximum rounds to simulate under a quorum, and the steps that the slowest worker should take in them."""
 MOST_LATE = 64
 """The longest queue of results that is proposed for a quorum."""
 ORDERS: dict[UpdateOrder, tuple[str, Sync]] = {
     UpdateOrder.ADAPT_THEN_COMBINE: ("serial", SYNCHRONOUS),
     UpdateOrder.DPSGD: ("parallel", DelayedAveraging()),
 }
-"""For each update order, its name in candidates' names, and the equally delayed `Sync` without an iteration gap."""
+"""For each update order, its name in candidates' names, and the `Sync` without an iteration gap that delays as much."""
 
 Pay = Callable[[float], bool]
 
@@ -91,8 +91,8 @@ class Setting(NamedTuple):
 class Slowdown:
     """How unequal the workers' step times are.
 
-    `slow` lists the permanently slow workers with their factors. `spike` is the ratio of a long step, which a worker
-    has about once in 4n steps, to a usual one; 1 if all steps take equally long.
+    `slow` lists the permanently slow workers, each with its step time over the median worker's. `spike` is the ratio of
+    a long step, which a worker has about once in 4n steps, to a usual one; 1 if all steps take equally long.
     """
 
     slow: tuple[tuple[int, float], ...]
@@ -133,8 +133,8 @@ class Slowdown:
     def settings(self, graph: Round, order: UpdateOrder) -> list[Setting]:
         """Return the iteration gaps of Hop's paper that absorb these slowdowns on a graph, then the plain gap.
 
-        Staleness s absorbs a step that takes s + 1 times as long. A neighbor needs one update fewer for each slow
-        worker, and tokens let it run ahead for the length of a slow step.
+        Staleness s absorbs a step that takes s + 1 times as long. Backups let a neighbor of a slow worker continue
+        without its update, and tokens let it run ahead for the length of a slow step.
         """
         plain, found = Setting("standard", IterationGap(update_order=order)), list[Setting]()
         behind = min(MOST_BEHIND, max(1, ceil(self.spike) - 1))
@@ -164,7 +164,7 @@ class Slowdown:
 
 
 def is_thin(job: PlanRequest) -> bool:
-    """Return whether links are slow: the All-Reduce of one step takes longer than its computing."""
+    """Return whether links are slow: an All-Reduce of the model takes longer than the computing of a step."""
     everyone = Schedule("all", job.cluster, AllReduce())
     return communication(everyone, job.hardware, algorithm=job.algorithms[-1]).per_step > job.compute_times().base
 
@@ -230,9 +230,9 @@ def _weighs_gaps(job: PlanRequest) -> bool:
 
 
 def _gaps(job: PlanRequest, pay: Pay) -> Iterator[Candidate]:
-    """Yield candidates of Hop: all settings (iteration gaps) whose queues fit, of the graphs best at even speeds.
+    """Yield candidates of Hop: the `KEPT` graphs that are best at even speeds, with all gaps whose queues fit.
 
-    If no queue fits and the job asks for gaps, yield the candidate with the smallest one.
+    If no queue fits and the job asks for gaps, yield the candidate with the smallest queues. `pay` is as in `Kind`.
     """
     slowdown, too_large, kept = Slowdown.of(job), list[tuple[float, Candidate]](), 0
     for base, order in sorted(_graphs(job, pay), key=lambda one: (one[0].time, one[0].name)):
@@ -256,9 +256,9 @@ def _gaps(job: PlanRequest, pay: Pay) -> Iterator[Candidate]:
 
 
 def _graphs(job: PlanRequest, pay: Pay) -> Iterator[tuple[CandidateSchedule, UpdateOrder]]:
-    """Yield every graph in both update orders (averaging after or during computing), as a candidate and its order.
+    """Yield (candidate, update order) for each graph that fits, with averages after and during computing.
 
-    Metrics and costs are for equal and constant step times.
+    Metrics and costs are for equal and constant step times. `pay` is as in `Kind`.
     """
     hardware = replace(job.hardware, slowdown=(), jitter=0.0)
     even = replace(
@@ -344,9 +344,8 @@ def _weighs_on_request(job: PlanRequest) -> bool:
 def _on_request(kind: str, job: PlanRequest, _pay: Pay) -> Iterator[Candidate]:
     """Yield the candidates of a `kind` without fixed groups that suit the cluster and the limits.
 
-    "dynamic_groups" are Prague's, of two or three workers, so that stragglers delay no other group, or with rare
-    averages over all. In "pairwise" every second worker is active, so that each node has both sides. A "server" has one
-    shard on each node.
+    "dynamic_groups" are Prague's, of two or three workers, so that stragglers delay no other group, or inside nodes
+    with rare averages over all. In "pairwise" every second worker is active. A "server" has one shard on each node.
     """
     cluster, defer = job.cluster, SlowWorkerPolicy.DEFER
     strategies: dict[str, Strategy] = {}

@@ -48,7 +48,7 @@ class Survival(NamedTuple):
 
 
 def has_plan(schedule: Schedule) -> bool:
-    """Return whether this schedule can have a failure plan."""
+    """Return whether a schedule's strategy allows a failure plan."""
     try:
         check_planned(schedule.strategy)
     except ScheduleError:
@@ -65,7 +65,7 @@ def survival(schedule: Schedule, job: PlanRequest, *, say: Callable[[str], None]
         say: called with a line of progress.
 
     Raises:
-        ScheduleError: such a schedule cannot have a plan.
+        ScheduleError: the schedule's strategy allows no failure plan.
     """
     check_planned(schedule.strategy)
     count, sync = job.tolerate_failures, schedule.strategy.sync
@@ -84,11 +84,12 @@ def survival(schedule: Schedule, job: PlanRequest, *, say: Callable[[str], None]
 
 
 def _time(planned: Schedule, rule: SurvivorRule, job: PlanRequest) -> float:
-    """Return the predicted time in which survivors reach the target loss, after the slowest failure; infinite if never.
+    """Return the predicted time (`CandidateSchedule.time`) of the survivors after the slowest failure.
 
-    `planned` has a failure plan with `rule`. One failure is predicted of each class, that is, of failures which the
-    symmetry of the groups makes equal. The rule `all_reduce` has no classes, but its time depends on the nodes on which
-    survivors are, so it is predicted for the classes of the rule `keep_groups`.
+    `planned` has a failure plan with `rule`. Failures that the symmetry of the groups makes equal are a class; at most
+    `MEASURED` classes are predicted, by one failure each. The rule `all_reduce` has no classes, but its time depends on
+    the survivors' nodes, so it is predicted for the classes of the rule `keep_groups`. The time is infinite if no loss
+    is reached, or if the schedule remains too large.
     """
     schedule, job = _smaller_copy(planned, job)
     if schedule.num_workers > COMPARED:
@@ -111,7 +112,7 @@ def _time_after(schedule: Schedule, failed: tuple[int, ...], job: PlanRequest) -
 
 
 def _smaller_copy(schedule: Schedule, job: PlanRequest) -> tuple[Schedule, PlanRequest]:
-    """Return the schedule and job on which times are compared: a large rule gets fewer nodes, all equal."""
+    """Return the schedule and job for which times are predicted: a rule for a large cluster gets fewer, equal nodes."""
     strategy, size = schedule.strategy, schedule.cluster.workers_per_node
     if not isinstance(strategy, StaticGroups) or not isinstance(strategy.phases, RulePhases):
         return schedule, job

@@ -66,7 +66,7 @@ EFFORTS = {"quick": 2.0, "thorough": 20.0}
 MOST_DRIFT = {Optimizer.ADAM: 0.0, Optimizer.MOMENTUM: 2.9}
 """Largest drift, by optimizer, at which training on data that differ between workers still reached its loss."""
 SAMPLED_STEPS, MOST_SAMPLED = 64, 2**18
-"""Most steps to sample, and most sampled step times over all workers."""
+"""Most steps to sample for the mean step time, and most sampled step times over all workers."""
 LEAST_CAP, CAP_PER_EFFORT = 60.0, 5.0
 """The time limit if only an effort is given: a minimum in seconds, and a multiple of the effort."""
 
@@ -147,7 +147,7 @@ class PlanRequest:
             )
 
     def _wrong_numbers(self) -> dict[str, bool]:
-        """Return the messages for invalid single arguments, each with whether this request deserves it."""
+        """Return the error messages about single arguments, each with whether it applies to this request."""
         limit, effort, queues, inf = self.time_limit, self.effort, self.max_queues, float("inf")
         most = min(MAX_FAILURES, self.cluster.num_workers - 2)
         failures, advice = (f"1 to {most}", "tolerate fewer failures") if most > 0 else ("0", "use more workers")
@@ -165,7 +165,7 @@ class PlanRequest:
         }
 
     def _wrong_kinds(self) -> dict[str, bool]:
-        """Return the messages for arguments that exclude each other, each with whether this request deserves it."""
+        """Return the error messages about combinations of arguments, each with whether it applies to this request."""
         kind, waits = ("a gap", "iteration_gap") if self.gap else ("a quorum", "partial")
         is_alone, failures = bool(self.gap or self.quorum), bool(self.tolerate_failures)
         return {
@@ -201,7 +201,7 @@ class PlanRequest:
 
     @property
     def push(self) -> Literal["worker", "node"]:
-        """Return whose data differ, "worker" or "node": the constant push of its data makes models drift apart."""
+        """Return whose data differ, "worker" or "node", as the argument of `topo.metrics.drift`."""
         return "node" if self.data is Data.PER_NODE else "worker"
 
     @property
@@ -245,7 +245,7 @@ class PlanRequest:
         return not is_asked and self.objective is Objective.BALANCED
 
     def delayed(self, sync: Sync) -> float:
-        """Return the extra steps that late gradients need, as a fraction of All-Reduce's steps."""
+        """Return the extra steps, as a fraction of All-Reduce's, if `sync` makes gradients late; else 0."""
         return self.steps_model.delay * sync.lag if sync.delays_gradients else 0.0
 
     def compute_times(self) -> ComputeTimes:
@@ -254,7 +254,7 @@ class PlanRequest:
 
     @property
     def at_mean_speeds(self) -> PlanRequest:
-        """Return the same job with every step at its mean time, under which no schedule is slower."""
+        """Return the same job with every step at its mean time; no schedule is faster with varying times."""
         times, count = self.compute_times(), self.cluster.num_workers
         if times.is_fixed:
             return self
@@ -278,7 +278,7 @@ class PlanRequest:
 
     @property
     def is_limited(self) -> bool:
-        """Return whether the job may exclude the fastest schedule, by its objective or a limit besides `max_period`."""
+        """Return whether the objective, or a limit other than `max_period`, may exclude the fastest schedule."""
         return self.objective is not Objective.BALANCED or self.limits != Limits(max_period=self.limits.max_period)
 
     @property

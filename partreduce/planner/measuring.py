@@ -33,14 +33,14 @@ from partreduce.topo.timing.event_graph import cycle_time
 from partreduce.topo.timing.stages import sample
 
 WORTH, WORTH_OVERLAPPED = 0.1, 1 / 3
-"""A coarser codec must save more than this fraction of the objective: in synchronous rounds, and where sums share the
-cores with computing. In the lab, steps with coded sums took 8 to 16 % longer than predicted, and 44 % where they were
-late; those of plain sums up to 7 % (benchmarks/results/lab-recommendation.md, lab-codec.md)."""
+"""A coarser codec must save more than this fraction of the objective: in synchronous rounds; if averaging overlaps
+computing. In the lab, steps with coded sums took 8 to 16 % longer than predicted, 44 % if they were late, and steps
+without a codec up to 7 % (benchmarks/results/lab-recommendation.md, lab-codec.md)."""
 DIGITS = 12
 """Costs that are equal to this many significant digits are ties."""
 MAX_SAMPLED_WORKERS = 4096
 SAMPLED_STEPS, LEAST_ROUNDS = 200, 32
-"""Steps to sample, for any number of steps per round, and the minimum number of rounds."""
+"""Steps to sample for random step times, and the minimum number of rounds in which workers take them."""
 MAX_GRAPH_WORKERS = 256
 """Weighted graphs and explicit groups need dense n×n work, so larger clusters use rules only."""
 PER_OPTION = 1e-2
@@ -58,9 +58,9 @@ PAIRS_AT_WORST = 0.63
 """Extra steps of AD-PSGD at worst, as a fraction of All-Reduce's, as measured in the lab, where groups on request
 needed 0.93 to 1.03 times All-Reduce's steps (benchmarks/results/lab-baselines.md)."""
 GAPS_AT_WORST = 0.06
-"""Extra steps of iteration gaps over the prediction, as a fraction, at most, in 11 of 12 settings."""
+"""Extra steps of iteration gaps over the prediction, as a fraction; 11 of 12 measured settings needed no more."""
 SETTINGS = 4
-"""Settings to measure of a schedule from the search: synchronous, late, and the best of each."""
+"""Number of settings to measure of a schedule from the search: synchronous, late, and the best of each."""
 
 
 class CostedTransport(NamedTuple):
@@ -84,9 +84,9 @@ def transports_of(schedule: Schedule, job: PlanRequest) -> tuple[CostedTransport
 
 
 def cheapest_transports(schedule: Schedule, job: PlanRequest) -> list[CostedTransport]:
-    """Return the cheapest transport of each codec that the job and the strategy allow, the finest first.
+    """Return the cheapest transport for each codec that the job and the strategy allow, the finest codec first.
 
-    If the strategy allows no codec, it is that without one.
+    If the strategy allows no codec, only the cheapest transport without a codec is returned.
     """
     is_plain = job.codecs == (Codec.NONE,) or schedule.strategy.codec_unsupported_reason(schedule.cluster)
     algorithms = [one for one in job.algorithms if one in schedule.strategy.algorithms] or [AllReduceAlgorithm.RING]
@@ -108,7 +108,7 @@ def cost_of(schedule: Schedule, job: PlanRequest, transport: Transport) -> Commu
 
 
 def traveling(schedule: Schedule, transport: Transport) -> Schedule:
-    """Return the schedule with this transport; ring replaces an algorithm that no backend runs."""
+    """Return the schedule with this transport; ring replaces an algorithm that its strategy does not support."""
     algorithm = transport.algorithm if transport.algorithm in schedule.strategy.algorithms else AllReduceAlgorithm.RING
     runs = replace(transport, algorithm=algorithm)
     if runs == schedule.strategy.transport:
@@ -124,7 +124,7 @@ def with_timing(
     *,
     name: str | None = None,
 ) -> Schedule:
-    """Return a schedule with these steps per round and this delay; without a transport by ring, without codec."""
+    """Return a schedule with other timing, transport (None: ring without a codec) and name (None: unchanged)."""
     strategy = replace(
         schedule.strategy, sync=sync, steps_per_round=steps_per_round, transport=transport or Transport()
     )
@@ -169,7 +169,7 @@ class Seconds(NamedTuple):
     error: float = 0.0
 
     def waiting(self, communicating: float) -> float:
-        """Return the waiting seconds of a step with these seconds of communication."""
+        """Return the seconds of a step that remain beyond computing and `communicating` seconds: waiting."""
         left = self.step - self.computing - communicating
         return left if left > 1e-9 * self.step else 0.0
 
@@ -200,7 +200,7 @@ def measure(schedule: Schedule, job: PlanRequest, *, algorithm: AllReduceAlgorit
 def _measure_transports(
     schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm | None
 ) -> tuple[CandidateSchedule, ...]:
-    """Return a candidate without a price of its steps for each transport, the finest codec first."""
+    """Return a candidate for each transport, the finest codec first, with `steps_ratio` still infinite (`reprice`)."""
     metrics = metrics_of(schedule, job.push)
     if algorithm is None:
         transports = transports_of(schedule, job)
@@ -224,7 +224,7 @@ def _measure_transports(
 
 
 metrics_of = lru_cache(maxsize=256)(convergence)
-"""Return the metrics of a schedule with its own delay and steps per round; the drift is that by `push`; cached."""
+"""Return the metrics of (schedule, `PlanRequest.push`) with the schedule's own delay and steps per round; cached."""
 
 
 def seconds_of(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm) -> Seconds:
@@ -251,7 +251,7 @@ def _seconds_of(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgori
 
 
 def sample_option(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
-    """Return a candidate that was measured at mean speeds with seconds sampled from the job's random step times."""
+    """Replace the seconds of a candidate, measured at mean speeds, by a mean over the job's random step times."""
     if job.compute_times().is_fixed:
         return option
     seconds = seconds_of(option.schedule, job, option.algorithm)
@@ -271,7 +271,7 @@ def assemble(
     status: str = "catalogue",
     facts: Facts | None = None,
 ) -> CandidateSchedule:
-    """Build a `CandidateSchedule`, whose fields the arguments are, without the price of its steps (steps ratio)."""
+    """Build a `CandidateSchedule` from values of its fields; its `steps_ratio` is infinite until `reprice`."""
     return CandidateSchedule(
         name=name,
         schedule=schedule,
@@ -312,7 +312,10 @@ def reprice(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
 
 
 def _more(option: CandidateSchedule, facts: Facts, ratio: float, progress: float, job: PlanRequest) -> float:
-    """Return the possible extra steps of a simulated candidate beyond its `ratio`, as a fraction of All-Reduce's."""
+    """Return the possible extra steps of a simulated candidate beyond its steps ratio, as a fraction of All-Reduce's.
+
+    `ratio` is this steps ratio; `progress` is that of `facts`, at most 1.
+    """
     model = job.steps_model
     if facts.kind in ("dynamic_groups", "pairwise"):
         worst = 1 + PAIRS_AT_WORST - ratio if facts.kind == "pairwise" else 0.0
@@ -381,7 +384,10 @@ def work_of_setting(job: PlanRequest) -> float:
 
 
 def payer(clock: Clock, until: float) -> Callable[[float], bool]:
-    """Return a function that charges nominal seconds of work to the clock if they fit before `until`, and says so."""
+    """Return a function that charges nominal seconds of work to the clock if they fit before position `until`.
+
+    The function returns whether they fit.
+    """
 
     def pay(work: float) -> bool:
         if not clock.fits(work, until):

@@ -39,7 +39,7 @@ class Costs(NamedTuple):
         return self.step_seconds * self.steps_ratio
 
     def keep(self, limits: Limits, exactly: Callable[[], Fraction | None] = lambda: None) -> bool:
-        """Return whether costs keep the limits, and workers agree; `exactly`: see `Limits.allow_consensus_distance`."""
+        """Return whether the loss is reached within the limits; `exactly` as in `Limits.allow_consensus_distance`."""
         if not math.isfinite(self.steps_ratio) or not limits.allow_communication(self.communication):
             return False
         return limits.allow_consensus_distance(self.consensus_distance, exactly)
@@ -131,8 +131,9 @@ class CandidateSchedule:
     number of steps to a loss over All-Reduce's, by `model`; `status` is `feasible` where the search found it, or
     `catalogue`. `late_distance` is above 0 where averages are late (`topo.metrics.late_distance`). `surprise` is the
     change of the steps ratio by its own run in a pilot, None if it did not run. `facts` is set for kinds that were
-    simulated, and for outer steps. `longer` is its `trials.Candidate` while its consensus distance comes from a run
-    that may be too short (`trials.SteadyCheck`).
+    simulated, and for outer steps. `extrapolated`: its metrics lie outside the range that `model` was fitted to.
+    `longer` is its `trials.Candidate` while its consensus distance comes from a run that may be too short
+    (`trials.SteadyCheck`).
     """
 
     name: str
@@ -196,13 +197,16 @@ class CandidateSchedule:
 
     @property
     def _pipeline_more(self) -> float:
-        """Return the possible extra steps for a pipeline's late gradients, as a fraction; 0 without a pipeline."""
+        """Return the possible extra steps of a pipeline, as a fraction of All-Reduce's; 0 without a pipeline."""
         is_pipeline = self.delay is Delay.PIPELINE
         return self.model.delay_more * self.schedule.strategy.sync.lag if is_pipeline else 0.0
 
     @property
     def may_fail(self) -> bool:
-        """Return whether a calibrated task failed with averages as rare or as late; False if this ran in a pilot."""
+        """Return whether a calibrated task failed with averages as rare or as late as those of this schedule.
+
+        False if the schedule ran in a pilot, averages gradients, or has `facts`.
+        """
         if self.facts is not None or self.surprise is not None or self.schedule.strategy.averages_gradients:
             return False
         return self.is_among(self.model.lost)
@@ -220,7 +224,7 @@ class CandidateSchedule:
     def time_in(self, case: StepsModel, usual: StepsModel, *, delay: bool) -> float:
         """Return `time` at the prices (extra steps per metric) of `case`, which is one of `usual.cases`.
 
-        Delay is priced only if `delay` is true. A candidate that ran in a pilot takes equally long in every case.
+        Delay is priced as in `case` only if `delay` is true. If the candidate ran in a pilot, all cases are equal.
         """
         facts = self.facts
         if self.surprise is not None:
@@ -306,7 +310,7 @@ class CandidateSchedule:
 
     @property
     def num_phases(self) -> int:
-        """Return the number of distinct phases in a period; 1 for an iteration gap and a quorum."""
+        """Return the number of distinct phases in a period; 1 for schedules without mixing matrices."""
         return self.schedule.num_distinct_phases() if self.schedule.is_mixing else 1
 
     def to_json(self) -> dict[str, Any]:

@@ -47,15 +47,15 @@ VARIANTS: dict[str, Sequence[dict[str, object]]] = {
     "hierarchy": [{"rounds": rounds} for rounds in (1, 2, 3)],
 }
 PLAIN_ROUNDS = (2, 3, 4, 6, 8, 12, 16, 24)
-"""Steps per round for which All-Reduce is always shown, in addition to the best ones for the job; and by which unequal
-steps per round are multiplied."""
+"""Steps per round with which All-Reduce is always measured, in addition to the best ones for the job; also the factors
+by which unequal steps per round are multiplied."""
 CATALOGUE_SHARE, RULES_SHARE = 0.25, 0.5
 """Fractions of the time after which no further graphs, and no further rules, of the catalogue are measured."""
 QUICK_SHARE, BRIEF_SHARE, QUICK_KINDS = 0.5, 0.35, 0.37
-"""Fractions of the time of the quick effort: the minimum for the catalogue, a brief search if the job has limits, and,
-of the remaining time, simulations."""
+"""Fractions of the time of the quick effort: at least for the catalogue; for a brief search if the job has limits; and,
+of the time that remains, for simulations."""
 SAMPLING_SHARE, MEASURE_SHARE = 0.1, 0.2
-"""Fraction of the time for sampling random step times, and the largest one for measuring the search's results."""
+"""Fractions of the time: for sampling random step times, and at most for measuring the search's results."""
 NOT_SEARCHED = Front(reason="it was not searched")
 """The search result if there was no search: for the quick effort, or if the job asks for one simulated kind only."""
 
@@ -196,9 +196,9 @@ def _variants(entry: Entry, job: PlanRequest) -> Iterator[Schedule]:
 
 
 def _unequal_steps(schedule: Schedule, job: PlanRequest, factor: int = 1) -> Iterator[Schedule]:
-    """Yield the schedule with steps per round in proportion to worker speed, times `factor`, if speeds differ.
+    """Yield the schedule with steps per round in proportion to worker speed, times `factor`; nothing at equal speeds.
 
-    Where workers see different data their progress is normalized, so that the data of slow workers count equally.
+    If workers see different data, averages are normalized by steps, so that the data of slow workers count equally.
     """
     strategy = schedule.strategy
     if not schedule.is_phased or strategy.steps_per_round != 1 or strategy.is_delayed:
@@ -215,7 +215,7 @@ def _unequal_steps(schedule: Schedule, job: PlanRequest, factor: int = 1) -> Ite
 
 
 def _search(weighed: Weighing, job: PlanRequest, clock: Clock, until: float, say: Callable[[str], None]) -> None:
-    """Run the search, leaving time to measure its results, and add these to the candidates."""
+    """Search, measure the results in several settings until the clock's position `until`, and add them to `weighed`."""
     each = SETTINGS * clock.position() / max(1, len(weighed.options))
     kept = min(MEASURE_SHARE * clock.limit, 1.3 * MAX_REPORTED * each)
     try:
@@ -235,7 +235,8 @@ def _search(weighed: Weighing, job: PlanRequest, clock: Clock, until: float, say
 def _sample_times(weighed: Weighing, job: PlanRequest, pay: Callable[[float], bool]) -> list[CandidateSchedule]:
     """Return the baselines, and the candidates that may be best, with seconds sampled from the job's step times.
 
-    No step is longer at mean speeds, so a candidate that is slower at mean speeds than the best sampled one is omitted.
+    Varying step times make no schedule faster, so a candidate that is slower at mean speeds than the best sampled one
+    (by more than `WORTH`) is omitted.
     `pay` charges nominal seconds of work and returns whether they fit.
     """
     by_time = job.objective is Objective.BALANCED

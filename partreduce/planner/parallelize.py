@@ -103,7 +103,7 @@ def parallelize_embeddings(
         schedule_for_other_workers(reached, schedule)
 
         def sample() -> SampledRows:
-            """Return the rows that this worker's sample batches look up; none if no embedding is trained."""
+            """Return the rows that the first of this worker's `batches` look up; none if no embedding is trained."""
             trained = [parameter for parameter, _ in embeddings_of(model).values() if parameter.requires_grad]
             if not trained:
                 return SampledRows({}, [])
@@ -135,7 +135,7 @@ def parallelize_embeddings(
 
 
 def _schedule(where: Cluster | Schedule | str | Path) -> tuple[Schedule, Hardware | None]:
-    """Return the schedule of the dense parameters, and the hardware if known."""
+    """Return the schedule of the dense parameters, all-reduce for a cluster, and the cluster's hardware if known."""
     if isinstance(where, Schedule):
         return where, None
     if isinstance(where, str | Path):
@@ -164,7 +164,7 @@ def _codecs(table_codec: str | None, schedule: Schedule) -> tuple[Codec, ...]:
 
 
 def _device_of(model: torch.nn.Module) -> torch.device:
-    """Return the device of the averaged parameters, as DistributedOptimizer does."""
+    """Return the device of the first trained parameter that is no embedding table; the CPU without one."""
     tables = {parameter for parameter, _ in embeddings_of(model).values()}
     dense = (one for one in model.parameters() if one.requires_grad and one not in tables)
     return next((parameter.device for parameter in dense), torch.device("cpu"))

@@ -233,7 +233,7 @@ def load_searchers() -> None:
 def _recommend(
     options: list[CandidateSchedule], job: PlanRequest, searched: Front, steady: SteadyCheck
 ) -> CandidateSchedule:
-    """Return the recommendation; if there is none, raise an error that says whether that is proved."""
+    """Return the recommendation; without one raise InfeasibleError if `searched` proves that, else UndecidedError."""
     try:
         return recommend(options, job)
     except UndecidedError as error:
@@ -261,7 +261,7 @@ class RunOff:
     def next(self, curves: Sequence[Curve]) -> list[Schedule]:
         """Plan with these loss curves; return the schedules to train next in the pilot, none after `ROUNDS` calls.
 
-        They are the recommendation and the best of each kind, unless they have run already.
+        They are the `finalists` of the plan that have not run yet.
         """
         job = replace(self.job, pilot=self.pilot(curves))
         planned = plan(job)
@@ -279,8 +279,8 @@ def finalists(
 ) -> list[CandidateSchedule]:
     """Return the schedules that a pilot should train: the recommendation, and the best of each kind that may be faster.
 
-    Kinds are synchronous parameters, late parameters, and a pipeline; All-Reduce in each step is always included.
-    Candidates with protocols, and those that connect all workers only after more steps than a run has, are left out.
+    Kinds are synchronous parameters, late parameters, and a pipeline. Left out are All-Reduce in every step, which all
+    pilots train, candidates with `facts`, and those that connect all workers only after more steps than a run has.
     """
     assert job.pilot is not None, "its prices made them finalists"
     kinds: dict[object, CandidateSchedule] = {}

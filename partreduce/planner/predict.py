@@ -43,13 +43,13 @@ class Prediction:
     communication that no overlap hides, `communication_seconds` is the links' time only, and `nic_bytes` counts bytes
     out of the busiest node; `peak_nic_bytes` is the most that one step sends from it, None if unknown.
 
-    `largest_age` and `mean_age`, None if unknown, are in steps of a worker: how many steps of another worker an average
-    may lack; where progress is added to parameters that others change meanwhile (pipelines of gradients, asynchronous
-    servers), how many steps old the parameters are with which it was computed.
+    `largest_age` and `mean_age`, None if unknown, are in steps of a worker: how many of the last steps of another
+    worker an average may lack. For pipelines of gradients and asynchronous servers: how many steps old the parameters
+    are with which a gradient (server: a worker's progress) was computed, when it is applied.
 
     `arrays` is the busiest worker's maximum memory in addition to the parameters, in units of their size, including
     messages that its protocol allows to arrive; `memory_bytes` is the same in bytes. `how` is the source of step and
-    age: `exact`, `sampled` (computing that varies), or `simulated`.
+    age: `exact`, `sampled` (from varying step times), or `simulated`.
     """
 
     step_seconds: float
@@ -158,17 +158,17 @@ def _predict_by_run(schedule: Schedule, timeline: Timeline, size: int) -> Predic
 
 
 def _age_of_everyone(schedule: Schedule) -> float:
-    """Return the age in steps, the largest and the mean one, if all workers average in every round."""
+    """Return the age in steps, equally the largest and the mean one, of a schedule that averages all in each round."""
     sync = schedule.strategy.sync
     return float(sync.lag * int(schedule.worker_steps().max()) + sync.late_steps)
 
 
 def _server_arrays(strategy: Strategy, num_workers: int) -> float:
-    """Return the parameter-sized arrays of a server's host, which is also a worker.
+    """Return the number of parameter-sized arrays on a server's host, which is also a worker.
 
-    Synchronous: one for the sums, its answers, and for every worker a part of the shard that waits for the parts before
-    it. Asynchronous: the parameters from which progress counts, the progress, the answers; for the shard its value, a
-    snapshot on its way to the other workers, and a push of every worker.
+    Synchronous: the sums, the answers, and for every worker a copy of the shard that waits to be added. Asynchronous:
+    the parameters from which progress counts, the progress, the answers; and shard-sized the value, a snapshot on its
+    way to the other workers, and a push of every worker.
     """
     assert isinstance(strategy, Server), "the registry names the kind"
     shard = 1 / len(strategy.hosts)
@@ -177,7 +177,7 @@ def _server_arrays(strategy: Strategy, num_workers: int) -> float:
 
 
 def _pairwise_arrays(strategy: Strategy, num_workers: int) -> float:
-    """Return the parameter-sized arrays of an AD-PSGD worker: model copy, last model, progress, messages.
+    """Return the number of parameter-sized arrays of an AD-PSGD worker: model copy, last model, progress, messages.
 
     An active worker has a request and its answer, a passive one a request of every active worker.
     """
@@ -186,7 +186,7 @@ def _pairwise_arrays(strategy: Strategy, num_workers: int) -> float:
 
 
 def _gap_arrays(strategy: Strategy, num_workers: int) -> float:
-    """Return the parameter-sized arrays of the busiest worker of Hop: queues, snapshots, sums, step start.
+    """Return the number of parameter-sized arrays of Hop's busiest worker: queues, snapshots, sums, step start.
 
     A queue has a place for each step that its in-neighbor can be ahead, plus one; under staleness only one. A snapshot
     is kept while an out-neighbor may have to reduce it, and the next one is made before it is freed. With more than
@@ -203,10 +203,10 @@ def _gap_arrays(strategy: Strategy, num_workers: int) -> float:
 
 
 def _quorum_arrays(strategy: Strategy, _num_workers: int) -> float:
-    """Return the parameter-sized arrays under a quorum: mean model, send buffer, results waiting and taken.
+    """Return the number of parameter-sized arrays under a quorum: mean model, send buffer, results waiting and taken.
 
-    The running sum is one of the waiting results. A call takes all waiting results, or one, and more may arrive while
-    it applies them. With `latest` one result waits in addition to the running sum.
+    The running sum counts as a waiting result. A step takes all waiting results, or one, and more may arrive while it
+    applies them. With `latest` one result waits in addition to the running sum.
     """
     sync = strategy.sync
     assert isinstance(sync, PartialAllReduce), "the registry names the protocol"
@@ -222,7 +222,9 @@ ARRAYS: dict[str, Callable[[Strategy, int], float]] = {
     "gap": _gap_arrays,
     "quorum": _quorum_arrays,
 }
-"""Functions for the parameter-sized arrays of one worker, by protocol; claim `memory` does not cover these protocols.
+"""By protocol, a function of (strategy, number of workers) for one worker's number of parameter-sized arrays.
+
+The claim `memory` does not cover these protocols.
 
 Raises:
     ScheduleError: a queue without a limit.

@@ -131,11 +131,12 @@ def least_time(options: Options, job: PlanRequest) -> CandidateSchedule:
 def contenders(options: Options, job: PlanRequest) -> list[CandidateSchedule]:
     """Return the candidates that may be recommended, after comparison with the simple baselines.
 
-    Candidates whose workers drift apart on different data need a price of drift (`PlanRequest.bears_drift`), and those
-    outside the measured range need a price there, if any other candidate is allowed. A candidate that depends on an
-    assumption must win at its `decisive_time`. A candidate that is no simple baseline (`family`) must beat the best of
-    these by more than its `own_error`, or in every cost; outer steps must in the same way beat the best of all others,
-    on every task. Later `trials.SteadyCheck` compares unequal steps and protocols if workers are less slow than stated.
+    Candidates without a trusted price of drift (`PlanRequest.bears_drift`), or outside the measured range without a
+    price there, are dropped if others remain. Candidates that may fail, have a codec, or are late or simulated must be
+    at least as fast in `decisive_time` as all without that property. A candidate that is no simple baseline (`family`)
+    must beat the best of these by more than its `own_error`, or in every cost. Outer steps must also beat the best of
+    all others by their error, and on every task. `trials.SteadyCheck` later tests unequal steps and protocols with
+    workers that are less slow than stated.
     """
     options = [one for one in options if job.bears_drift(one.drift.value or 0.0)] or options
     options = [one for one in options if not is_unpriced(one)] or options
@@ -170,9 +171,9 @@ def wins_surely(option: CandidateSchedule, simpler: CandidateSchedule, job: Plan
 
 
 def own_error(option: CandidateSchedule, job: PlanRequest) -> float:
-    """Return the relative error of a candidate's predicted time, as a logarithm, without that common to all candidates.
+    """Return log(1 + e), with e the relative error of a candidate's predicted time that others do not share.
 
-    It is at least `LEAST_ERROR`; late rounds add their excess error. Outer steps share no error with the model.
+    e is at least `LEAST_ERROR`; late rounds add their excess error. Outer steps share no error with other candidates.
     """
     if is_outer(option):
         return _error(option, job.data)
@@ -359,12 +360,12 @@ def gain(option: CandidateSchedule, alternative: CandidateSchedule, data: Data) 
 
 
 def _error(option: CandidateSchedule, data: Data) -> float:
-    """Return the relative error of a candidate's predicted time, as a logarithm."""
+    """Return log(1 + e), with e the relative error of a candidate's predicted time."""
     return math.hypot(math.log1p(option.steps_ratio_error(data)), NINE_OF_TEN * option.step_error)
 
 
 def gain_of(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> Gain | None:
-    """Return the speedup over the best All-Reduce every k steps, if possible within the limits; else None."""
+    """Return the speedup over the best All-Reduce every k steps, within the limits if one is; None without any."""
     plain = best_plain(allowed_options(options, job), job) or best_plain(options, job)
     return None if plain is None or not math.isfinite(chosen.time) else gain(chosen, plain, job.data)
 

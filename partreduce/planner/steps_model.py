@@ -47,9 +47,8 @@ class Optimizer(StrEnum):
 class Prices(NamedTuple):
     """Prices: the extra steps that one task needs per unit of a metric, as fractions of All-Reduce's steps.
 
-    `a` is that of consensus distance, `late` that of late distance, `later` that of its part above 1 times the whole
-    (`long_delay`). `own` is a pilot's measured price of averaging parameters at all; under Adam `price_of_moments`
-    computes it from `noise`.
+    `a` is that of consensus distance, `late` that of late distance, `later` that of `long_delay`. `own` is a pilot's
+    measured price of averaging parameters instead of gradients; under Adam `price_of_moments` computes it from `noise`.
     """
 
     noise: float = 0.0
@@ -71,8 +70,8 @@ class FailurePoint(NamedTuple):
     def includes(self, synchronous: float, late_distance: float) -> bool:
         """Return whether the task failed with averages as rare, or as late.
 
-        `synchronous`, which measures how rare they are, is the consensus distance without what delay adds to it. A late
-        distance does not: it hardly grows with a period in which most rounds have no average.
+        How rare they are is measured by `synchronous`, the consensus distance without what delay adds to it; the late
+        distance hardly grows with the number of rounds without an average.
         """
         return synchronous >= self.consensus_distance or late_distance >= self.late
 
@@ -133,7 +132,7 @@ class StepsModel:
             consensus_distance: that of the schedule with its delay; infinity gives infinity.
             drift: that of the schedule with its delay; 0 for shuffled data.
             late: the late distance of averages that are one round late; 0 in synchronous rounds.
-            delayed: the price of late gradients.
+            delayed: the extra steps that late gradients cost, as a fraction of All-Reduce's.
             gradients: whether gradients are averaged, not parameters.
         """
         if math.isinf(consensus_distance) or math.isinf(drift) or math.isinf(late):
@@ -163,7 +162,7 @@ class StepsModel:
 
     @property
     def is_unpriced_beyond(self) -> bool:
-        """Return whether consensus distances outside the measured range have no price; by a pilot they have one."""
+        """Return whether consensus distances outside the measured range lack a separate price (`a_beyond`)."""
         return self.a_beyond is None
 
     def extrapolates(self, consensus_distance: float, drift: float) -> bool:
@@ -181,7 +180,7 @@ def _cases(model: StepsModel) -> tuple[StepsModel, ...]:
 
 
 def _charge(amount: float, most: float, price: float, beyond: float | None) -> float:
-    """Return the cost of an amount: up to `most` at `price` a unit, the rest at the price `beyond` (None: `price`)."""
+    """Return the cost of `amount` units of a metric: `price` each up to `most`, then `beyond` each (None: `price`)."""
     if beyond is None or amount <= most:
         return price * amount
     return price * most + beyond * (amount - most)
@@ -244,7 +243,7 @@ ERRORS = {
 }
 """The relative errors that 9 of 10 schedules kept on held-out kinds of networks, in synchronous and late rounds."""
 MEASURED, BEYOND = 10.8, {Optimizer.MOMENTUM: (4.3, 0.34)}
-"""The consensus distance up to which prices hold, and, where it is less, the price of each unit beyond it.
+"""The consensus distance up to which prices hold; by optimizer, a smaller one and the price of each unit beyond it.
 
 Under momentum long rounds cost more than proportionally: 1.7 to 4 times the steps by the prices, or the loss was not
 reached (benchmarks/results/steps_to_loss_far.md).
@@ -318,12 +317,12 @@ class OuterSetting:
         return geometric_mean(self.ratios.values())
 
     def by_task(self, optimizer: Optimizer) -> tuple[float, ...]:
-        """Return the steps over All-Reduce's on each of the model's tasks; the highest one for tasks without a run."""
+        """Return the steps ratio on each of the steps model's tasks; for tasks without a run the highest one."""
         return tuple(self.ratios.get(kind, max(self.ratios.values())) for kind in TASKS[optimizer])
 
 
 def _on(*ratios: float | None) -> dict[str, float]:
-    """Map the kinds of networks, in the order of their names, to ratios; runs that were too short are omitted."""
+    """Map the kinds of networks, by alphabet, to steps ratios; None (a run that was too short) is omitted."""
     kinds = sorted(TASKS[Optimizer.SGD])
     return {kind: ratio for kind, ratio in zip(kinds, ratios, strict=True) if ratio is not None}
 

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from partreduce.runtime.sharding.table import Embeddings
 
 APPLYING = {None: 5e-10, Optimizer.SGD: 5e-10, Optimizer.MOMENTUM: 7e-10, Optimizer.ADAM: 2.8e-9}
-"""Seconds of gradient and optimizer per byte of the rows that they visit, by kind of optimizer (None: another one), on
-one ordinary core with `sparse=False`, zeros included."""
+"""Seconds to compute the gradient and take the optimizer step per byte of the visited rows, by kind of optimizer (None:
+another one), on one ordinary core with `sparse=False`, rows with a zero gradient included."""
 
 HANDLING = 3e-7
 """Default seconds for a worker to find, sort, copy and add up one row each time that it passes the row on: about that
@@ -71,7 +71,7 @@ class Table:
     """An embedding table; `touched` are the fractions of its rows that a step touches (None: unknown).
 
     `ways` are its possible placements; `because` explains why the others are not. A table with a sparse gradient is
-    never dense: its optimizer, which sees touched rows only, would then change the others.
+    never dense: with a dense gradient its optimizer would also change rows that no batch touched.
     """
 
     parameter: str
@@ -91,7 +91,7 @@ class Table:
 
     @property
     def allowed(self) -> tuple[Placement, ...]:
-        """Return the possible placements, the simplest first; with a sparse gradient dense is none of them."""
+        """Return the possible placements, the simplest first; a table with a sparse gradient is never dense."""
         sparse = self.gradient is Gradient.SPARSE
         return tuple(way for way in IN_ORDER if way in self.ways and not (sparse and way is Placement.DENSE))
 
@@ -104,7 +104,7 @@ class Table:
         return self.rows * self.columns * self.element_bytes
 
     def route(self, way: Placement, codec: Codec = Codec.NONE) -> TablePlacement:
-        """Return the placement for a schedule file; a sharded table is spread over all workers."""
+        """Return the placement `way` as an entry of a schedule file; a sharded table is spread over all workers."""
         return TablePlacement(
             parameter=self.parameter, rows=self.rows, columns=self.columns, way=way, gradient=self.gradient, codec=codec
         )
@@ -206,7 +206,7 @@ class Pricing:
         return Cost(averages.seconds + apart.seconds, averages.nic_bytes + apart.nic_bytes)
 
     def best(self) -> tuple[float, tuple[Placement, ...]]:
-        """Return the least seconds of a step that were found, and the placements with which a step takes them."""
+        """Return (seconds of a step, placements) for the fastest placements that were found."""
         allowed = [table.allowed for table in self.tables]
         if prod(map(len, allowed)) <= MAX_COMBINATIONS:
             return min(((self.cost(ways).seconds, ways) for ways in product(*allowed)), key=lambda one: one[0])
@@ -441,9 +441,9 @@ def tables_of(
     """Return (the trained tables of embeddings, the bytes of all other trained parameters).
 
     Args:
-        model: the model, whose parameters have gradients or not.
+        model: the model; parameters with `requires_grad=False` are left out.
         touched: the known fractions of rows that a step touches, by the table's parameter name.
-        optimizer: the optimizer of the tables, if known; some read whole tensors, which a sharded table has not.
+        optimizer: the optimizer of the tables, if known; one that reads whole tensors excludes sharding.
         other_uses: by table, the function to which forward() hands its weight other than for a lookup (`OtherUses`).
 
     Raises:
@@ -481,7 +481,7 @@ def _possible_ways(
     modules: tuple[Embeddings, ...],
     optimizer: torch.optim.Optimizer | None,
 ) -> tuple[tuple[Placement, ...], str]:
-    """Return the placements that the runtime allows, and why it forbids the simplest other one (empty: it allows all).
+    """Return (the placements that the runtime allows, why it forbids another one; empty if it allows all).
 
     A table with `max_norm` may be dense only if it cannot be sharded: each worker would shorten the rows that it looks
     up, and the copies would diverge.

@@ -50,8 +50,8 @@ from partreduce.topo.strategies.partial import PartialAllReduce, QuorumStart
 from partreduce.topo.strategies.server import Server
 
 ROUNDS, LONGER = 60, {"iteration_gap": 240, "dynamic_groups": 160, "pairwise": 160}
-"""Rounds to simulate of neighbors, and by kind those of the first longer simulation that tests for a steady consensus
-distance."""
+"""Rounds to simulate of iteration gaps; and, by kind, rounds of the first longer simulation, which tests whether the
+consensus distance is steady."""
 MEETING_ROUNDS = 80
 """Rounds of a run of groups on request, pairs and servers."""
 WARM_UP, PARTS = 4, 4
@@ -213,14 +213,14 @@ def memory_bytes(strategy: Strategy, job: PlanRequest) -> float:
 
 
 def _error(timeline: Timeline, warm_up: int) -> float:
-    """Return the standard error of the seconds of a round, from the parts of a run."""
+    """Return the standard error of the seconds of a round, from `PARTS` parts of a run after `warm_up` rounds."""
     ends = timeline.finish.mean(axis=1)  # (num_rounds,)
     marks = np.linspace(warm_up - 1, len(ends) - 1, PARTS + 1).astype(int)
     return float((np.diff(ends[marks]) / np.diff(marks)).std(ddof=1)) / float(PARTS**0.5)
 
 
 def _events(schedule: Schedule) -> float:
-    """Count the events of a round: workers and messages; concurrent messages grow with the square of workers."""
+    """Return about how many events (of workers, and messages) the simulation of a round has."""
     strategy, count = schedule.strategy, schedule.num_workers
     if isinstance(strategy.sync, IterationGap):  # updates and tokens use each edge
         return 3 * count + len(strategy.graphs[0]) * (1 + (strategy.sync.max_ig is not None))
@@ -278,7 +278,7 @@ class SteadyCheck:
         self._pay, self._tries = payer(self.clock, self.until), Counter[str]()
 
     def settled(self, options: Sequence[CandidateSchedule]) -> list[CandidateSchedule]:
-        """Return the candidates that need no longer simulation, or are steady in one.
+        """Run longer simulations; return the candidates that are steady in one, and those that do not need any.
 
         Raises:
             UndecidedError: the candidate that the job names is not steady.
@@ -300,9 +300,9 @@ class SteadyCheck:
         return [f"left out, because a longer run does not show a steady consensus distance: {', '.join(named)}{more}"]
 
     def lost(self, chosen: CandidateSchedule, options: Sequence[CandidateSchedule]) -> str:
-        """Return why a candidate for slow workers is not recommended: it loses if they are half as slow; else "".
+        """Return why `chosen` is not recommended although it wins: it would lose if workers were half as slow; else "".
 
-        It is compared with the best candidate of equal steps per round and common rounds.
+        Only a candidate with unequal steps or a protocol can lose; it is compared with the best one without these.
         """
         job, facts, name = self.job, chosen.facts, chosen.name
         able = allowed_options(options, job)
@@ -358,7 +358,7 @@ class SteadyCheck:
     def _longer(self, option: CandidateSchedule) -> CandidateSchedule | None:
         """Return the candidate priced by a longer simulation in which its consensus distance is steady.
 
-        None if there is none, or no time; `left_out` then has the reason.
+        None if no simulation is steady or there is no time for one; `left_out` then has the reason.
         """
         candidate, name = option.longer, option.name
         assert isinstance(candidate, Candidate), "it was chosen for that"
@@ -383,7 +383,10 @@ class SteadyCheck:
         return None
 
     def _has_time(self, work: float) -> bool:
-        """Return whether there is time for a simulation; if the job asks for gaps, only the limit in seconds counts."""
+        """Charge a simulation of `work` nominal seconds and return True if there is time for it.
+
+        If the job asks for gaps, only the limit in wall-clock seconds counts.
+        """
         if work > self.clock.left(self.clock.limit):
             self.clock.capped = True
             return False

@@ -50,8 +50,8 @@ class Space(NamedTuple):
     A character is a Fourier mode over the nodes, and its class the set of node digits on which it depends. A rule mixes
     each class by one G×G matrix over local ranks. `weight` (C,) is the number of characters of a class divided by the
     number of workers. `fresh` (C, G, G) is the covariance of the noise that the steps of a round add, less the noise of
-    the mean model. A round has `instants` steps; `floor` is the part of any period's consensus distance that noise within
-    a round causes.
+    the mean model. A round has `instants` steps; `floor` is the part of any period's consensus distance that noise
+    within a round causes.
     """
 
     weight: Floats

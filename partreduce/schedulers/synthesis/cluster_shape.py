@@ -58,7 +58,7 @@ def has_equal_speeds(cluster: Cluster) -> bool:
 
 
 def derived_worker_steps(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
-    """Return one or two tuples of each worker's steps per round: all 1; if speeds differ, also in proportion to them."""
+    """Return one or two tuples of all workers' steps per round: 1 each; if speeds differ, also proportional to them."""
     hardware = cluster.hardware
     assert hardware is not None
     same = (1,) * cluster.num_workers
