@@ -1,4 +1,4 @@
-"""What tests of several folders build with; values stand in `helpers/`."""
+"""Hooks and fixtures for all tests; values that tests of several folders share are in `helpers/`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ settings.load_profile("steady")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what `make test` leaves to `make test-slow`; begin with files that start the most runs of processes."""
+    """Mark the tests that only `make test-slow` runs; start with files that run the most processes."""
     mark_slow(items, whole=not any("::" in argument for argument in config.args))
     if "PYTEST_XDIST_WORKER" in os.environ:
         runs = Counter(item.path for item in items if item.get_closest_marker("processes"))
@@ -34,14 +34,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Leave out of later collections of garbage what stays to the end: torch and all tests are a million objects."""
+    """Exclude all objects that exist now (a million: torch and the tests) from later garbage collections."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def save_schedule(tmp_path: Path) -> Callable[[Schedule], Path]:
-    """Writes a schedule into the test's folder, under its own name, and gives the path."""
+    """Return a function that writes a schedule to `NAME.json` in the test's folder and returns the path."""
     from partreduce import write_schedule
 
     def store(schedule: Schedule) -> Path:

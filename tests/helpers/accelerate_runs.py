@@ -1,4 +1,4 @@
-"""What scripts do with accelerate, in real processes; `python -m helpers.accelerate_runs` as helpers.scenarios."""
+"""Scripts that use accelerate, in real worker processes; run as `python -m helpers.accelerate_runs`."""
 
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ PARTS = 2
 
 
 def train_by(accelerator, local_sgd):
-    """Twelve steps of two microbatches each; what every worker has at the end of the loop, and after it."""
+    """Train twelve steps of two microbatches; return every worker's parameters at the end of the loop, and after it."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model, optimizer = accelerator.prepare(model, optimizer)
@@ -32,7 +32,7 @@ def train_by(accelerator, local_sgd):
 
 
 def by_hand(schedule):
-    """The same with a loop of its own and torch's averager face."""
+    """Train the same with a plain loop and the class that has the interface of torch's averager."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     averager = ScheduleAverager(schedule)

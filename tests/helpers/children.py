@@ -1,4 +1,4 @@
-"""How tests start Python in another process, so that it imports the same packages and helpers as they do."""
+"""The environment and command with which tests start Python processes that import the same packages and helpers."""
 
 import os
 import sys
@@ -9,11 +9,11 @@ ROOT = TESTS.parent
 
 
 def environment(**more):
-    """This process's variables, with the checkout and the tests' helpers importable, and some more."""
+    """Return this process's environment variables, with the checkout and the helpers on PYTHONPATH, and `more`."""
     places = [str(TESTS), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(places), **more}
 
 
 def module(name):
-    """The command that runs a module, such as `helpers.scenarios`."""
+    """Return the command that runs a module, such as `helpers.scenarios`."""
     return [sys.executable, "-P", "-m", name]

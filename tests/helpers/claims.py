@@ -1,4 +1,4 @@
-"""What is stated of a schedule: by the checker of its document, and by the prover's tables."""
+"""The claims about a schedule, as the checker confirms them and as the prover lists them."""
 
 import json
 
@@ -11,24 +11,24 @@ from partreduce.verify.prove import RUNS
 
 
 def confirm_claims(schedule, certificate=None):
-    """The claims that the checker confirms, of the prover's certificate or of another."""
+    """Return the claims that the checker confirms in the prover's certificate, or in the given one."""
     certificate = prove(schedule).certificate if certificate is None else certificate
     document, entries = (json.loads(json.dumps(part)) for part in (dump_schedule(schedule), dict(certificate)))
     return list(checker.check(entries, checker.read_schedule(document)))
 
 
 def facts_of(raw):
-    """The numbers of every fact, by its name."""
+    """Return the numbers of every fact of a schedule document, by the fact's name."""
     return {fact.name: fact.numbers for fact in checker.facts(read(raw))}
 
 
 def claims_of_runs(schedule):
-    """The claims about its runs, without those about averaging."""
+    """Return the claims about runs (such as deadlocks and memory), without those about averaging."""
     return _claims(RUNS, schedule)
 
 
 def claims_of_tables(schedule):
-    """The claims about tables with their own route."""
+    """Return the claims about separately placed embedding tables."""
     return _claims(TABLES, as_tables_only(schedule)) if schedule.routes else {}
 
 

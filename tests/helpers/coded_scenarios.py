@@ -1,4 +1,4 @@
-"""Real workers whose sums travel in eight bits, one of which is killed at the beginning of a stage.
+"""Real workers with an int8 codec, one of which is killed at the beginning of a stage of a sum.
 
 `python -m helpers.coded_scenarios` reads requests and answers them as `helpers.scenarios` does.
 """
@@ -14,13 +14,13 @@ from partreduce.runtime.transport.multistage_allreduce import CodedStages
 from partreduce.strategies import AllReduceAlgorithm, Codec, Transport
 
 STAGES = {AllReduceAlgorithm.RING: 4, AllReduceAlgorithm.HIERARCHICAL: 7}
-"""Calls of the methods below that make up one sum."""
+"""How many calls of the methods below make up one sum."""
 KILLED_IN = 2
-"""The step in whose sum worker 3 is killed."""
+"""The step during whose sum worker 3 is killed."""
 
 
 def killed_in_stage(algorithm, stage):
-    """Worker 3 is killed when the given stage of its third sum begins; the others have to say so."""
+    """Kill worker 3 when the given stage of its third sum begins; the other workers must report it."""
     calls = 0
 
     def count_calls(method):

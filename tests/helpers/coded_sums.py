@@ -1,7 +1,7 @@
-"""A model in NumPy of what codecs make of numbers and sums, written from docs/codecs.md; it shares no code with them.
+"""A model of codecs and coded sums in NumPy, written from docs/codecs.md; it shares no code with the package.
 
-Arrays of members are [members, numbers], float32. Bytes are not modeled, numbers are: levels and scales of int8, and
-every addition with its rounding.
+Arrays over members have shape [members, numbers] and are float32. Not bytes are modeled but numbers: the levels and
+scales of int8, and every addition with its rounding.
 """
 
 import itertools
@@ -12,7 +12,7 @@ import numpy as np
 
 ZERO_BELOW = np.float32(2.0**-119)
 UNIT_ROUNDOFF = {"float16": Fraction(1, 2**11), "bfloat16": Fraction(1, 2**8), "float32": Fraction(1, 2**24)}
-"""Largest relative error of one rounding to nearest: 11, 8 and 24 digits."""
+"""Largest relative error of one rounding to nearest, with 11, 8 and 24 binary digits."""
 LEVELS = {"int8": 127, "int4": 7}
 UNDERFLOW = {
     "float16": Fraction(1, 2**25),
@@ -20,16 +20,16 @@ UNDERFLOW = {
     "int8": Fraction(1, 2**119),
     "int4": Fraction(1, 2**119),
 }
-"""The largest error that a number near zero may have besides: half of the last digit that there is, or a lost block."""
+"""Largest additional error of a number near zero: half of the last digit, or a block that is rounded to zero."""
 
 
 def rounding_error(codec):
-    """Of one rounding: a part of |x| (16 bits), or of the block's largest number (half a level, and float32)."""
+    """Return the largest error of one rounding, relative to |x| (16 bits) or to the block's largest number (int)."""
     return Fraction(1, 2 * LEVELS[codec]) + Fraction(1, 2**21) if codec in LEVELS else UNIT_ROUNDOFF[codec]
 
 
 def in_bfloat16(values):
-    """float32 rounded to the nearest bfloat16, ties to even."""
+    """Round float32 values to the nearest bfloat16, ties to even."""
     bits = np.asarray(values, np.float32).view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
     return np.where(np.isfinite(values), rounded, values).astype(np.float32)
@@ -44,14 +44,14 @@ SHORT = {"float16": in_float16, "bfloat16": in_bfloat16}
 
 
 def peaks_of(values, block):
-    """The largest absolute value of each number's block."""
+    """Return, for each number, the largest absolute value in its block."""
     values = np.abs(np.asarray(values))
     starts = np.arange(0, len(values), block)
     return np.repeat(np.maximum.reduceat(values, starts), np.diff([*starts, len(values)])) if len(values) else values
 
 
 def quantize(values, block, top=127):
-    """(levels, the scale of each number) of int8; of int4 with 7 for the top."""
+    """Return the int8 levels and the scale of each number; with `top` 7 those of int4."""
     values = np.asarray(values, np.float32)
     peaks = peaks_of(values, block).astype(np.float32)
     plain = (peaks >= ZERO_BELOW) & np.isfinite(peaks)
@@ -64,21 +64,21 @@ def quantize(values, block, top=127):
 
 
 def in_blocks(values, block, top=127):
-    """The numbers that come out of int8's code, or int4's."""
+    """Return the numbers after encoding and decoding in int8 (with `top` 7: int4)."""
     levels, scales = quantize(values, block, top)
     with np.errstate(invalid="ignore"):
         return levels * scales
 
 
 def cut(length, parts, unit):
-    """Bounds of nearly equal parts of whole units."""
+    """Return (start, end) of `parts` nearly equal parts of `length` numbers, in multiples of `unit`."""
     units = -(-length // unit)
     cuts = [min(length, units * part // parts * unit) for part in range(parts + 1)]
     return list(itertools.pairwise(cuts))
 
 
 def add_in_order(rows):
-    """In order of places, each addition rounded to float32."""
+    """Add the rows in order, each addition rounded to float32."""
     total = rows[0].copy()
     with np.errstate(all="ignore"):
         for row in rows[1:]:
@@ -87,7 +87,7 @@ def add_in_order(rows):
 
 
 def flat_sum(given, block, top=127):
-    """Quantize, add each shard in order of places, quantize: what all members have."""
+    """Return the coded sum that all members get: quantize, add each shard in order of members, quantize again."""
     members, length = given.shape
     coded = np.empty_like(given)
     bounds = cut(length, members, block)
@@ -101,7 +101,7 @@ def flat_sum(given, block, top=127):
 
 
 def hierarchical_sum(given, codec, block, *, on_each, across_only, parts=1):
-    """The same in three stages, for members that lie on their nodes one after another; 16 bits have blocks of 1."""
+    """Return the coded sum in three stages, for members listed node by node; for 16 bits `block` is 1."""
     length = given.shape[1]
     result = np.empty(length, np.float32)
     for start, end in cut(length, parts, block):
@@ -137,9 +137,9 @@ def _part(given, codec, block, on_each, *, across_only):
 
 
 def short_sums(given, codec):
-    """Every sum that a ring of 16-bit numbers can come to: [candidates, numbers].
+    """Return every possible result of a ring sum of 16-bit numbers, shape [candidates, numbers].
 
-    The backend begins each piece of the ring at another member and goes around in one direction; each addition is
+    The backend may start each piece of the ring at any member and goes around in one direction; each addition is
     rounded.
     """
     short = SHORT[codec]
@@ -164,32 +164,32 @@ class ErrorBound:
 
 
 class _ErrorTracker:
-    """What is known of a sum on its way: its error, and the size of its terms, each as (part of M, absolute)."""
+    """The error of a sum in progress and the size of its terms, each as a pair (multiple of M, absolute part)."""
 
     def __init__(self, error, underflow):
         self._codec_error, self._underflow = error, underflow
         self.error, self.size = (Fraction(0), Fraction(0)), (Fraction(1), Fraction(0))
 
     def encode(self, count):
-        """Each of `count` terms is rounded once."""
+        """Add the error of rounding each of `count` terms once."""
         grown = tuple(part * self._codec_error for part in self.size)
         more = (grown[0], grown[1] + count * self._underflow)
         self.error = (self.error[0] + more[0], self.error[1] + more[1])
         self.size = (self.size[0] + more[0], self.size[1] + more[1])
 
     def add(self, count, unit):
-        """Numbers are added `count` at a time, one after another, each addition rounded."""
+        """Add the error of adding `count` numbers one after another, each time rounded with relative error `unit`."""
         factor = (1 + unit) ** (count - 1) - 1
         self.error = (self.error[0] + factor * self.size[0], self.error[1] + factor * self.size[1])
         self.size = (self.size[0] * (1 + factor), self.size[1] * (1 + factor))
 
 
 def sum_error(codec, num_members, *, on_each_node=1, across_only=False, through_servers=False):
-    """How far a coded sum may be from the exact sum of what the members gave.
+    """Return the largest possible error of a coded sum of the members' numbers.
 
-    The rounding of every stage is followed in exact fractions: a term that is rounded is off by e·(its size) + t, and
-    an addition by u·(its result), with u that of float32 where codes are decoded before they are added, which is
-    everywhere but in a ring of 16-bit numbers.
+    The rounding of every stage is followed in exact fractions: rounding a term adds an error of e·(its size) + t, an
+    addition one of u·(its result). u is that of float32 if codes are decoded before they are added, which is always the
+    case but in a ring of 16-bit numbers.
     """
     float32 = UNIT_ROUNDOFF["float32"]
     decoded = codec in LEVELS or through_servers or on_each_node > 1

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def ran(capsys, arguments, code=0):
-    """What a command has printed that ends with this exit code."""
+    """Run a command, check its exit code, and return what it printed."""
     assert main(arguments) == code
     return capsys.readouterr()
 
 
 def runner(command: Callable) -> Callable[..., Result]:
-    """What runs a command with some arguments and gives its result; errors come as they were raised."""
+    """Return a function that runs the command with some arguments and returns its result, or raises its error."""
     app = typer.Typer()
     app.command()(command)
 

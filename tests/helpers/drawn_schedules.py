@@ -32,9 +32,9 @@ RELAXATION = [Fraction(1), Fraction(1), Fraction(1), Fraction(1, 2), Fraction(4,
 
 
 def random_rule(rng, relaxation=RELAXATION, *, uneven=False):
-    """Any shape, period 1..5, blocks on random ranks and digits, some relaxed, late; steps per round by local rank.
+    """Return a rule of random shape: period 1 to 5, blocks on random ranks and digits, some relaxed, some late.
 
-    Some are `uneven`: their steps per round are by worker.
+    Steps per round differ by local rank, or by worker if `uneven`.
     """
     radices, size = SHAPES[rng.integers(len(SHAPES))]
     phases = []
@@ -62,7 +62,7 @@ def random_rule(rng, relaxation=RELAXATION, *, uneven=False):
 
 
 def random_groups(rng, relaxation=RELAXATION):
-    """Up to 16 workers on nodes of all sizes, some of whom skip."""
+    """Return groups of up to 16 workers on nodes of different sizes; some workers skip."""
     cluster = _cluster(rng)
     n, phases = cluster.num_workers, []
     for _ in range(rng.integers(1, 5)):
@@ -72,7 +72,7 @@ def random_groups(rng, relaxation=RELAXATION):
 
 
 def random_graph(rng):
-    """Directed or symmetric weights, or the same edges from every worker; not all of them keep the mean."""
+    """Return a graph with directed, symmetric or constant weights; not all of them preserve the mean."""
     cluster = _cluster(rng)
     n, rounds = cluster.num_workers, []
     for _ in range(rng.integers(1, 4)):
@@ -116,7 +116,7 @@ KINDS = {"rule": random_rule, "groups": random_groups, "graph": random_graph, "a
 
 
 def draw_schedules(*kinds):
-    """The same as a strategy of Hypothesis."""
+    """Return a Hypothesis strategy for these kinds."""
     return st.builds(
         lambda kind, seed: kind(np.random.default_rng(seed)),
         st.sampled_from(kinds or list(KINDS.values())),

@@ -1,4 +1,4 @@
-"""Drives a process that forks the workers of named scenarios, such as `helpers.scenarios`."""
+"""Starts and talks to a process that forks the workers of named scenarios, such as `helpers.scenarios`."""
 
 import json
 import os

@@ -1,7 +1,7 @@
-"""Aimed cases for the checker: of every inequality and premise data that is just true, and data that is just false.
+"""Boundary cases for the checker: for every inequality and premise, data that just satisfy it, and data that just fail.
 
-`EDGES` has one row each: the file of the checker, the rule in words, what is just true, what is just false, and a part
-of the sentence with which that is refused. tests/verify/checker/guards.md lists them.
+`EDGES` has one row each: the checker's file, the rule in words, the true case, the false case, and a part of the
+sentence that rejects the false one. tests/verify/checker/guards.md lists them.
 """
 
 import json
@@ -13,7 +13,7 @@ from helpers.readings import read
 from partreduce.verify import checker
 
 Case = tuple[dict[str, Any], dict[str, Any]]
-"""A schedule's document, and an entry."""
+"""A schedule document and a certificate's entry."""
 
 
 class Edge(NamedTuple):
@@ -25,7 +25,7 @@ class Edge(NamedTuple):
 
 
 def aside(file, rule, *row):
-    """The row of a rule about entries, of which the true and the false one belong to one schedule."""
+    """Return the row of a rule about entries; its true and its false entry belong to the same schedule."""
     raw, true, false, says = row
     return Edge(file, rule, (raw, true), (raw, false), says)
 
@@ -36,7 +36,7 @@ def document(nodes, size, **strategy):
 
 
 def groups(n, *phases, **options):
-    """A static schedule; a member list, or (member list, relaxation)."""
+    """Return a static schedule; a group is a list of members, or (members, relaxation)."""
     listed = [
         [{"group": g} if isinstance(g, list) else {"group": g[0], "relaxation": g[1]} for g in phase]
         for phase in phases
@@ -45,7 +45,7 @@ def groups(n, *phases, **options):
 
 
 def graph(n, *rounds, **options):
-    """A weighted graph; each round a list of (source, target, weight)."""
+    """Return a schedule of weighted graphs; each round is a list of (source, target, weight)."""
     listed = []
     for edges in rounds:
         ascending = sorted(edges, key=lambda edge: (edge[1], edge[0]))
@@ -56,7 +56,7 @@ def graph(n, *rounds, **options):
 
 
 def rule(radices, size, *phases, **options):
-    """Blocks (local ranks, digits) or (local ranks, digits, relaxation)."""
+    """Return a rule; blocks are (local ranks, digits) or (local ranks, digits, relaxation)."""
     listed = [
         [dict(zip(("local", "across", "relaxation"), block, strict=False)) for block in phase] for phase in phases
     ]
@@ -67,18 +67,18 @@ def rule(radices, size, *phases, **options):
 
 
 def certificate_of(schedule, *claims):
-    """A certificate with these claims, of what the checker has read."""
+    """Return a certificate with these claims about a schedule that the checker has read."""
     shape = {"schedule_sha256": schedule.sha256, "num_workers": schedule.num_workers, "period": schedule.period}
     return {"format": "partreduce.certificate", "version": 1, **shape, "claims": list(claims)}
 
 
 def certificate(raw, *claims, **changed):
-    """The same of a document as it stands, with some members changed."""
+    """Return a certificate with these claims about a schedule document, with some fields changed."""
     return certificate_of(checker.read_schedule(json.loads(json.dumps(raw))), *claims) | changed
 
 
 def check_entry(raw, entry):
-    """What the checker says against one entry of a certificate, None if it holds."""
+    """Return the checker's objection to one entry of a certificate; None if it holds."""
     schedule = read(raw)
     try:
         list(checker.check(json.loads(json.dumps(certificate_of(schedule, entry))), schedule))
@@ -112,17 +112,20 @@ def distance(at_most, *covariance, bits=8):
 
 
 def answers(*lines):
-    """What every worker answers in every phase: the smallest member of its group and the relaxation, or "-"."""
+    """Return the claim `membership`.
+
+    Each line has every worker's smallest group member and relaxation in one phase, or "-".
+    """
     return {"claim": "membership", "answers": sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()}
 
 
 def losing(raw, rule="keep_groups", failures=1):
-    """A schedule with a failure plan."""
+    """Return a schedule document with a failure plan."""
     return raw | {"failure_plan": {"rule": rule, "failures": failures}}
 
 
 def survives(failures, classes, *after):
-    """`classes` are (loss, bound); `after` are the lines of the answers, those of each loss in a text."""
+    """Return the claim `survives`: `classes` are (failed workers, bound), `after` each class's lines of `answers`."""
     text = "".join(f"{line}\n" for lines in after for line in lines.split(","))
     hashed = sha256(text.encode()).hexdigest() if after else ""
     listed = [{"failed": list(failed), "squared": str(squared)} for failed, squared in classes]
@@ -131,10 +134,10 @@ def survives(failures, classes, *after):
 
 PRODUCT = {"claim": "exact-consensus", "method": "product"}
 HALF = groups(2, [([0, 1], "1/2")])
-"""A difference is halved."""
+"""A period halves a difference."""
 TINY = Fraction(1, 10**12)
 EVEN = graph(2, [(1, 0, "1/2"), (0, 1, "1/4")])
-"""A difference is a quarter after each round; the limit is 1/3 of worker 0 and 2/3 of worker 1."""
+"""A round leaves a quarter of a difference; the limit is 1/3 of worker 0 plus 2/3 of worker 1."""
 
 
 def meets(relaxation):
@@ -150,13 +153,13 @@ def four(*second):
 
 
 def thirds(last, *, back=None):
-    """The mean of three, and then a round in which only two exchange."""
+    """Return a graph with the mean of three workers, then a round in which only two exchange."""
     mean = [(s, t, "1/3") for s in range(3) for t in range(3) if s != t]
     return graph(3, mean, [(0, 1, last), (1, 0, last if back is None else back)])
 
 
 def settle(relaxation, *, late=False):
-    """Two workers, then the mean of all three: a period forgets everything."""
+    """Return groups of two workers, then of all three: the mean of a period depends on nothing before it."""
     sync = {"sync": {"delay": 1}} if late else {}
     return groups(3, [([0, 1], relaxation)], [[0, 1, 2]], **sync)
 
@@ -166,10 +169,10 @@ COVARIANCE = [2**20, 0, 2**20, 0, 0, 2**20]
 HUGE_COVARIANCE = distance(10**9, COVARIANCE)
 CUBE = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
 NODES = rule([2], 2, [([0], [0])], [([0, 1], [])])
-"""Local rank 0 across both nodes, then each node by itself."""
+"""Local rank 0 averages across both nodes, then each node averages."""
 
 MIXED = rule([2, 3], 4, [([0], [1], "1/2"), ([1, 2], [0]), ([3], [])])
-"""Of each node's four workers the first goes along one digit, two along the other, and the last skips."""
+"""Of each node's four workers the first averages along one digit, two along the other, and the last skips."""
 ANSWERED = [line for v in range(6) for line in (f"{v // 3 * 12} 1/2", *[f"{v % 3 * 4 + 1} 1"] * 2, "-")]
 
 NORMALIZED_ROUNDS = [[(0, 1, "1/4"), (1, 0, "1/4")], [(1, 2, "1/4"), (2, 1, "1/4")]]
@@ -203,7 +206,7 @@ OUTER_STEPS = "outer_steps.py"
 
 
 def own(*shape, **outer):
-    """Two workers or more whose groups make outer steps from their own outer parameters, at rate 1/2."""
+    """Return groups or a rule with outer steps from each worker's own outer parameters, at rate 1/2."""
     make = groups if isinstance(shape[0], int) else rule
     return make(*shape, payload={"outer": {"lr": "1/2", "outer_params": "per_worker", **outer}})
 
@@ -214,11 +217,11 @@ def agreeing(squared, *weights):
 
 OWN = own(2, [[0, 1]])
 OWN_WEIGHT = [9, 0, 9, 0, 0, 2, 0, 0, 0, 2]
-"""A difference x of outer parameters becomes x/2, and momentum -x: 9/4 + 2 is less than half of 9."""
+"""A difference x of outer parameters becomes x/2 with momentum −x: 9/4 + 2 is less than half of 9."""
 
 
 def own_weight(n):
-    """The same for each of n workers who all meet."""
+    """Return the same for n workers that all average together."""
     return [(9 if i < n else 2) * (i == j) for i in range(2 * n) for j in range(i + 1)]
 
 
@@ -228,7 +231,7 @@ NESTEROV_WEIGHT = [
     *(302, -605, 302, 5817, 7184, 302, 302, -605, 5817, 5817, 7184),
 ]
 PLAIN = {"lr": "19/10", "momentum": "9/10"}
-"""With Nesterov's momentum it diverges."""
+"""These values diverge with Nesterov momentum."""
 PLAIN_WEIGHT = [28981, -28469, 28981, -25737, 25737, 51313, 25737, -25737, -46744, 51313]
 TURNS = ([[0, 1]], [[1, 2]])
 TURNS_WEIGHT = [
@@ -244,7 +247,7 @@ def over_all(nodes):
 SURVIVES = "survives.py"
 ALL_3 = groups(3, [[0, 1, 2]])
 AFTER_3 = ["0 1,0 1"] * 3
-"""Of three in one group, each of whom may fail."""
+"""The answers of three workers in one group, after the failure of each."""
 
 
 def alone_3(*bounds):
@@ -253,11 +256,11 @@ def alone_3(*bounds):
 
 CHAIN_3 = groups(3, [[0, 1]], [[1, 2]])
 PAIRED = rule([4], 2, [([0, 1], [])], [([0, 1], [0], "1/2")])
-"""Nodes that differ move half of the way to one another: of that a quarter of the squares is left."""
+"""Nodes move half of the way towards each other, which leaves a quarter of the squared difference."""
 
 
 def after_paired(nodes=4):
-    """Each worker of it failed in turn: who is alone on its node skips the first phase."""
+    """Return the answers after the failure of each worker; the one left alone on its node skips the first phase."""
     result = []
     for failed in range(2 * nodes):
         alone = failed // 2 * 2
@@ -272,17 +275,17 @@ TWO_NODES = document(2, 2, kind="static", phases=[[{"group": [0, 1, 2, 3]}]])
 CLASSES_OF_TWO_NODES = [([0], 0), ([2], 0), ([0, 1], 0), ([2, 3], 0)]
 AFTER_TWO_NODES = [*["0 1,0 1,0 1"] * 4, *["0 1,0 1"] * 2]
 DIGITS = rule([2, 2], 1, [([0], [0, 1])])
-"""On three nodes it is a rule of one digit."""
+"""On three nodes this is a rule of one digit."""
 SQUARE = rule([2, 2], 1, [([0], [0])], [([0], [1])])
 KINDS_3 = groups(3, [[0, 1, 2]], [[1, 2]])
 AFTER_KINDS_3 = ["0 1,0 1,0 1,0 1", *["0 1,0 1,-,-"] * 2]
 PAIRS_OF_4 = [([0, 1], 0), ([0, 2], 0), ([0, 3], 0)]
 AFTER_4 = [*["0 1,0 1,0 1"] * 4, *["0 1,0 1"] * 6]
-"""Of four in one group, of which two may fail."""
+"""The answers of four workers in one group, of which one or two fail."""
 
 
 def of_nodes(n):
-    """Two nodes of n workers, all in one group."""
+    """Return a schedule of two nodes of n workers, all in one group."""
     return document(2, n, kind="static", phases=[[{"group": list(range(2 * n))}]])
 
 
@@ -291,13 +294,13 @@ def after_nodes(n):
 
 
 def classes_of_nodes(n, of_workers, of_a_node):
-    """Of two nodes of n workers: any of the first, or of the second, or one of the two."""
+    """Return the classes of failures on two nodes of n workers, with bounds: one worker, or a whole node."""
     nodes = [range(n), range(n, 2 * n)]
     return [*(([node[0]], of_workers) for node in nodes), *((list(node), of_a_node) for node in nodes)]
 
 
 AFTER_A_PAIR = [",".join([*(f"{i // 2 * 2} 1" for i in range(6)), *["0 1/2"] * 6])] * 4
-"""Of four pairs one failed."""
+"""The answers of four pairs after the failure of one pair."""
 
 # fmt: off
 SURVIVING = [

@@ -1,8 +1,8 @@
-"""A cell of the conformance suite: one idiom under one kind, run by the run-time and by the reference.
+"""Run a cell of the conformance suite: one idiom (training loop) under one kind of strategy.
 
-An idiom is a generator: it yields after each step. Kinds whose workers run freely take their steps in turn, so that
-their results are exact; `yield TOGETHER` announces a part that all workers do at once, and `yield ASIDE` one that waits
-for others who still take steps.
+The cell is run with partreduce and with the reference. An idiom is a generator that yields after each step. For kinds
+without common rounds the workers take their steps in turn, so that results are exact. `yield TOGETHER` announces a part
+that all workers run at once, `yield ASIDE` one that waits for workers which still take steps.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ TOGETHER, ASIDE = "together", "aside"
 
 
 class Cell:
-    """What an idiom works with; the same code runs with the run-time's optimizer and with the reference's."""
+    """The functions that an idiom calls; the same idiom runs with partreduce's optimizer and with the reference's."""
 
     def __init__(self, kind, rank, *, world=None, table=None, folder=None):
         self.kind, self.rank, self.world, self.table, self.folder = kind, rank, world, table, folder
         self.notes, self.made, self.groups = [], [], []
 
     def wrap(self, inner, model, by=DistributedOptimizer):
-        """The optimizer under test, or the reference's."""
+        """Return the optimizer under test, or the reference's."""
         if self.world is None:
             made = PlainOptimizer(self.kind, self.table, self.rank, inner, model, number=len(self.made))
         else:
@@ -36,7 +36,7 @@ class Cell:
         return made
 
     def _record(self, optimizer):
-        """Note the groups that really averaged, as `Table` takes them."""
+        """Record the groups that really averaged, in the form that `Table` takes."""
         runner, pausing = optimizer.runner, []
         average, pause = runner._average, runner.pause
 
@@ -53,15 +53,15 @@ class Cell:
         runner._average, runner.pause = averaging, note_pause
 
     def scheduled(self, optimizer):
-        """What a learning-rate scheduler is given."""
+        """Return the optimizer to give to a learning-rate scheduler."""
         return optimizer.inner if self.world is None else optimizer
 
     def note(self, model):
-        """Remember the model, to be compared."""
+        """Record the model's parameters for the comparison."""
         self.notes.append(torch.cat([p.detach().reshape(-1).clone() for p in model.parameters()]))
 
     def scaler_step(self, scaler, optimizer):
-        """`scaler.step(optimizer); scaler.update()`; the reference has no scaler's book-keeping."""
+        """Call `scaler.step(optimizer)` and `scaler.update()`; the reference does not use the scaler's state."""
         if self.world is None:
             optimizer.scaler_step(scaler)
         else:
@@ -69,7 +69,7 @@ class Cell:
             scaler.update()
 
     def reopened(self, model, optimizer, begin):
-        """What `begin()` makes, with what the run has saved; the reference only has the newest model then."""
+        """Save a checkpoint and load it into what `begin()` returns; the reference only takes its newest model."""
         if self.world is None:
             optimizer.settle()
             return model, optimizer
@@ -82,7 +82,7 @@ class Cell:
 
     @contextlib.contextmanager
     def join(self, optimizer, batches):
-        """`with optimizer.join()`, where each worker has so many batches."""
+        """Run the body inside `optimizer.join()`; `batches` lists the number of batches of each worker."""
         if self.world is None:
             yield
             optimizer.serve(batches)
@@ -92,7 +92,7 @@ class Cell:
 
 
 class Turns:
-    """Lets workers take their steps in turn: 0, 1, 2, 0, …; those who stand aside are passed over."""
+    """Lets workers take their steps in turn: 0, 1, 2, 0, …; workers that stand aside are skipped."""
 
     def __init__(self, workers):
         self.changed, self.now, self.aside = threading.Condition(), 0, set()
@@ -133,7 +133,7 @@ class Turns:
 
 
 def drive(idiom, cell, turns):
-    """Run an idiom to its end; returns its notes."""
+    """Run an idiom to its end and return its recorded models."""
     parts, mode = idiom(cell), TOGETHER
     try:
         while True:
@@ -157,7 +157,7 @@ def drive(idiom, cell, turns):
 
 
 def run_reference(idiom, kind, groups=None):
-    """What the reference gives, by rank; `groups` are those that a generated schedule ran."""
+    """Run the reference; return the recorded models by rank. `groups` are those that ran under `dynamic_groups`."""
     table, turns = Table(kind.workers, groups), Turns(kind.workers) if kind.in_turn else None
     results, problems = [None] * kind.workers, []
 
@@ -179,7 +179,7 @@ def run_reference(idiom, kind, groups=None):
 
 
 def run_time(ranks, idiom, kind, *, folder=None, **options):
-    """What the run-time gives, by rank: its notes, and the groups that a generated schedule ran."""
+    """Run partreduce; return by rank the recorded models, and the groups that ran under `dynamic_groups`."""
     turns = Turns(kind.workers) if kind.in_turn else None
 
     def work(world):
@@ -190,9 +190,9 @@ def run_time(ranks, idiom, kind, *, folder=None, **options):
 
 
 def problems_of(kind, results, wanted, *, rtol=1e-9, atol=1e-11):
-    """By worker, where its notes are not those of the reference; empty where they are.
+    """Return for each worker how its recorded models differ from the reference's; "" if they do not.
 
-    Where two workers of the reference hold equal numbers, those of the run have to hold the same bits.
+    If two workers of the reference hold equal numbers, those of the run must be equal bit for bit.
     """
     found = [problem_of(mine, should, rtol=rtol, atol=atol) for mine, should in zip(results, wanted, strict=True)]
     if any(found) or kind.in_turn or kind.strategy.kind == "neighbor":  # in a graph each adds up in its own order
@@ -206,7 +206,7 @@ def problems_of(kind, results, wanted, *, rtol=1e-9, atol=1e-11):
 
 
 def problem_of(notes, wanted, *, rtol=1e-9, atol=1e-11):
-    """Where one worker's notes are not those of the reference."""
+    """Return how one worker's recorded models differ from the reference's; "" if they do not."""
     if len(notes) != len(wanted):
         return f"{len(notes)} notes, not {len(wanted)}"
     for place, (note, should) in enumerate(zip(notes, wanted, strict=True)):

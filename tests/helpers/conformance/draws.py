@@ -1,7 +1,7 @@
 """Schedules and training loops drawn from a seed, by family: groups, graphs, outer steps, fragments and pipelines.
 
-What is drawn of a schedule is every axis that its reference knows; what is drawn of a loop is what people's loops do at
-once: clipping, a falling rate, skipped steps, an evaluation and a checkpoint in mid-run, and uneven data.
+A drawn schedule varies every field that its reference knows. A drawn loop combines what users' loops do: clipping, a
+decreasing learning rate, skipped steps, an evaluation and a checkpoint in the middle, and uneven data.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from partreduce.errors import ScheduleError
 from partreduce.topo.metrics.stability import outer_radius
 
 LAYERS = ("0", "1", "2", "3")
-"""Of the model below, in its order."""
+"""The names of the layers of the model below, in order."""
 OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.02, eps=1e-4),
     "adam": lambda p: torch.optim.Adam(p, lr=0.05, betas=(0.8, 0.95), eps=1e-3, weight_decay=0.02),
@@ -33,22 +33,22 @@ MEANS = (st.Averaging.MEAN, st.Averaging.MEAN, st.Averaging.STEP_NORMALIZED)
 
 @dataclass(frozen=True)
 class DrawnCase(Kind):
-    """A schedule with a training loop; `loop` is an idiom."""
+    """A drawn schedule with a drawn training loop; the method `loop` is its idiom."""
 
     seed: int = 0
     batches: tuple[int, ...] = ()
-    """Of each worker: where they differ, who has fewer takes part without data until all have ended."""
+    """Each worker's number of batches; a worker with fewer takes part without data until all have ended."""
     inner: str = "sgd"
     clip: str = ""
-    """`norm` or `value` of each worker's own gradient, or `mean`: the value of the averaged one."""
+    """How gradients are clipped: each worker's own by `norm` or `value`, or the `mean` by value; "" for none."""
     decay: float = 1.0
-    """By which each step multiplies the learning rate."""
+    """The factor by which the learning rate is multiplied in each step."""
     skips: frozenset = field(default_factory=frozenset)
-    """(worker, step) of steps that are skipped."""
+    """The (worker, step) of skipped steps."""
     absent: frozenset = field(default_factory=frozenset)
-    """(worker, step) at which the last bias has no gradient."""
+    """The (worker, step) in which the last bias has no gradient."""
     reopens: tuple[int, ...] = ()
-    """After how many steps of each worker the run is saved and begun again."""
+    """For each worker, the steps after which the run is saved and continued from the checkpoint."""
     dtype: torch.dtype = torch.float64
 
     @property
@@ -112,7 +112,7 @@ class DrawnCase(Kind):
 
 
 def problems(ranks, case, folder):
-    """By worker, how a drawn run differs from the reference's; empty if it does not."""
+    """Return for each worker how a drawn run differs from the reference's; empty if it does not."""
     is_exact = case.dtype == torch.float64 and case.strategy.transport.codec is st.Codec.NONE
     near = {} if is_exact else {"rtol": 1e-4, "atol": 1e-5}
     results = run_time(ranks, case.loop, case, folder=folder)
@@ -135,7 +135,7 @@ def _phase(rng, n):
 
 
 def _draw_loop(rng, seed, n, strategy, *, rounds, **loop):
-    """A loop for a strategy, whose data may be uneven; skips where whole models travel or gradients of all."""
+    """Draw a training loop for a strategy, with uneven data or not; steps are skipped where the strategy allows it."""
     kind = Kind(strategy, Cluster.regular(1, n))
     counts = [rounds] * n if rng.random() < 0.6 else [rng.randint(0, rounds) for _ in range(n)]
     batches = tuple(count * kind.steps_of(rank) for rank, count in enumerate(counts))
@@ -154,7 +154,7 @@ def _draw_loop(rng, seed, n, strategy, *, rounds, **loop):
 
 
 def _draw_checkpoint(rng, case, *, inside=True):
-    """In a part of all runs a checkpoint after as many rounds of all, and maybe a part of the next one."""
+    """Add to some cases a checkpoint after some whole rounds of all workers, or inside a round if `inside`."""
     steps = [case.steps_of(rank) for rank in range(case.workers)]
     rounds = min(count // own for count, own in zip(case.batches, steps, strict=True))
     quarters = rng.randrange(4) if inside else 0
@@ -166,7 +166,7 @@ def _draw_checkpoint(rng, case, *, inside=True):
 
 
 def groups(seed):
-    """Groups with skips, relaxations, a prologue, late averaging and steps per round of each worker's own."""
+    """Draw groups with skips, relaxations, a prologue, late averages, and steps per round that differ by worker."""
     rng = random.Random(f"groups {seed}")
     return _of_own_models(rng, _draw_loop(rng, seed, *_groups(rng), rounds=rng.randint(1, 5)))
 
@@ -186,7 +186,7 @@ def _groups(rng):
 
 
 def coded_groups(seed):
-    """Parameters of groups by a codec, in which what was moved since all were equal travels."""
+    """Draw groups with a codec, which sends the change since all workers were last equal."""
     rng = random.Random(f"coded {seed}")
     codec = (st.Codec.INT8, st.Codec.INT4, *SIXTEEN_BITS)[seed % 4]
     while True:
@@ -206,7 +206,7 @@ def coded_groups(seed):
 
 
 def graphs(seed):
-    """Directed or symmetric rounds, some empty."""
+    """Draw rounds over directed or symmetric graphs, some of them without edges."""
     rng = random.Random(f"graphs {seed}")
     n, rounds = rng.randint(2, 6), []
     for _ in range(rng.randint(1, 3)):
@@ -224,7 +224,7 @@ def graphs(seed):
 
 
 def _of_own_models(rng, case):
-    """In half of all runs workers begin with different models; some are in float32, some are resumed."""
+    """Let workers begin with different models in half of all runs, in float32 in some, and resume some."""
     if case.gradients:
         return replace(case, clip="", decay=1.0)
     if case.inner == "sgd" and rng.random() < 0.3:
@@ -241,7 +241,7 @@ def _outer(rng, momenta):
 
 
 def outer(seed):
-    """Outer steps of all, or of each group from its own outer parameters; H from 1 to 5, any rate and momentum."""
+    """Draw outer steps of all workers, or of groups with their own outer parameters, with 1 to 5 steps per round."""
     rng = random.Random(f"outer {seed}")
     n, step = rng.randint(2, 4), _outer(rng, [0, 0, 0.5, 0.9])
     steps = rng.choice([1, 2, 3, 5, tuple(rng.randint(1, 4) for _ in range(n))])
@@ -265,14 +265,14 @@ def outer(seed):
 
 
 def _settling(phase, step):
-    """A round of all makes outer steps: those of others than relaxations of 0 to 1, one with momentum, are refused."""
+    """Return a phase of all workers whose relaxation outer steps allow: 1 with momentum, else above 0 up to 1."""
     (group,) = phase
     kept = group.relaxation if 0 < group.relaxation <= 1 and not step.momentum else 1
     return st.Phase.from_groups(phase.num_workers, [replace(group, relaxation=Fraction(kept))])
 
 
 def fragments(seed):
-    """H from 1 to 9, P from 1 to 4, any delay and alpha; data may end inside a round."""
+    """Draw 1 to 9 steps per round, 1 to 4 fragments, any delay and alpha; data may end inside a round."""
     rng = random.Random(f"fragments {seed}")
     n, steps = rng.randint(2, 4), rng.randint(1, 9)
     count = rng.randint(1, min(4, steps))
@@ -296,7 +296,7 @@ def fragments(seed):
 
 
 def fragments_of_groups(seed):
-    """Fragments take turns over the groups of each round; a worker that rests in a round rests with every fragment."""
+    """Draw fragments that take turns over each round's groups; a worker without a group averages no fragment."""
     rng, case = random.Random(f"fragments of groups {seed}"), fragments(seed)
     n, payload = case.workers, case.strategy.payload
     phases = []
@@ -320,13 +320,14 @@ TRAVELS = [
     *((codec, False, 1) for codec in st.Codec if codec.rounds),
     *((codec, True, 1) for codec in SIXTEEN_BITS),
 ]
-"""Of gradients the codec, whether layers are sent by themselves (whose blocks would be each layer's own), and nodes."""
+"""The drawn transports of gradients: codec, whether each layer is sent separately, and number of nodes."""
 
 
 def pipelines(seed):
-    """Pipelines of 2 and 3 with warm-up, both ends and both reductions; a bias that has no gradient here and there.
+    """Draw pipelines of width 2 and 3 with warm-up, both drain policies and both reductions.
 
-    Some send layers while backward computes the next, some by a codec, some in stages; some are no pipelines.
+    Some biases have no gradient. Some pipelines send layers during the backward pass, some use a codec, some sum in
+    stages; some cases are no pipelines.
     """
     rng = random.Random(f"pipelines {seed}")
     n, rounds = rng.randint(2, 4), rng.randint(2, 10)

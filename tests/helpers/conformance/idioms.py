@@ -1,4 +1,4 @@
-"""What people's training loops do, as small loops, with the outcome under each kind where it is not `equal`."""
+"""Small training loops as users write them (idioms), each with its outcome under the kinds where it is not `equal`."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ APART = [
     for name, kind in KINDS.items()
     if not kind.gradients and (kind.steps_of(0) == 1 or kind.strategy.payload.num_fragments > 1)
 ]
-"""Kinds whose workers hold models of their own after four steps.
+"""Kinds whose workers hold different models after four steps.
 
-With two steps per round all workers have just met; fragments never all do.
+With two steps per round all workers have just averaged; with fragments they are never all equal.
 """
 _building = threading.Lock()
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a cell ends: `equal` to plain torch, `refused` or `warned` in one line that holds `words`."""
+    """How a cell ends: `equal` to plain torch, or `refused` or `warned` with one line that contains `words`."""
 
     verdict: str
     words: str = ""
     why: str = ""
     compared: bool = False
-    """Of a warning: whether the numbers are plain torch's all the same."""
+    """For `warned`: whether the numbers are still those of plain torch."""
 
 
 EQUAL = Outcome("equal")
@@ -55,13 +55,13 @@ refused, warned = (partial(Outcome, verdict) for verdict in ("refused", "warned"
 
 @dataclass(frozen=True)
 class Idiom:
-    """A training loop and what it is called in the table."""
+    """A training loop, and its description in the table."""
 
     loop: Callable
     says: str
     otherwise: dict[str, Outcome] = field(default_factory=dict)
     in_group: bool = False
-    """Whether it uses a default process group, which is this process's alone."""
+    """Whether the loop uses a default process group, which then contains this process only."""
 
     def outcome(self, kind):
         return self.otherwise.get(kind, EQUAL)
@@ -71,7 +71,7 @@ IDIOMS: dict[str, Idiom] = {}
 
 
 def idiom(name, says, *, in_group=False, **otherwise):
-    """Register a loop; `otherwise` is (kinds, outcome) by any name."""
+    """Register a training loop; each value of `otherwise` is (kinds, outcome), under any name."""
 
     def register(loop):
         outcomes = {kind: outcome for kinds, outcome in otherwise.values() for kind in kinds}
@@ -105,13 +105,13 @@ def sgd(model):
 
 
 def begin(cell, make=sgd, **options):
-    """A model and its optimizer."""
+    """Return a model and its wrapped optimizer."""
     model = network(**options)
     return model, cell.wrap(make(model), model)
 
 
 def step(cell, optimizer, model, number, *, before=lambda: None, loss=loss_of):
-    """One ordinary step on this worker's batch."""
+    """Take one step on this worker's batch."""
     optimizer.zero_grad()
     loss(model, batch(cell.rank, number)).backward()
     before()
@@ -120,7 +120,7 @@ def step(cell, optimizer, model, number, *, before=lambda: None, loss=loss_of):
 
 
 def steps(cell, optimizer, model, act=None, numbers=range(STEPS), *, after=lambda _: None):
-    """A step of each number, an ordinary one unless `act(number)` makes it, with something `after` it."""
+    """Take a step for each number, by `act(number)` if given, and call `after(number)` after each."""
     for number in numbers:
         yield
         step(cell, optimizer, model, number) if act is None else act(number)
@@ -473,7 +473,7 @@ def another_after(cell):
 
 
 class Sharpness(torch.optim.SGD):
-    """SAM, after Foret et al. 2021: evaluates its closure at perturbed weights."""
+    """SAM (Foret et al., 2021), which evaluates its closure at perturbed weights."""
 
     @torch.no_grad()
     def step(self, closure):

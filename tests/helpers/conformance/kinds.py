@@ -1,4 +1,4 @@
-"""The strategy kinds of the conformance suite, each with three workers, and what a reference reads from a strategy."""
+"""The kinds of strategy in the conformance suite, for three workers, with what the reference reads from them."""
 
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -13,12 +13,12 @@ THREE = Cluster.regular(1, N)
 
 @dataclass(frozen=True)
 class Kind:
-    """A schedule; what the reference and the idioms ask of it are the values of its strategy's fields."""
+    """A schedule of the suite; its properties are computed from the fields of its strategy."""
 
     strategy: object
     cluster: Cluster = THREE
     options: dict = field(default_factory=dict)
-    """Further arguments of DistributedOptimizer."""
+    """Additional arguments of DistributedOptimizer."""
 
     @property
     def schedule(self):
@@ -29,7 +29,7 @@ class Kind:
         return self.cluster.num_workers
 
     def steps_of(self, rank):
-        """Steps per round of a worker."""
+        """Return a worker's steps per round."""
         steps = self.strategy.steps_per_round
         return steps if isinstance(steps, int) else steps[rank]
 
@@ -39,7 +39,7 @@ class Kind:
 
     @property
     def late(self):
-        """Whether a round averages the models with which it begins."""
+        """Whether a round averages the models that workers had at its beginning."""
         sync = self.strategy.sync
         return isinstance(sync, st.DelayedAveraging) or (
             isinstance(sync, st.IterationGap) and sync.update_order is st.UpdateOrder.DPSGD
@@ -47,27 +47,27 @@ class Kind:
 
     @property
     def lag(self):
-        """Steps by which gradients are late."""
+        """By how many steps gradients are late."""
         return self.strategy.sync.width - 1 if isinstance(self.strategy.sync, st.Pipeline) else 0
 
     @property
     def quorum(self):
-        """Whether a call may take several means."""
+        """Whether one step may apply several means."""
         return isinstance(self.strategy.sync, st.PartialAllReduce)
 
     @property
     def early(self):
-        """Whether gradients leave during the backward pass."""
+        """Whether gradients are sent during the backward pass."""
         return self.strategy.transport.gradient_buckets is st.GradientBuckets.PER_LAYER
 
     @property
     def merges(self):
-        """Whether an average is merged into the model, with a part of the worker's own or after some steps."""
+        """Whether an average is applied some steps later, or with a part of the worker's own model."""
         return isinstance(self.strategy.sync, st.DelayedMerge)
 
     @property
     def outer(self):
-        """What torch's SGD, as the outer optimizer, is made with; None for plain averages."""
+        """The arguments of torch's SGD as the outer optimizer; None for plain averages."""
         outer = self.strategy.payload.outer
         if outer.lr == 1 and not outer.momentum:
             return None
@@ -75,14 +75,14 @@ class Kind:
 
     @property
     def free(self):
-        """The kind of schedule of which it is known while it runs only whom a worker averages with, and when."""
+        """The strategy's kind if partners are decided at run time or workers have no common rounds; else ""."""
         kind = self.strategy.kind
         is_free = kind in ("dynamic_groups", "pairwise") or (kind == "server" and not self.strategy.synchronous)
         return kind if is_free else ""
 
     @property
     def in_turn(self):
-        """Whether no worker waits for another, so that workers can step in turn, and results are exact."""
+        """Whether no worker waits for another, so that workers can take steps in turn and results are exact."""
         return self.free in ("server", "pairwise")
 
 
@@ -91,12 +91,12 @@ RING = (st.Round.from_edges(N, RING_EDGES),)
 
 
 def gap(order):
-    """Without backup, staleness and skips a reduce takes the updates of a synchronous schedule."""
+    """Return a strategy with an iteration gap in which each reduce uses the updates of a synchronous schedule."""
     return st.NeighborAveraging(rounds=RING, sync=st.IterationGap(max_ig=2, update_order=order))
 
 
 PATIENT = st.PartialAllReduce(quorum=st.QuorumStart.SOLO, grace=60_000_000)
-"""Every round waits for a gradient of each worker that has one, so that what it sums is determined."""
+"""A quorum in which each round waits for a gradient of every worker, so that its sum is determined."""
 
 DILOCO = st.OuterStep(lr=0.7, momentum=0.9, nesterov=True)
 OUTER = st.Payload(outer=DILOCO)

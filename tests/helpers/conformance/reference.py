@@ -1,11 +1,10 @@
-"""The reference: plain torch on threads that exchange vectors over a barrier; nothing of the run-time is used.
+"""The reference of the conformance suite: plain torch on threads that exchange vectors; it uses no code of the runtime.
 
-A `PlainOptimizer` does by the book what a kind promises: the mean gradient before the step, or that of some steps ago
-(Algorithm 1 of Pipe-SGD); x ← W x after a round, with late averaging x ← W x_before + u; an outer step where all meet
+A `PlainOptimizer` implements the definition of a kind: the mean gradient before the step, or that of some steps ago
+(Algorithm 1 of Pipe-SGD); x ← W x after a round, with late averaging x ← W x_before + u; an outer step when all average
 (DiLoCo); fragments in turn, merged late (Algorithm 2 of Streaming DiLoCo); a server's sum of progress, a pair's mean.
-With a codec it rounds what travels, in NumPy, as docs/codecs.md says.
-The groups of a generated schedule are known afterwards only, so the reference forms the means of those that the
-run-time reports to have run.
+With a codec it rounds what is sent, in NumPy, as docs/codecs.md defines. Groups under `dynamic_groups` are known only
+after a run, so the reference averages over those that the runtime reports.
 """
 
 import contextlib
@@ -21,13 +20,14 @@ from partreduce.topo.strategies.payload import assign
 
 WAIT = 30
 HOST = 0
-"""The first worker is the asynchronous server's host and pairwise's passive worker, so that its turn comes first."""
+"""The asynchronous server's host, and the passive worker of pairwise averaging: worker 0 has the first turn."""
 
 
 class Table:
-    """Where the threads of a reference lay down what the others may see.
+    """The shared data of a reference's threads.
 
-    `groups` are those of a generated schedule: for each worker (steps, whether at a round's end, number, members).
+    `groups` lists, for each worker, the groups that ran under `dynamic_groups`, as (steps before it, whether it ended a
+    round, number, members).
     """
 
     def __init__(self, workers, groups=None):
@@ -37,7 +37,7 @@ class Table:
         self.lock = threading.Lock()
         self.places = [None] * workers
         self.models = [[None] * workers for _ in range(2)]
-        """For each optimizer the server's model at `HOST`, or pairwise's models."""
+        """For each optimizer: the server's model at index `HOST`, or the models of pairwise averaging."""
 
     def exchange(self, rank, value):
         self.places[rank] = value
@@ -47,7 +47,7 @@ class Table:
         return everything
 
     def meet(self, rank, number, members, vector):
-        """The mean over a group that all its members come to."""
+        """Return the mean of the members' vectors; all members of the group must call it."""
         with self.lock:
             barrier, said = self.meetings.setdefault(number, (threading.Barrier(len(members)), {}))
             said[rank] = vector
@@ -56,7 +56,7 @@ class Table:
 
 
 class PlainOptimizer:
-    """An optimizer that trains one worker's model as a kind says."""
+    """The reference's optimizer of one worker."""
 
     def __init__(self, kind, table, rank, inner, model, *, number=0):
         self.kind, self.table, self.rank, self.inner = kind, table, rank, inner
@@ -65,26 +65,25 @@ class PlainOptimizer:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.steps = 0
         self.start = None
-        """With what the round of each number began, or from where a free kind counts progress."""
+        """The model at the beginning of the round, or from which a kind without common rounds counts progress."""
         named = [((name,), p.numel()) for name, p in model.named_parameters() if p.requires_grad]
         of_parameters = assign(self.strategy.payload.fragments, named)
         places = torch.tensor([place for place, (_, n) in zip(of_parameters, named, strict=True) for _ in range(n)])
         self.fragments = [places == number for number in range(max(of_parameters) + 1)]
-        """Which numbers of the model each holds."""
+        """For each fragment, a mask of the model's numbers."""
         self.outer_params = self.outer = None
-        """The model of the last outer step as a parameter, and the optimizer that makes the next one of it; of each
-        fragment."""
+        """For each fragment, the outer parameters as a torch parameter, and the outer optimizer of it."""
         self.references = [None] * len(self.fragments)
-        """Of each fragment what a codec measures movements from: the last mean of all workers."""
+        """For each fragment, the last mean of all workers; a codec sends the change since then."""
         self.left = {}
-        """By fragment what a codec's roundings left over of what this worker gave, and of the sum."""
+        """By fragment, the rounding errors (error feedback) of this worker's message and of the sum."""
         self.sent = {}
-        """By fragment the mean that is in flight."""
+        """By fragment, the mean that is not applied yet."""
         self.averaged = False
         self.late = []
-        """Mean gradients that are still to be applied, oldest first."""
+        """Mean gradients that are not applied yet, oldest first."""
         self.taken = 0
-        """Groups of a generated schedule that this worker has done."""
+        """The number of groups under `dynamic_groups` in which this worker has averaged."""
 
     # The model as a vector
 
@@ -106,7 +105,7 @@ class PlainOptimizer:
         self.inner.zero_grad(set_to_none=set_to_none)
 
     def mean_of(self, members, vector, number=0):
-        """The mean over some workers, one of whom is this one; all workers call it."""
+        """Return the mean over `members`; all workers call it, and a worker passes a group that contains it."""
         if self.strategy.transport.codec is st.Codec.NONE:
             sent = self.table.exchange(self.rank, vector)
             return sum(sent[member] for member in members) / len(members)
@@ -119,7 +118,7 @@ class PlainOptimizer:
         return reference + moved
 
     def coded_sum(self, members, vector, number=0):
-        """What all have of a sum whose terms and whose total are rounded to some levels of their largest number."""
+        """Return the members' sum with a codec: each vector and the total are rounded, with error feedback."""
         transport = self.strategy.transport
         assert vector.numel() <= transport.block, "one block, so that its places in an array do not matter"
         assert transport.codec.has_blocks or len(members) <= 2, "a ring of more has no one order of additions"
@@ -195,7 +194,7 @@ class PlainOptimizer:
             self.take_turns()
 
     def scaler_step(self, scaler):
-        """What GradScaler.step does: divide by the scale, and leave out a step with an infinite gradient."""
+        """Do what GradScaler.step does: divide gradients by the scale, and skip the step if one is infinite."""
         scale = scaler.get_scale()
         for p in self.parameters:
             if p.grad is not None:
@@ -204,9 +203,9 @@ class PlainOptimizer:
         self.step(apply=all(bool(p.grad.isfinite().all()) for p in self.parameters if p.grad is not None))
 
     def serve(self, batches):
-        """Data ended: the model stays in the averages, or follows the others' gradients, to the end of the last round.
+        """Take part without data until the last round ends: in averages, or in the other workers' gradient steps.
 
-        `batches` are those of each worker.
+        `batches` lists the number of batches of each worker.
         """
         rounds = max(-(-count // self.kind.steps_of(rank)) for rank, count in enumerate(batches))
         while self.steps < rounds * self.steps_per_round and not self.kind.in_turn:
@@ -260,7 +259,7 @@ class PlainOptimizer:
         self.outer = [torch.optim.SGD([outer_params], **self.kind.outer) for outer_params in self.outer_params]
 
     def outer_step(self, mean, number=0):
-        """DiLoCo's: the gradient is what the workers moved on average, backwards."""
+        """Take DiLoCo's outer step, with the gradient outer parameters − mean, and return the new outer parameters."""
         outer_params = self.outer_params[number]
         outer_params.grad = outer_params.detach() - mean
         self.outer[number].step()
@@ -277,7 +276,7 @@ class PlainOptimizer:
                 self.models[self.rank] = self.start.clone()
 
     def take_turns(self):
-        """After a step, send or average the fragments whose turn it is; a whole model is one fragment."""
+        """After a step, send or average the fragments whose turn it is; a model without fragments is one fragment."""
         for number, mask in enumerate(self.fragments):
             end = self.steps_per_round * (number + 1) // len(self.fragments)
             ends = (self.steps - end) % self.steps_per_round == 0
@@ -289,7 +288,7 @@ class PlainOptimizer:
                 self.average(number, mask)
 
     def merge(self, number, mask, end, *, ends):
-        """Send a fragment some steps before its turn ends, and then take a part of its own and the rest of the mean."""
+        """Send a fragment some steps before its turn ends, and mix the mean into the model when the turn ends."""
         sync = self.strategy.sync
         if (self.steps + sync.steps - end) % self.steps_per_round == 0 and self.steps + sync.steps >= end:
             self.sent[number] = self.mean_of_all(self.get()[mask], number)
@@ -301,7 +300,7 @@ class PlainOptimizer:
             self.put(now)
 
     def average(self, number, mask):
-        """x ← W x of one round, for these numbers of the model; late x ← W x_before + u."""
+        """Apply x ← W x of one round to the numbers in `mask`; for late averages x ← W x_before + u."""
         round_ = (self.steps - 1) // self.steps_per_round
         now, start = self.get()[mask], self.start[mask]
         if self.strategy.averaging is st.Averaging.STEP_NORMALIZED:
@@ -324,7 +323,7 @@ class PlainOptimizer:
         self.start[mask] = whole[mask]
 
     def group_of(self, round_):
-        """(its members, its relaxation); a worker that has none is alone."""
+        """Return this worker's group in a round as (members, relaxation); the worker alone if it has none."""
         if self.strategy.kind in ("allreduce", "server") or round_ < self.strategy.prologue:
             return range(self.kind.workers), 1
         phases = self.strategy.phases.phases
@@ -334,12 +333,12 @@ class PlainOptimizer:
         return (self.rank,), 1
 
     def edges_of(self, round_):
-        """(from whom, weight) of each edge to this worker."""
+        """Return (source, weight) of each edge to this worker in a round."""
         edges = self.strategy.rounds[round_ % len(self.strategy.rounds)].edges()
         return [(source, float(weight)) for source, target, weight in edges if target == self.rank]
 
     def counted_together(self, round_):
-        """Whose steps per round are averaged, where each worker's progress counts as if it had taken as many."""
+        """Return the workers over whose steps per round step-normalized averaging takes the mean."""
         if self.strategy.kind != "neighbor":
             members, _ = self.group_of(round_)
             return members
@@ -363,14 +362,14 @@ class PlainOptimizer:
         self.start = self.get()
 
     def follow(self, *, at_end):
-        """Average with the groups that ran after these steps, at a round's end or before a pause of all."""
+        """Average with the `dynamic_groups` that ran after this many steps, at a round's end or before a pause."""
         mine = self.table.groups[self.rank]
         while self.taken < len(mine) and mine[self.taken][:2] == (self.steps, at_end):
             self.put(self.table.meet(self.rank, *mine[self.taken][2:], self.get()))
             self.taken += 1
 
     def settle(self):
-        """The newest model, with what was learned since."""
+        """Take the newest average, plus the worker's progress since then."""
         if self.kind.free == "dynamic_groups":
             self.follow(at_end=False)
         elif self.kind.free and self.start is not None:

@@ -1,6 +1,6 @@
-"""The variants of every kind: its strategy changed along one axis, or with which words a user reads that there is none.
+"""The variants of every kind: its strategy with one field changed, or the error message if that is not supported.
 
-`resume` is the idiom "checkpoint"; `device` and `sharded` run elsewhere, on four ranks and in processes.
+The variant `resume` is the idiom "checkpoint"; `device` and `sharded` run elsewhere, on four ranks and in processes.
 """
 
 from dataclasses import replace
@@ -10,7 +10,7 @@ from partreduce import strategies as st
 
 
 def with_codec(strategy, **transport):
-    """By a codec; of a server on one host, which codes all numbers in one block, as the reference does."""
+    """Return the strategy with a codec; a server gets one host, so that all numbers are one block."""
     one_host = {"hosts": (0,)} if strategy.kind == "server" else {}
     return replace(strategy, transport=replace(strategy.transport, **transport), **one_host)
 
@@ -20,7 +20,7 @@ CHANGES = {
     "codec": lambda strategy: with_codec(strategy, codec=st.Codec.INT8),
     "feedback": lambda strategy: with_codec(strategy, codec=st.Codec.INT4, error_feedback=True),
 }
-"""What is changed of a strategy."""
+"""By variant, a function that changes a strategy."""
 
 OUTER = "sync.delay brings it later"
 ROUNDED = "rounded parameters lose every update that is smaller than their last digit"
@@ -52,13 +52,13 @@ REFUSED = {
         "pairwise": "workers agree on pairs as it comes",
     },
 }
-"""By variant and kind, words of the line that refuses it."""
+"""By variant and kind, a part of the error message that rejects it."""
 
 ONE_LOSS = st.FailurePlan(st.SurvivorRule.ALL_REDUCE, 1)
 
 
 def change(variant, kind):
-    """A kind with its strategy changed."""
+    """Return a kind with its strategy changed by a variant."""
     return Kind(CHANGES[variant](KINDS[kind].strategy))
 
 
@@ -69,9 +69,10 @@ def schedule_of(variant, kind):
 
 
 def cells_to_run():
-    """(variant, kind) of the cells that run: of those with the same strategy the first, and none that is a kind.
+    """Return the (variant, kind) to run: the first of those with equal strategies, and none that is itself a kind.
 
-    Who comes late where workers run freely is known to their messages alone: tests/runtime/strategies has them.
+    Kinds without common rounds are left out, since only their messages show which worker is late; see
+    tests/runtime/strategies.
     """
     seen = [kind.strategy for kind in KINDS.values()]
     for variant in CHANGES:

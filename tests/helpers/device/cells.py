@@ -1,4 +1,4 @@
-"""Cells: one small training job under one schedule, run by simulated ranks and compared with a run without a device."""
+"""Cells: a small training job under one schedule, run by simulated ranks and compared with a run without a device."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ RANKS = 4
 DILOCO = st.OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
 MOST_STEPS = 24
 PLACES = ("fill", "sum", "commit", "step", "all")
-"""Where something may be late: what fills arrays, sums and commits them, the user's own step, and all of these."""
+"""Operations that may be delayed: filling send arrays, sums, committing averages, optimizer steps, and all of them."""
 NODES = st.Transport(algorithm=st.AllReduceAlgorithm.HIERARCHICAL)
 SHORT_BLOCKS = st.Transport(codec=st.Codec.INT8, block=32)
 FEEDBACK = st.Transport(codec=st.Codec.INT4, block=32, error_feedback=True)
@@ -38,14 +38,14 @@ MIXED = (torch.float32, torch.bfloat16)
 UNEVEN: Any = {"steps_per_round": (1, 2, 1, 3), "averaging": st.Averaging.STEP_NORMALIZED}
 PAIRS = group_phases(RANKS, [(0, 1), (2, 3)], [(1, 2), (0, 3)])
 PATIENT = st.PartialAllReduce(quorum=st.QuorumStart.SOLO, grace=60_000_000)
-"""Every round waits for all, so that what it sums is determined."""
+"""A quorum in which each round waits for all workers, so that its sum is determined."""
 GENERATED = st.DynamicGroups(group_size=RANKS, division=st.GroupSplit.GLOBAL)
 RING = [(i, (i + d) % RANKS, Fraction(1, 3)) for i in range(RANKS) for d in (1, 3)]
 HALF = [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2)), (2, 3, Fraction(1, 4))]
 
 
 def groups(*, relaxation=Fraction(1), **axes):
-    """Pairs, crossed pairs and everybody in turn."""
+    """Return static groups: pairs, crossed pairs, and all ranks in turn."""
     listed = ([(0, 1), (2, 3)], [(0, 3), (1, 2)], [tuple(range(RANKS))])
     phases = (st.Phase.from_groups(RANKS, [st.Group(members, relaxation) for members in phase]) for phase in listed)
     return st.StaticGroups(phases=st.GroupPhases(tuple(phases)), **axes)
@@ -60,7 +60,7 @@ GROUPS = groups()
 
 @dataclass(frozen=True)
 class Cell:
-    """What is trained, and how it is averaged."""
+    """A training job and the strategy that averages it."""
 
     name: str
     strategy: Any = GROUPS
@@ -69,9 +69,9 @@ class Cell:
     optimizer: str = "sgd"
     rounds: int = 5
     on_host: bool = False
-    """Whether anchor and momentum of outer steps lie in host memory meanwhile."""
+    """Whether outer parameters and outer momentum are kept in host memory between outer steps."""
     in_turn: bool = False
-    """Whether ranks step one after the other, because none waits for another."""
+    """Whether ranks take their steps one after another, because none waits for another."""
 
     @property
     def schedule(self):
@@ -170,11 +170,11 @@ CUDA_CELLS = [
     for kind, strategy in (("static", groups()), ("allreduce", st.AllReduce()))
     for how in ("foreach", "fused", "capturable")
 ]
-"""Cells whose optimizers only work on a GPU."""
+"""Cells whose optimizers work only on a GPU."""
 
 
 class Model(torch.nn.Module):
-    """Two layers, a BatchNorm, and each layer in its own dtype; large enough for sums of several stages."""
+    """Two layers and a BatchNorm, each layer with its own dtype; large enough for sums in several stages."""
 
     def __init__(self, dtypes):
         super().__init__()
@@ -189,12 +189,12 @@ class Model(torch.nn.Module):
 
 
 def of_user(optimizer):
-    """The user's own optimizer, whose steps `late` delays."""
+    """Return the user's optimizer unchanged; `late` patches this function to delay its steps."""
     return optimizer
 
 
 def model_and_data(cell, rank):
-    """A rank's model and batches, before there is a device."""
+    """Return a rank's model and batches on the CPU."""
     torch.manual_seed(rank)
     return Model(cell.dtypes), [(torch.randn(8, 6), torch.randn(8, 4)) for _ in range(MOST_STEPS)]
 
@@ -207,7 +207,10 @@ def optimizer_of(cell, model):
 
 
 def train(cell, world, prepared, *, finish=True, local=0):
-    """One rank's part: `rounds` rounds, then `local` steps without averages; what the model holds then."""
+    """Train one rank: `rounds` rounds, then `local` steps without averages.
+
+    Returns a dict: "values" (parameters and buffers by name), "host waits", "error" (None or an exception), "steps".
+    """
     device = world.pretended
     model = prepared[0].to(device.device)
     batches = [(inputs.to(device.device), targets.to(device.device)) for inputs, targets in prepared[1]]
@@ -256,7 +259,10 @@ def step(model, optimizer, inputs, targets):
 
 @contextlib.contextmanager
 def late(place, seconds):
-    """Inside, fills or commits of group operations, or the user's steps, begin late; `Shared` delays sums."""
+    """Context manager: delay the fills or commits of group operations, or the optimizer's steps, by some seconds.
+
+    `place` is one of PLACES; sums are delayed by `SharedState`.
+    """
     changed = contextlib.ExitStack()
 
     def change(owner, name, changed_to):
@@ -298,14 +304,14 @@ def late(place, seconds):
 
 @contextlib.contextmanager
 def in_small_parts():
-    """Inside, sums of several stages go in parts of a few numbers, as large ones do."""
+    """Context manager: sums in several stages use parts of a few numbers, as large sums do."""
     with patch.multiple(multistage_allreduce, PART_BYTES=1024, SMALLEST_MESSAGE=512):
         yield
 
 
 @contextlib.contextmanager
 def generator_for(schedule):
-    """Inside, a group generator serves a schedule that needs one."""
+    """Context manager: run a group generator if the schedule needs one."""
     if not isinstance(schedule.strategy, st.DynamicGroups):
         yield
         return
@@ -320,7 +326,6 @@ _host = threading.local()
 
 
 def _sleep_here(seconds):
-    """Delay the current stream of the calling rank."""
     device = getattr(_host, "device", None)
     if device is not None:
         device.sleep(seconds)
@@ -339,7 +344,7 @@ def run_cell(
     action=train,
     **options,
 ):
-    """What every rank's part returns, with the operations at one place late, or with a fault."""
+    """Return what `action` returns on every rank, with the operations at `place` delayed, or with a fault."""
 
     def body(world):
         _host.device = device = world.pretended
@@ -360,7 +365,7 @@ def run_cell(
 
 
 def distance(one, other, *, parameters_only=False):
-    """The largest difference between two runs' values, relative to max(1, |value|); infinite if not finite."""
+    """Return the largest difference between two runs' values, relative to max(1, |value|); infinite if not finite."""
     worst = 0.0
     for mine, theirs in zip(one, other, strict=True):
         for name, value in mine["values"].items():
@@ -373,7 +378,7 @@ def distance(one, other, *, parameters_only=False):
 
 
 def tolerance(cell, kind):
-    """What another order of additions may change; the pretended device changes nothing."""
+    """Return the largest difference that another order of additions may cause; 0 on the pretended device."""
     if kind == "pretended":
         return 0.0
     return 0.05 if torch.bfloat16 in cell.dtypes else 2e-4
@@ -381,12 +386,12 @@ def tolerance(cell, kind):
 
 @lru_cache(maxsize=1)
 def without_device(cell, **job):
-    """What a cell is compared with at every place."""
+    """Return the results of a cell without a device, with which all other runs are compared; cached."""
     return run_cell(cell, "plain", **job)
 
 
 def compare(cell, kind, *, place="", seconds=0.0, launch=Launch.OWN_STREAM, **job):
-    """How far a cell is from the run without a device."""
+    """Return the largest difference between a cell's run and its run without a device."""
     wanted = without_device(cell, **job)
     got = run_cell(cell, kind, place=place, seconds=seconds, launch=launch, **job)
     for result in [*wanted, *got]:
@@ -399,9 +404,10 @@ FAULTS = ("wrong tag", "NaN payload", "partial sum", "never complete")
 
 
 def judge_fault(cell, kind, fault):
-    """Run a cell into a fault; a sentence if a rank did not learn of it, or kept anything of the failed operation.
+    """Run a cell with a fault; return a sentence on what is wrong, or None.
 
-    Its parameters must be those of a run whose averages ended before it, after as many steps.
+    Every rank must raise an error and keep nothing of the failed operation: its parameters must be those of a run with
+    as many steps that makes no averages from the failed one on.
     """
     patience = 6.0 if fault.kind == "never complete" else 60.0  # the first is waited for, and bounds the start as well
     results = run_cell(cell, kind, fault=fault, timeout=patience)
@@ -426,5 +432,5 @@ def judge_fault(cell, kind, fault):
 
 
 def shows_by_delay(compare, cell, place):
-    """Whether numbers differ at some delay: the longer it is, the less a host that was kept waiting hides the fault."""
+    """Return whether some delay changes the numbers; short ones may not, because waits of the host can hide a fault."""
     return any(compare(cell, "pretended", place=place, seconds=0.02 * 4**k) > 1e-3 for k in range(4))

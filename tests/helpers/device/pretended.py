@@ -1,18 +1,18 @@
 """Devices for simulated ranks: a real GPU that threads share, and a pretended one on the CPU.
 
-The pretended device behaves as CUDA does in all that matters for ordering: an operation that the host calls is only
-queued in the current stream and runs later in a thread of that stream, in order; streams run side by side unless one
-waits for a mark of another; the host runs ahead until it asks for a value. What a stream has not been made to wait for
-is really too late, or too early, and the numbers come out wrong. It is made of a dispatch mode below autograd, so the
-code under test is the code that runs on a GPU, down to `torch.where(..., out=...)`.
+The pretended device orders operations as CUDA does: an operation that the host calls is queued in the current stream
+and runs later in that stream's thread, in order. Streams run concurrently unless one waits for a mark of another. The
+host continues until it asks for a value. If a stream fails to wait for something, its numbers come out wrong. The
+device is a dispatch mode below autograd, so the tested code is the code that runs on a GPU, down to `torch.where(...,
+out=...)`.
 
-Both memories are the CPU's, so the pretended device keeps account of what is the host's: arrays that are made without
-naming a device, as torch makes them on the CPU then, and what comes of operations on these alone, which are done at
-once. Operations on arrays of both are refused, as CUDA refuses them.
+Both memories are the CPU's, so the pretended device records which arrays are the host's: arrays that are created
+without a device, and results of operations on these alone, which run at once. Operations on arrays of both memories
+raise an error, as on CUDA.
 
-Memory is as torch's allocator has it. When the host lets go of an array it is free for what its stream does next, be it
-still in use by another stream: the next array of that stream overwrites it. Only what holds the array keeps it, as a
-running operation does until it is waited for.
+Memory is reused as by torch's allocator: when the host drops its last reference to an array, the next array of that
+stream overwrites it, even if another stream still uses it. Only references prevent that, such as those that a running
+operation holds until it is waited for.
 """
 
 import contextlib
@@ -34,20 +34,19 @@ from partreduce.runtime.transport import array_frames, server_allreduce, updates
 from partreduce.runtime.transport.streams import CudaStreams, Streams
 
 STUCK_SECONDS = 300.0
-"""A pretended stream that waits longer for another than this has met a bug of the test."""
+"""Seconds after which a pretended stream that waits for another continues; a test that needs this has a bug."""
 LOOK_SECONDS = 0.05
-"""How often a pretended stream that waits looks whether its mark was given up; a mark that passes wakes it at once."""
+"""How often a waiting pretended stream checks whether its mark was given up; a passed mark wakes it at once."""
 
 
 _looking_up = threading.RLock()
 
 
 def _one_at_a_time(look_up):
-    """A `__getattr__` of torch's that threads may enter together: they get one object.
+    """Return a `__getattr__` for torch's operations that threads may call at the same time: all get the same object.
 
-    torch makes an operation's object when it is first asked for, and its C++ part keeps the address without a
-    reference. Of two threads that ask at once each makes one, the second replaces the first, and the address that the
-    first thread handed to C++ is freed.
+    torch creates an operation's object on first access, and its C++ part keeps the address without a reference. If two
+    threads create one each, the second replaces the first, and the address that the first thread gave to C++ is freed.
     """
 
     def get_one(self, name):
@@ -65,7 +64,7 @@ _here = threading.local()
 
 
 def _tensor_of_host(frame, dtype):
-    """What comes in frames is the host's, and no mode sees how."""
+    """Return the tensor of a received frame, and register it as the host's: no dispatch mode sees its creation."""
     made = array_frames.tensor_of(frame, dtype)
     if (device := getattr(_here, "device", None)) is not None:
         device.note_host(made)
@@ -77,7 +76,7 @@ for _reader in (updates, server_allreduce):
 
 
 class Mark:
-    """A point in a pretended stream."""
+    """A point in a pretended stream, like a CUDA event."""
 
     def __init__(self):
         self.passed = threading.Event()
@@ -87,7 +86,7 @@ class Mark:
         return self.passed.is_set()
 
     def elapsed_time(self, end):
-        """Milliseconds to a later mark."""
+        """Return the milliseconds until a later mark."""
         return (end.at - self.at) * 1e3
 
     def set(self):
@@ -97,19 +96,19 @@ class Mark:
 
 @contextlib.contextmanager
 def without_versions():
-    """Inside, writes are not counted in tensors' versions, as autograd does not see those of a device or of NCCL."""
+    """Context manager: do not count writes in tensors' versions; autograd does not see those of a device or NCCL."""
     in_place = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
     with torch._C._AutoDispatchBelowAutograd(), torch._C._ExcludeDispatchKeyGuard(in_place):
         yield
 
 
 class PretendedStream:
-    """A thread that does what was queued, in order."""
+    """A thread that runs queued tasks in order."""
 
     def __init__(self, device, name):
         self._device = device
         self.freed: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
-        """Memory for the stream's next array."""
+        """Freed memory to overwrite before the stream's next array is made."""
         self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=f"stream-{name}", daemon=True).start()
 
@@ -117,7 +116,7 @@ class PretendedStream:
         self._tasks.put(task)
 
     def end(self):
-        """End the thread after what is queued."""
+        """End the thread after the queued tasks."""
         self._tasks.put(None)
 
     def _run(self):
@@ -131,7 +130,7 @@ class PretendedStream:
 
 
 class PretendedDevice:
-    """The device of one rank, on the CPU: a user's stream, and others."""
+    """The pretended device of one rank, on the CPU: the stream of the user's operations, and others."""
 
     def __init__(self, name):
         self.name = name
@@ -140,14 +139,14 @@ class PretendedDevice:
         self.host_waits = 0
         """How often the host asked for a value and had to wait for the device."""
         self.sleeps = 0
-        """How often a stream of it was delayed."""
+        """How often one of its streams was delayed."""
         self._ended = threading.Event()
         self._memory: dict[int, torch.Tensor] = {}
-        """The bytes of the arrays that operations made, by their addresses, as long as the host has the arrays."""
+        """The bytes of the arrays that operations made, by address, as long as the host has references to them."""
         self._host: dict[int, torch.UntypedStorage] = {}
-        """The host's arrays by the addresses of storages; kept to the end of a run, so that none is used again."""
+        """The host's arrays by address of the storage; kept until the end of a run, so that no address is reused."""
         self._numbers: dict[int, torch.UntypedStorage] = {}
-        """Likewise, arrays of one number that the device's operations made."""
+        """The same for arrays of one number that the device's operations made."""
         self._thread = 0
         self._streams: list[PretendedStream] = []
         self.user = self.current = self.stream("user")
@@ -159,7 +158,7 @@ class PretendedDevice:
 
     @contextlib.contextmanager
     def on(self, stream):
-        """Inside, operations are queued in this stream."""
+        """Context manager: queue operations in this stream."""
         before, self.current = self.current, stream
         try:
             yield
@@ -167,13 +166,13 @@ class PretendedDevice:
             self.current = before
 
     def mark(self, stream=None):
-        """A mark after what a stream has queued."""
+        """Return a mark after everything that a stream has queued."""
         mark = Mark()
         (stream or self.current).submit(mark.set)
         return mark
 
     def wait(self, mark, *, given_up=None):
-        """Let the current stream wait for a mark; what is `given_up` may never come to it."""
+        """Let the current stream wait for a mark, or until the event `given_up` is set."""
         ends = [self._ended, *([] if given_up is None else [given_up])]
 
         def task():
@@ -185,44 +184,42 @@ class PretendedDevice:
         self.current.submit(task)
 
     def sleep(self, seconds):
-        """Delay the current stream."""
         self.sleeps += seconds > 0
         self.current.submit(lambda: time.sleep(seconds))
 
     def stall(self, given_up):
-        """Never let the current stream continue, except by an abort."""
+        """Stop the current stream until the event `given_up` is set by an abort."""
         self.current.submit(lambda: given_up.wait(STUCK_SECONDS))
 
     def settle(self):
-        """Wait for all streams."""
+        """Wait for all streams, and raise the first error of their tasks."""
         for stream in self._streams:
             self.mark(stream).passed.wait()
         if self.problem is not None:
             raise self.problem
 
     def end(self):
-        """End the threads."""
         self._ended.set()
         for stream in self._streams:
             stream.end()
 
     @contextlib.contextmanager
     def running(self):
-        """Inside, the calling thread is this rank's host: its operations are queued."""
+        """Context manager: the calling thread is this rank's host, and its operations are queued."""
         self._thread, _here.device = threading.get_ident(), self
         with _Reads(self), _DispatchToDevice(self):
             yield
 
     @property
     def is_current(self):
-        """Whether the calling thread is this rank's host; gloo's threads take its modes along, for work on the host."""
+        """Whether the calling thread is this rank's host; gloo's threads inherit its modes but work on the host."""
         return self._thread == threading.get_ident()
 
     def streams(self):
         return _PretendedStreams(self)
 
     def ask(self):
-        """The host asks for a value: it waits for the current stream."""
+        """Let the host wait for the current stream, because it needs a value."""
         self.host_waits += 1
         self.mark().passed.wait()
 
@@ -233,15 +230,15 @@ class PretendedDevice:
                 self._host[storage._cdata] = storage
 
     def is_host(self, tensor):
-        """Whether an array is the host's."""
+        """Return whether an array is in host memory."""
         return _has_memory(tensor) and tensor.untyped_storage()._cdata in self._host
 
     def _is_number(self, tensor):
-        """Whether an array is one number that no operation of the device has made."""
+        """Return whether an array is a single number that no operation of the device made."""
         return tensor.dim() == 0 and tensor.untyped_storage()._cdata not in self._numbers
 
     def _copies(self, func, args):
-        """Whether the host waits until an array was copied to the other memory: unless the call is non-blocking."""
+        """Return whether an operation is a blocking copy between the two memories, for which the host waits."""
         if func not in _COPIES or any(args[2:]):
             return False
         targets, sources = (tree_flatten(arrays)[0] for arrays in args[:2])
@@ -250,7 +247,7 @@ class PretendedDevice:
         )
 
     def _check_mixed(self, func, tensors):
-        """Refuse what CUDA refuses."""
+        """Raise RuntimeError for arrays of both memories in operations in which CUDA rejects them."""
         if func in _CROSSING:
             return
         from_host = [tensor for tensor in tensors if self.is_host(tensor) and tensor.dim()]
@@ -258,7 +255,10 @@ class PretendedDevice:
             raise RuntimeError(f"{func}: expected all tensors to be on the same device, but some lie on the host")
 
     def call(self, func, args, kwargs):
-        """One operation of the host's: views, and what it does with its own arrays, at once; everything else later."""
+        """Run one operation that the host calls.
+
+        Views, and operations on the host's arrays, run at once; all others are queued in the current stream.
+        """
         tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
         # What is indexed says where: a list of places becomes a new array, as a number becomes one.
         stored = [tensor for tensor in (tensors[:1] if func in _INDEXING else tensors) if _has_memory(tensor)]
@@ -301,7 +301,7 @@ class PretendedDevice:
         return results
 
     def _room(self, shape):
-        """An array of this shape; when the host lets go of it, the current stream uses its memory for the next one."""
+        """Return an array of this shape whose memory the current stream reuses once the host has no reference to it."""
         if not _has_memory(shape):
             return torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype, device=shape.device)
         while not self.current.freed.empty():
@@ -313,7 +313,7 @@ class PretendedDevice:
         return _array_in(torch.from_numpy(lent), shape)
 
     def _filled(self, made):
-        """The same numbers in memory that can be freed."""
+        """Return a copy of the array in memory that can be freed and reused."""
         if not _has_memory(made):
             return made
         room = self._room(made)
@@ -321,7 +321,7 @@ class PretendedDevice:
         return room
 
     def memory_of(self, tensor):
-        """What a kernel gets: the numbers, no matter which memory the array belongs to."""
+        """Return the array's memory as a kernel gets it, whichever memory it belongs to."""
         with _disable_current_modes():
             return self._memory_of(tensor)
 
@@ -331,7 +331,7 @@ class PretendedDevice:
 
 
 def _array_in(bytes_, shape, offset=0):
-    """An array of this shape in memory that is there."""
+    """Return an array of this shape in the given bytes."""
     empty = torch.empty(0, dtype=shape.dtype, device=shape.device)
     return empty.set_(bytes_.untyped_storage(), offset, shape.size(), shape.stride())
 
@@ -341,7 +341,7 @@ def _has_memory(tensor):
 
 
 def _waits(func, tensors):
-    """Whether the host waits for the device in it: how much comes out depends on numbers, or arrays are sparse."""
+    """Return whether the host waits in this operation: the result's size depends on values, or arrays are sparse."""
     if func in _INDEXING:
         return any(tensor.dtype is torch.bool for tensor in tensors[1:])
     is_sparse = "sparse_coo" in str(func) or any(tensor.layout is not torch.strided for tensor in tensors)
@@ -361,7 +361,7 @@ _VIEWS = {torch.ops.aten._unsafe_view.default, torch.ops.aten.lift_fresh.default
 
 
 def _extent(tensor):
-    """Numbers from an array's first to its last."""
+    """Return how many numbers lie from an array's first to its last."""
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True) if size)
 
 
@@ -371,7 +371,7 @@ def _zeros(tensor):
 
 
 def _written(func, args, kwargs):
-    """The arguments that an operation writes and returns."""
+    """Return the arguments that an operation writes and returns."""
     schema = func._schema
     given = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
     outputs = [
@@ -385,7 +385,7 @@ def _written(func, args, kwargs):
 
 
 class _DispatchToDevice(TorchDispatchMode):
-    """Sends operations to the device."""
+    """Dispatch mode that sends operations to the device."""
 
     def __init__(self, device):
         super().__init__()
@@ -402,7 +402,7 @@ _TO_HOST = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu)
 
 
 class _Reads(TorchFunctionMode):
-    """Notices reads of memory that never become operations."""
+    """Function mode that notices reads of memory which never become operations."""
 
     def __init__(self, device):
         super().__init__()
@@ -427,14 +427,17 @@ class _Reads(TorchFunctionMode):
         return result
 
     def _crosses(self, tensor, target=None, *, copy=False, **_):
-        """Whether `to` copies to the other memory; who writes "cpu" means the host, and code that asks for a copy there
-        continues on the device: both have one name here."""
+        """Return whether `to` copies to the other memory.
+
+        With the target "cpu", code of the host means host memory, and code that asks for a copy means the device: here
+        both have that name.
+        """
         if self.pretended.is_host(tensor):
             return copy and isinstance(target, torch.device)
         return isinstance(target, str) and target == "cpu"
 
     def _backward(self, loss, gradient=None, retain_graph=None, create_graph=False, inputs=None):
-        """As torch does it, but noticing: a mode is off inside of what it was asked about, and hooks read, too."""
+        """Call `backward`, noticing reads in hooks, too: a mode is off inside the function that it handles."""
         seed = torch.ones_like(loss) if gradient is None else gradient
         retain = create_graph if retain_graph is None else retain_graph
         engine = torch.autograd.Variable._execution_engine
@@ -444,7 +447,7 @@ class _Reads(TorchFunctionMode):
 
 
 class _PretendedStreams(Streams):
-    """What `CudaStreams` does, on a pretended device."""
+    """The interface of `CudaStreams` on a pretended device."""
 
     runs_ahead = True
 
@@ -488,7 +491,7 @@ class _PretendedStreams(Streams):
 
 
 class Plain:
-    """No device at all: everything is done when the call returns. The reference."""
+    """The reference without a device: every operation is complete when its call returns."""
 
     def __init__(self, device):
         self.device = device
@@ -505,22 +508,22 @@ class Plain:
         return _NoStreams().mark()
 
     def wait(self, mark, *, given_up=None):
-        """Nothing to wait for."""
+        """Do nothing."""
 
     def memory_of(self, tensor):
         return tensor
 
     def sleep(self, seconds):
-        """Delays have no effect."""
+        """Do nothing."""
 
     def stall(self, given_up):
-        """Here nothing can stall."""
+        """Do nothing, since nothing can stall here."""
 
     def settle(self):
-        """Everything is done."""
+        """Do nothing."""
 
     def end(self):
-        """Nothing to end."""
+        """Do nothing."""
 
     def running(self):
         return contextlib.nullcontext()
@@ -530,7 +533,7 @@ class Plain:
 
 
 class _NoStreams(Streams):
-    """Everything is done when it was called."""
+    """Streams without a device: every operation is complete when its call returns."""
 
     def mark(self, *, timed=False):
         mark = Mark()
@@ -539,7 +542,7 @@ class _NoStreams(Streams):
 
 
 class Cuda:
-    """One rank's part of a GPU that all ranks share: its own streams."""
+    """One rank's streams on a GPU that all ranks share."""
 
     def __init__(self, name, device):
         self.name, self.device = name, device
@@ -548,46 +551,44 @@ class Cuda:
 
     @property
     def current(self):
-        """The current stream of this rank's thread."""
         return torch.cuda.current_stream(self.device)
 
     def stream(self, name):
         return torch.cuda.Stream(self.device)
 
     def on(self, stream):
-        """Inside, operations are queued in this stream."""
+        """Context manager: queue operations in this stream."""
         return torch.cuda.stream(stream)
 
     def mark(self):
-        """A mark after what the current stream has queued."""
+        """Return a mark after everything that the current stream has queued."""
         event = torch.cuda.Event()
         event.record(self.current)
         return event
 
     def wait(self, mark, *, given_up=None):
-        """Let the current stream wait for a mark."""
         self.current.wait_event(mark)
 
     def memory_of(self, tensor):
         return tensor.detach()
 
     def sleep(self, seconds):
-        """Delay the current stream, by about so much: cycles are counted at 1.5 GHz."""
+        """Delay the current stream by about this many seconds: cycles are counted at 1.5 GHz."""
         torch.cuda._sleep(int(seconds * 1.5e9))
 
     def stall(self, given_up):
-        """Delay the current stream by longer than any test waits; no abort can end it."""
+        """Delay the current stream for longer than any test waits; no abort can end it."""
         self.sleep(20.0)
 
     def settle(self):
         torch.cuda.synchronize(self.device)
 
     def end(self):
-        """Nothing to end."""
+        """Do nothing."""
 
     @contextlib.contextmanager
     def running(self):
-        """Inside, the calling thread uses this rank's stream."""
+        """Context manager: the calling thread uses this rank's stream."""
         with torch.cuda.device(self.device), torch.cuda.stream(self.user):
             yield
 
@@ -596,7 +597,7 @@ class Cuda:
 
 
 def device_of(kind, rank):
-    """A rank's device: `plain`, `pretended` or `cuda`."""
+    """Return a rank's device of a kind: `plain`, `pretended` or `cuda`."""
     if kind == "cuda":
         return Cuda(f"rank{rank}", torch.device("cuda", 0))
     return PretendedDevice(f"rank{rank}") if kind == "pretended" else Plain(torch.device("cpu"))

@@ -1,9 +1,8 @@
-"""Simulated ranks: threads of one process, and a stand-in for NCCL whose operations are made of streams and marks.
+"""Simulated ranks: threads of one process with a stand-in for NCCL that is made of streams and marks.
 
-The run-time's own `NcclWorld` makes, keeps and aborts the groups. The last member that arrives lets the communicator's
-stream wait for a mark of every other, adds up there in order of ranks, and copies the sum to all. As with NCCL,
-no host waits for that. Sums can be delayed, and they can fail in the ways that a fault may make them: see
-`Fault`.
+The runtime's own `NcclWorld` creates, keeps and aborts the groups. The last member of a sum that arrives lets the
+communicator's stream wait for a mark of every other, adds in order of ranks, and copies the sum to all. As with NCCL,
+no host waits for that. Sums can be delayed, and can fail as a `Fault` says.
 """
 
 import contextlib
@@ -30,11 +29,11 @@ JOIN_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong in each rank's `at`-th payload, which is that of round `at`, and in the tag that follows it.
+    """What goes wrong in each rank's `at`-th payload (that of round `at`) and in the tag that follows it.
 
-    `wrong tag`: a member meant another operation. `NaN payload`: that, and the sum is not a number. `never complete`:
-    the device never comes to the end. `partial sum`: an abort in the middle: the end of the array is summed, the
-    beginning is not, and neither is the tag.
+    `wrong tag`: a member runs another operation. `NaN payload`: the same, and the sum is not a number. `never
+    complete`: the operation never ends on the device. `partial sum`: an abort in the middle; the end of the array is
+    summed, its beginning and the tag are not.
     """
 
     kind: str
@@ -42,7 +41,7 @@ class Fault:
 
 
 class Launch(Enum):
-    """Where sums are launched: since torch 2.8 as `asyncOp` says."""
+    """The stream in which sums are launched; since torch 2.8 `asyncOp` decides."""
 
     OWN_STREAM = "in the communicator's own stream"
     CURRENT_STREAM = "in the stream that is current where they are called"
@@ -50,7 +49,7 @@ class Launch(Enum):
 
 @dataclass
 class Slot:
-    """One collective of one group."""
+    """The state of one collective in one group, by the members' places in it."""
 
     arrivals: dict[int, tuple[list[torch.Tensor], Any]] = field(default_factory=dict)
     done: dict[int, Any] = field(default_factory=dict)
@@ -59,7 +58,7 @@ class Slot:
 
 
 class SharedState:
-    """What the ranks of one process share: a store, and the collectives that are under way."""
+    """The state that the ranks of one process share: a store, and the running collectives."""
 
     def __init__(self, *, delay=0.0, fault=None, launch=Launch.OWN_STREAM):
         self.store = dist.HashStore()
@@ -73,14 +72,14 @@ class SharedState:
 
 
 class Turns:
-    """Lets ranks take their steps one after the other, for kinds in which none waits for another."""
+    """Lets ranks take their steps one after another, for kinds in which none waits for another."""
 
     def __init__(self):
         self._changed, self._now = threading.Condition(), 0
 
     @contextlib.contextmanager
     def of(self, rank, size):
-        """Inside it is this rank's turn."""
+        """Context manager: wait for this rank's turn, and end it afterwards."""
         with self._changed:
             assert self._changed.wait_for(lambda: self._now % size == rank, JOIN_SECONDS), "its turn did not come"
         try:
@@ -91,26 +90,26 @@ class Turns:
                 self._changed.notify_all()
 
     def over(self, number):
-        """Wait until so many turns were taken."""
+        """Wait until this many turns were taken."""
         with self._changed:
             assert self._changed.wait_for(lambda: self._now == number, JOIN_SECONDS), "somebody's turn did not come"
 
 
 class SimulatedWork:
-    """A running operation of one rank, as torch's: made of one meeting, or of several that were begun together."""
+    """A running operation of one rank, like torch's Work: one collective, or several coalesced messages."""
 
     def __init__(self, device, meetings, stash):
         self.device, self.meetings = device, meetings
         self._stash: Sequence[torch.Tensor] = stash
-        """What torch keeps from the allocator until `wait`."""
+        """References that torch keeps until `wait`, so that the allocator does not reuse the memory."""
 
     def is_completed(self):
-        """Whether the device has come to its end."""
+        """Return whether the operation has ended on the device."""
         marks = [slot.done.get(place) for slot, place in self.meetings]
         return all(mark is not None and mark.query() for mark in marks)
 
     def wait(self, timeout=None):
-        """Let the current stream wait for it. On CUDA the host also waits until all members have called it."""
+        """Let the current stream wait for the operation. On CUDA the host also waits until all members called it."""
         for slot, place in self.meetings:
             self._launched(slot)
             self.device.wait(slot.done[place], given_up=slot.given_up[place])
@@ -124,11 +123,10 @@ class SimulatedWork:
 
 
 class SimulatedBackend:
-    """What `ProcessGroupNCCL` is to a rank: one communicator with its own stream, whose operations meet in
-    `Shared`.
+    """One rank's stand-in for `ProcessGroupNCCL`: a communicator with its own stream.
 
-    Since torch 2.8 an operation with `asyncOp` false is launched in the caller's current stream, gives nothing to wait
-    for and keeps nothing from the allocator; ours leave it at true. `Shared.launch` says otherwise for a whole run.
+    Since torch 2.8 an operation with `asyncOp` false is launched in the caller's current stream, returns no Work, and
+    keeps no references. The runtime leaves `asyncOp` true; `SharedState.launch` overrides that for a whole run.
     """
 
     def __init__(self, world, place, rank, size):
@@ -139,7 +137,7 @@ class SimulatedBackend:
         self._messages: dict[tuple[int, int], int] = {}
         self._coalesced: list[tuple[tuple[int, int], torch.Tensor]] | None = None
         self.gone = threading.Event()
-        """Set by an abort: what this rank's streams have of it ends."""
+        """Set by an abort, which ends the waits of this rank's streams."""
 
     def allreduce(self, tensors, options):
         (tensor,) = tensors
@@ -161,7 +159,7 @@ class SimulatedBackend:
         return self._collective(tensors, options, copy)
 
     def alltoall_base(self, target, source, receives, sends, options):
-        """As torch's; what i sends to j must be what j receives from i."""
+        """Do what torch's does; what i sends to j must be as long as what j receives from i."""
 
         def hand_out(everyone):
             for place, pieces in enumerate(everyone):
@@ -190,7 +188,7 @@ class SimulatedBackend:
         self._coalesced = []
 
     def _end_coalescing(self):
-        """The messages of one call: each a meeting of two; torch has them in the communicator's stream in any case."""
+        """Start the coalesced messages, each a collective of two, in the communicator's stream as torch does."""
         messages, self._coalesced = self._coalesced or [], None
         meetings = []
         for pair, tensor in messages:
@@ -199,14 +197,14 @@ class SimulatedBackend:
         return SimulatedWork(self.device, meetings, [tensor for _, tensor in messages])
 
     def abort(self):
-        """End what this rank's streams have of it; the others' are not told."""
+        """End the waits of this rank's streams; other ranks are not notified."""
         self.gone.set()
 
     def _group_start(self):
-        """Aborts of several come together."""
+        """Do nothing; torch calls this before several aborts."""
 
     def _group_end(self):
-        """Aborts of several come together."""
+        """Do nothing; torch calls this after several aborts."""
 
     def _sum(self, tensors, hit, *, is_tag):
         if is_tag and hit in ("partial sum", "never complete"):
@@ -231,7 +229,7 @@ class SimulatedBackend:
         return work if options.asyncOp else None
 
     def _meet(self, call, places, tensors, combine, *, own_stream=True):
-        """Arrive at an operation; the last of `places` carries it out."""
+        """Arrive at a collective; the last of the members `places` runs `combine` on the arrays of all."""
         device, key = self.device, (self.name, call)
         ready = device.mark()
         with self.shared.lock:
@@ -262,7 +260,7 @@ class SimulatedBackend:
 
 
 def _copy_from(pair):
-    """A message, of (who sends, who receives): arrivals are in order of ranks."""
+    """Return a function that copies the message of a pair (sender, receiver) whose arrays are in rank order."""
 
     def copy(both):
         sent, received = both if pair[0] < pair[1] else reversed(both)
@@ -272,13 +270,13 @@ def _copy_from(pair):
 
 
 class SimulatedWorld(NcclWorld):
-    """A rank of a simulated run: the world of NCCL, over simulated backends."""
+    """The NCCL world of a simulated rank, with simulated backends."""
 
     def __init__(self, shared, rank, size, device, *, timeout):
         super().__init__(shared.store, rank, size, timedelta(seconds=timeout), device=device.device)
         self.shared, self.pretended = shared, device
         self.counted = self
-        """The world that counts payloads."""
+        """The world that counts payloads; worlds with a prefix share it."""
         self.payloads = 0
         self._streams[device.device] = device.streams()
 
@@ -288,7 +286,7 @@ class SimulatedWorld(NcclWorld):
         return other
 
     def _connect(self, members, place, within):
-        """Without a first operation, which is a thread's: a rank has a device in its own thread only."""
+        """Connect without a first operation; it would run in another thread, which has no device."""
         return Communicator(members, self.rank, self.backend(members, place))
 
     def backend(self, members, place):
@@ -296,7 +294,7 @@ class SimulatedWorld(NcclWorld):
 
 
 class GlooRank(GlooWorld):
-    """A rank without a device over gloo, which has what the simulated ones have."""
+    """A rank without a device, over gloo, with the attributes of simulated ranks."""
 
     def __init__(self, shared, rank, size, device, *, timeout):
         super().__init__(shared.store, rank, size, timedelta(seconds=timeout))
@@ -304,7 +302,7 @@ class GlooRank(GlooWorld):
 
 
 def run_ranks(kind, size, action, shared, *, timeout=30.0):
-    """What `action(world)` returns on each rank, or the error that it raised."""
+    """Return for each rank what `action(world)` returned, or the exception that it raised."""
     results: list[Any] = [None] * size
     devices = [device_of(kind, rank) for rank in range(size)]
 

@@ -1,4 +1,4 @@
-"""Cells with tables of their own route: embeddings on a device whose rows travel over the host."""
+"""Cells with separately placed embedding tables on a device, whose rows are sent through host memory."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ WORDS, BAGS, WIDTH, SAMPLES, STEPS = 29, 13, 4, 6, 3
 
 @dataclass(frozen=True)
 class TableCell:
-    """What two tables are, how they travel and how they are trained, with a dense layer that all-reduce averages."""
+    """A job with two tables and a dense layer that all-reduce averages: placement of the tables, and training."""
 
     name: str
     optimizer: str = "sgd"
@@ -29,13 +29,13 @@ class TableCell:
     max_norm: float | None = None
     padding: int | None = None
     moving: bool = False
-    """Whether moving averages are kept and evaluated."""
+    """Whether moving averages of the parameters are kept and evaluated."""
     drawn: bool = False
-    """Whether the first table is made without numbers, and drawn by its owners."""
+    """Whether the first table is created on the meta device and initialized by its owners."""
 
     @property
     def schedule(self):
-        """Its schedule for two nodes of two workers."""
+        """The schedule for two nodes of two workers."""
         gradient = Gradient.SPARSE if self.sparse else Gradient.DENSE
         sizes = (("words.weight", WORDS), ("bag.weight", BAGS))
         routes = tuple(
@@ -65,7 +65,7 @@ TABLE_CELLS = [
 
 
 class Model(torch.nn.Module):
-    """Words and bags of them, and a layer over both."""
+    """An embedding of words, an embedding bag, and a layer over both."""
 
     def __init__(self, cell):
         super().__init__()
@@ -78,7 +78,7 @@ class Model(torch.nn.Module):
         self.weighted = cell.weighted
 
     def forward(self, words, bags):
-        """Of words [samples, words] and bags [samples, bags], one number for each sample."""
+        """Return one number per sample, from words [samples, words] and bags [samples, bags]."""
         weights = (bags % 3).to(self.last.weight.dtype) / 2 if self.weighted else None
         both = torch.cat([self.words(words).sum(1), self.bag(bags, per_sample_weights=weights)], dim=1)
         output: torch.Tensor = self.last(both).squeeze(1)
@@ -86,7 +86,7 @@ class Model(torch.nn.Module):
 
 
 def prepare(cell, rank):
-    """A rank's model, which is worker 0's once it is wrapped, and its batches: words, bags and targets."""
+    """Return a rank's model, which becomes worker 0's when wrapped, and its batches of words, bags and targets."""
     torch.manual_seed(rank)
     model = Model(cell)
     shapes = ((WORDS, (SAMPLES, 3)), (BAGS, (SAMPLES, 2)))
@@ -95,7 +95,7 @@ def prepare(cell, rank):
 
 
 def wrap_model(cell, model, device, world=None):
-    """The model on a device, except what is to be drawn there, and its optimizer."""
+    """Return the model on a device, except a table that owners initialize, and its wrapped optimizer."""
     for name, part in model.named_children():
         if not (cell.drawn and name == "words"):
             part.to(device)
@@ -109,7 +109,7 @@ def wrap_model(cell, model, device, world=None):
 
 
 def train(cell, prepared, device, world=None):
-    """One rank's part; its rows, its moving averages and outputs, and on worker 0 whole tables with their states."""
+    """Train one rank; return its outputs and parameters by name, and whole tables and optimizer states on worker 0."""
     model, optimizer = wrap_model(cell, prepared[0], device, world)
     moving = AveragedModel(model) if cell.moving else None
     for words, bags, targets in prepared[1]:
@@ -146,7 +146,8 @@ def _train_here(cell, world, prepared):
 
 
 compare = partial(cells.compare, prepare=prepare, action=_train_here)
-"""How far a cell of simulated ranks, which are `plain` or `pretended`, is from the run without a device.
+"""Return the largest difference between a cell on simulated ranks and its run without a device.
 
-On a GPU it takes processes (`processes.tables`): autograd has one thread for each device, in which the exchange of
-one simulated rank would wait for the others', whose turn comes after it."""
+The ranks are `plain` or `pretended`. A GPU needs processes (`processes.tables`): autograd has one thread per device, in
+which the exchange of one simulated rank would wait for ranks whose turn comes after it.
+"""
