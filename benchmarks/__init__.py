@@ -1,1 +1,1 @@
-"""Measurements, and what is too slow or too special for the test suite. A package, so that no other one hides it."""
+"""Measurements, and tests that are too slow or special for the test suite; a package, so that no other one hides it."""

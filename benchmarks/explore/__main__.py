@@ -2,9 +2,9 @@
 
     python -m benchmarks.explore [--all] [--only WORD]
 
-Prints a line per configuration as it goes: states, transitions, depth, states a second. Without --all the large ones
-run and those of the covering arrays, in which every possible triple of circumstances stands; with it those of the tests
-as well. Every property must hold, and every gap bound of Hop must be attained, or the script ends with exit code 1.
+Prints a line per configuration: states, transitions, depth, states per second. Without --all it runs the large
+configurations and the covering arrays, which contain every possible triple of factor levels; with it those of the tests
+as well. Exit code 1 if a property fails, or if some gap bound of Hop is not attained.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ PROTOCOLS = {
     "membership": (membership.SMALL, membership.LARGE, None),
     "asynchronous server": (shards.SMALL, shards.LARGE, None),
 }  # fmt: skip
-"""Of each protocol the tests' configurations, the large ones, and a covering array."""
+"""For each protocol the tests' configurations, the large ones, and a covering array."""
 
 
 def configurations(*, everything: bool) -> list[tuple[str, Configuration]]:
-    """(protocol, configuration) of all that is explored."""
+    """Return (protocol, configuration) of all that is explored."""
     found = {}
     for protocol, (small, large, factors) in PROTOCOLS.items():
         pairs, triples = (factors.pairs(), factors.triples()) if factors else ((), ())
@@ -40,7 +40,7 @@ def configurations(*, everything: bool) -> list[tuple[str, Configuration]]:
 
 
 def verdict(configuration: Configuration, result: Exploration) -> str:
-    """What the search says, in a word or two."""
+    """Return the result of a search in a word or two."""
     if not result.complete and all(finding.verdict != "fails" for finding in result.findings):
         return "cut"
     if not result.holds:

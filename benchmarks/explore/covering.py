@@ -1,7 +1,7 @@
-"""Covering arrays: few rows of factor levels in which every possible combination of t levels stands somewhere.
+"""Covering arrays: few rows of factor levels that contain every possible combination of t levels.
 
 Most faults of a protocol need two or three circumstances together, not all at once (Kuhn, Wallace and Gallo, IEEE
-Transactions on Software Engineering 2004); an array of strength t contains every t of them.
+Transactions on Software Engineering 2004).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from benchmarks.kit import read_toml
 from partreduce.topo.errors import InputError
 
 Row = tuple[int, ...]
-"""A level of each factor, by number."""
+"""The number of a level for each factor."""
 
 
 class Level(NamedTuple):
-    """A level of a factor: its value, its words in a configuration's name, and by how much it multiplies the states.
+    """A level of a factor: its value, its words in a configuration's name, and its factor on the number of states.
 
-    No words for what goes without saying. Growth is rough: it only says which rows are expensive.
+    Usual levels have no words. `growth` is a rough guess that only tells which rows are expensive.
     """
 
     value: Any
@@ -46,20 +46,20 @@ TABLE: dict[str, Any] = with_tuples(read_toml(Path(__file__).with_name("configur
 
 
 def levels_of(protocol: str) -> dict[str, list[Level]]:
-    """The factors of a protocol in the table."""
+    """Return the factors of a protocol, read from the table."""
     return {name: [Level(*row) for row in rows] for name, rows in TABLE[protocol]["factors"].items()}
 
 
 def convert(row: Mapping[str, Any], **kinds: Callable[[Any], Any]) -> dict[str, Any]:
-    """A row with the kinds that some of its values have in the protocol, where they are there."""
+    """Return a row with some values, if present, converted by the functions in `kinds`."""
     return {key: kinds[key](value) if key in kinds and value is not None else value for key, value in row.items()}
 
 
 @dataclass(frozen=True, eq=False)
 class Factors:
-    """What is varied in a protocol's configurations, and which choices go together (`possible` sees values by name).
+    """The factors of a protocol's configurations; `possible` says which values, by name, may be combined.
 
-    `make` is given a row's words, and its values by name; the configuration that it makes is what the row stands for.
+    `make` turns a row's words, and its values by name, into the configuration.
     """
 
     levels: Mapping[str, Sequence[Level]]
@@ -77,7 +77,7 @@ class Factors:
 
     @cache  # noqa: B019 - a handful of module-level objects
     def rows(self, strength: int) -> tuple[Row, ...]:
-        """The rows in which every possible combination of `strength` levels stands."""
+        """Return rows that contain every possible combination of `strength` levels."""
         return covering_rows(
             [len(levels) for levels in self.levels.values()],
             strength,
@@ -86,7 +86,7 @@ class Factors:
         )
 
     def row(self, **values: Any) -> Row:
-        """The row with these values, and with the first level of every factor that is not named."""
+        """Return the row with these values, and with the first level of every other factor."""
         return tuple(
             [level.value for level in levels].index(values[name]) if name in values else 0
             for name, levels in self.levels.items()
@@ -96,12 +96,12 @@ class Factors:
         return {name: levels[number].value for (name, levels), number in zip(self.levels.items(), row, strict=True)}
 
     def words(self, row: Row) -> str:
-        """What a row says, the words of its levels one after the other."""
+        """Return the words of a row's levels, joined."""
         chosen = (levels[number].words for levels, number in zip(self.levels.values(), row, strict=True))
         return ", ".join(filter(None, chosen))
 
     def growth(self, row: Row) -> float:
-        """A guess at the number of states."""
+        """Return a guess at the number of states, relative to the first row."""
         return prod(levels[number].growth for levels, number in zip(self.levels.values(), row, strict=True))
 
 
@@ -112,11 +112,11 @@ def covering_rows(
     possible: Callable[[Row], bool] = lambda _: True,
     cost: Callable[[Row], float] = lambda _: 1.0,
 ) -> tuple[Row, ...]:
-    """Rows in which every combination of `strength` levels stands that stands in any possible row.
+    """Return possible rows that contain every combination of `strength` levels that any possible row contains.
 
-    Greedy, in the way of AETG (Cohen, Dalal, Fredman and Patton, 1997), and without chance: the next row is the one
-    with the most new combinations for its cost, the first of them in lexicographic order; rows that later ones made
-    superfluous are dropped, the most expensive first. O(rows × C(factors, strength)) memory.
+    Greedy like AETG (Cohen, Dalal, Fredman and Patton, 1997), but deterministic: the next row has the most new
+    combinations for its cost, the first in lexicographic order if several do. Rows that later ones made superfluous are
+    dropped, the most expensive first. O(rows × C(factors, strength)) memory.
     """
     if not 1 <= strength <= len(levels):
         raise InputError(f"strength: is {strength}; it lies between 1 and {len(levels)} factors")
@@ -151,7 +151,7 @@ def covering_rows(
 def _number_combinations(
     rows: npt.NDArray[np.int64], levels: Sequence[int], strength: int
 ) -> tuple[npt.NDArray[np.int64], int]:
-    """The number of each combination that a row contains, and how many numbers there are."""
+    """Return the numbers of the combinations in each row, and how many numbers exist."""
     columns, first = [], 0
     for factors in combinations(range(len(levels)), strength):
         number = np.zeros(len(rows), dtype=np.int64)

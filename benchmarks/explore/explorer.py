@@ -1,9 +1,9 @@
-"""The explorer: every interleaving of a protocol, for small configurations.
+"""The explorer: visits every interleaving of a protocol, for small configurations.
 
-It takes a protocol as a pure state machine (`schedulers.protocols.base.Machine`), lets a network adversary delay, and
-if asked reorder, lose and repeat messages or stop processes, and visits every reachable state. For each property the
-answer is "holds in N states", the shortest run that breaks it, or "unknown" when a limit cut the search; it never says
-"holds" of a search that was cut.
+It takes a protocol as a pure state machine (`schedulers.protocols.base.Machine`) and lets an adversary in the network
+delay messages, and optionally reorder, lose and repeat them or stop processes. For each property the answer is "holds
+in N states", the shortest run that breaks it, or "unknown" if a limit ended the search; an incomplete search never
+answers "holds".
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
-    """What a search found: one finding per property, and one more if the protocol itself raised an error.
+    """The result of a search: one finding per property, and one more if the protocol itself raised an error.
 
     `complete` says whether every reachable state (inside `within`, if given) was visited. `gaps[i][j]` is the largest
-    clock(i) − clock(j) seen, for machines with clocks; it is what is attained only if the search is complete.
+    clock(i) − clock(j) seen, for machines with clocks; only a complete search attains the true maximum.
     """
 
     findings: tuple[Finding, ...]
@@ -67,7 +67,7 @@ class Exploration:
         return next(finding for finding in self.findings if finding.name == name)
 
     def require(self) -> Exploration:
-        """This exploration, if it is complete and every property holds."""
+        """Return this exploration; fail unless it is complete and every property holds."""
         for finding in self.findings:
             if finding.verdict == "fails":
                 raise RefutedError(f"{finding.name}: {finding.problem}\n{finding.trace}")
@@ -76,7 +76,7 @@ class Exploration:
         return self
 
     def __str__(self) -> str:
-        """One line per property, then the size of the search."""
+        """Format one line per property, then the size of the search."""
         lines = []
         for finding in self.findings:
             if finding.verdict == "fails":
@@ -104,14 +104,13 @@ def explore(
 
     Args:
         machine: the protocol.
-        properties: what must hold; with `symmetry` they must not tell symmetric processes apart.
-        network: the adversary; by default messages are delayed at will, nothing else goes wrong.
+        properties: with `symmetry` they must not distinguish symmetric processes.
+        network: the adversary; by default messages are delayed arbitrarily and nothing else goes wrong.
         max_states: states to store before giving up (about 250 bytes each).
-        symmetry: fold states that differ by one of the machine's `symmetries`; off where `Progress` is asked.
-        within: keep only states whose processes satisfy this (it sees no messages); states outside are not visited,
-            and "holds" then speaks about the states inside.
+        symmetry: fold states that differ by one of the machine's `symmetries`; must be off for `Progress`.
+        within: visit only states whose processes satisfy this (it sees no messages); "holds" then speaks about these.
 
-    Complexity: time and memory linear in states and transitions; of all traces to a violation a shortest is returned.
+    Complexity: time and memory linear in states and transitions; the returned trace to a violation is a shortest one.
     """
     names = [prop.name for prop in properties]
     if len(set(names)) != len(names):
@@ -163,14 +162,14 @@ def _lasso(search: Breadth, name: str, loop: tuple[int, list[Label]]) -> Finding
 
 USUAL = Network()
 AT_ONCE = Network(delay=False)
-"""What a message that is late could change a thread that begins later changes as well: larger systems do without."""
+"""For larger systems: a thread that starts later changes the same results as a message that arrives later."""
 REORDERED = Network(reorder=True)
 WILD = Network(reorder=True, duplicates=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is explored in place of a machine, with its properties; `within` is that of `explore`."""
+    """The machine to explore in place of another one, with its properties; `within` is as in `explore`."""
 
     machine: Any
     properties: tuple[Property, ...]
@@ -179,7 +178,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """`prepare` is the protocol's: of a machine and a network it makes what is explored."""
+    """A named machine and network; the protocol's `prepare` makes the `Target` from them."""
 
     name: str
     machine: Any
@@ -189,14 +188,14 @@ class Configuration:
     max_states: int = 2_000_000
 
     def of(self, kind: type[Any]) -> Any:
-        """The machine's setting in a class that differs from its own."""
+        """Return the machine's setting in another class."""
         return kind(**{one.name: getattr(self.machine, one.name) for one in fields(self.machine) if one.init})
 
     def explored(self, machine: Any = None) -> Target:
         return self.prepare(machine or self.machine, self.network)
 
     def run(self, machine: Any = None) -> Exploration:
-        """Explore with every property; `machine` may stand in for the protocol."""
+        """Explore with every property; `machine` replaces the configuration's."""
         found = self.explored(machine)
         return explore(
             found.machine,
@@ -211,7 +210,7 @@ class Configuration:
 def configurations(
     protocol: str, size: str, machine: Callable[[dict[str, Any]], Any], prepare: Callable[[Any, Network], Target]
 ) -> tuple[Configuration, ...]:
-    """The rows of a size in the table, each with the machine that is made of it."""
+    """Return the rows of a size in the protocol's table as configurations; `machine` makes a row's machine."""
     found = []
     for listed in TABLE[protocol][size]:
         row = dict(listed)
@@ -222,17 +221,17 @@ def configurations(
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The state of a worker that ended because it missed another one, or heard that somebody did."""
+    """The state of a worker that ended because it suspected another one, or heard that some worker did."""
 
 
 @dataclass(frozen=True)
 class Around:
-    """A machine inside of another one, which is as it but for what it says itself."""
+    """A machine that wraps another one and forwards what it does not define."""
 
     machine: Any
 
     def inner(self, state: Any) -> Any:
-        """The state inside, None where there is none."""
+        """Return the wrapped machine's state, None if it has none."""
         return state
 
     def __getattr__(self, name: str) -> Any:
@@ -243,7 +242,7 @@ class Around:
         return () if inside is None else tuple(self.machine.ready(process, inside))
 
     def clock(self, process: int, state: Any) -> int | None:
-        """None where the machine has no clock."""
+        """Return the wrapped machine's clock of a process; None without one."""
         inside = self.inner(state)
         has_clock = inside is not None and hasattr(self.machine, "clock")
         return self.machine.clock(process, inside) if has_clock else None
@@ -262,24 +261,24 @@ class Around:
 
 
 class FailStop(Around):
-    """A worker that takes another for dead ends."""
+    """A machine in which a worker ends when it suspects that another one is dead."""
 
     def inner(self, state: Any) -> Any:
         return None if isinstance(state, Ended) else state
 
     @property
     def channels(self) -> Sequence[tuple[int, int]]:
-        """Those of the machine and their opposites: the end of a connection is noticed at both ends."""
+        """The machine's channels and their reverses: both ends notice the end of a connection."""
         pairs = set(self.machine.channels)
         return sorted(pairs | {(v, u) for u, v in pairs})
 
     @property
     def suspects(self) -> Sequence[tuple[int, int]]:
-        """Who is connected to a worker may miss it."""
+        """The pairs (suspect, observer): workers that are connected."""
         return self.channels
 
     def step(self, process: int, state: Any, event: object) -> Outcome[Any]:
-        """End if somebody is missed, else as the machine."""
+        """End if a worker is suspected, else do what the machine does."""
         if isinstance(state, Ended):
             return state, ()
         if isinstance(event, Received) and isinstance(event.message, Crashed):
@@ -289,11 +288,11 @@ class FailStop(Around):
         return outcome
 
     def finished(self, process: int, state: Any) -> bool:  # noqa: ARG002 - as in Finishing
-        """Who has ended rests; the machine's own workers never do."""
+        """Return whether a worker has ended; the machine's own workers never finish."""
         return isinstance(state, Ended)
 
 
 def fail_stop(found: Target) -> Target:
-    """The same of workers that end when they miss one; asked of those that have not, and of what is between them."""
+    """Return a target whose workers end when they suspect one; its properties are about workers that have not."""
     machine = FailStop(found.machine)
     return Target(machine, tuple(through(prop, machine.inner) for prop in found.properties))

@@ -1,4 +1,4 @@
-"""The properties of the group generator and its workers, each stated for the explorer from Prague's text."""
+"""Properties of the group generator and its workers for the explorer, each stated from Prague's text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from partreduce.topo.strategies.dynamic_groups import GroupSplit, SlowWorkerPoli
 
 
 def generator_properties(system: GroupSystem, *, lossy: bool = False) -> tuple[Property, ...]:
-    """All properties that apply to a system; `lossy` says that messages may be lost, and be said again."""
+    """Return all properties that apply to a system; `lossy`: messages may be lost and repeated."""
     n = system.setting.num_workers
     with_service = tuple((worker, n) for worker in range(n))
     pairs = tuple((u, v) for u in range(n) for v in range(n) if u != v)
@@ -130,7 +130,7 @@ def _eager(state: GeneratorState) -> str | None:
 
 
 def _waits_for_older(state: GeneratorState) -> str | None:
-    """A waiting worker's group waits for a running group, or for an older one that waits in turn."""
+    """A waiting worker's group waits for a running group, or for an older one that waits itself."""
     for worker in state.waiting:
         buffer = state.buffers.buffers[worker]
         if not buffer or state.buffers.locks[worker]:
@@ -167,7 +167,7 @@ def _patient(state: GeneratorState) -> str | None:
 
 
 def _count_rounds(pair: Pair) -> str | None:
-    """Every round counts once, however often it is asked for."""
+    """Every round counts once, however often its request is repeated."""
     worker, mine, _, (state, _), _, _ = pair
     if state.requests[worker] != mine.request or state.counts[worker] == mine.rounds + 1:
         return None
@@ -175,7 +175,7 @@ def _count_rounds(pair: Pair) -> str | None:
 
 
 def _known_cost(system: GroupSystem, pair: Pair) -> str | None:
-    """With every request the generator learns what the worker's rounds cost now."""
+    """With every request the generator learns the present cost of the worker's rounds."""
     worker, mine, _, (state, _), _, _ = pair
     cost = system.cost_of(worker, max(mine.rounds - (not mine.ask.computed), 0))
     if state.requests[worker] != mine.request or state.costs[worker] == cost:
@@ -184,9 +184,9 @@ def _known_cost(system: GroupSystem, pair: Pair) -> str | None:
 
 
 def _known_grant(pair: Pair, *, lossy: bool) -> str | None:
-    """A worker is in no group that the generator does not hold to be running, unless word of its end is on its way.
+    """A worker is in no group unless the generator holds it to be running, or a message that it ended is on its way.
 
-    Word that was lost may come again: a repeated request takes the group away.
+    If that message was lost, it may be sent again: a repeated request takes the group away.
     """
     worker, mine, _, (state, _), _, back = pair
     told = [m for m in back if isinstance(m, Grant) and m.generation >= mine.generation and m.request == mine.request]
@@ -208,7 +208,7 @@ def _known_grant(pair: Pair, *, lossy: bool) -> str | None:
 
 
 def _takes_back(state: GeneratorState, worker: int) -> bool:
-    """Whether a repeated request would take the group away, where word of its end was lost."""
+    """Return whether a repeated request would take the group away after the message of its end was lost."""
     answer = state.answers[worker]
     return answer is not None and not isinstance(answer, Grant)
 
@@ -222,7 +222,7 @@ def _agreed_members(pair: Pair) -> str | None:
 
 
 def _met_by_all(pair: Pair) -> str | None:
-    """A group is over for one member only after every other one has entered it."""
+    """A group is over for one member only after every other member has entered it."""
     u, a, v, b, _, _ = pair
     if b.stage == GRANTED and a.met == b.seq and u in b.members:
         return f"worker {u} is out of group {b.seq}, which worker {v} has not entered"
@@ -230,7 +230,7 @@ def _met_by_all(pair: Pair) -> str | None:
 
 
 def _in_step(system: GroupSystem, pair: Pair) -> str | None:
-    """The generator has received the worker's present request or, while that is on its way, the one before it."""
+    """The generator has received the worker's present request or, while that is on its way, the previous one."""
     worker, mine, _, (state, _), _, _ = pair
     last = state.requests[worker]
     known = last == mine.request
@@ -242,7 +242,7 @@ def _in_step(system: GroupSystem, pair: Pair) -> str | None:
 
 
 def _no_group_is_lost(view: View) -> str | None:
-    """When all workers have ended, every group that started was finished or declared void."""
+    """When all workers have ended, every started group was finished or declared void."""
     *workers, service = view.processes
     if service is None or any(w is not None and w.stage not in (ENDED, EVICTED) for w in workers):
         return None
@@ -261,7 +261,7 @@ def _averages(worker: int, label: Any) -> bool:
 
 
 def _recovers(system: GroupSystem, view: View) -> str | None:
-    """Where nothing moves and workers wait, one timeout of each after the other brings everybody to the end."""
+    """If nothing moves and workers wait, timeouts of one worker after another bring all of them to the end."""
     n = system.setting.num_workers
     states = list(view.processes)
     if any(view.in_flight.values()) or any(_moves(system, s) for w, s in enumerate(states[:n])) or states[n] is None:
@@ -284,13 +284,13 @@ def _moves(system: GroupSystem, state: WorkerState | None) -> bool:
 
 
 def _run(system: GroupSystem, states: list[Any], worker: int, event: object, before: WorkerState) -> None:
-    """Let one event happen and everything that follows, messages first, in order of sending."""
+    """Apply one event and everything that follows, messages first, in order of sending."""
     states[worker], actions = system.step(worker, before, event)
     _send(system, states, [(worker, a) for a in actions if isinstance(a, Send)])
 
 
 def _send(system: GroupSystem, states: list[Any], queue: list[tuple[int, Send]]) -> None:
-    """Deliver messages and let happen what they cause, until nothing moves."""
+    """Deliver messages and apply what they cause, until nothing moves."""
     n = system.setting.num_workers
     while True:
         for source, send in queue:
@@ -326,12 +326,12 @@ def split_globally(nodes: tuple[int, ...], size: int = 2) -> GeneratorSetting:
 
 
 def smart(nodes: tuple[int, ...], slow_threshold: int | None = 1, **more: Any) -> GeneratorSetting:
-    """Inter and intra phases with the filter."""
+    """Return a setting with inter-node and intra-node phases and the filter for slow workers."""
     return random(nodes, division=GroupSplit.INTER_INTRA, slow_threshold=slow_threshold, **more)
 
 
 def meeting(nodes: tuple[int, ...], slow_threshold: int | None = None, **more: Any) -> GeneratorSetting:
-    """Groups of nodes, and now and then of all."""
+    """Return a setting with groups of nodes, and sometimes of all workers."""
     return random(nodes, division=GroupSplit.NODE_THEN_ALL, slow_threshold=slow_threshold, **{"all_every": 1, **more})
 
 
@@ -348,15 +348,15 @@ LOSSY, OVERTAKING, DOUBLED = "a message lost", "reordered", "a message doubled"
 
 
 def _possible(chosen: dict[str, Any]) -> bool:
-    """A node of one worker has no groups of its own under node-then-all."""
+    """Exclude nodes of one worker under node-then-all, which have no groups."""
     return bool(chosen["division"] != GroupSplit.NODE_THEN_ALL or chosen["nodes"] != (0, 0, 1))
 
 
 def _make(words: str, chosen: dict[str, Any]) -> Configuration:
-    """The configuration that a row stands for.
+    """Return the configuration of a row.
 
-    Asking again (`timeouts`) belongs to a lost message, and to a group that ends while messages overtake: word that it
-    is void may come before word that it runs.
+    Repeated requests (`timeouts`) are needed with lost messages, and with groups that end while messages overtake: the
+    message that a group is void may arrive before the one that it runs.
     """
     slow, nodes, wire = chosen["slow"], chosen["nodes"], chosen["wire"]
     ends_groups = chosen["breakers"] or chosen["crashes"] or chosen["suspicions"]
@@ -390,7 +390,7 @@ def _make(words: str, chosen: dict[str, Any]) -> Configuration:
 
 
 FACTORS = Factors(levels_of("generator"), _make, _possible)
-"""What is varied; the growths fit the logarithms of the numbers of states of 304 rows, by least squares."""
+"""The factors; their growths fit the logarithms of the numbers of states of 304 rows by least squares."""
 TWO_VOIDS = FACTORS.configuration(FACTORS.row(nodes=(0, 0, 0), breakers=(1,), suspicions=1, wire=OVERTAKING))
-"""Four circumstances: two groups are void, and messages of two generations overtake each other: 190,426 states."""
+"""Two groups are void and messages of two generations overtake each other: 190,426 states."""
 LARGE = (*LARGE, TWO_VOIDS)

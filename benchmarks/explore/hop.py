@@ -1,4 +1,4 @@
-"""The properties of Hop's worker: gaps, queues, tokens and acknowledgements, each stated for the explorer."""
+"""Properties of Hop's worker for the explorer: gaps, queues, tokens and acknowledgements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from partreduce.verify.gap_bounds import events_of
 
 
 def hop_properties(machine: Hop, *, reordered: bool = False) -> tuple[Property, ...]:
-    """All properties that apply to the machine's setting; `reordered` says that updates may overtake one another."""
+    """Return all properties that apply to the machine's setting; `reordered`: updates may overtake one another."""
     setting, edges, truth, n = machine.setting, machine.graph.edges, _Truth(machine), machine.num_processes
     pairs = tuple((i, j) for i in range(n) for j in range(n) if i != j)
     listed: list[Property] = [
@@ -61,14 +61,14 @@ Matrix = tuple[tuple[int | None, ...], ...]
 
 
 def exact_bounds(graph: Digraph, setting: IterationGap) -> Matrix:
-    """Entry [i][j]: the largest possible Step(i) − Step(j) in steps, None if unbounded. O(n·edges·log)."""
+    """Return a matrix: entry [i][j] is the largest possible Step(i) − Step(j), None if unbounded. O(n·edges·log)."""
     events, everybody = events_of(graph, setting), range(graph.num_workers)
     columns = [events.leads(j, everybody, Work("gap", sys.maxsize)) for j in everybody]
     return tuple(tuple(columns[j].get(i) for j in everybody) for i in everybody)
 
 
 class _Truth:
-    """What must hold of a machine: each method returns None or says what is wrong."""
+    """Checks of a machine's states; each method returns None or what is wrong."""
 
     def __init__(self, machine: Hop) -> None:
         self.machine, self.graph, self.setting = machine, machine.graph, machine.setting
@@ -84,7 +84,7 @@ class _Truth:
         return f"worker {i} is {gap} steps ahead of worker {j}; the bound is {bound}"
 
     def permission(self, v: int, state: HopState) -> str | None:
-        """A worker may do exactly what its queues allow: nothing more (safety), nothing less (no needless waiting)."""
+        """A worker may do exactly what its queues allow: no more (safety), and no less (no needless waiting)."""
         offered = set(self.machine.ready(v, state))
         allowed = self._allowed(state, len(self.graph.sources[v]) - self.spare[v])
         if offered == allowed:
@@ -93,7 +93,7 @@ class _Truth:
         return f"worker {v} in {state}: offers {sorted(map(str, too_much))} too much, lacks {sorted(map(str, missing))}"
 
     def _allowed(self, state: HopState, needed: int) -> set[object]:
-        """The events that the paper's text allows, from the queues' contents as sets of steps."""
+        """Return the events that the paper's text allows, from the queues' contents as sets of steps."""
         setting, oldest = self.setting, state.step - self.setting.staleness
         held = [{oldest + b for b in range(queue.bit_length()) if queue >> b & 1} for queue in state.updates]
 
@@ -122,7 +122,7 @@ class _Truth:
         return {Advance()} if all(count >= 1 for count in state.tokens) else set()
 
     def sends(self, v: int, state: HopState) -> str | None:
-        """An update goes to all out-neighbors."""
+        """An update is sent to all out-neighbors."""
         for event in self.machine.ready(v, state):
             after, actions = self.machine.step(v, state, event)
             sent = [(a.to, a.message.step) for a in actions if isinstance(a, Send) and isinstance(a.message, Update)]
@@ -149,11 +149,11 @@ class _Truth:
         return state.step - 1 if self.split and state.stage == SENDING else state.step
 
     def queue(self, pair: Pair) -> str | None:
-        """A queue holds exactly the updates that were sent, have arrived and can still serve.
+        """A queue holds exactly the updates that were sent, have arrived and are still useful.
 
-        Updates that were skipped were never sent. Their worker knew that the receiver was past their step: so of the
-        steps from the receiver's on, which are all that serve without staleness, none is missing.
-        Under staleness the newest stands for all, and who has sent in its step has sent something at least as new.
+        Skipped updates were never sent, because their worker knew that the receiver was past their step. So without
+        staleness none is missing from the receiver's step on. Under staleness the newest update stands for all, and a
+        worker that has sent in its step has sent something at least as new.
         """
         u, a, v, b, there, _ = pair
         staleness, queue = self.setting.staleness, b.updates[self.graph.sources[v].index(u)]
@@ -187,12 +187,12 @@ class _Truth:
         return f"{count} updates wait for worker {v} from worker {u}; the capacity is {limit}"
 
     def _tokens(self, pair: Pair) -> tuple[int, int]:
-        """The tokens of the second worker that the first has in hand, and those on their way."""
+        """Return (tokens of the second worker that the first holds, tokens on their way to it)."""
         held = pair.first_state.tokens[self.graph.targets[pair.first].index(pair.second)]
         return held, sum(m.count for m in pair.back if isinstance(m, Token))
 
     def tokens(self, pair: Pair) -> str | None:
-        """Tokens in hand and on their way are max_ig + Step(giver) − Step(taker): none lost, none made."""
+        """Tokens held and on their way are max_ig + Step(giver) − Step(taker): none is lost, none is created."""
         u, a, v, b, _, _ = pair
         held, moving = self._tokens(pair)
         right = (self.setting.max_ig or 0) + b.step - a.step
@@ -225,19 +225,19 @@ def _plus(bound: int | None, amount: int) -> int | None:
 
 
 NOTHING = -(2**60)
-"""No update that could still serve has come."""
+"""Stands for no useful update received."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """A worker, and of every in-neighbor the newest update that has come since the last reduce (or `NOTHING`)."""
+    """A worker, and for every in-neighbor the newest update received since the last reduce (or `NOTHING`)."""
 
     worker: HopState
     came: tuple[int, ...]
 
 
 class Recording(Around):
-    """A machine of Hop's workers, each with its record."""
+    """A machine of Hop's workers with a `WorkerRecord` for each."""
 
     def inner(self, state: WorkerRecord) -> HopState:
         return state.worker
@@ -247,7 +247,7 @@ class Recording(Around):
         return WorkerRecord(state, (NOTHING,) * len(self.machine.graph.sources[process])), actions
 
     def step(self, process: int, state: WorkerRecord, event: object) -> Outcome[WorkerRecord]:
-        """As the machine; a reduce, also one before a skip, empties the record."""
+        """Do what the machine does; a reduce, also one before a skip, empties the record."""
         after, actions = self.machine.step(process, state.worker, event)
         came, staleness = state.came, self.machine.setting.staleness
         if not staleness:  # a reduce takes the updates of its step, whenever they came
@@ -267,14 +267,14 @@ class Recording(Around):
         return WorkerRecord(self.machine.shifted(process, state.worker, by), came)
 
     def renamed(self, process: int, state: WorkerRecord, permutation: tuple[int, ...]) -> WorkerRecord:
-        """The record is put in the order of the new names."""
+        """Reorder the record by the new names."""
         places = {permutation[u]: place for place, u in enumerate(self.machine.graph.sources[process])}
         came = tuple(state.came[places[u]] for u in self.machine.graph.sources[permutation[process]])
         return WorkerRecord(self.machine.renamed(process, state.worker, permutation), came)
 
 
 def takes_what_came(machine: Hop) -> PerProcess:
-    """A reduce averages the newest update that has come since the last one, of everybody of whom one has that serves.
+    """A reduce averages each in-neighbor's newest update since the last reduce, if it is new enough.
 
     Without staleness, it averages the updates of its step.
     """
@@ -320,7 +320,7 @@ def prepare(machine: Hop, network: Network) -> Target:
 
 
 def is_tight(configuration: Configuration, found: Exploration) -> bool:
-    """Whether the exploration attains the exact bound of every pair."""
+    """Return whether the exploration attains the exact bound of every pair."""
     return found.gaps == exact_bounds(configuration.machine.graph, configuration.machine.setting)
 
 
@@ -333,7 +333,7 @@ def both_ways(n: int) -> Digraph:
 
 
 def diamond() -> Digraph:
-    """0 sends to 1 and 2, both to 3, and 3 to 0: the smallest graph on which Hop's Theorem 2 is not tight."""
+    """Return the smallest graph on which Hop's Theorem 2 is not tight: 0 sends to 1 and 2, both to 3, and 3 to 0."""
     return Digraph.of(4, [(0, 1), (0, 2), (1, 3), (2, 3), (3, 0)])
 
 
@@ -360,7 +360,7 @@ SMALL, LARGE = (configurations("hop", size, _machine, prepare) for size in ("sma
 
 
 def _possible(chosen: dict[str, Any]) -> bool:
-    """What Hop refuses is left out, what may halt by its own rules, and what has no end of states."""
+    """Exclude settings that Hop rejects, that may halt by their own rules, and those with infinitely many states."""
     graph, setting = _graph(chosen["graph"]), _setting(chosen)
     try:
         check_setting(graph, setting)

@@ -1,4 +1,4 @@
-"""The properties of the membership of a run that continues after failures, and the configurations that are explored."""
+"""Properties of the membership of a run that continues after failures, and the configurations to explore."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from partreduce.schedulers.protocols.membership.messages import Groups, Members,
 
 
 def membership_properties(machine: Membership, network: Network) -> tuple[Property, ...]:
-    """All that apply; where no one is taken for dead who can be heard, no one else is, and nothing ends needlessly."""
+    """Return all properties that apply.
+
+    If live workers cannot be suspected, only dead ones are lost, and no run ends while enough workers live.
+    """
     listed: list[Property] = [
         NoDeadlock(),
         PerState("one view in each generation, written down before it is sent", _one_view),
@@ -54,7 +57,7 @@ def _one_view(view: Whole) -> str | None:
 def _of_one_generation(view: Whole) -> str | None:
     """All members of a committed group had its sum in the same generation: each has committed, or is prepared.
 
-    One that has given it up since was not in the view that followed, or was lost and has not heard of it yet.
+    A member that has given the sum up since was not in the next view, or was lost and has not heard of it yet.
     """
     states = dict(_workers(view))
     for worker, state in states.items():
@@ -74,9 +77,9 @@ def _of_one_generation(view: Whole) -> str | None:
 
 
 def _the_same(view: Whole) -> str | None:
-    """Of two in one view, neither holds a mean over both that the other has gone past without.
+    """Of two workers in one view, neither holds a mean over both that the other went past without applying it.
 
-    Nor does one that has left, as the authority or it itself knows, and one that continues.
+    Nor does a worker that has left, as the authority or it itself knows, together with one that continues.
     """
     states = _workers(view)
     left = frozenset() if view.processes[-1] is None else view.processes[-1].left
@@ -145,7 +148,7 @@ def _changes(state: Member | Authority) -> str | None:
 
 
 def _alike(machine: Membership, view: Whole) -> str | None:
-    """Where all average in every round, what one has committed begins as what any other in its view has."""
+    """If all average in every round, a committed worker begins a round like every other worker in its view."""
     if machine.groups is not everybody:
         return None
     states = [(worker, state) for worker, state in _workers(view) if state.phase in (Phase.RUN, Phase.LEFT)]
@@ -168,7 +171,7 @@ def _too_many(machine: Membership, state: Member | Authority) -> str | None:
 
 
 def _left_out(machine: Membership, worker: int, state: Member | Authority) -> str | None:
-    """Where all average in every round, no round is without its average for anybody who continues."""
+    """If all average in every round, no worker that continues misses the average of a round."""
     if isinstance(state, Authority) or machine.groups is not everybody or state.phase is not Phase.LEFT:
         return None
     if len(state.view.members) > 1 and len(state.held) < machine.rounds:
@@ -196,12 +199,12 @@ def _ends_needlessly(machine: Membership, view: Whole) -> str | None:
 
 
 def everybody(members: Members, _round: int) -> tuple[Members, ...]:
-    """All-Reduce."""
+    """Return the groups of All-Reduce."""
     return (members,)
 
 
 def pairs_then_all(members: Members, round_: int) -> tuple[Members, ...]:
-    """Static groups: the first two, then the last two, then all."""
+    """Return the groups of a static schedule: the first two members, then the last two, then all."""
     return ((members[:2],), (members[-2:],), (members,))[round_ % 3]
 
 
@@ -219,5 +222,5 @@ def _machine(row: dict[str, Any]) -> Membership:
 SMALLEST, _small, LARGE = (
     configurations("membership", size, _machine, prepare) for size in ("smallest", "small", "large")
 )
-"""The smallest take seconds in all: they judge small changes to the protocol (`make mutants`)."""
+"""The smallest take seconds in all, and judge small changes to the protocol (`make mutants`)."""
 SMALL = (*SMALLEST, *_small)

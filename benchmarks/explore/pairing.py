@@ -1,4 +1,4 @@
-"""The properties of AD-PSGD's pairing, and the configurations that the explorer is run on."""
+"""Properties of AD-PSGD's pairing, and the configurations to explore."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from partreduce.schedulers.protocols.digraph import Digraph
 
 
 def pairing_properties(machine: Pairing, *, crashes: bool = False) -> tuple[Property, ...]:
-    """All properties of a pairing on two sides; with `crashes` workers may wait for ever, but only for the dead."""
+    """Return all properties of a pairing; with `crashes` workers may wait for ever, but only for dead ones."""
     halt: Property = PerState("only the dead are waited for", _waits_for_the_dead) if crashes else NoDeadlock()
     return (
         halt,
@@ -25,7 +25,7 @@ def pairing_properties(machine: Pairing, *, crashes: bool = False) -> tuple[Prop
 
 
 def _answered_once(pair: Pair) -> str | None:
-    """While a worker waits for another, its question is on its way or kept there, or the answer is on its way."""
+    """While a worker waits for another, the request is on its way or kept there, or the answer is on its way."""
     asker, mine, asked, other, there, back = pair
     if other.waits_for == asker or any(isinstance(message, Ask) for message in back):
         return None  # questions that cross are each other's answers
@@ -51,7 +51,7 @@ def _never_waits(machine: Pairing, worker: int, state: PairState) -> str | None:
 
 
 def _waits_for_the_dead(view: View) -> str | None:
-    """Where nothing moves between two workers that live, neither waits for the other."""
+    """If nothing moves between two live workers, neither waits for the other."""
     for worker, state in enumerate(view.processes):
         partner = -1 if state is None else state.waits_for
         if partner < 0 or view.processes[partner] is None:
@@ -85,10 +85,10 @@ FACTORS = Factors(
     # The largest graph would have 81,574 states with somebody taken for dead, five times all rows together.
     lambda chosen: bool(chosen["mishap"] != "suspicion" or len(chosen["graph"][1]) < 6),
 )
-"""A level of `graph` is (workers, edges, active ones); `extra` joins the active ones, who never ask one another."""
+"""A level of `graph` is (workers, edges, active workers); `extra` has edges between active ones, never used."""
 
 
 def shortest_deadlock(num_workers: int) -> Trace | None:
-    """The shortest run into a deadlock on a cycle of workers who all ask and answer, found by visiting every state."""
+    """Return the shortest run into a deadlock on a cycle of workers that all ask and answer."""
     cycle = Digraph.undirected(num_workers, [(i, (i + 1) % num_workers) for i in range(num_workers)])
     return explore(all_both(cycle), properties=(NoDeadlock(),)).finding("no deadlock").trace

@@ -1,7 +1,7 @@
-"""The properties of partial collectives: rounds, quorum, delay, each call once, equal results, a common end.
+"""Properties of partial collectives: rounds, quorum, delay, each call once, equal results, a common end.
 
 Written from eager-SGD's text (PPoPP 2020, Lemma 5.1: liveness, safety, quorum, staleness), and from what queues of
-results add to it. Each call has a number, so that a state says where its gradient is.
+results add. Each call of a worker (one step with a gradient) has a number, so that a state shows where its gradient is.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def partial_properties(machine: Partial) -> tuple[Property, ...]:
 
 
 def _shares_of_round(state: PartialState) -> list[Share] | None:
-    """What each worker brings to the round that runs; None unless one runs and all of it is known."""
+    """Return each worker's share of the running round; None unless one runs and all of it is known."""
     if state.entered == state.done:
         return None
     found = [share for known in state.shares for share in known if share.round == state.done]
@@ -75,7 +75,7 @@ def _shares_of_round(state: PartialState) -> list[Share] | None:
 
 
 def _has_room(setting: PartialAllReduce, state: PartialState) -> bool:
-    """Whether nothing of this worker holds up its next round: a full queue, or a model that is not synchronized."""
+    """Return whether neither a full queue nor a model that is not synchronized delays this worker's next round."""
     if setting.keeps_equal:
         return state.done - state.version < setting.staleness
     every = setting.synchronize_every
@@ -83,7 +83,7 @@ def _has_room(setting: PartialAllReduce, state: PartialState) -> bool:
 
 
 def _does_what_it_may(machine: Partial, w: int, state: PartialState) -> str | None:
-    """The events that the text allows, no more and no fewer."""
+    """The possible events are those that the text allows, no more and no fewer."""
     offered = set(machine.ready(w, state))
     allowed: set[object] = set()
     if state.stage == COMPUTING and not state.resting:
@@ -103,7 +103,7 @@ def _does_what_it_may(machine: Partial, w: int, state: PartialState) -> str | No
 
 
 def _one_round(pair: Pair) -> str | None:
-    """A round is over for one only after all have entered it, and no one enters one before the last is."""
+    """A round is over for a worker only after all have entered it; none enters a round before the last is over."""
     u, a, v, b, _, _ = pair
     if not 0 <= a.entered - a.done <= 1:
         return f"worker {u} has entered {a.entered} rounds and is done with {a.done}"
@@ -113,7 +113,7 @@ def _one_round(pair: Pair) -> str | None:
 
 
 def _quorum_has_come(machine: Partial, state: PartialState) -> str | None:
-    """So many workers have something in the round, of those that have or had not ended; or the one that is drawn."""
+    """Enough workers contribute to the round, of those that had not ended; under majority the drawn worker does."""
     shares = _shares_of_round(state)
     if shares is None:
         return None
@@ -129,13 +129,13 @@ def _quorum_has_come(machine: Partial, state: PartialState) -> str | None:
 
 
 def _from_drawn(machine: Partial, round_: int) -> list[int]:
-    """The workers from the one on that is drawn under majority, once around."""
+    """Return all workers in order, beginning with the one that is drawn under majority."""
     first = machine.initiators[round_ % len(machine.initiators)] if machine.initiators else 0
     return [(first + i) % machine.num_workers for i in range(machine.num_workers)]
 
 
 def _may_start(machine: Partial, round_: int, shares: list[Share]) -> list[int]:
-    """Under majority: who may have been the first from the drawn place on that continued as the round began."""
+    """Return the workers, under majority, that may have been the first one not ended from the drawn worker on."""
     found = []
     for v in _from_drawn(machine, round_):
         found.append(v)
@@ -145,7 +145,7 @@ def _may_start(machine: Partial, round_: int, shares: list[Share]) -> list[int]:
 
 
 def _arrival_in_place(setting: PartialAllReduce, w: int, state: PartialState) -> str | None:
-    """Who has something for the open round counts for it, and no one else does; by call only in its own round."""
+    """A worker counts for the open round if and only if it has something for it; by call only in its own round."""
     counts, open_ = state.arrived[w], state.entered + 1
     is_in_time = setting.count is LateGradientPolicy.OPEN_ROUND or state.calls == open_ or state.resting
     if (counts == open_) != (bool(state.buffer) and is_in_time) or counts > open_:
@@ -154,10 +154,10 @@ def _arrival_in_place(setting: PartialAllReduce, w: int, state: PartialState) ->
 
 
 def _rests_rightly(machine: Partial, view: View) -> str | None:
-    """Where no thread can move and no message is on its way, each thread waits for want of a quorum, or of room.
+    """If no thread can move and no message is on its way, every thread waits for a quorum or for room.
 
-    So a round waits for no more calls than its quorum asks for, and otherwise only for a full queue, or for a model
-    that is not synchronized.
+    So a round waits for no more calls than its quorum needs, and otherwise only for a full queue or a model that is not
+    synchronized.
     """
     if any(view.in_flight.values()):
         return None
@@ -170,12 +170,12 @@ def _rests_rightly(machine: Partial, view: View) -> str | None:
 
 
 def _at(state: PartialState) -> int:
-    """The round in which a thread is, or which it enters next."""
+    """Return the round in which a thread is, or which it enters next."""
     return state.entered - 1 if state.is_running else state.entered
 
 
 def _is_held(machine: Partial, states: Sequence[PartialState]) -> bool:
-    """Whether one of the permitted reasons holds up the first round that is not over for all."""
+    """Return whether a permitted reason delays the first round that is not over for all."""
     setting, round_ = machine.setting, min(map(_at, states))
     here = [state for state in states if _at(state) == round_]
     if any(not state.is_running and not _has_room(setting, state) for state in here):
@@ -195,20 +195,20 @@ def _is_held(machine: Partial, states: Sequence[PartialState]) -> bool:
 
 
 def _arrival_counts(setting: PartialAllReduce, state: PartialState) -> bool:
-    """Whether a worker counts for its open round by what it has: by call only with the call of that round, or all."""
+    """Return whether a worker counts for its open round; by call only with the call of that round, or all of them."""
     own = setting.count is LateGradientPolicy.OPEN_ROUND or state.calls == state.entered + 1 or state.resting
     return bool(state.buffer) and own
 
 
 def _is_needed(view: View) -> str | None:
-    """A round is entered only if somebody has come for it, or for one after it."""
+    """A round is entered only if some worker has arrived for it, or for a later one."""
     needed = max(state.arrived[w] for w, state in enumerate(view.processes))
     beyond = [(w, state.entered) for w, state in enumerate(view.processes) if state.entered > needed]
     return f"(worker, rounds entered) {beyond}, and no one has come for more than {needed}" if beyond else None
 
 
 def _in_one_place(w: int, state: PartialState) -> str | None:
-    """A worker's calls that no result has are in the round that runs or in its buffer, each once and in order."""
+    """A worker's calls without a result are in the running round or in its buffer, each once and in order."""
     running = tuple(n for share in state.shares[w] for n in share.gradients)
     if len(state.shares[w]) != state.is_running:
         return f"worker {w} has {len(state.shares[w])} shares of its own under way"
@@ -219,7 +219,7 @@ def _in_one_place(w: int, state: PartialState) -> str | None:
 
 
 def _counts_once(pair: Pair) -> str | None:
-    """What a worker has of another's calls is what that one has sent: no more, and each in its own round."""
+    """A worker has of another's calls what that one sent: no more, and each in its own round."""
     u, a, v, b, _, _ = pair
     for share in a.shares[v]:
         if share.round >= b.entered:
@@ -245,7 +245,7 @@ def _in_order(setting: PartialAllReduce, w: int, state: PartialState) -> str | N
 
 
 def _same_results(pair: Pair) -> str | None:
-    """All have the same calls in a round."""
+    """All workers have the same calls in a round."""
     u, a, v, b, _, _ = pair
     other = {result.round: result for result in b.results}
     for result in a.results:
@@ -255,7 +255,7 @@ def _same_results(pair: Pair) -> str | None:
 
 
 def _call_takes(setting: PartialAllReduce, w: int, state: PartialState) -> str | None:
-    """No one computes on without a result; by call every worker calls once in each round."""
+    """No worker computes further without a result; by call every worker calls once in each round."""
     waits = state.stage == CALLED
     if state.calls - waits > state.version:
         return f"worker {w} has made {state.calls} calls and taken {state.version} rounds"
@@ -265,7 +265,7 @@ def _call_takes(setting: PartialAllReduce, w: int, state: PartialState) -> str |
 
 
 def _same_end(pair: Pair) -> str | None:
-    """Who knows the last round knows the right one; it leaves nothing behind."""
+    """A worker that knows the last round knows the right one, and leaves nothing behind."""
     u, a, v, b, _, _ = pair
     if b.resting and b.lasts[v] != b.arrived[v] - 1:
         return f"worker {v} came last for round {b.arrived[v] - 1} and says {b.lasts[v]}"
@@ -282,7 +282,7 @@ def _same_end(pair: Pair) -> str | None:
 
 
 def _late(setting: PartialAllReduce, w: int, state: PartialState) -> str | None:
-    """So many rounds lie between the weights that a call was computed with and the round that has it, at most."""
+    """The rounds between the weights of a call and the round that contains it do not exceed the bound."""
     assert setting.bound is not None
     ages = [state.entered - state.oldest] if state.buffer else []
     ages += [share.round - share.oldest for share in state.shares[w] if share.gradients]
@@ -299,7 +299,7 @@ def _capacity(setting: PartialAllReduce, w: int, state: PartialState) -> str | N
 
 
 def _synchronizes(setting: PartialAllReduce, pair: Pair) -> str | None:
-    """A mean of models has all of them, and rounds continue only after it."""
+    """A mean of models includes all of them, and rounds continue only after it."""
     u, a, v, b, _, _ = pair
     every = setting.synchronize_every
     if a.synchronized > b.version:
@@ -323,7 +323,7 @@ def _partial(row: dict[str, Any]) -> PartialAllReduce:
 
 
 def _machine(row: dict[str, Any]) -> Partial:
-    """`calls` says how many calls each worker makes, `initiators` who starts rounds."""
+    """Return the machine of a row; `calls` are the workers' numbers of calls, `initiators` start rounds."""
     return Partial(_partial(row["quorum"]), len(row["calls"]), row["calls"], row.get("initiators"))
 
 
@@ -339,7 +339,7 @@ def _setting(chosen: dict[str, Any]) -> PartialAllReduce:
 
 
 def _possible(chosen: dict[str, Any]) -> bool:
-    """What a quorum refuses is left out, and three workers whose messages take their time: too many states."""
+    """Exclude settings that a quorum rejects, and three workers with delayed messages, which have too many states."""
     setting = _setting(chosen)
     if not setting.keeps_equal and chosen["staleness"] > 1:
         return False  # no queue whose length could vary
@@ -358,4 +358,4 @@ def _make(words: str, chosen: dict[str, Any]) -> Configuration:
 
 
 FACTORS = Factors(levels_of("partial"), _make, _possible)
-"""A level of `calls` says how many gradients each worker computes."""
+"""A level of `calls` lists the number of gradients of each worker."""

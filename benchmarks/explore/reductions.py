@@ -1,13 +1,13 @@
-"""The machines as the explorer visits them, with what makes states that need no second visit one state.
+"""The machines as the explorer visits them, with functions that map equivalent states to one.
 
-The run-time needs none of that. A machine may have
+The runtime does not use these. A machine may have
 
 * `clock(process, state)`, `shifted(process, state, by)` and `shifted_message(message, by)` if its behavior does not
-  change when every step number becomes smaller by the same amount. Step numbers are then kept relative to the slowest
-  process, so that endless runs have finitely many states. A process without a step number has the clock None.
+  change when all step numbers are lowered equally. Step numbers are then kept relative to the slowest process, so that
+  endless runs have finitely many states. A process without a step number has the clock None.
 * `symmetries()`, `renamed(process, state, permutation)` and `renamed_message(message, permutation)` if its behavior
   does not change when processes are renamed: process v becomes permutation[v]. The permutations are a group.
-* `suspects`, the pairs (suspect, observer) in which the observer may take the suspect for dead, dead or not.
+* `suspects`, the pairs (suspect, observer) in which the observer may take the suspect for dead, even if it lives.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class Hop(hop.Hop):
         return state.step
 
     def shifted(self, process: int, state: HopState, by: int) -> HopState:  # noqa: ARG002 - as above
-        """Queues are relative to the step, so only the step moves."""
+        """Lower the step; queues are relative to it."""
         return replace(state, step=state.step - by)
 
     def shifted_message(self, message: Update | Token | Ack, by: int) -> Update | Token | Ack:
         return Update(message.step - by) if isinstance(message, Update) else message
 
     def symmetries(self) -> Sequence[tuple[int, ...]]:
-        """The graph's automorphisms that keep the number of backup workers."""
+        """Return the graph's automorphisms that preserve the number of backup workers."""
         return automorphisms(self.graph, self.setting.backups(self.graph.num_workers))
 
     def renamed(self, process: int, state: HopState, permutation: tuple[int, ...]) -> HopState:
-        """Queues are put in the order of the new names."""
+        """Reorder queues by the new names."""
         image = permutation[process]
         sources = {permutation[u]: place for place, u in enumerate(self.graph.sources[process])}
         targets = {permutation[v]: place for place, v in enumerate(self.graph.targets[process])}
@@ -65,7 +65,7 @@ class Hop(hop.Hop):
 
 class Pairing(adpsgd.Pairing):
     def symmetries(self) -> Sequence[tuple[int, ...]]:
-        """The graph's automorphisms that keep the roles."""
+        """Return the graph's automorphisms that preserve the roles."""
         return automorphisms(self.graph, self.roles)
 
     def renamed(self, process: int, state: PairState, permutation: tuple[int, ...]) -> PairState:  # noqa: ARG002 - the state says it all
@@ -77,12 +77,12 @@ class Pairing(adpsgd.Pairing):
 
 
 def all_both(graph: Digraph) -> Pairing:
-    """The pairing in which every worker asks and answers: what a graph without two sides comes to."""
+    """Return the pairing in which every worker asks and answers, as on a graph without two sides."""
     return Pairing(graph, (adpsgd.Role.BOTH,) * graph.num_workers)
 
 
 def two_sides(graph: Digraph, active: frozenset[int]) -> Pairing:
-    """The pairing in which the workers of one side ask and all others answer."""
+    """Return the pairing in which the `active` workers ask and all others answer."""
     return Pairing(graph, adpsgd.two_sides(graph, active).roles)
 
 
@@ -90,36 +90,36 @@ def two_sides(graph: Digraph, active: frozenset[int]) -> Pairing:
 class GroupSystem(machines.GroupSystem):
     """The group generator and its workers; sequence numbers count from the oldest outstanding group.
 
-    With `timeouts` a halt in which workers wait is no end of the run, because a timeout would wake them.
+    With `timeouts` a state in which workers wait and nothing moves is no end, because a timeout would wake them.
     """
 
     timeouts: bool = False
 
     @property
     def suspects(self) -> Sequence[tuple[int, int]]:
-        """The generator gives up a worker that is silent for longer than its lease, dead or not.
+        """The generator with each worker: it evicts workers that are silent for longer than its lease.
 
-        A worker that takes the generator for dead ends, which is a crash of that worker; one whose members do not come
-        reports that its group broke, see `breakers`.
+        A worker that suspects the generator ends, which is a crash of that worker; one whose members do not arrive
+        reports that its group broke (`breakers`).
         """
         n = self.setting.num_workers
         return tuple((worker, n) for worker in range(n))
 
     def finished(self, process: int, state: Any) -> bool:
-        """Workers rest when they have ended or were given up; the generator when no one waits for it."""
+        """Return whether a worker has ended or was evicted, or no worker waits for the generator."""
         if process < self.setting.num_workers:
             return self.timeouts or state.stage in (ENDED, EVICTED)
         return self.timeouts or not state[0].waiting
 
     def clock(self, process: int, state: Any) -> int | None:  # noqa: ARG002 - as in Machine
-        """The oldest group that is not over, for the generator; workers follow it."""
+        """Return the oldest group that is not over, for the generator; workers follow it."""
         if self.rounds is not None or isinstance(state, WorkerState):
             return None
         buffers: GroupBuffers = state[0].buffers
         return buffers.groups[0].seq if buffers.groups else buffers.next_seq
 
     def shifted(self, process: int, state: Any, by: int) -> Any:  # noqa: ARG002 - as in Machine
-        """Every sequence number lowered; those of groups long over are all the same."""
+        """Lower every sequence number; those of groups that ended long ago become equal."""
         if isinstance(state, WorkerState):
             here = tuple((seq - by, member) for seq, member in state.here if seq - by > -1)
             return replace(
@@ -134,7 +134,6 @@ class GroupSystem(machines.GroupSystem):
         return replace(inner, buffers=_lower(inner.buffers, by), answers=answers), state[1]
 
     def shifted_message(self, message: Any, by: int) -> Any:
-        """The message with its sequence number lowered."""
         if isinstance(message, Ask):
             return replace(message, done=max(message.done - by, -1))
         if isinstance(message, Grant | Void | Here):
@@ -152,10 +151,10 @@ def _lower(buffers: GroupBuffers, by: int) -> GroupBuffers:
 
 
 def automorphisms(graph: Digraph, labels: Sequence[object], *, limit: int = 64) -> tuple[tuple[int, ...], ...]:
-    """The permutations of the workers that keep edges and labels: the symmetries that a search may fold together.
+    """Return the permutations of the workers that preserve edges and labels: symmetries that a search may fold.
 
-    When there are more than `limit`, only the identity and the cyclic shifts that are automorphisms come back (a group
-    as well), because every permutation costs the search time at every state.
+    If there are more than `limit`, only the identity and the cyclic shifts that are automorphisms are returned (also a
+    group), because every permutation costs time in every state.
     """
     n = graph.num_workers
     labelled: nx.DiGraph[int] = nx.DiGraph(graph.edges)

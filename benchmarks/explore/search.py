@@ -1,4 +1,4 @@
-"""Breadth-first search over every reachable state: properties checked on the distinct pieces of states, and traces.
+"""Breadth-first search over all reachable states; properties are checked on the distinct parts of states.
 
 Under weak fairness an endless run without progress is a reachable fair cycle, so liveness looks for one.
 """
@@ -22,10 +22,9 @@ from partreduce.schedulers.protocols.base import Note, Received, Send
 
 
 class View:
-    """The processes' states (None where a process has crashed) and, decoded when asked for, the messages in flight.
+    """The processes' states (None after a crash), and the messages in flight, which are decoded on first access.
 
-    Most properties are settled by the processes alone, and millions of states are looked at; so `decoded` says whether
-    messages were asked for.
+    `decoded` says whether messages were accessed: most properties depend on the processes alone.
     """
 
     __slots__ = ("_state", "_system", "decoded", "processes")
@@ -39,7 +38,7 @@ class View:
 
     @property
     def cut_off(self) -> frozenset[int]:
-        """The processes that run on the other side of a cut."""
+        """The running processes on the other side of a cut."""
         system, state = self._system, self._state
         if not system.network.cuts:
             return frozenset()
@@ -49,14 +48,14 @@ class View:
 
     @property
     def in_flight(self) -> Mapping[tuple[int, int], tuple[Any, ...]]:
-        """The messages on their way per (source, destination), oldest first."""
+        """The messages on their way by (source, destination), oldest first."""
         self.decoded = True
         return {(u, v): messages for u, v, messages in self._system.in_flight(self._state)}
 
 
 @dataclass(frozen=True, slots=True)
 class PerProcess:
-    """Holds of every process by itself. `check(process, state)` returns None or says what is wrong."""
+    """A property of every single process; `check(process, state)` returns None or what is wrong."""
 
     name: str
     check: Callable[[int, Any], str | None]
@@ -75,9 +74,9 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PerPair:
-    """Holds of every ordered pair in `pairs`. `check(pair)` returns None or says what is wrong.
+    """A property of every ordered pair in `pairs`; `check(pair)` returns None or what is wrong.
 
-    Without `messages` the pair comes without them, and far fewer distinct pieces are to be checked.
+    Without `messages` the pair has none, and far fewer distinct parts must be checked.
     """
 
     name: str
@@ -88,7 +87,7 @@ class PerPair:
 
 @dataclass(frozen=True, slots=True)
 class PerState:
-    """Holds of every whole state; the slowest kind. `check(view)` returns None or says what is wrong."""
+    """A property of whole states, the slowest kind; `check(view)` returns None or what is wrong."""
 
     name: str
     check: Callable[[View], str | None]
@@ -103,10 +102,10 @@ class NoDeadlock:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """No fair endless run without what is asked for: the lasso search of `liveness`.
+    """No fair endless run without progress (`starving_loop`); `goal(label)` says whether a transition is progress.
 
-    `goal(label)` says whether a transition is the progress that is waited for. Fair means: an event that stays
-    possible for a process, and a message that waits, does not wait for ever. Mishaps are never owed.
+    Fair means: an event that stays possible for a process, and a message that waits, happen at some time. Failures of
+    the network need not happen.
     """
 
     name: str
@@ -117,7 +116,7 @@ Property = PerProcess | PerPair | PerState | NoDeadlock | Progress
 
 
 def through(prop: Property, inner: Callable[[Any], Any]) -> Property:
-    """The same asked of the states inside of others, where there are some: `inner` says None where there is none."""
+    """Return the property checked on the states inside others; `inner` returns None where there is none."""
     match prop:
         case PerProcess(name, check):
 
@@ -139,10 +138,10 @@ def through(prop: Property, inner: Callable[[Any], Any]) -> Property:
 
 
 CHUNK = 1 << 15
-"""Properties are checked on so many new states at once; at first on fewer, so that what fails soon is soon found."""
+"""How many new states are checked at once; fewer at first, so that early failures are found soon."""
 FIRST_CHUNK = 1 << 8
 NO_ERROR = "no error in a transition"
-"""The name of the finding that is added when the protocol itself raises."""
+"""The name of the additional finding if the protocol itself raises an error."""
 
 
 class Breadth:
@@ -171,11 +170,11 @@ class Breadth:
         self.gaps: npt.NDArray[np.int64] | None = None
         self._seen: list[set[tuple[Any, ...]]] = [set() for _ in properties]
         self._settled: dict[State, int] = {}
-        """By the processes of a state, the bits of the properties that hold of them whatever is on its way."""
+        """By the processes' states, a bit for each property that holds with any messages."""
         self._inside: dict[State, bool] = {}
 
     def normal(self, state: State) -> State:
-        """The state that stands for this one: step numbers from the slowest process, least renaming."""
+        """Return the state that stands for this one: steps counted from the slowest process, and the least renaming."""
         if self.shift:
             state = self.system.lowered(state)
         return state if self.folding is None else self.folding.canonical(state)
@@ -238,7 +237,7 @@ class Breadth:
         self.transitions, self.seconds = transitions, time.perf_counter() - began
 
     def _keeps(self, state: State) -> bool:
-        """Whether a state is inside of what is explored; asked once per tuple of local states."""
+        """Return whether a state is inside `within`; computed once per tuple of local states."""
         assert self.within is not None, "asked only where there is one"
         key = state[: self.system.size]
         known = self._inside.get(key)
@@ -269,7 +268,7 @@ class Breadth:
                             break
 
     def _check_states(self, first: int, last: int) -> None:
-        """Check whole states; only once where the processes alone gave the answer, which then is that of all such."""
+        """Check properties of whole states; if only processes decided an answer, it holds for all states with them."""
         asked = [(1 << number, prop) for number, prop in enumerate(self.properties) if isinstance(prop, PerState)]
         size, settled, everything = self.system.size, self._settled, sum(bit for bit, _ in asked)
         for index in range(first, last) if asked else ():
@@ -290,7 +289,7 @@ class Breadth:
             settled[processes] = answered
 
     def _columns_of(self, prop: Property) -> list[tuple[int, ...]]:
-        """The parts of a state that a property looks at, once for each process or pair that it speaks of."""
+        """Return the columns of states that a property uses, one tuple for each process or pair."""
         size = self.system.size
         if isinstance(prop, PerProcess):
             return [(process,) for process in range(size)]
@@ -314,7 +313,7 @@ class Breadth:
         return prop.check(Pair(columns[0], u, columns[1], v, there, back))
 
     def _measure_gaps(self, rows: npt.NDArray[np.int64]) -> None:
-        """The largest clock difference of every ordered pair, over states and their renamings."""
+        """Update the largest clock difference of every ordered pair, over states and their renamings."""
         size = self.system.size
         self.system.clock(0)
         clocks = [self.system.clock(number) for number in range(len(self.system.locals.values))]
@@ -330,9 +329,9 @@ class Breadth:
 
 
 def _first_pieces(rows: npt.NDArray[np.int64], columns: tuple[int, ...]) -> list[tuple[int, State]]:
-    """The first row of each distinct content of some columns, ascending, with the content.
+    """Return (index of its first row, content) of each distinct content of some columns, ascending.
 
-    −1 stands for a column that is not there; its content is 0.
+    A column −1 is absent; its content is 0.
     """
     key = np.zeros(len(rows), dtype=np.int64)
     span = 1
@@ -356,11 +355,11 @@ MISHAPS = ("lose", "repeat", "crash", "cut")
 
 
 def starving_loop(search: Breadth, goal: Progress) -> tuple[int, list[Label]] | None:
-    """A stored state and the labels of a fair cycle through it on which the goal never happens, or None.
+    """Return a stored state and the labels of a fair cycle through it without the goal, or None.
 
     Builds the graph of all transitions that are not the goal, takes its strongly connected components and keeps those
-    that are fair: every process event and every channel that can move in *all* states of the component also moves on
-    an edge inside it. O(states + transitions). Needs a search without symmetry, in which names do not change.
+    that are fair: every process event and every channel that can move in *all* states of the component also moves on an
+    edge inside it. O(states + transitions). Needs a search without symmetry, in which names do not change.
     """
     assert search.folding is None, "fairness is per process: explore without symmetry"
     index_of = {state: number for number, state in enumerate(search.states)}
@@ -384,7 +383,7 @@ def _edges_of(graph: nx.MultiDiGraph[int]) -> list[tuple[int, int, Label]]:
 
 
 def _action(label: Label) -> object:
-    """What fairness counts: the events of one process, and the deliveries of one channel."""
+    """Return what fairness counts as one action: the events of a process, or the deliveries of a channel."""
     return ("channel", label.channel) if label.channel >= 0 else ("process", label.process)
 
 
@@ -415,7 +414,7 @@ def _fair_cycle(
 
 
 def replay_loop(search: Breadth, start: State, labels: list[Label]) -> tuple[list[Label], list[State]]:
-    """The true labels and states along a cycle of labels from a true state."""
+    """Return the true labels and states along a cycle of labels from a true state."""
     taken, states = [], [start]
     for label in labels:
         key = (label.verb, label.process, label.channel)
@@ -431,10 +430,7 @@ def replay_loop(search: Breadth, start: State, labels: list[Label]) -> tuple[lis
 
 @dataclass(frozen=True, slots=True)
 class TraceStep:
-    """One thing that happens: `verb` is step, deliver, lose, repeat, crash, suspect or cut.
-
-    `source` is −1 unless a message moves.
-    """
+    """One event: `verb` is step, deliver, lose, repeat, crash, suspect or cut; `source` is −1 without a message."""
 
     verb: str
     process: int
@@ -445,7 +441,7 @@ class TraceStep:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A shortest run from the start to a violation, and the state it ends in.
+    """A shortest run from the start to a violation, and its last state.
 
     `loop` is the index of the step at which the run begins to repeat for ever, None for a finite run.
     """
@@ -469,10 +465,10 @@ class Trace:
 
 
 def path_to(search: Breadth, index: int) -> tuple[list[Label], list[State]]:
-    """The transitions from the start to a stored state, and the states with true step numbers and names on the way.
+    """Return the transitions from the start to a stored state, and the states on the way with true steps and names.
 
-    Stored states stand for many (shifted, renamed) ones, so the run is replayed: from each true state the successor is
-    taken whose normal form is the next stored one.
+    Stored states stand for many (shifted, renamed) ones, so the run is replayed: each next true state is the successor
+    whose normal form is the next stored one.
     """
     chain = [index]
     while search.parents[chain[-1]] >= 0:

@@ -1,4 +1,4 @@
-"""The properties of an asynchronous parameter server, and the configurations that the explorer is run on."""
+"""Properties of an asynchronous parameter server, and the configurations to explore."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ def _does_what_it_may(process: int, state: WorkerState | ShardState) -> str | No
 
 
 def _requests(pair: Pair) -> list[Progress | Ask]:
-    """A worker's requests on their way to a shard or kept there for a later generation, each once."""
+    """Return a worker's requests that are on their way to a shard, or kept there for a later generation, each once."""
     shard: ShardState = pair.second_state
     kept = [request for source, request in shard.early if source == pair.first]
     return sorted({one for one in (*pair.there, *kept) if isinstance(one, Progress | Ask)}, key=lambda one: one.number)
 
 
 def _added_once(pair: Pair) -> str | None:
-    """What a worker has pushed is at the shard or on its way, of one generation."""
+    """What a worker has pushed is at the shard or on its way, once, in the same generation."""
     worker, mine, shard, other, _, _ = pair
     if mine.generation != other.generation or mine.stage == CLOSED:
         return None
@@ -82,7 +82,7 @@ def _added_once(pair: Pair) -> str | None:
 
 
 def _answered_once(pair: Pair) -> str | None:
-    """A shard owes an answer where the request is on its way, or kept there, or the answer is on its way."""
+    """A shard owes an answer only while the request is on its way or kept there, or the answer is on its way."""
     worker, mine, shard, other, _, back = pair
     asked = any(one.number == mine.number for one in _requests(pair))
     kept = bool(other.waiting) and other.waiting[worker] == mine.number != 0
@@ -96,7 +96,7 @@ def _answered_once(pair: Pair) -> str | None:
 
 
 def _finds_its_own(pair: Pair) -> str | None:
-    """An answer is given after the request was heard."""
+    """An answer is sent after its request was received."""
     worker, mine, shard, other, _, _ = pair
     if mine.generation != other.generation or not mine.under_way or shard in mine.missing:
         return None
@@ -116,7 +116,7 @@ def _needless(machine: Shards, state: WorkerState | ShardState) -> str | None:
 
 
 def _too_far(machine: Shards, pair: Pair) -> str | None:
-    """A worker that may continue when it is s ahead has pushed at most one round more."""
+    """A worker that may be s rounds ahead has pushed at most one round more."""
     u, a, v, b, _, _ = pair
     assert machine.staleness is not None, "asked only where there is one"
     if a.generation != b.generation or CLOSED in (a.stage, b.stage):
@@ -127,7 +127,7 @@ def _too_far(machine: Shards, pair: Pair) -> str | None:
 
 
 def _too_old(machine: Shards, pair: Pair) -> str | None:
-    """What a worker computes with has everybody's progress up to s rounds before its own."""
+    """The model with which a worker computes has all workers' progress up to s rounds before its own."""
     worker, mine, shard, other, _, _ = pair
     assert machine.staleness is not None, "asked only where there is one"
     if mine.generation != other.generation or mine.stage != COMPUTING or shard in mine.missing:
@@ -138,7 +138,7 @@ def _too_old(machine: Shards, pair: Pair) -> str | None:
 
 
 def all_have_come(machine: Shards) -> Callable[[View], bool]:
-    """Whether drivers let no worker drain before all have come to it, for the explorer's `within`."""
+    """Return a `within` for the explorer: no worker finishes before all have arrived, as drivers ensure."""
     plan = machine.plan
     assert plan is not None, "without a plan there are endlessly many states"
 

@@ -17,18 +17,17 @@ from partreduce.topo.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """The adversary's switches.
+    """The adversary's options.
 
-    `delay`: a message may arrive at any later time, first in first out on each channel; without it messages arrive at
-    once, which reaches every state of the workers that matters for properties that only waiting can delay.
-    `reorder`: messages of one channel may overtake one another. `losses`, `duplicates`, `crashes`: how many messages
-    may be lost or delivered twice and how many processes may stop for ever, in one run. With `detect` the others
-    learn of a crash by a `Crashed` message on the channels that the stopped process would have used. `suspicions`: how
-    often a process that continues may be taken for dead: a machine with `suspects` then gets the same message at an
-    instant of the adversary's choice, ahead of everything that the suspect has on its way. `cuts`: how many processes
-    may be cut off. Nothing that is sent to or from one any more arrives; what was under way either way still does, or
-    is lost. Both sides of every channel then take the other one for dead, each at its own instant, in that same
-    message: behind a cut link a process lives on.
+    `delay`: a message may arrive at any later time, in order on each channel. Without it messages arrive at once, which
+    still reaches every state of the workers for properties that waiting alone can delay. `reorder`: messages of one
+    channel may overtake one another. `losses`, `duplicates`, `crashes`: how many messages may be lost or delivered
+    twice, and how many processes may stop for ever, in one run. `detect`: the others learn of a crash by a `Crashed`
+    message on the channels that the stopped process would have used. `suspicions`: how often a live process may be
+    taken for dead; a machine with `suspects` then gets the same message at any time, ahead of all other messages of the
+    suspect. `cuts`: how many processes may be cut off. Messages sent to or from one no longer arrive; those under way
+    arrive or are lost. Both ends of every channel then get that same message, each at its own time; the process itself
+    continues.
     """
 
     delay: bool = True
@@ -41,7 +40,7 @@ class Network:
     detect: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse combinations that mean nothing."""
+        """Raise an error for combinations without a meaning."""
         if not self.delay and (self.reorder or self.losses or self.duplicates):
             raise InputError("network: messages that arrive at once cannot be reordered, lost or doubled; set delay")
         if self.cuts and self.reorder:
@@ -56,16 +55,16 @@ BITS = 32  # two interned numbers share one integer key
 
 @dataclass(frozen=True, slots=True)
 class StoppedProcess:
-    """The state of a process that has crashed; equal to no state of any machine."""
+    """The state of a crashed process; it equals no state of a machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelEnd:
-    """The end of a channel on which nothing arrives any more."""
+    """The end of a channel, after which nothing arrives."""
 
 
 class Label(NamedTuple):
-    """What a transition does: `event` happens to `process`; `verb` is step, deliver, lose, repeat, crash or cut."""
+    """A transition: `event` happens to `process`; `verb` is step, deliver, lose, repeat, crash or cut."""
 
     verb: str
     process: int
@@ -75,9 +74,9 @@ class Label(NamedTuple):
 
 
 class Move(NamedTuple):
-    """An event worked out for one local state: the next local state and the messages that leave.
+    """The result of an event in one local state: the next local state and the sent messages.
 
-    `rises` says that the process leaves step 0, so that the slowest step number of all may have changed.
+    `rises`: the process leaves step 0, so the slowest step of all may have changed.
     """
 
     label: Label
@@ -87,7 +86,7 @@ class Move(NamedTuple):
 
 
 class Numbering:
-    """Values numbered in the order in which they first appear."""
+    """Numbers values in the order in which they first appear."""
 
     def __init__(self) -> None:
         self.values: list[Any] = []
@@ -102,7 +101,7 @@ class Numbering:
 
 
 class WorkedOut(dict[int, Any]):
-    """What belongs to each number, worked out when it is first asked for."""
+    """A dict that computes the value of a number on first access."""
 
     def __init__(self, work_out: Callable[[int], Any]) -> None:
         super().__init__()
@@ -114,7 +113,7 @@ class WorkedOut(dict[int, Any]):
 
 
 class System:
-    """A machine under a network. `start` is the first state; `successors` lists what may happen next."""
+    """A machine under a network. `start` is the first state; `successors` lists the possible transitions."""
 
     def __init__(self, machine: Any, network: Network) -> None:
         self.machine, self.network = machine, network
@@ -153,7 +152,7 @@ class System:
         self._suspicions: dict[tuple[int, int, int], Move] = {}
 
     def start(self) -> State:
-        """Every process in its first state, its first messages on their way."""
+        """Return the state with every process in its first state and its first messages on their way."""
         locals_, sends = [], []
         for process in range(self.size):
             state, actions = self.machine.start(process)
@@ -164,7 +163,7 @@ class System:
         return tuple(state)
 
     def successors(self, state: State, *, lower: bool = False) -> list[tuple[Label, State]]:
-        """Everything that may happen in a state, with the state that it leads to; `lower` applies `lowered` to it."""
+        """Return (label, next state) of all possible transitions; `lower` applies `lowered` to the states."""
         found = []
         for process, moves in self._moves:
             for label, local, sends, rises in moves[state[process]]:
@@ -187,7 +186,7 @@ class System:
         return found
 
     def clock(self, local: int) -> int | None:
-        """The step number of a local state, None if it has none."""
+        """Return the step number of a local state, None if it has none."""
         while len(self.clocks) < len(self.locals.values):
             value = self.locals.values[len(self.clocks)]
             known = self.is_shiftable and not isinstance(value, StoppedProcess)
@@ -196,7 +195,7 @@ class System:
         return clock
 
     def lowered(self, state: State) -> State:
-        """The same state with step numbers counted from the slowest process that still runs."""
+        """Return the state with step numbers counted from the slowest process that still runs."""
         try:
             by = min([self.clocks[number] for number in state[: self.size]])
         except (IndexError, TypeError):  # a clock not looked up yet, or a process without one
@@ -209,7 +208,7 @@ class System:
         return (*after, *state[self._budget :])
 
     def finished(self, state: State) -> bool:
-        """Whether a halt in this state is a proper end."""
+        """Return whether a halt in this state is a proper end."""
         machine = self.machine
         if not isinstance(machine, Finishing):
             return False
@@ -217,7 +216,7 @@ class System:
         return all(isinstance(v, StoppedProcess) or machine.finished(p, v) for p, v in enumerate(values))
 
     def in_flight(self, state: State) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
-        """(source, destination, messages, oldest first) of every channel that holds something."""
+        """Yield (source, destination, messages, oldest first) of every channel that holds messages."""
         for place in range(self.size, self._budget):
             if state[place]:
                 source, target = self._ends[place]
@@ -246,7 +245,7 @@ class System:
         return tuple(self._move("step", process, local, event) for event in events)
 
     def _work_out_delivery(self, place: int, key: int) -> tuple[tuple[int, Move], ...]:
-        """What comes of a content and the local state of its receiver, which share the key."""
+        """Return the moves of delivering a channel's message; `key` combines its content and the receiver's state."""
         content, local = key >> BITS, key & (1 << BITS) - 1
         source, target = self._ends[place]
         queue = self.contents.values[content]
@@ -262,14 +261,14 @@ class System:
         )
 
     def _push(self, key: int) -> int:
-        """A content with one more message, of which both share the key; behind its end there is nothing."""
+        """Return a channel's content with one more message, both combined in `key`; nothing is added behind its end."""
         if self.severed in self.contents.values[key >> BITS]:
             return key >> BITS
         queue = (*self.contents.values[key >> BITS], key & (1 << BITS) - 1)
         return self.contents(tuple(sorted(queue)) if self.network.reorder else queue)
 
     def _post(self, state: list[int], sends: tuple[tuple[int, int], ...]) -> None:
-        """Put messages on their channels; without delay hand them over at once, and what they cause as well."""
+        """Put messages on their channels; without delay deliver them at once, and the messages that they cause."""
         if self.network.delay:
             for place, message in sends:
                 if state[self._ends[place][1]] != self.stopped:
@@ -322,7 +321,7 @@ class System:
                 yield Label("cut", process, None, -1, ()), self._spent(tuple(after), cuts=1)
 
     def is_cut_off(self, state: State, process: int) -> bool:
-        """Whether a process that runs is on the other side of a cut."""
+        """Return whether a running process is on the other side of a cut."""
         lives = False
         for place, (source, target) in self._places_of[process]:
             if state[source] != self.stopped != state[target]:
@@ -387,7 +386,7 @@ class System:
 
 
 class Symmetry:
-    """The renamings of one system. `canonical` returns the least state among all renamed ones."""
+    """The renamings of one system; `canonical` returns the least state among all renamed ones."""
 
     def __init__(self, system: System) -> None:
         self.system = system
@@ -398,7 +397,7 @@ class Symmetry:
         self._images = [self._image(p) for p in self.permutations]
 
     def _image(self, p: tuple[int, ...]) -> list[tuple[int, WorkedOut]]:
-        """For each place of a renamed state, the place from which its number comes, and what it becomes there."""
+        """Return, for each place of a renamed state, the place its number comes from, and how the number changes."""
         size, channels = self.system.size, self.system.channels
         places = {pair: size + index for index, pair in enumerate(channels)}
         contents = WorkedOut(partial(self._rename_content, p))
@@ -411,7 +410,7 @@ class Symmetry:
         return image
 
     def canonical(self, state: State) -> State:
-        """The representative of a state's orbit. O(permutations × width); most images are larger at once."""
+        """Return the representative of a state's orbit. O(permutations × width); most images are larger at once."""
         best = state
         for image in self._images:
             for (origin, renamed), least in zip(image, best, strict=False):  # budgets at the end have no name

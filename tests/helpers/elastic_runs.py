@@ -1,7 +1,7 @@
-"""A run that continues after failures, with deaths at instants that are chosen, and what it must come to by hand.
+"""Runs that continue after failures, with workers killed at chosen events, and a replay of their models.
 
-Gradients do not depend on the model and are multiples of 12/8: their means over 4, 3 and 2 workers are exact, so the
-replay, which knows nothing but who was in which sum, has the same bits.
+Gradients do not depend on the model and are multiples of 12/8, so means over 4, 3 and 2 workers are exact. The replay
+knows only which workers were in each sum, and must give the same bits.
 """
 
 import copy
@@ -33,22 +33,25 @@ from partreduce.strategies import AllReduce
 RATE = 0.25
 START = (1.0, -2.0, 0.5)
 AWAITED = "awaited"
-"""A note of these runs: somebody waits for who is to come back."""
+"""The key of a note in the store: some worker waits for one that shall come back."""
 
 
 def gradient(rank, step, size=3):
-    """What a worker adds in a step."""
+    """Return a worker's gradient in a step."""
     return tuple(12 / 8 * ((rank + 1) * (step + place) % 7 - 3) for place in range(size))
 
 
 ALL, THREE = (0, 1, 2, 3), (0, 1, 3)
-"""The workers, and those that are left without worker 2."""
+"""All workers, and those that remain without worker 2."""
 EVEN_ODD = ([(0, 1), (2, 3)], [(0, 3), (1, 2)])
-"""Pairs that take turns."""
+"""Pairs of even and of odd rounds."""
 
 
 def pairs_until(resume, pairs_of_4, schedule, *, lost=4, before=lambda round_: EVEN_ODD[round_ % 2]):
-    """The groups of a round where one of such pairs is lost in round 4, and the rest resumes as a schedule says."""
+    """Return a function from a round to its groups.
+
+    They are pairs before round `lost`, `pairs_of_4` before round `resume`, then the schedule's on the three survivors.
+    """
 
     def groups(round_):
         if round_ < lost:
@@ -61,12 +64,12 @@ def pairs_until(resume, pairs_of_4, schedule, *, lost=4, before=lambda round_: E
 
 
 def start_of(size):
-    """The model of the start, of so many numbers."""
+    """Return the initial model with this many numbers."""
     return [START[place % len(START)] for place in range(size)]
 
 
 def at(kind, method, when, number=signal.SIGKILL):
-    """Let this process die, once, as a method of a class is called, `when` that says so."""
+    """Send a signal to this process when a method of a class is called with arguments for which `when` is true."""
     original = getattr(kind, method)
 
     def die_or_call(self, *arguments, **named):
@@ -78,7 +81,7 @@ def at(kind, method, when, number=signal.SIGKILL):
 
 
 def fail_after_confirm(round_):
-    """Let a confirm be broken here that all others have."""
+    """Let the confirm of a round fail on this worker, after all others have received it."""
     original = Reducer.agree
 
     def agree(self, kind, in_round, group, *fields, deferred=False):
@@ -91,7 +94,7 @@ def fail_after_confirm(round_):
 
 
 def ask_late(_round):
-    """Let a worker that was started again come when the others have finished."""
+    """Let a restarted worker connect only when all others have finished."""
     original = Member.connect_all
 
     def connect_all(self, reducers, state):
@@ -103,7 +106,7 @@ def ask_late(_round):
 
 
 def ask_when_awaited():
-    """Let a worker that was started again come when another waits for it: after the loss, in a round that is known."""
+    """Let a restarted worker connect when another waits for it: after the loss, in a known round."""
     original = Member.connect_all
 
     def connect_all(self, reducers, state):
@@ -123,7 +126,7 @@ def fail(_round):
 
 
 def wait_for(optimizer, back):
-    """Wait until these workers are members again, or this one has heard that it is to vote for the next generation."""
+    """Wait until the workers `back` are members again, or this worker is called to vote for the next generation."""
     member, deadline = optimizer.run.membership, time.monotonic() + 60
     member.notes.write(AWAITED, "1")
     while not (set(back) <= set(member.members) or member.is_called):
@@ -132,13 +135,13 @@ def wait_for(optimizer, back):
 
 
 def is_turn(turn, kind, in_round):
-    """Whether an operation is of this round, or of (round, fragment)."""
+    """Return whether an operation is of this round, or of (round, fragment)."""
     round_, fragment = turn if isinstance(turn, tuple) else (turn, None)
     return in_round == round_ and (fragment is None or kind.endswith(f"fragment {fragment}"))
 
 
 def is_confirm(turn, in_round, number):
-    """The same of its confirm, which tells its number of all operations of rounds; there are two fragments."""
+    """Return whether an operation is the confirm of this round or (round, fragment), of two fragments."""
     return number == 2 * turn[0] + turn[1] if isinstance(turn, tuple) else in_round == turn
 
 
@@ -169,7 +172,7 @@ INSTANTS = {
 
 
 def launch_workers(work, **options):
-    """(exit code, what each worker reported, by rank, all that was written) of a run."""
+    """Run workers; return (exit code, what each worker reported by rank, all output)."""
     output = io.StringIO()
     code = launch(work, threads=1, output=output, **{"num_workers": 4} | options)
     text = output.getvalue()
@@ -182,16 +185,16 @@ def report(**facts):
 
 
 class Ended:
-    """What came of a run."""
+    """The results of a run."""
 
     def __init__(self, code, said, text):
         self.code, self.said, self.text = code, said, text
         self.own = {rank: one["own"] for rank, one in said.items()}
-        """What each worker held before `finish()`."""
+        """Each worker's model before `finish()`, by rank."""
 
     @property
     def views(self):
-        """(after which turn, members), as the workers have heard."""
+        """The membership as workers heard it: (the turn after which it holds, members)."""
         return [(after, tuple(members)) for after, members in next(iter(self.said.values()))["views"]]
 
     def members(self, turn):
@@ -202,7 +205,7 @@ class Ended:
 
     @property
     def joined(self):
-        """(rank, turn, donor) of all who have joined: one view may lose a worker and take it in again."""
+        """(rank, turn, donor) of all workers that joined; a view may lose a worker and take it back."""
         said = r"(worker \d(?: and worker \d)*) joined in round (\d+)(?: \(fragment (\d)\))? with the state "
         return [
             (int(rank), 2 * int(round_) + int(fragment) if fragment else int(round_), int(donor))
@@ -212,17 +215,17 @@ class Ended:
 
     @property
     def joins(self):
-        """By rank, (turn, donor) of the last time it joined."""
+        """By rank, (turn, donor) of the last time that it joined."""
         return {rank: (turn, donor) for rank, turn, donor in self.joined}
 
     def all_ended_equal(self, steps):
-        """Whether all hold one model after `finish()`, after so many steps."""
+        """Return whether all workers hold the same model after `finish()`, after this many steps."""
         ends = [(one["end"], one["steps"]) for one in self.said.values()]
         return all(end == (ends[0][0], steps) for end in ends)
 
 
 def run_to_the_end(deaths, **options):
-    """A run that ends well, of three losses at most."""
+    """Run workers, check that the exit code is 0, and return the results."""
     ended = run(deaths, **options)
     assert ended.code == 0, ended.text
     return ended
@@ -235,7 +238,7 @@ def near(models):
 def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evaluate=(), timeout=60.0, strategy=None,
         failure_plan=None, restarts=0, again=None, back=(), waits_at=8, decays=None, samples=0, nodes=1, size=3,
         dtype=torch.float64, parameters=1):  # fmt: skip
-    """What came of a run."""
+    """Run workers of which some are killed by `deaths`, and return an `Ended`."""
     again = again or {}
 
     def work():
@@ -289,16 +292,16 @@ def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evalua
 
 
 def _sums_in_stages(optimizer):
-    """Whether the group of all who are left does."""
+    """Return whether the group of all remaining workers sums in stages."""
     member, world = optimizer.run.membership, optimizer.run.reducer.world
     members = member.members
     return world.has(members) and isinstance(world.communicator(members), HierarchicalCommunicator)
 
 
 def replayed_gradients(members_of, *, steps, lag=0, warm_up=0, joined=(), size=3, total=False, decays=False):
-    """What all hold before `finish()`, and after, where gradients are averaged and applied so many steps late.
+    """Return the model of all workers before and after `finish()` if averaged gradients are applied `lag` steps late.
 
-    A mean is over those who are left when it is applied and were there when it was taken.
+    A mean is over the workers that are members when it is applied and took the step.
     """
 
     def mean(step, turn):
@@ -317,7 +320,7 @@ def replayed_gradients(members_of, *, steps, lag=0, warm_up=0, joined=(), size=3
 
 
 class Worker:
-    """One worker of a replay: its model, that with which its round began, what it has sent, its outer parameters."""
+    """The state of one worker in a replay."""
 
     def __init__(self, model, fragments):
         self.model, self.start, self.outer_params = (np.array(model) for _ in range(3))
@@ -334,13 +337,13 @@ class Worker:
 def replay_means(groups_in, survivors, *, steps_per_round=1, steps=9, gradients=None, fragments=1, outer=None,
                  present=None, overlaps=False, late=0, alpha=0.0, joins=None, decays=False, begun=0, models=None,
                  workers=4, size=3, mean_of=lambda given: np.mean(given, axis=0)):  # fmt: skip
-    """What survivors hold before `finish()`, by rank; `groups_in(turn)` are those whose means are taken.
+    """Return the survivors' models before `finish()`, by rank; `groups_in(turn)` are the groups that average.
 
-    Fragment p of a model has turn `round * fragments + p`, after (p + 1) / fragments of the round's steps. What is
-    averaged is of the beginning of the round if it `overlaps`, or of `late` steps before, and `alpha` of a worker's own
-    model stays. With `outer` a group makes outer steps, if it is of as many as are `present` in the turn. `joins` says
-    by rank in which turn a worker joins, and with whose state; a run that continues has `begun` before, with these
-    `models`.
+    Fragment p of a model has turn `round * fragments + p`, after (p + 1) / fragments of the round's steps. If the
+    average `overlaps` computing, it is of the models at the beginning of the round, else of those `late` steps before;
+    `alpha` is the weight of a worker's own model. With `outer` a group makes outer steps if it has as many members as
+    are `present` in the turn. `joins` maps the rank of a joining worker to (turn, donor). A run that continues another
+    one starts at step `begun` with these `models`.
     """
     if gradients or (gradients is None and steps_per_round == 1):
         own = replayed_gradients(lambda turn: groups_in(turn)[0], steps=steps, size=size, decays=decays)[0]
@@ -383,9 +386,9 @@ def replay_means(groups_in, survivors, *, steps_per_round=1, steps=9, gradients=
 
 
 def replayed_by_steps(members_of, survivors, *, worker_steps, rounds, joins=None, size=3):
-    """What survivors hold before `finish()`, by rank, where progress is brought to the members' mean steps per round.
+    """Return the survivors' models before `finish()`, by rank, for step-normalized averages.
 
-    Who joins adds one step to its donor's progress, which is of the donor's own steps.
+    A joining worker adds one step to its donor's progress, which is in the donor's own number of steps.
     """
     models = {rank: np.array(start_of(size)) for rank in range(len(worker_steps))}
     for round_ in range(rounds):

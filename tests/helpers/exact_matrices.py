@@ -1,4 +1,4 @@
-"""Mixing matrices of rounds in fractions, from what is written down of their groups and edges."""
+"""Exact mixing matrices of rounds, from their groups and edges."""
 
 from fractions import Fraction
 
@@ -8,7 +8,7 @@ from partreduce.strategies import NeighborAveraging
 
 
 def exact_matrix(n, groups=(), edges=()):
-    """W of groups (members, relaxation), or of edges (source, target, weight)."""
+    """Return W in fractions, of groups (members, relaxation) or of edges (source, target, weight)."""
     matrix = np.full((n, n), Fraction(0))
     np.fill_diagonal(matrix, Fraction(1))
     for members, relaxation in groups:

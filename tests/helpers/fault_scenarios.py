@@ -1,8 +1,8 @@
-"""What is done to real worker processes in the tests of faults, and the driver that forks them.
+"""The scenarios of the fault tests: real workers of which one fails, and the driver that forks them.
 
 `python -m helpers.fault_scenarios` reads requests from standard input and answers each with one line of JSON. torch is
-imported once; every scenario forks fresh processes. A scenario is either run by the launcher, or by `without_launcher`,
-where the store has its own process and no launcher notes a death, as on several machines.
+imported once; every scenario forks new processes. A scenario is run either by the launcher, or by `without_launcher`,
+where the store has its own process and no launcher reports a death, as on several machines.
 """
 
 # ruff: noqa: T201 - its output is what the tests read
@@ -45,13 +45,13 @@ from partreduce.runtime.transport.torch_api import TCPStore
 from partreduce.runtime.worker import config_handshake
 
 LIMIT = 90.0
-"""Seconds in which workers without a launcher end, or hang."""
+"""Seconds after which workers without a launcher count as hanging."""
 DYING = mmap.mmap(-1, 4)
-"""The id of the worker that is to die while it connects, for all workers to see."""
+"""The process id of the worker that will die while it connects, in memory shared by all workers."""
 
 
 def pause_or_kill(number):
-    """The fault: tell when it comes, then let it come to this very process."""
+    """Report the time of the fault, then send the signal to this process."""
     report(fault=number, at=now())
     if number == signal.SIGSTOP:
         stop_until_alone()
@@ -64,7 +64,7 @@ def is_stopped(pid):
 
 
 def chain():
-    """Workers in a row: who stops at the end holds up the whole row, one pair after another."""
+    """Return a schedule of workers in a row, in which a worker that stops at the end delays one pair after another."""
     phases = tuple(st.Phase.from_groups(5, groups) for groups in ([[0, 1], [2, 3]], [[1, 2], [3, 4]]))
     return Schedule("row", Cluster.regular(1, 5), st.StaticGroups(phases=st.GroupPhases(phases)))
 
@@ -86,7 +86,7 @@ def of_kind(kind):
 
 
 def train_until_signal(schedule, victim, number, *, timeout, at=20, steps=100_000):
-    """Training in which a worker meets a signal in some step; everybody tells how it ended."""
+    """Train; in step `at` the worker `victim` gets a signal. Every worker reports how it ended."""
     model = network()
     optimizer = wrapped(model, schedule, timeout=timeout)
 
@@ -105,18 +105,18 @@ def train_until_signal(schedule, victim, number, *, timeout, at=20, steps=100_00
 
 
 def gap_ring(**options):
-    """Five workers on a ring in both directions, so that two of them are no neighbors of a third."""
+    """Return a schedule with an iteration gap on a ring of five, so that two workers are no neighbors of worker 2."""
     edges = [((to + hop) % 5, to, Fraction(1, 4)) for to in range(5) for hop in (1, -1)]
     strategy = st.NeighborAveraging(rounds=(st.Round.from_edges(5, edges),), sync=st.IterationGap(**options))
     return Schedule("gap", Cluster.regular(1, 5), strategy)
 
 
 HEARD = mmap.mmap(-1, 16)
-"""How many updates, tokens and acknowledgements have come to each worker of a gap; all workers see it."""
+"""How many updates, tokens and acknowledgements each worker has received, in memory shared by all workers."""
 
 
 def hear(optimizer, of):
-    """Count in `HEARD` what comes to this worker from one neighbor."""
+    """Count in `HEARD` what this worker receives from the neighbor `of`."""
     log = optimizer.runner.log
     add, me = log.add, rank()
     HEARD[me] = 0
@@ -137,9 +137,9 @@ def until_heard(counts):
 
 
 def killed_in_step_2(seconds, heard, *, together=False, **options):
-    """Worker 2 is killed before it sends anything in its step 2, and when both neighbors have `heard` all it sent.
+    """Kill worker 2 in its step 2, before it sends in it and after both neighbors received `heard` messages from it.
 
-    A step takes so many seconds, and may begin `together`.
+    A step takes `seconds`; with `together` workers enter each step at the same time.
     """
     model = network()
     optimizer = wrapped(model, gap_ring(**options))
@@ -163,7 +163,7 @@ def killed_in_step_2(seconds, heard, *, together=False, **options):
 
 
 def killed_at_start(stage):
-    """Worker 2 is killed before its first step."""
+    """Kill worker 2 before its first step: during imports, the handshake, or connecting."""
     if rank() == 2 and stage == "imports":
         pause_or_kill(signal.SIGKILL)
     if rank() == 2 and stage == "handshake":
@@ -177,7 +177,7 @@ def killed_at_start(stage):
 
 
 def die_while_connecting(victim):
-    """One worker leaves its address for the others of its first group and dies; they come when it is dead."""
+    """Let a worker publish its address and die; the others of its first group connect after that."""
     make, begun = gloo.ProcessGroupGloo, []
 
     class Late:
@@ -208,9 +208,9 @@ def only_wrapped(timeout):
 
 
 def fence_worker():
-    """Worker 3 is stopped until the generator has given it up, and wakes while the others still train.
+    """Stop worker 3 until the generator has evicted it, and let it continue while the others still train.
 
-    They stay in step 100 until it has ended, so that it finds them there.
+    The others wait in step 100 until worker 3 has ended.
     """
     model = network()
     schedule = Schedule("g", Cluster.regular(1, 4), st.DynamicGroups(group_size=2, slow_threshold=None))
@@ -267,7 +267,7 @@ WITHOUT_LAUNCHER = {
 
 
 def without_launcher(request):
-    """Workers whose store is served by another process, to which, or to whose port, the fault happens."""
+    """Run workers whose store is served by another process; the fault hits that process, its port or its link."""
     import_once()  # as the launcher does before it forks
     num_workers, function = WITHOUT_LAUNCHER[request["name"]]
     fault = request.get("fault")
@@ -327,7 +327,7 @@ def without_launcher(request):
 
 
 class Namespaces:
-    """Two network namespaces with one cable: the store's host in one, the workers in the other."""
+    """Two network namespaces connected by a cable: the store's host in one, the workers in the other."""
 
     def __init__(self):
         self.names = {side: f"partreduce-{os.getpid()}-{side}" for side in ("host", "workers")}

@@ -1,4 +1,4 @@
-"""Figures of small schedules from their definitions, by dense matrices that share no code with the package."""
+"""Metrics of small schedules from their definitions, by dense matrices; no code is shared with the package."""
 
 import numpy as np
 from scipy.linalg import solve_discrete_lyapunov
@@ -7,7 +7,7 @@ from partreduce.strategies import AllReduce, Averaging, RulePhases, StaticGroups
 
 
 def groups_of(schedule):
-    """Of every phase its groups, (members, relaxation), from what is written down."""
+    """Return the groups (members, relaxation) of every phase, read from the strategy."""
     n, strategy = schedule.num_workers, schedule.strategy
     if isinstance(strategy, AllReduce):
         return [[(list(range(n)), 1.0)]]
@@ -30,7 +30,7 @@ def groups_of(schedule):
 
 
 def rounds_of(schedule):
-    """Of every round W, and by what each worker's steps are scaled."""
+    """Return (W, factor of each worker's steps) of every round."""
     n, steps, strategy = schedule.num_workers, schedule.worker_steps(), schedule.strategy
     result, is_scaled = [], strategy.averaging is Averaging.STEP_NORMALIZED
     if isinstance(strategy, StaticGroups | AllReduce):
@@ -56,7 +56,10 @@ def rounds_of(schedule):
 
 
 def metrics_of(schedule):
-    """Contraction and radius, and if workers converge consensus distance and drift: one large linear solve for each."""
+    """Return contraction and radius by name, and if workers converge, consensus distance and both drifts.
+
+    Each drift and the distance take one linear solve of size n².
+    """
     n, rounds, late = schedule.num_workers, rounds_of(schedule), schedule.strategy.mixes_late
     period, steps, center = len(rounds), schedule.worker_steps(), np.eye(n) - 1 / n
     instants = int(steps.max())
@@ -106,7 +109,7 @@ def metrics_of(schedule):
 
 
 def outer_radius_of(schedule):
-    """Outer steps from own outer parameters, carried out worker by worker on unit vectors of models and momenta."""
+    """Return the spectral radius of a period with outer steps from own outer parameters, run on unit vectors."""
     n, outer = schedule.num_workers, schedule.strategy.payload.outer
     lr, factor = float(outer.lr), float(outer.momentum)
     models, momenta = np.hsplit(np.eye(2 * n), 2)  # the columns: whose outer parameters are 1, whose momentum
@@ -124,7 +127,10 @@ def outer_radius_of(schedule):
 
 
 def n_eff(schedule, gamma):
-    """(1/(1−γ)) ÷ the mean variance of x ← W(√γ x + unit noise) over the phases (Vogels et al., NeurIPS 2022)."""
+    """Return the effective number of workers (Vogels et al., NeurIPS 2022) for the decay γ.
+
+    It is 1/(1 − γ) divided by the mean variance, over the phases, of x ← W(√γ x + unit noise).
+    """
     matrices = [matrix for matrix, _ in rounds_of(schedule)]
     n = schedule.num_workers
     product, pushed = np.eye(n), np.zeros((n, n))
@@ -139,7 +145,7 @@ def n_eff(schedule, gamma):
 
 
 def rounds_to(schedule, epsilon):
-    """The least t with ‖W_t … W_1 − J‖₂ ≤ epsilon, round by round; None if workers never agree."""
+    """Return the least t with ‖W_t … W_1 − J‖₂ ≤ epsilon; None if workers never agree."""
     matrices, n = [matrix for matrix, _ in rounds_of(schedule)], schedule.num_workers
     error, rounds = np.eye(n) - 1 / n, 0
     product = error
@@ -154,7 +160,7 @@ def rounds_to(schedule, epsilon):
 
 
 def spectrum_of(sectors):
-    """All eigenvalues of the period product of a decomposition, and how often each stands in it; the mean's 1 too."""
+    """Return all eigenvalues of a decomposition's period product with multiplicities, the mean's 1 included."""
     values, counts = [], []
     for batch in sectors.batches:
         product = batch.product() + batch.mean[:, :, None] * batch.mean.conj()[:, None, :]

@@ -1,4 +1,4 @@
-"""What scripts do with the Transformers Trainer and with Lightning, in real processes, as helpers.scenarios."""
+"""Scripts that use the Transformers Trainer and Lightning, in real processes, as in helpers.scenarios."""
 
 import os
 import tempfile
@@ -15,7 +15,7 @@ STEPS, EVALUATES_AT = 12, 6
 
 
 class Model(torch.nn.Module):
-    """With the loss inside, as the Trainer wants it."""
+    """A model that computes its loss, as the Trainer expects."""
 
     def __init__(self):
         super().__init__()
@@ -27,7 +27,7 @@ class Model(torch.nn.Module):
 
 
 def data():
-    """This worker's batches."""
+    """Return this worker's batches."""
     generator = torch.Generator().manual_seed(100 + rank())
     inputs = [torch.randn(16, 4, generator=generator) for _ in range(STEPS)]
     return [{"x": x, "labels": x.sum(1, keepdim=True).sin()} for x in inputs]
@@ -38,7 +38,7 @@ def sgd(model):
 
 
 def by_hand(schedule):
-    """The weights of the mean at the evaluation, this worker's own then, and those at the end."""
+    """Train with a plain loop; return the mean and this worker's weights at the evaluation, and the final weights."""
     model = Model()
     optimizer = DistributedOptimizer(sgd(model), model, schedule)
     for step, batch in enumerate(data(), start=1):

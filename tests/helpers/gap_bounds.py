@@ -1,4 +1,4 @@
-"""Iteration gaps as Hop publishes them (Table 1), as every interleaving attains them, and graphs by name."""
+"""Bounds of the iteration gap: as Hop's Table 1 states them, as the checker computes them, and as runs attain them."""
 
 import networkx as nx
 
@@ -26,7 +26,7 @@ def graph_of(name, n):
 
 
 def path_lengths(graph):
-    """Entry [a][b] is the number of edges on a shortest path from a to b, None without one."""
+    """Return a matrix: entry [a][b] is the number of edges on a shortest path from a to b, None without one."""
     made = nx.DiGraph(graph.edges)
     made.add_nodes_from(range(graph.num_workers))
     found = dict(nx.all_pairs_shortest_path_length(made))
@@ -34,7 +34,7 @@ def path_lengths(graph):
 
 
 def published_bounds(graph, setting):
-    """Entry [i][j] bounds Step(i) - Step(j) as the paper does, None where it gives no bound."""
+    """Return a matrix: entry [i][j] is the paper's bound of Step(i) − Step(j), None where it states none."""
     d, n = path_lengths(graph), graph.num_workers
 
     def times(length, factor):
@@ -60,18 +60,18 @@ def events_of(graph, setting):
 
 
 def checker_bounds(graph, setting, ends=None):
-    """Entry [i][j] as the checker finds it, None without a limit; of each worker j only `ends(j)` are asked for."""
+    """Return a matrix: entry [i][j] is the checker's bound, None without one; for worker j only of `ends(j)`."""
     events, n = events_of(graph, setting), graph.num_workers
     columns = [events.leads(j, range(n) if ends is None else ends(j), Work("here")) for j in range(n)]
     return tuple(tuple(columns[j].get(i) for j in range(n)) for i in range(n))
 
 
 def attained_bounds(graph, setting, bounds, max_states=60_000):
-    """(entry [i][j]: the largest Step(i) - Step(j) of all reachable states, None where it grows without limit; search).
+    """Return (matrix, search): entry [i][j] is the largest reachable Step(i) − Step(j), None if unbounded.
 
-    Messages are delivered at once: a late one only delays, so the same gaps are reached. Where a pair is unbounded the
-    states are those in which no worker is further ahead of the slowest than the largest finite bound and one step; a
-    pair that reaches this fence counts as unbounded.
+    Messages are delivered at once: a late one only delays, so the same gaps are reached. If some pair is unbounded,
+    only states are visited in which no worker is further ahead of the slowest than the largest finite bound plus one
+    step; a pair that reaches this limit counts as unbounded.
     """
     check_setting(graph, setting)
     finite = [value for row in bounds for value in row if value is not None]

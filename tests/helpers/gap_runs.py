@@ -1,4 +1,4 @@
-"""Random runs of workers that keep a gap: their schedules, what each worker does, and what a replay says of it."""
+"""Random runs with an iteration gap: schedules, the worker's part, and a replay of the recorded events."""
 
 import random
 import time
@@ -20,7 +20,7 @@ WIDTH = 3
 
 
 def dyadic_round(n, edges):
-    """Every edge gets 1/8 (at most 7 in-neighbors), so that averages of dyadic numbers have no rounding error."""
+    """Return a round with weight 1/8 on every edge (at most 7 in-neighbors); averages of dyadic numbers are exact."""
     return Round.from_edges(n, [(u, v, Fraction(1, 8)) for u, v in edges])
 
 
@@ -67,7 +67,7 @@ def random_edges(rng, n):
 
 
 def random_gap(rng, n, edges):
-    """A setting that the schedule accepts; each kind about as often as the others."""
+    """Return a random iteration gap that the schedule accepts; all kinds are about equally frequent."""
     sources = Counter(v for _, v in edges)
     kind = rng.choice(["standard", "notify_ack", "staleness", "backup", "both", "skip"])
     while True:
@@ -116,7 +116,7 @@ def make_gap_case(seed, *, uneven=False):
 
 
 def gap_problems(case, results):
-    """Where two workers were further apart than was proved, by the instants at which they entered their steps."""
+    """Return sentences on workers that were further apart than the proved bound when they entered steps."""
     machine = hop_of(case.schedule.strategy.rounds[0], case.schedule.strategy.sync)
     bounds = exact_bounds(machine.graph, case.gap)
     steps, problems = [0] * machine.num_processes, []
@@ -132,7 +132,7 @@ def gap_problems(case, results):
 
 
 def until_left_behind(runner):
-    """Wait until the worker will skip when it ends its step: tokens may come before the updates that a skip needs."""
+    """Wait until the worker will skip at the end of its step; updates may arrive later than the tokens for it."""
     machine, rank, deadline = runner.driver.machine, runner.driver.rank, time.monotonic() + 60
     while not any(by.by > 1 for by in machine.ready(rank, replace(runner.driver.state, stage=ENTERING))):
         assert time.monotonic() < deadline, "the others may leave it behind, and do not"
@@ -140,14 +140,14 @@ def until_left_behind(runner):
 
 
 def run_gap_case(case, world):
-    """One worker's run: its parameters after the last round, and its log."""
+    """Run one worker; return its parameters after the last round, its log, and more, by name."""
     rank, rng = world.rank, random.Random(f"{case.schedule.name} {world.rank}")
     model, optimizer = wrap_quadratic(world, case.schedule, case.start[rank])
     optimizer.runner.log.is_on = True
     until = optimizer.runner._until
 
     def late(*arguments, **options):
-        """What comes between waiting and continuing must change nothing that the protocol does not see."""
+        """Wait, then sleep a moment, which must not change any result."""
         until(*arguments, **options)
         time.sleep(case.jitter * rng.random())
 
@@ -176,7 +176,7 @@ def run_gap_case(case, world):
 
 
 def in_order(results):
-    """(worker, event, the worker's next event) for the events of all workers in the order of their times."""
+    """Yield (worker, event, the worker's next event) for all workers' events in order of time."""
     listed = [(event.seconds, v, i) for v, result in enumerate(results) for i, event in enumerate(result["events"])]
     for _, v, i in sorted(listed):
         events = results[v]["events"]
@@ -184,7 +184,7 @@ def in_order(results):
 
 
 class Replay:
-    """A fresh protocol object that is led through what all workers recorded, and remembers what it did not allow."""
+    """A new protocol machine that follows all workers' recorded events, and lists those that it does not allow."""
 
     def __init__(self, schedule):
         self.machine = hop_of(schedule.strategy.rounds[0], schedule.strategy.sync)
@@ -194,7 +194,7 @@ class Replay:
         self.problems = []
 
     def carry_out(self, v, event):
-        """Let an event happen; its notes."""
+        """Apply an event, and return its notes."""
         self.states[v], actions = self.machine.step(v, self.states[v], event)
         for action in actions:
             if isinstance(action, Send):
@@ -214,7 +214,7 @@ class Replay:
         self.carry_out(v, Received(source, message))
 
     def raised(self, v, event, wanted):
-        """An event of the worker's own, and what is among its notes, if anything."""
+        """Apply an event of the worker itself; `wanted` must be among its notes unless it is None."""
         if event not in self.machine.ready(v, self.states[v]):
             self.problems.append(f"worker {v}: {event} is not allowed in {self.states[v]}")
         elif wanted not in (notes := [None, *self.carry_out(v, event)]):
@@ -243,7 +243,7 @@ class Replay:
 
 
 def replay(case, results):
-    """What a fresh protocol object does not allow of what all workers recorded: sentences, if any."""
+    """Return sentences on recorded events that a new protocol machine does not allow."""
     protocol = Replay(case.schedule)
     for v, event, following in in_order(results):
         protocol.follow(v, event, following)
@@ -251,7 +251,7 @@ def replay(case, results):
 
 
 def replayed_values(case, results):
-    """The parameters of all workers from the recorded sets of updates, in NumPy; (n, WIDTH)."""
+    """Return all workers' parameters, computed in NumPy from the recorded sets of updates; shape (n, WIDTH)."""
     gap, graph = case.gap, case.schedule.strategy.rounds[0]
     n = graph.num_workers
     weight = {(s, t): float(w) for s, t, w in graph.edges()}

@@ -1,4 +1,4 @@
-"""A group generator with workers as threads over real sockets, behind a wire that delays, doubles and drops."""
+"""A group generator whose workers are threads with real sockets; messages can be delayed, doubled and dropped."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ FOUR_ON_ONE_NODE = GeneratorSetting(nodes=(0, 0, 0, 0), division=GroupSplit.GLOB
 
 @contextlib.contextmanager
 def serving(setting, **options):
-    """A group generator in a thread: itself, and the variables by which workers find it."""
+    """Context manager: run a group generator in a thread; yield it, and the environment variables for workers."""
     key = new_key()
     service = GeneratorService(setting, key, **options)
     thread = threading.Thread(target=service.run, args=(600,))
@@ -49,7 +49,7 @@ def setting_of(seed, n=4):
 
 
 def rough_wire(seed, rank, *, worst=0.004):
-    """Stands between a client and its endpoint: 15 % of messages are dropped, 15 % doubled, 30 % late."""
+    """Return a client's transport that drops 15 % of messages, doubles 15 % and delays 30 %."""
     chance = random.Random(f"{seed} {rank}")
 
     def transport(send):
@@ -76,7 +76,7 @@ def rough_wire(seed, rank, *, worst=0.004):
 
 
 class Meeting:
-    """What a collective is to its members: none leaves before all have come."""
+    """A stand-in for a collective: no member leaves before all have arrived."""
 
     def __init__(self):
         self.lock, self.barriers = threading.Lock(), {}
@@ -88,7 +88,7 @@ class Meeting:
 
 
 def work(address, key, rank, meet, *, rounds, pause=0.0, timeout=60.0, retry=0.03, transport=lambda send: send):
-    """One worker's whole run; returns what it executed."""
+    """Run one worker; return the groups that it executed."""
     client = GeneratorClient(address, key, rank, timeout=timeout, retry=retry, transport=transport, lease=20.0)
     try:
         for _ in range(rounds):
@@ -105,7 +105,7 @@ def work(address, key, rank, meet, *, rounds, pause=0.0, timeout=60.0, retry=0.0
 
 
 def run_workers(address, key, n, *, rounds, seed=None, slow=(), **options):
-    """All workers as threads; returns their executed lists by rank."""
+    """Run all workers as threads; return their executed groups by rank."""
     meet, results, problems = Meeting(), {}, []
 
     def one(rank):
@@ -127,7 +127,7 @@ def run_workers(address, key, n, *, rounds, seed=None, slow=(), **options):
 
 
 def randomized_run(seed, *, n=4, rounds=5):
-    """One run over a rough wire; returns the groups in order of starting and what each worker executed."""
+    """Run workers over an unreliable wire; return the started groups in order, and the executed groups by rank."""
     notes, slow = [], (random.Random(seed).randrange(n),) if seed % 3 == 0 else ()
     with serving(setting_of(seed, n), on_note=notes.append) as (service, _):
         executed = run_workers(service.address, service.key, n, rounds=rounds, seed=seed, slow=slow)
@@ -136,14 +136,14 @@ def randomized_run(seed, *, n=4, rounds=5):
 
 
 def check_orders(started, executed):
-    """Every worker executed exactly the groups that it is in, in order of sequence numbers: none lost, none doubled."""
+    """Check that every worker executed exactly its groups, each once and in order of sequence numbers."""
     assert [seq for seq, _ in started] == list(dict.fromkeys(seq for seq, _ in started))
     for rank, groups in executed.items():
         assert groups == sorted((seq, members) for seq, members in started if rank in members), f"worker {rank}"
 
 
 def started_by(path, setting):
-    """The groups that a log's facts start, folded by a fresh machine."""
+    """Return the groups that a log's records start in a new machine."""
     log = Log(path)
     records = [json.loads(record) for record in log.records]
     log.close()
@@ -185,7 +185,7 @@ service.run(60)
 
 
 class ServiceProcess:
-    """A generator in another process, which kills itself at a named point."""
+    """A generator in another process that kills itself at a named point."""
 
     def __init__(self, folder, *, seed, address="tcp://127.0.0.1:*", point="", after=0):
         code = CHILD.format(
@@ -201,7 +201,7 @@ class ServiceProcess:
         self.address, self.generation = line[1], int(line[3])
 
     def killed(self, seconds=30):
-        """Wait for the end; whether it was SIGKILL."""
+        """Wait for its end; return whether it was by SIGKILL."""
         return self.process.wait(seconds) == -signal.SIGKILL
 
     def end(self):

@@ -1,4 +1,4 @@
-"""The reference metrics of `tests/golden.json`: computed apart from this code, or printed in the papers."""
+"""The reference metrics in `tests/golden.json`: computed by other code, or printed in the papers."""
 
 import json
 from pathlib import Path

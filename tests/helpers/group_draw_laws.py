@@ -1,4 +1,4 @@
-"""Laws that every draw of the group generator obeys, checked over all idle sets, orders and progress of few workers."""
+"""Laws that every draw of the group generator obeys, checked for all idle sets, orders and progress of few workers."""
 
 from dataclasses import replace
 from itertools import combinations, product
@@ -8,7 +8,7 @@ from partreduce.strategies import GroupSplit, SlowWorkerPolicy
 
 
 def situations(setting, *, salts=(0, 1, 5, 11), known=()):
-    """Every idle set with the initiator in it, several counts, all patience levels."""
+    """Yield situations: every idle set with the initiator in it, several step counts, and all patience levels."""
     n = setting.num_workers
     levels = (0,) if setting.slow_threshold is None else (0, setting.slow_threshold - 1, setting.slow_threshold)
     everybody = frozenset(range(n))
@@ -28,7 +28,7 @@ def situations(setting, *, salts=(0, 1, 5, 11), known=()):
 
 
 def broken_law(drawing):
-    """The first law that a draw breaks, None if all hold."""
+    """Return the first law that a draw breaks, None if all hold."""
     for now in situations(drawing.setting):
         if now.due and not drawing.is_due(now, 10**6):
             continue  # a meeting of one is not called
@@ -39,7 +39,7 @@ def broken_law(drawing):
 
 
 def problem_of(setting, now, groups):
-    """What is wrong with the groups of one draw; written from the paper's text, not from the code."""
+    """Return what is wrong with the groups of one draw by the paper's text; None if nothing."""
     threshold, mine = setting.slow_threshold, now.counts[now.initiator]
     if any(len(set(group)) < 2 or list(group) != sorted(set(group)) for group in groups):
         return "groups have two members or more, in order"
@@ -68,7 +68,11 @@ def problem_of(setting, now, groups):
 
 
 def _node_then_all(setting, now, groups, passed):
-    """Written from docs/strategies/groups.md: all that pass if due; else the idle ones of the node; else the node."""
+    """Check a draw under node-then-all, as docs/strategies/groups.md defines it.
+
+    All workers that pass the filter are in the group if an average of all is due; else the idle ones of the node; if
+    there are too few and the initiator was alone before, the node.
+    """
     local = {w for w in now.alive if setting.nodes[w] == setting.nodes[now.initiator]}
     if now.due:
         right = passed
@@ -94,7 +98,7 @@ def _partition(groups, workers, size):
 
 
 def _phases(setting, groups, workers):
-    """First a partition with heads across nodes and others inside theirs, then one group per node."""
+    """Check a draw in two phases: a partition with each node's first worker across nodes, then one group per node."""
     nodes = [sorted(w for w in workers if setting.nodes[w] == node) for node in sorted(set(setting.nodes))]
     intra = [tuple(here) for here in nodes if len(here) > 1]
     count = len(groups) - len(intra)

@@ -1,4 +1,4 @@
-"""Training with tables of their own route, next to one device with the whole batch; small models with known numbers."""
+"""Training with separately placed embedding tables, compared with one device that gets the whole batch."""
 
 from dataclasses import dataclass, field, replace
 
@@ -13,13 +13,13 @@ from partreduce.strategies import Gradient, Payload, Placement, TablePlacement
 WORDS, WIDTH, BAGS = 29, 4, 13
 SAMPLES = 8
 CROSSED = Cluster.irregular([[0, 3], [2, 1]])
-"""In which ranks stand in another order node by node, and this order is not its own inverse."""
+"""A cluster whose ranks, node by node, are a permutation that is not its own inverse."""
 STEPS = 3
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run: how the tables travel, what they are and how they are trained."""
+    """One run: placement and properties of the tables, and training."""
 
     optimizer: str = "sgd"
     cluster: str | Cluster = "2x2"
@@ -39,11 +39,11 @@ class Case:
     clip: float | None = None
     dtype: torch.dtype = torch.float32
     codec: str = "none"
-    """In which the rows of both tables cross."""
+    """The codec of both tables' rows."""
     moving: bool = False
     """Whether moving averages of the model are kept and evaluated."""
     using: dict = field(default_factory=dict)
-    """What averages the dense parameters; all-reduce in every step by default."""
+    """Arguments of `design` for the schedule of the dense parameters; all-reduce in every step by default."""
 
 
 OPTIMIZERS = {
@@ -57,7 +57,7 @@ OPTIMIZERS = {
 
 
 class Several(torch.optim.Optimizer):
-    """Several optimizers as one, as docs/strategies/embeddings.md has it."""
+    """Several optimizers as one, as in docs/strategies/embeddings.md."""
 
     def __init__(self, *parts):
         self.parts = parts
@@ -75,7 +75,7 @@ class Several(torch.optim.Optimizer):
 
 
 def both(parameters):
-    """SparseAdam for tables and Adam for the rest, as scripts have both for such models."""
+    """Return SparseAdam for the tables and Adam for the rest as one optimizer."""
     parameters = list(parameters)
     tables = [p for p in parameters if p.dim() == 2 and p.shape[1] == WIDTH]
     rest = [p for p in parameters if p.dim() != 2 or p.shape[1] != WIDTH]
@@ -83,7 +83,7 @@ def both(parameters):
 
 
 class Model(nn.Module):
-    """Words and bags, a dense layer; every number a multiple of 1/8."""
+    """An embedding, an embedding bag and a dense layer; all numbers are multiples of 1/8."""
 
     def __init__(self, case):
         super().__init__()
@@ -107,7 +107,7 @@ class Model(nn.Module):
 
 
 def data_of(case):
-    """Words and bags of each step, frequent ones often, and what the loss multiplies outputs by."""
+    """Return the words and bags of each step, small numbers most often, and the factors of the outputs in the loss."""
     generator = torch.Generator().manual_seed(7)
     words = (torch.rand(STEPS, case.backwards, SAMPLES, 3, generator=generator) ** 2 * WORDS).long()
     bags = torch.randint(0, BAGS, (STEPS, case.backwards, SAMPLES, 2), generator=generator)
@@ -116,7 +116,7 @@ def data_of(case):
 
 
 def schedule_of(case):
-    """All-reduce with both tables on a route."""
+    """Return a schedule with both tables placed separately."""
     schedule = partreduce.design(case.cluster, **(case.using or {"build": "allreduce"}))
     sharded = case.way is Placement.SHARDED
     gradient = Gradient.SPARSE if case.sparse else Gradient.DENSE
@@ -140,7 +140,7 @@ def schedule_of(case):
 
 
 def train(case, model, optimizer, data, clip):
-    """All steps; returns the moving averages of the model, if any are kept."""
+    """Take all steps; return the moving averages of the model, None if none are kept."""
     moving = AveragedModel(model, avg_fn=lambda old, new, _: (old + new) / 2) if case.moving else None
     for words, bags, targets in zip(*data, strict=True):
         optimizer.zero_grad()
@@ -156,7 +156,7 @@ def train(case, model, optimizer, data, clip):
 
 
 def on_one_device(case):
-    """The model after training with whole batches, its moving averages, and what these say of the first batch."""
+    """Train with whole batches; return the model, its moving averages (or None), and outputs for the first batch."""
     model = Model(case)
     optimizer = OPTIMIZERS[case.optimizer](model.parameters())
     words, bags, targets = data_of(case)
@@ -171,7 +171,7 @@ def on_one_device(case):
 
 
 def clip_as_torch(parameters, max_norm):
-    """Torch's clipping, which does not know sparse gradients, over what gradients store."""
+    """Clip by norm as torch does, over the stored numbers of gradients; torch itself does not support sparse ones."""
     gradients = [p.grad.coalesce() if p.grad.is_sparse else p.grad for p in parameters]
     stored = [gradient.values() if gradient.is_sparse else gradient for gradient in gradients]
     total = torch.linalg.vector_norm(torch.cat([numbers.view(-1) for numbers in stored]))
@@ -182,7 +182,7 @@ def clip_as_torch(parameters, max_norm):
 
 
 def start(case, world, model=None, **keywords):
-    """One worker's model and its wrapped optimizer."""
+    """Return one worker's model and its wrapped optimizer."""
     model = Model(case) if model is None else model
     optimizer = OPTIMIZERS[case.optimizer](model.parameters())
     return model, partreduce.DistributedOptimizer(
@@ -191,7 +191,7 @@ def start(case, world, model=None, **keywords):
 
 
 def all_gather_json(ranks, act):
-    """What all 4 workers say when `act(world)` goes wrong: the same line, empty where nothing does."""
+    """Return the error of `act(world)`, which must be the same line on all 4 workers; "" if it raises none."""
 
     def run(world):
         try:
@@ -206,13 +206,13 @@ def all_gather_json(ranks, act):
 
 
 def part_of(data, rank, num_workers=4):
-    """A worker's samples of every step."""
+    """Return a worker's samples of every step."""
     each = SAMPLES // num_workers
     return tuple(array[:, :, rank * each : (rank + 1) * each] for array in data)
 
 
 def over_workers(case, ranks):
-    """By worker: state dicts after training, of the model and of its moving averages, and outputs of its samples."""
+    """Train on 4 workers; return by rank the state dicts of model and moving averages, and outputs for its samples."""
 
     def act(world):
         model, optimizer = start(case, world)

@@ -1,4 +1,4 @@
-"""What a file of tests asks the planner."""
+"""Requests to the planner with short arguments."""
 
 from dataclasses import fields, replace
 
@@ -10,12 +10,12 @@ LIMITS = {field.name for field in fields(Limits)}
 
 
 def with_links(inside, nic, latency=0.0, **more):
-    """Hardware of these bandwidths in bytes per second."""
+    """Return hardware with these bandwidths in bytes per second."""
     return Hardware(inside=Link.of_bandwidth(inside, latency), nic=Link.of_bandwidth(nic, latency), **more)
 
 
 def jobs(cluster, hardware, **given):
-    """What makes a request of these values where no others are given; limits go by their own names."""
+    """Return a function that makes a PlanRequest; `given` are defaults, and limits are passed by their own names."""
 
     def job(cluster=cluster, hardware=hardware, **options):
         options = given | options

@@ -1,4 +1,4 @@
-"""Scenarios of work that must not be lost: checkpoints and unequal data when workers are, and disks that are full."""
+"""Scenarios in which no work must be lost: checkpoints and unequal data when workers fail, and full disks."""
 
 import os
 import resource
@@ -16,7 +16,7 @@ from partreduce.strategies import Averaging, DynamicGroups
 
 
 def make_generated(**options):
-    """An optimizer of a generated schedule; workers start from 1, 2, 3, 4 and no step changes that."""
+    """Return a model and its optimizer under `dynamic_groups`; worker w's numbers are all w + 1, and steps add 0."""
     model = torch.nn.Linear(10, 10)
     schedule = Schedule("g", Cluster.regular(1, 4), DynamicGroups(group_size=3, slow_threshold=None, **options))
     optimizer = wrapped(model, schedule, lr=0.0, initial="keep")
@@ -36,7 +36,7 @@ def steps(optimizer, count, *, dies_at=None):
 
 
 def saving(*, dies):
-    """Save three times, between rounds that the generator groups; worker 3 may die after the first."""
+    """Save three checkpoints between rounds; worker 3 may die after the first."""
     model, optimizer = make_generated()
 
     def loop():
@@ -69,7 +69,7 @@ def resuming():
 
 
 def joining(*, dies, **options):
-    """Worker w has 20 + 10 w batches; worker 3 may die in the middle of its batches."""
+    """Train with 20 + 10 w batches on worker w; worker 3 may die in the middle of its batches."""
     model, optimizer = make_generated(**options)
 
     def loop():
@@ -85,7 +85,7 @@ def joining(*, dies, **options):
 
 
 def full_trace_disk():
-    """No file may grow any more when the trace is written, as on a full disk; what comes after finish() still runs."""
+    """Write the trace when no file may grow, as on a full disk; the code after finish() must still run."""
     model = torch.nn.Linear(4, 1)
     optimizer = wrapped(model, pairs(), trace=os.environ["TRACE"])
     train(optimizer, model, 4)

@@ -1,4 +1,4 @@
-"""Random walks of protocol machines, and the law that a renamed machine does what it did, renamed."""
+"""Random walks of protocol machines, and a check that renaming processes does not change their behavior."""
 
 from random import Random
 
@@ -6,9 +6,9 @@ from partreduce.schedulers.protocols.base import Note, Received, Send
 
 
 class Walk:
-    """One random run of a machine: any event that is possible may come next, messages may overtake one another.
+    """One random run of a machine: the next event is any possible one; without `in_order` messages may overtake.
 
-    What a `slow` process does by itself comes ten times as rarely as the rest.
+    Events that a `slow` process starts itself are ten times as rare as others.
     """
 
     def __init__(self, machine, seed, *, in_order=True, slow=()):
@@ -23,7 +23,7 @@ class Walk:
         self.flying += [(process, a.to, a.message) for a in actions if isinstance(a, Send)]
 
     def moves(self):
-        """(process, event) of all that may happen; an event that arrives is a `Received`."""
+        """Return (process, event, index of the message in flight or None) for every possible event."""
         own = [(p, e) for p, state in enumerate(self.states) for e in self.machine.ready(p, state)]
         seen, arriving = set(), []
         for place, (source, to, message) in enumerate(self.flying):
@@ -33,7 +33,7 @@ class Walk:
         return [(p, e, None) for p, e in own] + arriving
 
     def steps(self, length):
-        """(process, state before, event, state after, actions), one after another."""
+        """Yield (process, state before, event, state after, actions) for up to `length` events."""
         for _ in range(length):
             moves = self.moves()
             if not moves:
@@ -54,7 +54,7 @@ def _by_text(actions):
 
 
 def check_renaming(machine, seed, *, own=lambda event, p: event, note=lambda what, p: what, length=60):
-    """What a machine does under new names is what it did, renamed; `own` renames ready events and `note` notes."""
+    """Check that a machine under new names does the same, renamed; `own` renames ready events and `note` notes."""
 
     def event_of(event, p):
         if isinstance(event, Received):

@@ -1,4 +1,4 @@
-"""Folded states against the orbits of all states, computed from graphs and states without a machine's renaming."""
+"""Compare the explorer's folded states with the orbits of all states, computed without the machine's own renaming."""
 
 from itertools import permutations
 
@@ -9,7 +9,7 @@ from partreduce.schedulers.protocols.hop import HopState
 
 
 def search(machine, network, *, symmetry):
-    """A finished search without properties."""
+    """Return a finished search without properties."""
     search = Breadth(machine, network, properties=(), max_states=200_000, symmetry=symmetry, within=None)
     search.run()
     assert search.complete
@@ -17,7 +17,7 @@ def search(machine, network, *, symmetry):
 
 
 def renamings(graph, labels):
-    """Every permutation of the workers that maps edges to edges and keeps labels, by trying all."""
+    """Return every permutation of the workers that maps edges to edges and preserves labels, by trying all."""
     edges = set(graph.edges)
     return [
         p
@@ -27,7 +27,7 @@ def renamings(graph, labels):
 
 
 class Facts:
-    """States as sets of numbered facts (what, workers that it names, value); a renaming changes the workers only."""
+    """States as sets of numbered facts (what, workers that it names, value); a renaming changes only the workers."""
 
     def __init__(self, graph, group):
         self.graph, self.numbers, self.listed = graph, {}, []
@@ -40,7 +40,7 @@ class Facts:
         return self.numbers[fact]
 
     def renamed(self, state, index):
-        """A state under one renaming of the group."""
+        """Return a state under the renaming with this index."""
         images, p = self.images[index], self.group[index]
         while len(images) < len(self.listed):
             what, workers, value = self.listed[len(images)]
@@ -48,7 +48,7 @@ class Facts:
         return frozenset([images[fact] for fact in state])
 
     def of(self, search):
-        """All states of a search, each as a set of facts."""
+        """Yield all states of a search as sets of facts."""
         system, known = search.system, {}
         width = system.size + len(system.channels)
         for state in search.states:
@@ -83,7 +83,7 @@ class Facts:
 
 
 def fold_problem(machine, graph, labels, network):
-    """What is wrong with the folded states of a machine, None if they are one of each orbit of its states."""
+    """Return what is wrong with a machine's folded states; None if they are one state of each orbit."""
     told = Facts(graph, renamings(graph, labels))
     states, orbit_of, orbits = set(told.of(search(machine, network, symmetry=False))), {}, 0
     for state in states:

@@ -1,4 +1,4 @@
-"""Random runs under a quorum: what each worker does, and what NumPy makes of the gradients by the log of the rounds.
+"""Random runs under a quorum: what each worker does, and the results that NumPy computes from the log of the rounds.
 
 Gradients are dyadic multiples of the number of workers with few bits, so that no sum, quotient or step rounds.
 """
@@ -24,7 +24,7 @@ WIDTH = sum(SIZES)
 
 
 class TwoBuckets(torch.nn.Module):
-    """Parameters of two dtypes, so that a sum has two arrays; the second has no gradient in some calls."""
+    """A model with parameters of two dtypes, so that a sum has two arrays; the second sometimes has no gradient."""
 
     def __init__(self, values):
         super().__init__()
@@ -44,23 +44,23 @@ class QuorumCase:
     num_workers: int
     sync: PartialAllReduce
     calls: tuple[int, ...]
-    """Of each worker, in each segment."""
+    """Each worker's number of steps in each segment."""
     meets: int
-    """Mean models on the way; the run is cut into so many segments and one more."""
+    """How often the workers evaluate the mean model; a run has one more segment than that."""
     joins: bool
     seconds: np.ndarray = field(repr=False)
-    """(workers, calls in all): for which each call computes."""
+    """Compute seconds of each step, shape (workers, steps in all)."""
     push: np.ndarray = field(repr=False)
-    """(workers, calls in all, WIDTH)"""
+    """Gradients, shape (workers, steps in all, WIDTH)."""
     absent: frozenset = field(repr=False, default=frozenset())
-    """(worker, call) at which the second parameter has no gradient."""
+    """(worker, step) in which the second parameter has no gradient."""
 
     @property
     def schedule(self):
         return Schedule("quorum", Cluster.regular(1, self.num_workers), AllReduce(sync=self.sync))
 
     def made(self):
-        """All gradients that are computed."""
+        """Return all gradients that the workers compute."""
         found = []
         for rank in range(self.num_workers):
             for call in range(self.calls[rank] * (self.meets + 1)):
@@ -72,7 +72,7 @@ class QuorumCase:
 
 
 def random_quorum(rng, n):
-    """A setting that the schedule accepts."""
+    """Return a random quorum that the schedule accepts."""
     while True:
         quorum = rng.choice([QuorumStart.SOLO, QuorumStart.MAJORITY, *(range(2, n) if n > 2 else [QuorumStart.SOLO])])
         missed = rng.choice(
@@ -93,7 +93,7 @@ def random_quorum(rng, n):
 
 
 def make_quorum_case(seed):
-    """Delays, pauses, and in half of all cases a worker 10 times slower than the others."""
+    """Return a case with random delays and pauses; in half of all cases one worker is much slower than the others."""
     rng, numbers = random.Random(seed), np.random.default_rng(seed)
     n = rng.choice([2, 3, 4, 4, 5, 8])
     meets = rng.choice([0, 0, 1, 2])
@@ -111,7 +111,7 @@ def make_quorum_case(seed):
 
 
 def run_quorum_case(case, world):
-    """What one worker did: its parameters after each step, what it saw at meetings, and its log."""
+    """Run one worker; return its parameters after each step and at each mean model, its log, and more, by name."""
     model = TwoBuckets([0.0] * WIDTH)
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
     optimizer = DistributedOptimizer(inner, model, case.schedule, world=world, timeout=60)
@@ -145,7 +145,7 @@ def run_quorum_case(case, world):
 
 
 def segments_of(results):
-    """By segment: what each round holds, (worker → its gradients' numbers), and of each worker its events."""
+    """Return (rounds, events) by segment: each round's {worker: numbers of its gradients}, and each worker's events."""
     rounds, events = defaultdict(lambda: defaultdict(dict)), defaultdict(lambda: defaultdict(list))
     for rank, result in enumerate(results):
         for event in result["log"].events:
@@ -156,7 +156,7 @@ def segments_of(results):
 
 
 def quorum_problems(case, results):
-    """What is wrong with the rounds by themselves: gradients lost or twice, quorums too small, gradients too old."""
+    """Return sentences on lost, repeated or too old gradients, and on rounds with too few workers."""
     found, sync = [], case.sync
     rounds, events = segments_of(results)
     for segment, by_round in rounds.items():
@@ -188,7 +188,7 @@ def quorum_problems(case, results):
 
 
 def delivered_in(case, brought, begins):
-    """What a round delivers. (WIDTH,)"""
+    """Return the mean gradient of a round, shape (WIDTH,)."""
     total = np.zeros(WIDTH)
     for rank, numbers in brought.items():
         for number in numbers:
@@ -200,7 +200,7 @@ def delivered_in(case, brought, begins):
 
 
 def replay_steps(case, results):
-    """By worker: parameters after each step, by the log and the gradients alone. O(rounds · workers)."""
+    """Return the parameters after each step, by worker, from the log and the gradients alone. O(rounds · workers)."""
     rounds, events = segments_of(results)
     n = case.num_workers
     values, histories, begins = np.zeros((n, WIDTH)), [[] for _ in range(n)], [0] * n

@@ -1,4 +1,4 @@
-"""Hypothesis strategies: switches that nest or are disjoint, over any nodes."""
+"""Hypothesis strategies for switches that nest or are disjoint."""
 
 from hypothesis import strategies as st
 
@@ -8,7 +8,7 @@ from partreduce.topo.hardware import Switch
 
 @st.composite
 def switches_over(draw, num_nodes, links=None):
-    """A random forest: the nodes in random order are cut into intervals, and these again; some get an uplink."""
+    """Draw a random forest of switches over the nodes; `links` draws the uplinks of some."""
     numbers = st.builds(Link, st.integers(0, 3).map(float), st.integers(0, 4).map(float)) if links is None else links
     order = draw(st.permutations(range(num_nodes)))
     found = {}

@@ -1,6 +1,6 @@
-"""Documents for what the checker asks of a file besides the schema: one that is just allowed, and one that is not.
+"""Boundary cases for what the checker requires of a file beyond the schema: a document just allowed, and one just not.
 
-`READ_EDGES` has rows like those of `helpers.edges`, without an entry: the document alone is read, by the loader too.
+`READ_EDGES` has rows like `helpers.edges.EDGES`, without an entry; the loader must agree about the document.
 """
 
 from fractions import Fraction
@@ -41,7 +41,7 @@ def tables(*names, **options):
 
 
 def plan(raw=None, **members):
-    """Three nodes of two workers, or another schedule, with this failure plan."""
+    """Return three nodes of two workers, or another schedule, with this failure plan."""
     planned = {"rule": "keep_groups", "failures": 1} | members
     given = {name: value for name, value in planned.items() if value is not None}
     return (raw or rule([3], 2, [([0, 1], [0])])) | {"failure_plan": given}
@@ -52,7 +52,7 @@ def outer(**members):
 
 
 def turns(steps_per_round, fragments, *, outer=None, **merge):
-    """Fragments in turn, merged late where members of a merge are given."""
+    """Return a schedule whose fragments take turns, merged late if `merge` has members."""
     payload = ({"fragments": fragments} if fragments != 1 else {}) | ({"outer": outer} if outer else {})
     options = ({"payload": payload} if payload else {}) | ({"sync": {"merge": merge}} if merge else {})
     return over_all(steps_per_round=steps_per_round, **options)

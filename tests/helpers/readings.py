@@ -1,4 +1,4 @@
-"""One document for loader, writer and checker: what they say of it, and that they agree."""
+"""One schedule document, as loader, writer and checker read it, and a check that they agree."""
 
 import json
 import re
@@ -24,17 +24,17 @@ NOT_ASKED = (
     r"outer\.(outer_params: is per_worker; plain|nesterov: is true)",  # it is the same without
     r"failure_plan: expected at most|failure_plan\.rule: expected groups that share no worker",  # conflict-free asks it
 )
-"""What the loader refuses and the checker reads, by words of the loader, and why no proof depends on it."""
+"""Patterns of the loader's errors for documents that the checker accepts, because no proof depends on them."""
 
 
 def document(strategy, num_nodes=2, workers_per_node=2):
-    """A schedule file as people write it."""
+    """Return a schedule document as people write it."""
     cluster = {"num_nodes": num_nodes, "workers_per_node": workers_per_node}
     return {"format": "partreduce.schedule", "version": 1, "name": "s", "cluster": cluster, "strategy": strategy}
 
 
 def with_change(raw, path, *value):
-    """A copy of a document with the value at a path replaced, or removed when none is given."""
+    """Return a copy of a document with the value at a path replaced, or removed if no value is given."""
     copied = inner = deepcopy(raw)
     *parents, last = path
     for key in parents:
@@ -47,12 +47,12 @@ def with_change(raw, path, *value):
 
 
 def written(raw):
-    """A hand-written document as partreduce writes it: in canonical form."""
+    """Return a document in the canonical form that partreduce writes."""
     return dump_schedule(parse_schedule(json.dumps(raw)))
 
 
 def in_order(schedule):
-    """The value that is read of the file which is written of a schedule: what has no order stands in one order."""
+    """Return the schedule that is read back from its file, in which members without an order are sorted."""
     strategy = schedule.strategy
     changed = {}
     if isinstance(steps := strategy.steps_per_round, tuple) and len(set(steps)) == 1:
@@ -66,12 +66,12 @@ def in_order(schedule):
 
 
 def read(raw):
-    """The checker's schedule of a document, in whatever form it is written by hand."""
+    """Return the checker's schedule of a document, after it was written in canonical form."""
     return checker.read_schedule(written(raw))
 
 
 def refusal(raw):
-    """Why the checker refuses a document as it stands, None if it reads it."""
+    """Return the checker's objection to a document as it is; None if it reads it."""
     try:
         checker.read_schedule(json.loads(json.dumps(raw)))
     except checker.Refusal as found:
@@ -80,11 +80,11 @@ def refusal(raw):
 
 
 def agree(raw):
-    """Whether a document can be read at all; asserts that loader, writer and checker agree on it.
+    """Return whether a document can be read; assert that loader, writer and checker agree on it.
 
-    What the loader reads the checker reads as it is written again, under the same hash, with averages of the same kind
-    that are equally late, and as it stands only if that is the same. What the loader refuses the checker refuses, but
-    for rules that no proof depends on.
+    The checker must read what the loader reads once it is written again, with the same hash, kind of average and lag,
+    and the original only if it is canonical. It must reject what the loader rejects, except for rules that no proof
+    needs.
     """
     text = json.dumps(raw)
     said, why = refusal(raw), ""
@@ -109,7 +109,7 @@ def agree(raw):
 
 
 def unroll(raw):
-    """A document without its certificate, and with each of its phases as often as it is repeated."""
+    """Return a document without its certificate, and with repeated phases written out."""
     strategy = raw["strategy"]
     if "phases" in strategy:
         entries = ((one["phase"], one["repeat"]) if isinstance(one, dict) else (one, 1) for one in strategy["phases"])

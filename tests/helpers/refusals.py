@@ -1,10 +1,10 @@
-"""Checks of errors: one line, of which the words match."""
+"""A check of error messages: one line that matches a pattern."""
 
 import pytest
 
 
 def check_error(error, words, function, *arguments, **named):
-    """The error of a call: one printable line that matches the words."""
+    """Check that a call raises this error with one printable line that matches `words`."""
     with pytest.raises(error, match=words) as caught:
         function(*arguments, **named)
     assert str(caught.value).isprintable()

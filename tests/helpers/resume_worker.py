@@ -1,4 +1,4 @@
-"""Forks workers that train, save, may be killed and resume; or that are compared with torch's own averagers and hooks.
+"""Forks workers that train, save, may be killed and resume, or that are compared with torch's averagers and hooks.
 
 Reads one JSON request per line, answers with one; torch is imported once.
 """
@@ -93,7 +93,7 @@ def work():
 
 
 def averagers():
-    """torch's hierarchical averager and ours on the same nested schedule; DDP with our hook and averager; DDP alone."""
+    """Compare torch's hierarchical averager with ours on the same schedule, and DDP with our hooks with plain DDP."""
     import torch.distributed as dist
     from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
 

@@ -1,7 +1,7 @@
-"""What real worker processes do in the tests, and the driver that forks them.
+"""The scenarios of real worker processes in tests, and the driver that forks them.
 
-`python -m helpers.scenarios` reads names of scenarios from standard input and answers each with one line of JSON: exit
-code of the launcher, what the workers printed, seconds. torch is imported once; every scenario forks fresh workers.
+`python -m helpers.scenarios` reads names of scenarios from standard input and answers each with one line of JSON: the
+launcher's exit code, the workers' output, seconds. torch is imported once; every scenario forks new workers.
 """
 
 # ruff: noqa: T201 - its output is what the tests read
@@ -44,7 +44,7 @@ from partreduce.runtime.transport.torch_api import PrefixStore
 from partreduce.topo.strategies.axes import RING
 
 wrapped = partial(training.wrap, None)
-"""The optimizer of a model of this process under a schedule, in the world of its run."""
+"""Return the wrapped optimizer of a model in this process, under a schedule, in the world of its run."""
 IN_EIGHT_BITS = st.Transport(codec=st.Codec.INT8)
 
 
@@ -57,7 +57,7 @@ def size():
 
 
 def pairs(name="pairs", **options):
-    """Four workers in changing pairs."""
+    """Return a schedule of four workers in changing pairs."""
     phases = tuple(st.Phase.from_groups(4, groups) for groups in ([[0, 1], [2, 3]], [[0, 2], [1, 3]]))
     return Schedule(name, Cluster.regular(1, 4), st.StaticGroups(phases=st.GroupPhases(phases), **options))
 
@@ -104,13 +104,13 @@ def report(**facts):
 
 
 def wait_for_the_others(launcher):
-    """Until the launcher has one worker left, besides its guardian."""
+    """Wait until the launcher has one worker left, and its guardian."""
     while sum(map(runs, children_of(launcher))) > 2:
         time.sleep(0.02)
 
 
 def stop_until_alone():
-    """Stand still; when the others have ended, a child of this process ends it, for which the launcher waits."""
+    """Stop this process; when all others have ended, a forked child kills it, so that the launcher can end."""
     me, launcher = os.getpid(), os.getppid()
     if os.fork() == 0:
         wait_for_the_others(launcher)
@@ -124,7 +124,7 @@ def now():
 
 
 def reporting(action):
-    """Run an action; report how and when it ended and how long it took, then end with the error's exit code."""
+    """Run an action and report how, when and after how long it ended; then exit with the error's exit code."""
     start = now()
     try:
         action()
@@ -154,7 +154,7 @@ def drawn_schedules_on_processes():
 
 
 def same_losses_as_ddp():
-    """Train three optimizers with DDP and with all-reduce each step, and report both loss curves."""
+    """Train three optimizers with DDP and with all-reduce in every step, and report both loss curves."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
@@ -184,7 +184,7 @@ def same_losses_as_ddp():
 
 
 def unused_parameter():
-    """A parameter without gradient on some or all workers."""
+    """Train with a parameter that has no gradient on some or all workers."""
     model = torch.nn.ParameterDict(
         {"some": torch.nn.Parameter(torch.ones(2)), "never": torch.nn.Parameter(torch.ones(2))}
     )
@@ -219,13 +219,13 @@ def differing(what):
 
 
 def wrong_size():
-    """All workers agree, but on a schedule for four."""
+    """Run a schedule for four workers on another number of workers, which all agree on it."""
     model = network()
     reporting(lambda: DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, pairs(), timeout=60))
 
 
 def kill_worker_3(when):
-    """Worker 3 is killed; the others must say so, and hold no partial sums."""
+    """Kill worker 3; the others must report it and hold no partial sums."""
     torch.manual_seed(0)
     long = when.startswith("in mid-operation")
     in_levels, coded = when.endswith("hierarchical"), when.endswith("coded")
@@ -265,7 +265,7 @@ def kill_worker_3(when):
 
 
 def lost_from_generated(when):
-    """Worker 3 fails at some point of a schedule with dynamic groups; the others train to the end without it."""
+    """Let worker 3 fail under `dynamic_groups`; the others train to the end without it."""
     model = torch.nn.Linear(1000, 1000)
     schedule = Schedule("g", Cluster.regular(1, 4), st.DynamicGroups(group_size=3, slow_threshold=None))
     optimizer = wrapped(model, schedule, lr=0.0, initial="keep")
@@ -278,7 +278,7 @@ def lost_from_generated(when):
     heartbeat = optimizer.run.reducer.heartbeat
 
     class Dying(type(heartbeat)):
-        """Once it is past step 4 and says that it enters an average, the worker dies a moment later, inside."""
+        """A heartbeat with which the worker dies inside an average, a moment after it enters one, past step 4."""
 
         def __setattr__(self, name, value):
             super().__setattr__(name, value)
@@ -318,7 +318,7 @@ def exception():
 
 
 def grow_a_buffer():
-    """A buffer grows on one worker, whose script catches the refusal and ends by itself."""
+    """Let a buffer grow on one worker, whose script handles the error and exits."""
     model = network()
     model.register_buffer("seen", torch.zeros(6))
     optimizer = wrapped(model, pairs())
@@ -331,7 +331,7 @@ def grow_a_buffer():
 
 
 def unequal(evaluated=False):
-    """Worker w has 6 + 2 w batches, and may evaluate the mean model after them."""
+    """Train with 6 + 2 w batches on worker w, which may then evaluate the mean model."""
     model = network()
     optimizer = wrapped(model, pairs())
 
@@ -346,7 +346,7 @@ def unequal(evaluated=False):
 
 
 def primitive():
-    """p_reduce on overlapping groups, several dtypes, strided tensors; then a call with another shape."""
+    """Call p_reduce on overlapping groups with several dtypes and strided tensors, then with different shapes."""
     a = torch.full((5,), float(rank()))
     b = torch.full((3, 2), 2.0 * rank(), dtype=torch.float64).t()
     c = torch.full((3,), float(rank()), dtype=torch.bfloat16)
@@ -380,7 +380,7 @@ def write_traces():
 
 
 def neighbors(gap, steps_per_round=1):
-    """Four workers on a ring, who each keep half of what they have."""
+    """Return a schedule on a ring of four workers, which keep half of their own values."""
     edges = [(v, (v + step) % 4, Fraction(1, 4)) for v in range(4) for step in (1, 3)]
     return Schedule(
         "gap",
@@ -390,7 +390,7 @@ def neighbors(gap, steps_per_round=1):
 
 
 def constant(schedule, size=1300, **options):
-    """A model of 5 MB, two parts of an update, that begins at the rank everywhere and gains rank + 1 in each step."""
+    """Return a model of 5 MB, sent in two parts, whose numbers begin at the rank and grow by rank + 1 in each step."""
     updates.PART_BYTES = 4 * 2**20
     model = torch.nn.Linear(1000, size, bias=False)
     optimizer = wrapped(model, schedule, lr=1.0, initial="keep", **options)
@@ -401,7 +401,7 @@ def constant(schedule, size=1300, **options):
 
 
 def gap():
-    """Standard and parallel, where every number is known; then most settings at once, with one that falls behind."""
+    """Run a parallel iteration gap with known results, then most settings at once with one worker left behind."""
     model, optimizer = constant(neighbors(st.IterationGap(update_order=st.UpdateOrder.DPSGD, max_ig=2)))
     for _ in range(4):
         optimizer.step()
@@ -437,7 +437,7 @@ ALONE = {
 
 
 def alone(strategy, place, count=12):
-    """Worker 0 comes to `place` by itself after `count` steps, as under `if rank == 0:`; the other one trains on."""
+    """Let worker 0 alone call `place` after `count` steps, as under `if rank == 0:`; worker 1 continues to train."""
     model = network()
     schedule = Schedule("alone", Cluster.regular(1, 2), strategy)
     optimizer = wrapped(model, schedule)
@@ -484,7 +484,7 @@ SCENARIOS = {
 
 
 class GeneratorElsewhere:
-    """One that this launcher did not start: it hears of failures by its lease alone."""
+    """A generator that the launcher did not start, which notices failures only by its lease."""
 
     environment: ClassVar[dict[str, str]] = {}
 
@@ -495,7 +495,7 @@ class GeneratorElsewhere:
 
 
 def launch_scenario(scenarios, request):
-    """What comes of a scenario whose workers the launcher forks."""
+    """Fork the workers of a scenario by the launcher; return exit code, output and seconds."""
     num_workers, function = scenarios[request["name"]]
     output, start = io.StringIO(), time.monotonic()
     code = launch(
@@ -513,7 +513,7 @@ def launch_scenario(scenarios, request):
 
 
 def main(answer):
-    """Answer requests by a function, or by launching what a dictionary names."""
+    """Answer requests from standard input by a function, or by launching scenarios of a dictionary."""
     for line in sys.stdin:
         request = json.loads(line)
         print(json.dumps(launch_scenario(answer, request) if isinstance(answer, dict) else answer(request)), flush=True)

@@ -1,4 +1,4 @@
-"""A second Hop, written from the paper with sets of absolute step numbers: protocol and virtual time are held to it."""
+"""A second implementation of Hop, from the paper, with sets of step numbers; protocol and simulator must match it."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from partreduce.schedulers.protocols.hop import Ack, Advance, Reduce, SendUpdate
 
 @dataclass
 class Worker:
-    """One worker of the second Hop: all that ever came, and where its out-neighbors are known to be at least."""
+    """One worker: all updates that ever arrived, and the least step that each out-neighbor is known to have reached."""
 
     step: int = 0
     stage: str = "send"
@@ -19,7 +19,7 @@ class Worker:
 
 
 class SecondHop:
-    """All workers; `events` and `do` in the words of the machine, everything else by itself.
+    """All workers; `events` and `do` use the machine's events and messages.
 
     It forgets nothing and counts no tokens: a token is the news that an out-neighbor advanced by a step.
     """
@@ -39,7 +39,7 @@ class SecondHop:
                 worker.stage = "reduce"
 
     def fitting(self, v, step):
-        """{in-neighbor: the update of it that step could reduce}."""
+        """Return {in-neighbor: the update of it that this step could reduce}."""
         late, come = self.setting.staleness, self.workers[v].come
         newest = {u: max((k for k in come[u] if k >= step - late), default=None) for u in self.into[v]}
         return {
@@ -50,7 +50,7 @@ class SecondHop:
         return len(self.fitting(v, step)) >= self.asked[v]
 
     def taken(self, v, step):
-        """What step averages: under staleness only what came since the last reduce."""
+        """Return the (in-neighbor, update) that a step averages; under staleness only those since the last reduce."""
         chosen = self.fitting(v, step)
         if self.setting.staleness:
             chosen = {u: k for u, k in chosen.items() if (u, k) in self.workers[v].since}

@@ -1,4 +1,4 @@
-"""Bugs seeded in a protocol's machine: each a sentence, one method that does something else, and where it dies."""
+"""Bugs planted in protocol machines: a sentence, one changed method, and the configurations that must find it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from partreduce.schedulers.protocols.base import Received, Send
 
 
 def differing(original, kind, *, seen=None, left=None, told=None, instead=None):
-    """What stands in for a method that has a state of a kind among its arguments.
+    """Return a changed version of a method that has a state of class `kind` among its arguments.
 
     Args:
         original: the method.
-        kind: what a state is.
-        seen: the state that it is given, of the real one and the arguments behind it.
-        left: the state that comes of it, of that, the one before and the arguments behind it.
-        told: its actions, of those of the machine.
-        instead: what is called in its place, with the method and the arguments.
+        kind: the class of states.
+        seen: makes the state that the method gets, from the real one and the arguments after it.
+        left: makes the resulting state, from the method's, the one before and the arguments after it.
+        told: makes the resulting actions, from the method's.
+        instead: is called in place of the method, with the method and its arguments.
     """
     if instead is not None:
         return partial(instead, original)
@@ -39,14 +39,14 @@ def differing(original, kind, *, seen=None, left=None, told=None, instead=None):
 
 
 class Bugs(dict):
-    """By what they say: (the class of the machine that has the bug, the names of configurations in which it dies)."""
+    """The bugs of a machine by sentence: (the machine's class with the bug, configurations that must find it)."""
 
     def __init__(self, machine, state):
         super().__init__()
         self._machine, self._state = machine, state
 
     def __call__(self, method, says, *where, instead=None, **changes):
-        """Register a bug; called again with the same sentence, a method more of it. `differing` says the `changes`."""
+        """Register a bug, or one more method for a known sentence; `changes` are arguments of `differing`."""
         kind = self.setdefault(says, (type(self._machine.__name__, (self._machine,), {}), where))[0]
         original, state = getattr(self._machine, method), self._state
 
@@ -58,18 +58,18 @@ class Bugs(dict):
 
 
 class PartBugs(dict):
-    """Bugs of the group generator's system: by what they say, (the part, its method, the changes, where it dies)."""
+    """The bugs of the generator's system by sentence: (part, method, changes, configurations that must find it)."""
 
     def __init__(self, *states):
         super().__init__()
         self._states = states
 
     def __call__(self, part, method, says, *where, **changes):
-        """Register a bug; `differing` says the `changes`."""
+        """Register a bug; `changes` are arguments of `differing`."""
         self[says] = (part, method, changes, where)
 
     def seeded(self, system, says):
-        """A copy of a system with one bug."""
+        """Return a copy of a system with one bug."""
         copy = replace(system)
         generator = copy.generator
         parts = {"generator": generator, "locking": generator.locking, "drawing": generator.drawing}
@@ -82,7 +82,7 @@ class PartBugs(dict):
 
 
 def brings(event, kind):
-    """Whether an event is a message of a kind that arrives."""
+    """Return whether an event is the arrival of a message of this class."""
     return isinstance(event, Received) and isinstance(event.message, kind)
 
 
@@ -91,5 +91,5 @@ def sends(action, kind):
 
 
 def put(values, place, value):
-    """The tuple with another value in one place."""
+    """Return the tuple with the value at `place` replaced."""
     return (*values[:place], value, *values[place + 1 :])

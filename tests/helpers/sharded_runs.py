@@ -1,4 +1,4 @@
-"""Sharded models under our schedules, in real processes; `python -m helpers.sharded_runs` as helpers.scenarios."""
+"""Sharded models under our schedules, in real processes; run as `python -m helpers.sharded_runs`."""
 
 import contextlib
 import os
@@ -30,12 +30,12 @@ from partreduce.runtime.transport.rendezvous import SingleProcessWorld, connect_
 from partreduce.runtime.transport.torch_api import PrefixStore
 
 ROUNDS = 4
-"""One more than the longest period has."""
+"""One more than the longest period."""
 BATCH = 6
 
 
 def phases(n):
-    """Changing pairs, one of which only some workers are in."""
+    """Return phases of pairs and of all workers, in some of which workers skip."""
     groups = [[[0, 1]], [[n - 2, n - 1]], [range(n)]] if n > 2 else [[[0, 1]], []]
     return group_phases(n, *groups)
 
@@ -62,7 +62,7 @@ def schedules(n):
 
 
 class Block(torch.nn.Module):
-    """A layer whose 7 rows no mesh divides, and a head with fewer rows than ranks."""
+    """A layer with 7 rows, which no mesh divides evenly, and one with 10."""
 
     def __init__(self):
         super().__init__()
@@ -92,7 +92,7 @@ def mesh_of(shape):
 
 
 def shard_model(mesh, model=None, **options):
-    """The network with a group for each block and one for the rest."""
+    """Shard the network with one FSDP group per block and one for the rest."""
     model = network() if model is None else model
     for part in model:
         if isinstance(part, Block):
@@ -105,14 +105,14 @@ def sgd(model):
 
 
 def batches(shape, steps):
-    """What each rank of each replica trains on: steps × replicas × shards × samples × numbers."""
+    """Return (inputs, targets), shape [steps, replicas, shards, samples, numbers]."""
     generator = torch.Generator().manual_seed(11)
     x = torch.randn(steps, *shape, BATCH, 5, generator=generator)
     return x, x.sum(-1, keepdim=True).sin()
 
 
 def train(optimizer, model, shape, own, *, norm=None, parts=1, evaluates=False):
-    """The losses of a run of which this process sees the part `own` of each step's data."""
+    """Train on this process's part `own` of each step's data; return the losses."""
     losses = []
     for all_inputs, all_targets in zip(*batches(shape, ROUNDS * optimizer.run.steps_per_round), strict=True):
         # Microbatches are parts of each rank's data, wherever they are put together.
@@ -148,14 +148,14 @@ def numbers(model):
 
 
 def of_replica(losses, mesh):
-    """The losses of a replica, whose ranks each have those of their own data."""
+    """Return the mean losses over a replica's ranks."""
     mean = torch.tensor(losses, dtype=torch.float64)
     dist.all_reduce(mean, group=mesh["dp_shard"].get_group())
     return (mean / mesh["dp_shard"].size()).tolist()
 
 
 def reference(schedule, shape, name, *, make=sgd, build=network, options=None, **training):
-    """The same run of whole models, one process a replica; None on the ranks that are too many."""
+    """Train whole models in the same way, one process per replica; return (losses, model), None on other ranks."""
     store = PrefixStore(f"reference {name}", connect_store(timedelta(seconds=60)))
     if rank() >= shape[0]:
         return None
@@ -166,7 +166,7 @@ def reference(schedule, shape, name, *, make=sgd, build=network, options=None, *
 
 
 def run(schedule, mesh, *, make=sgd, build=network, shard=shard_model, options=None, moved=False, **training):
-    """A run of sharded replicas: losses of this rank's replica, and its whole model at the end."""
+    """Train sharded replicas; return the losses of this rank's replica, and its whole model at the end."""
     model = shard(mesh, build())
     optimizer = DistributedOptimizer(
         make(model), model, schedule, mesh=mesh["dp_replicate"], timeout=60, **(options or {})
@@ -178,7 +178,7 @@ def run(schedule, mesh, *, make=sgd, build=network, shard=shard_model, options=N
 
 
 def same_losses():
-    """Each schedule with sharded replicas and with whole ones."""
+    """Run each schedule with sharded and with whole replicas."""
     shape = tuple(map(int, os.environ["MESH"].split("x")))
     mesh, found = mesh_of(shape), {}
     for name, schedule in schedules(shape[0]).items():
@@ -198,7 +198,7 @@ def frozen():
 
 
 def from_meta(mesh, model):
-    """As large models are made: sharded without numbers, which each rank then gives its shards."""
+    """Shard a model on the meta device, then initialize each rank's shards, as for large models."""
     with torch.device("meta"):
         empty = network()
     empty = shard_model(mesh, empty)
@@ -209,12 +209,12 @@ def from_meta(mesh, model):
 
 
 def left_whole(mesh, model):
-    """Its forward pass leaves the whole parameters until the backward pass."""
+    """Shard a model whose forward pass leaves the whole parameters until the backward pass."""
     return shard_model(mesh, model, reshard_after_forward=False)
 
 
 def one_group(mesh, model):
-    """FSDP has tied weights in one group only."""
+    """Shard in one group, as FSDP requires for tied weights."""
     return fully_shard(model, mesh=mesh["dp_shard"])
 
 
@@ -239,7 +239,7 @@ def shard_in_bfloat16(mesh, model):
 
 
 def by_torch_alone(mesh):
-    """HSDP of torch, in mixed precision: it averages gradients over both dimensions by itself."""
+    """Train by torch's HSDP in mixed precision, which averages gradients over both dimensions."""
     model, policy = network(), MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for part in [*model, model]:
         if part is model or isinstance(part, Block):
@@ -256,7 +256,7 @@ def by_torch_alone(mesh):
 
 
 def features():
-    """What users do with a sharded model, against the same with a whole one, averaging gradients and parameters."""
+    """Compare sharded with whole models under options that users set, averaging gradients and parameters."""
     mesh, found = mesh_of((2, 2)), {}
     for name, feature in FEATURES.items():
         for kind in ("all-reduce", "every 2"):
@@ -270,7 +270,7 @@ def features():
 
 
 def parallel(mesh, model):
-    """Blocks split by columns and rows over tp, and all sharded over dp_shard where that is more than one rank."""
+    """Split blocks by columns and rows over `tp`, and shard over `dp_shard` if that has several ranks."""
     for part in model:
         if isinstance(part, Block):
             parallelize_module(part, mesh["tp"], {"one": ColwiseParallel(), "two": RowwiseParallel()})
@@ -296,7 +296,7 @@ SAVED = ("every 2", "groups", "late", "outer", "pipeline")
 
 
 def checkpoints():
-    """Half a run, saved twice, and the other half; or, where there is a checkpoint, the other half alone."""
+    """Train half a run with two saves, then the other half; if there is a checkpoint, only the other half."""
     shape = tuple(map(int, os.environ["MESH"].split("x")))
     mesh, found = mesh_of(shape), {}
     (replica, shard), samples = mesh.get_coordinate(), torch.Generator().manual_seed(12)
@@ -330,7 +330,7 @@ def checkpoints():
 
 
 def kill_rank_3():
-    """Rank 3 of 2×2 dies between two steps of a long run."""
+    """Kill rank 3 of 2×2 between two steps of a long run."""
     mesh = mesh_of((2, 2))
     model = shard_model(mesh)
     optimizer = DistributedOptimizer(sgd(model), model, schedules(2)["groups"], mesh=mesh["dp_replicate"], timeout=60)
@@ -356,7 +356,7 @@ DELAYS = {
 
 @contextlib.contextmanager
 def delay_calls(places):
-    """Random delays before each of these; how often there was one."""
+    """Context manager: delay calls of the methods in `places` at random; yield a counter of the delays."""
     rng, count = random.Random(rank()), [0]
     with contextlib.ExitStack() as patches:
         for holder, name in map(DELAYS.get, places):

@@ -1,10 +1,10 @@
-"""Signs of life as waits ask for them, in tests without other workers."""
+"""A stand-in for the signs of life that waits check, for tests without other workers."""
 
 
 class Signs:
-    """Of workers that are all there, until a test sets `why`; all of `SignsOfLife`.
+    """Implements `SignsOfLife` for workers that are all alive, until a test sets `why` to a failure's reason.
 
-    A wait asks for most of it only when it lasts, which on a busy machine any wait may.
+    A wait checks most of it only when it lasts; on a busy machine any wait may last.
     """
 
     why = None

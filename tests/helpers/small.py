@@ -1,4 +1,4 @@
-"""Small schedules of listed groups, of rules and of graphs, in one call each."""
+"""Small schedules of listed groups, rules and graphs, each made by one call."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from partreduce.topo.strategies import GroupPhases, NeighborAveraging, RulePhase
 
 
 def of_groups(name, cluster, *phases, **options):
-    """Each phase is a list of groups, or of their members."""
+    """Return a static schedule; each phase is a list of groups, or of their members."""
     listed = tuple(Phase.from_groups(cluster.num_workers, phase) for phase in phases)
     return Schedule(name, cluster, StaticGroups(phases=GroupPhases(listed), **options))
 
@@ -23,12 +23,12 @@ def of_rule(name, cluster, radices, phases, **options):
 
 
 def of_edges(name, cluster, *rounds, **options):
-    """Each round is a list of (source, target, weight)."""
+    """Return a schedule over graphs; each round is a list of (source, target, weight)."""
     listed = tuple(Round.from_edges(cluster.num_workers, edges) for edges in rounds)
     return Schedule(name, cluster, NeighborAveraging(rounds=listed, **options))
 
 
 def list_groups(schedule):
-    """The same phases with their groups written out."""
+    """Return the schedule with its phases as explicit groups."""
     phases = GroupPhases(tuple(map(schedule.phase, range(schedule.period))))
     return replace(schedule, strategy=replace(schedule.strategy, phases=phases))

@@ -1,6 +1,6 @@
-"""Small schedules drawn from a seed: groups, rules and graphs, of which every third one has relaxations of any kind.
+"""Small schedules drawn from a seed: groups, rules and graphs; every third seed has relaxations of any kind.
 
-Of every seventh seed a worker stands in two groups, or a local rank in two blocks.
+Every seventh seed has a worker in two groups, or a local rank in two blocks.
 """
 
 from fractions import Fraction
@@ -35,7 +35,7 @@ def random_groups(seed, **options):
 
 
 def random_rule(seed, radices=((2,), (3,), (2, 2), (2, 3)), **options):
-    """A local rank may be in no block."""
+    """Return a rule in which some local ranks may be in no block."""
     chance = Random(seed)
     radices = chance.choice(radices)
     size, factors = chance.randint(1, 3), FACTORS if seed % 3 == 0 else TAME

@@ -1,9 +1,9 @@
-"""Jobs that are suspended while one worker waits for another, each in its own process.
+"""Jobs in which one worker waits for another while both are suspended, each job in its own processes.
 
-`python -m helpers.suspended TIMEOUT NAME …` does what each name stands for and prints as JSON how it ended. The other
-one is stopped by SIGSTOP first, so that the waiter has to wait, then the waiter for longer than its timeout; then both
-continue, as after a night with the lid closed. The jobs run at the same time, but start two at a time: a worker that
-gets no processor for its timeout while all others start would rightly blame its peer.
+`python -m helpers.suspended TIMEOUT NAME …` runs the named jobs and prints as JSON how they ended. First the other
+worker is stopped by SIGSTOP, so that the waiter has to wait; then the waiter, for longer than its timeout; then both
+continue, as a laptop does after its lid was closed. The jobs run at the same time, but start two at a time: a worker
+that gets no processor for its timeout while all others start would rightly blame its peer.
 """
 
 # ruff: noqa: T201 - its output is what the tests read
@@ -38,15 +38,15 @@ from partreduce.runtime.transport.torch_api import TCPStore
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 
 AT, STEPS = 20, 60
-"""The step in which the other worker is stopped, and how many there are."""
+"""The step in which the other worker is stopped, and the number of steps."""
 STILL_SECONDS = 0.7
-"""A waiter that does nothing for so long waits."""
+"""A waiter without progress for this long is taken to wait."""
 LONGER = 2.0
-"""Seconds for which it is stopped beyond its timeout."""
+"""Seconds for which the waiter is stopped in addition to its timeout."""
 LIMIT = 240.0
-"""Seconds in which a job comes to where it is suspended, and in which it ends after it was resumed."""
+"""Most seconds until a job is suspended, and from its resumption to its end."""
 STARTING = 2
-"""Jobs on their way to where they are suspended at one time."""
+"""Most jobs that start at the same time."""
 
 PAIR = Cluster.regular(1, 2)
 EDGES = st.Round.from_edges(2, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))])
@@ -63,7 +63,7 @@ SCHEDULES = {
 
 
 class Job:
-    """What the processes of one job share: how far the waiter has come, and the way to stop oneself."""
+    """The two processes of a job, and the waiter's progress in shared memory."""
 
     def __init__(self, name, timeout):
         self.name, self.timeout, self.steps = name, timeout, STEPS
@@ -72,7 +72,7 @@ class Job:
         self.pids, self.was_suspended, self.store = {}, False, None
 
     def moved(self):
-        """Called by the waiter between two waits."""
+        """Count progress; the waiter calls this between two waits."""
         self._shared[0] = (self._shared[0] + 1) % 256
 
     @property
@@ -99,7 +99,7 @@ class Job:
         self.pids[role] = pid
 
     def suspend(self, starting):
-        """Wait until the waiter waits for the other, which has stopped itself; then stop it, too, and resume both."""
+        """Start the job; when the waiter waits for the stopped worker, stop it as well, then resume both."""
         with starting:
             OTHERS.get(self.name, start_training)(self)
             if not self._stopped_in_wait():
@@ -122,7 +122,7 @@ class Job:
         return self.was_suspended
 
     def outcome(self):
-        """The exit codes, and all output."""
+        """Return the exit codes by role, all output, and whether the job was suspended."""
         codes, end = {}, time.monotonic() + LIMIT
         for role, pid in self.pids.items():
             while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
@@ -136,7 +136,7 @@ class Job:
 
 
 def _wait_until_stopped(pid):
-    """Wait until a process is stopped; False if it ended before, or was not in time."""
+    """Wait until a process is stopped; return False if it ended first, or after `LIMIT` seconds."""
     end = time.monotonic() + LIMIT
     while (state := look_at(pid).state) not in "TZ":
         if time.monotonic() > end:
@@ -146,12 +146,12 @@ def _wait_until_stopped(pid):
 
 
 def stop_oneself():
-    """Stop this process before its calling thread does anything else: `os.kill` may let it continue for a moment."""
+    """Stop this process at once; with `os.kill` the calling thread may continue for a moment."""
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 def train(job, rank, port):
-    """Both train; in one step the other is stopped."""
+    """Train as one of two workers; worker 1 stops itself in step `AT`."""
     os.environ.update(
         WORLD_SIZE="2", RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo",
         TORCHELASTIC_USE_AGENT_STORE="True", TORCH_CPP_LOG_LEVEL="ERROR",
@@ -182,7 +182,7 @@ def connect(port):
 
 
 def start_room(job):
-    """The waiter waits for room to send to one that takes nothing."""
+    """Let the waiter wait for room in the mailbox of a worker that takes no messages."""
     job.store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     bound = Bound(4, 4_000)
 
@@ -218,7 +218,7 @@ def start_room(job):
 
 
 def start_message(job):
-    """The waiter waits for a message."""
+    """Let the waiter wait for a message."""
     job.store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 
     def waiter():
@@ -247,7 +247,7 @@ def start_message(job):
 
 
 def start_store(job):
-    """The waiter asks a store whose server is stopped."""
+    """Let the waiter send requests to a store whose server is stopped."""
     reading, writing = os.pipe()
     asked, asks = os.pipe()  # its end is the waiter's
 
@@ -278,7 +278,7 @@ def start_store(job):
 
 
 def start_note(job):
-    """The waiter waits for a note of the other."""
+    """Let the waiter wait for a note of the other worker."""
     job.store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 
     def waiter():
@@ -297,7 +297,7 @@ def start_note(job):
 
 
 def start_generator(job):
-    """The waiter asks a group generator that is stopped."""
+    """Let the waiter send requests to a stopped group generator."""
     reading, writing = os.pipe()
     key = new_key()
 
@@ -337,7 +337,7 @@ OTHERS = {
 
 
 def rehearse():
-    """Train once without a stop: what workers import when they need it comes from a cold disk the first time."""
+    """Train once without a stop, so that later imports of workers do not come from a cold disk."""
     job = Job("all-reduce", timeout=LIMIT)
     job.steps = AT
     start_training(job)

@@ -1,4 +1,4 @@
-"""Problems of a search on even links, and a search with its own clock."""
+"""Search problems on even links, and a function that runs the search."""
 
 from dataclasses import replace
 

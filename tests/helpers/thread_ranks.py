@@ -1,4 +1,4 @@
-"""Many ranks as threads of one process, over the raw gloo groups that real processes use; worlds are made once."""
+"""Ranks as threads of one process, over the gloo groups that real processes use; worlds are created once."""
 
 import functools
 import gc
@@ -16,7 +16,7 @@ ABANDONED = "its world was abandoned"
 
 
 class ThreadRanks:
-    """A warm pool of threads, one per rank."""
+    """A pool of threads, one per rank, that keep their worlds."""
 
     def __init__(self, most, timeout=60):
         self.most, self.timeout = most, timeout
@@ -31,8 +31,8 @@ class ThreadRanks:
     def close(self):
         """End the threads, and with them their worlds' connections: one process runs many files of tests.
 
-        One after another: threads that end together and free what torch.compile has recorded can wait for one another's
-        locks inside torch for ever.
+        They end one after another: threads that free what torch.compile recorded at the same time can deadlock inside
+        torch.
         """
         for tasks, thread in zip(self.tasks, self.threads, strict=True):
             tasks.put(None)
@@ -40,12 +40,12 @@ class ThreadRanks:
         gc.collect()
 
     def fresh(self):
-        """New worlds from now on, as after an error, or where a world was abandoned: the old ones are destroyed."""
+        """Create new worlds from now on, as after an error or when a world was abandoned."""
         self.generation += 1
         self.stores = {}
 
     def run(self, n, action, *, limit=280, catch=None):
-        """What `action(world)` returns on each of n ranks; with `catch` an error of that type is returned as it is."""
+        """Return what `action(world)` returns on each of n ranks; an error of type `catch` is returned, others fail."""
         store = self.stores.setdefault(n, dist.HashStore())
         for rank in range(n):
             self.tasks[rank].put((action, n, store, self.generation))
@@ -64,7 +64,7 @@ class ThreadRanks:
         return results
 
     def texts(self, n, action, error):
-        """The text of the error of this type that each of n ranks raises, or what it returns, "" for nothing."""
+        """Return for each of n ranks the text of the error of this type, else the result, with "" for None."""
         results = self.run(n, action, catch=error)
         return [str(one) if isinstance(one, error) else "" if one is None else one for one in results]
 
@@ -83,9 +83,9 @@ class ThreadRanks:
 
 
 def on_ranks(count, expected=None, *, fresh=False):
-    """A test that each of so many ranks runs in a thread, on its `world`; together they return what is `expected`.
+    """Decorate a test so that `count` ranks run it in threads, each with its `world`; check the list of results.
 
-    Where worlds do not outlive it they are `fresh` before and after it.
+    Use `fresh` if the worlds do not survive the test: they are new before and after it.
     """
 
     def decorate(test):

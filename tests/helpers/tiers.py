@@ -1,4 +1,4 @@
-"""Marks the slow tests: what `make test` leaves to `make test-slow`, by the table `tests/slow.toml`."""
+"""Marks the slow tests, which only `make test-slow` runs, by the table `tests/slow.toml`."""
 
 import tomllib
 from fnmatch import fnmatchcase
@@ -16,7 +16,7 @@ def _stays(keep, row, position):
 
 
 def mark_slow(items, *, whole):
-    """Mark the slow ones among collected items; with `whole`, if files were collected whole, each key has to match."""
+    """Mark the slow tests among collected items; with `whole` (whole files were collected) every key must match."""
     by_test = {}
     for item in items:
         by_test.setdefault(item.path, {}).setdefault(item.originalname, []).append(item)
@@ -37,7 +37,7 @@ def mark_slow(items, *, whole):
 
 
 def _mark(items, rows, keep):
-    """How many of a test's chosen rows are slow."""
+    """Mark the slow rows of a test among those that match `rows`, and return how many there are."""
     ids = [(item, item.name.partition("[")[2][:-1]) for item in items]
     chosen = [(item, row) for item, row in ids if fnmatchcase(row, rows)]
     slow = [item for position, (item, row) in enumerate(chosen) if not _stays(keep, row, position)]

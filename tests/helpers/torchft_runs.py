@@ -1,4 +1,4 @@
-"""Replicas of torchft as threads of one process, each with a Manager and a gloo group; what they end with, as JSON."""
+"""Replicas of torchft as threads of one process, each with a Manager and a gloo group; prints results as JSON."""
 
 import itertools
 import json
@@ -22,7 +22,7 @@ from partreduce.errors import InputError
 LIMIT = timedelta(seconds=120)
 REPLICAS, STEPS, STEPS_PER_ROUND = 3, 12, 4
 SEEDED = threading.Lock()
-"""Threads have one generator of random numbers."""
+"""Held while a model is created, because threads share one random generator."""
 DILOCO = st.OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
 
 
@@ -56,7 +56,7 @@ def weights(model):
 
 
 class Replica:
-    """One replica group of one process."""
+    """A torchft replica group of one process."""
 
     def __init__(self, lighthouse, number, seed=0, **options):
         self.number, self.model = number, network(seed)
@@ -85,7 +85,7 @@ class Replica:
 
 
 def together(body, *, least=REPLICAS):
-    """What `body(lighthouse, number)` returns for each replica."""
+    """Return what `body(lighthouse, number)` returns for each replica."""
     lighthouse = LighthouseServer(
         bind="[::]:0", min_replicas=least, join_timeout_ms=60_000, heartbeat_timeout_ms=20_000
     )
@@ -97,7 +97,7 @@ def together(body, *, least=REPLICAS):
 
 
 def train_replica(averaging, **options):
-    """All replicas' weights after STEPS steps inside `averaging(manager, model, optimizer)`."""
+    """Return all replicas' weights after STEPS steps inside `averaging(manager, model, optimizer)`."""
 
     def body(lighthouse, number):
         replica = Replica(lighthouse, number, **options)
@@ -113,7 +113,7 @@ def train_replica(averaging, **options):
 
 
 def by_hand(outer, num_fragments):
-    """The same in one loop: fragments are the two layers."""
+    """Return the same weights from a plain loop, in which the fragments are the two layers."""
     models = [network() for _ in range(REPLICAS)]
     optimizers = [sgd(model) for model in models]
     layers = [[(model[0], model[2])[f::num_fragments] for model in models] for f in range(num_fragments)]
@@ -139,7 +139,7 @@ def by_hand(outer, num_fragments):
 
 
 def lost_and_back():
-    """Replica 2 ends after six steps, the others continue, and one of its number comes back with another model."""
+    """End replica 2 after six steps; the others continue, and a new replica 2 joins with another model."""
     met, back = [threading.Event() for _ in range(2)], threading.Event()
 
     def body(lighthouse, number):
@@ -174,7 +174,7 @@ def lost_and_back():
 
 
 def check_errors():
-    """What it says to what it does not do."""
+    """Return the error messages for unsupported schedules, by case."""
     lighthouse = LighthouseServer(bind="[::]:0", min_replicas=1)
     replica = Replica(lighthouse, 0)
     late = Replica(lighthouse, 1, use_async_quorum=True)

@@ -1,4 +1,4 @@
-"""The smallest training: strategies of listed groups, and models under a strategy on one worker of a world."""
+"""Small training jobs: strategies of listed groups, and models under a strategy on one worker of a world."""
 
 import threading
 
@@ -11,14 +11,14 @@ _building = threading.Lock()
 
 
 def build_seeded(make, seed=1):
-    """What a function makes of numbers from a seed; torch's own seed is the process's, and workers are threads."""
+    """Return `make()` under a seed; workers are threads that share torch's random generator."""
     with _building:
         torch.manual_seed(seed)
         return make()
 
 
 def group_phases(num_workers, *phases):
-    """Each of the phases a list of groups."""
+    """Return phases, each given as a list of groups."""
     return st.GroupPhases(tuple(st.Phase.from_groups(num_workers, groups) for groups in phases))
 
 
@@ -27,7 +27,7 @@ def static_groups(num_workers, *phases, **axes):
 
 
 def wrap(world, model, strategy, inner=None, *, lr=0.1, timeout=60, **options):
-    """A model's optimizer, SGD by default, under a schedule, or under a strategy of all workers on one node."""
+    """Return the wrapped optimizer of a model, SGD by default; a strategy is for all workers on one node."""
     inner = torch.optim.SGD(model.parameters(), lr=lr) if inner is None else inner
     is_schedule = isinstance(strategy, Schedule)
     schedule = strategy if is_schedule else Schedule("trained", Cluster.regular(1, world.size), strategy)
@@ -35,7 +35,7 @@ def wrap(world, model, strategy, inner=None, *, lr=0.1, timeout=60, **options):
 
 
 class Quadratic(torch.nn.Module):
-    """Parameters whose gradient is decay · x − push."""
+    """A model whose gradient is decay · x − push."""
 
     def __init__(self, start, dtype):
         super().__init__()
@@ -51,7 +51,7 @@ class Quadratic(torch.nn.Module):
 
 
 def wrap_quadratic(world, strategy, start, **options):
-    """A model that begins with a worker's own numbers in double precision, and its optimizer, at a rate of 1."""
+    """Return a model that starts with a worker's own float64 numbers, and its wrapped SGD at rate 1."""
     model = Quadratic(start, torch.float64)
     inner = torch.optim.SGD(model.parameters(), lr=1.0, foreach=False)
     return model, wrap(world, model, strategy, inner, initial="keep", **options)
@@ -63,7 +63,7 @@ SIZES = [(3, 4), (4, 4), (4, 2), (2, 1)]
 class Training:
     """A model of four layers, its optimizer, and the worker's own data; each step accumulates two batches.
 
-    With AdamW and clipping where parameters are averaged, else with momentum.
+    The optimizer is SGD with momentum if gradients are averaged, else AdamW with clipping.
     """
 
     def __init__(self, world, strategy, *, batch_norm=False, **options):
@@ -102,7 +102,7 @@ class Training:
         return self.values()
 
     def to_the_end(self, count):
-        """Steps on uneven data: each worker has two fewer than the one before, and all end with the first's round."""
+        """Train on uneven data, two steps fewer on each next worker, until the first worker has ended."""
         with self.optimizer.join():
             self.steps(count - 2 * self.rank)
         return self.values()

@@ -1,4 +1,4 @@
-"""`partreduce run --nnodes 2`, two workers on each node: on loopback, or in two network namespaces."""
+"""`partreduce run --nnodes 2` with two workers on each node, on loopback or in two network namespaces."""
 
 import contextlib
 import itertools
@@ -14,7 +14,7 @@ from pathlib import Path
 from helpers.warm import WARM
 
 LIMIT = 400
-"""Seconds for what takes ten on a machine that does little else."""
+"""Most seconds for an operation that takes ten on an idle machine."""
 LAUNCHER = """
 import ctypes, os, sys
 space, grace = sys.argv.pop(1), float(sys.argv.pop(1))
@@ -28,12 +28,12 @@ from partreduce.commands import run
 run.launch = lambda *a, launch=run.launch, **k: launch(*a, grace=grace, **k)
 sys.exit(main())
 """
-"""The command in a namespace and with another grace period: who learns of a failure has said so before it is ended."""
+"""The command in a namespace, with another grace period between a failure and the end of the survivors."""
 _numbers = itertools.count()
 
 
 def why_no_network():
-    """Why no network can be had here; empty where it can."""
+    """Return why no namespaces can be created; "" if they can."""
     return "" if os.geteuid() == 0 and shutil.which("ip") else "needs root and `ip netns`"
 
 
@@ -42,7 +42,7 @@ def _ip(*words):
 
 
 class Network:
-    """Namespaces of nodes 0 and 1, on a bridge; `address` is that of node 0."""
+    """The namespaces of nodes 0 and 1, connected by a bridge; `address` is that of node 0."""
 
     def __init__(self):
         # The kernel takes away a namespace's links some time after it, so no two of a process share names.
@@ -60,7 +60,7 @@ class Network:
                 _ip("-n", space, "link", "set", link, "up")
 
     def cut(self):
-        """From now on nothing passes between the nodes, without an error on either."""
+        """Drop all packets between the nodes from now on, without an error on either."""
         _ip("link", "set", f"{self.spaces[1]}o", "nomaster")
 
     def mend(self):
@@ -78,7 +78,7 @@ def free_port():
 
 
 class NodesRun:
-    """A run of a script, of which worker 3 says "under way as PID"; `options` are the command's, before the script."""
+    """A run of a script whose worker 3 prints "under way as PID"; `options` are those of `partreduce run`."""
 
     def __init__(self, folder, script, schedule, *arguments, network=None, grace=60.0, options=(), order=(0, 1)):
         (folder / "train.py").write_text(script)
@@ -108,7 +108,7 @@ class NodesRun:
             file.close()
 
     def text_of(self, name, *nodes):
-        """What the nodes have written so far, as "output" or "errors"."""
+        """Return what the nodes have written to "output" or "errors" so far."""
         return "".join((self.folders[node] / name).read_text() for node in nodes or (0, 1))
 
     @property
@@ -116,24 +116,24 @@ class NodesRun:
         return self.text_of("errors")
 
     def ended(self):
-        """The exit codes of both launchers, and all that was written to standard output and error."""
+        """Wait for the end; return both launchers' exit codes, standard output and standard error."""
         codes = [launcher.wait(LIMIT) for launcher in self.launchers]
         return codes, self.text_of("output"), self.errors
 
     def ends(self, *expected):
-        """What was written, as `ended` says; both launchers end with these codes, and nothing is left of them."""
+        """Check that both launchers end with these exit codes and no process remains; return output and errors."""
         codes, output, errors = self.ended()
         assert tuple(codes) == expected, errors
         self.nothing_is_left()
         return output, errors
 
     def under_way(self):
-        """Worker 3's process, once it has trained a few rounds."""
+        """Wait until worker 3 has trained a few rounds; return its process id."""
         wait_until(lambda: re.search(r"under way as \d+\n", self.text_of("output", 1)), lambda: self.errors)
         return int(re.search(r"under way as (\d+)", self.text_of("output", 1))[1])
 
     def processes(self, node):
-        """What runs of a node, by its working folder; zombies have none."""
+        """Return the ids of a node's processes, found by their working folder; zombies have none."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):

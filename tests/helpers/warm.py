@@ -28,26 +28,26 @@ from partreduce.runtime.launcher import process_cleanup
 from partreduce.runtime.launcher.processes import end_as_python_does, flush_everything
 
 FOR_MOST = ("numpy.ma", "partreduce.runtime.profile", "scipy.sparse.csgraph", "torch.profiler", "yaml", "zmq")
-"""Imported once for all commands and workers, besides what the launcher imports for its own."""
+"""Modules imported once for all commands and workers, in addition to those that the launcher imports."""
 LIMIT = 250
-"""Seconds in which a command ends, and the warm process has imported."""
+"""Most seconds for a command, and for the imports of the warm process."""
 
 
 def _receive_number(connection):
-    """The next number, of 4 bytes."""
+    """Return the next number of 4 bytes from the connection."""
     data = connection.recv(4, socket.MSG_WAITALL)
     assert len(data) == 4, "the warm process or its keeper is gone"
     return int.from_bytes(data, "big")
 
 
 class RunningCommand:
-    """A running command; as much of subprocess.Popen as tests need."""
+    """A running command, with the methods of subprocess.Popen that tests use."""
 
     def __init__(self, connection, pid):
         self._connection, self.pid, self.returncode = connection, pid, None
 
     def wait(self, timeout=LIMIT):
-        """The exit code, that of a signal negative; raises TimeoutError."""
+        """Return the exit code, negative for a signal; raise TimeoutError."""
         if self.returncode is None:
             self._connection.settimeout(timeout)
             self.returncode = os.waitstatus_to_exitcode(_receive_number(self._connection))
@@ -67,7 +67,7 @@ class RunningCommand:
 
 
 class Warm:
-    """The warm process of this process of tests, started when it is first needed; it and its commands end with this."""
+    """The warm process of this test process, started on first use; it and its commands end with this process."""
 
     def __init__(self):
         self._process, self._lock = None, threading.Lock()
@@ -91,7 +91,7 @@ class Warm:
         return connection
 
     def start(self, module, *arguments, streams=(0, 1, 2), cwd=children.ROOT, environment=None, session=False):
-        """Begin `python -m module arguments`, or with "-c" code; `streams` are three descriptors."""
+        """Start `python -m module arguments`, or with "-c" code; `streams` are three file descriptors."""
         connection = self._connect()
         request = [module, [str(a) for a in arguments], str(cwd), environment or children.environment(), session]
         data = json.dumps(request).encode()
@@ -100,7 +100,7 @@ class Warm:
         return RunningCommand(connection, _receive_number(connection))
 
     def talk(self, module, **options):
-        """Begin a module, in a new session, to which the caller has pipes: (started, its input, its output)."""
+        """Start a module in a new session; return (RunningCommand, its standard input, its standard output)."""
         ours_in, theirs_out = os.pipe()
         theirs_in, ours_out = os.pipe()
         begun = self.start(module, streams=[theirs_in, theirs_out, 2], session=True, **options)
@@ -109,7 +109,7 @@ class Warm:
         return begun, os.fdopen(ours_out, "w"), os.fdopen(ours_in)
 
     def run(self, module, *arguments, timeout=LIMIT, stdin="", check=False, **options):
-        """Run to the end, like subprocess.run with captured output as text."""
+        """Run a command to its end, like subprocess.run with captured output as text."""
         with contextlib.ExitStack() as stack:
             files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
             files[0].write(stdin.encode())
@@ -139,7 +139,7 @@ WARM = Warm()
 
 
 def _serve(listener):
-    """Fork a keeper for each connection; returns in the forked command, with (module, arguments)."""
+    """Fork a keeper for each connection, which forks the command; return (module, arguments) in the command."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
     warm = os.getpid()
     while True:
@@ -169,13 +169,13 @@ def _serve(listener):
 
 
 def _die_with(parent):
-    """End when process `parent` does, which may have been killed without a chance to tell its children."""
+    """End this process when process `parent` ends, or now if it has ended."""
     if not process_cleanup.die_with_parent(parent):
         os._exit(1)
 
 
 def _settle(descriptors, cwd, environment, session):
-    """Become what a process of its own would be."""
+    """Set up streams, folder, environment, signals and session as in a new process."""
     for target, descriptor in enumerate(descriptors):
         os.dup2(descriptor, target)
     for descriptor in descriptors:

@@ -1,8 +1,8 @@
-"""The checker's program, each time in a process of its own that need not start an interpreter and compile it again.
+"""The checker's program, each time in a new process that is forked from one with the checker imported.
 
-`run_checker(certificate, schedule)` is `python -I -S verify/checker certificate schedule` in an empty environment:
-what a stranger runs, from the first line of its `__main__.py` to its exit status. The process is forked from one that
-was started in just that way and has only imported the checker.
+`run_checker(certificate, schedule)` does what `python -I -S verify/checker certificate schedule` does in an empty
+environment, from the first line of `__main__.py` to the exit status. The process is forked from one that was started in
+just that way and has only imported the checker.
 """
 
 import atexit
@@ -19,13 +19,13 @@ from pathlib import Path
 
 
 class _Starter:
-    """The process from which the others are forked, started when it is first needed; it ends with this one."""
+    """The process that forks the others, started on first use; it ends with this one."""
 
     def __init__(self):
         self._process, self._folder = None, None
 
     def run(self, arguments, memory, timeout):
-        """The exit status and output of one process."""
+        """Return the exit status and output of one process."""
         if self._process is None:
             self._start()
         output = [f"{self._folder.name}/{name}" for name in ("stdout", "stderr")]
@@ -61,12 +61,12 @@ _STARTER = _Starter()
 
 
 def run_checker(*arguments, memory=None, timeout=60):
-    """Run the program to its end, like subprocess.run with captured text; `memory` limits its bytes of addresses."""
+    """Run the program to its end, like subprocess.run with captured text; `memory` limits its address space."""
     return _STARTER.run(arguments, memory, timeout)
 
 
 def _serve():
-    """Fork once for each line of requests; returns the arguments in the forked process."""
+    """Fork once for each line of requests; return the arguments in the forked process."""
     while line := sys.stdin.buffer.readline():
         *output, memory, arguments = json.loads(line)
         pid = os.fork()
