@@ -1,4 +1,4 @@
-"""What every experiment needs: its arguments, workers that measure in turns, curves, and tables that are kept."""
+"""Functions for every experiment: arguments, workers that measure in turns, curves, and tables of results."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
 
 Way = Callable[[int], Callable[[], object]]
-"""One contestant: prepares a turn and returns what is timed."""
+"""One contestant: a function that prepares a turn and returns the function to time."""
 Times = dict[str, list[list[float]]]
 
 
 def import_all(*packages: ModuleType) -> None:
-    """Every module of packages, before forks, but for adapters of libraries that are not installed."""
+    """Import every module of packages, before forks, except adapters of libraries that are not installed."""
     for package in packages:
         for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
             try:
@@ -49,7 +49,7 @@ def import_all(*packages: ModuleType) -> None:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a file, in which "$none" stands for None."""
+    """Return the tables of a file, with None for "$none"."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
@@ -63,7 +63,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def parser(words: str) -> argparse.ArgumentParser:
-    """Arguments of a module, whose docstring is the help."""
+    """Return an argument parser whose help is `words`, usually a module's docstring."""
     return argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
@@ -77,7 +77,7 @@ def commit() -> str:
 
 
 def one_thread() -> None:
-    """For networks so small that torch's threads, and the set-up of its fast kernels, cost more than they save."""
+    """Use one thread in torch, for networks so small that threads and fast kernels cost more than they save."""
     import torch
 
     torch.set_num_threads(1)
@@ -85,7 +85,7 @@ def one_thread() -> None:
 
 
 def end_after(seconds: float) -> None:
-    """Let an alarm end this process if it hangs, whatever it hangs in."""
+    """Kill this process by an alarm after some seconds, even if it hangs."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(max(1, int(seconds)))
 
@@ -93,7 +93,7 @@ def end_after(seconds: float) -> None:
 def run_bounded(
     command: Sequence[str], output: Path, limit: float, environment: dict[str, str] | None = None
 ) -> int | None:
-    """The exit code of a command, None if it was ended at the limit; what it has started ends with it."""
+    """Return the exit code of a command, None if it was killed at the limit; its child processes end with it."""
     with output.open("w") as sink:
         child = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
@@ -109,14 +109,14 @@ def run_bounded(
 
 
 def free_port() -> int:
-    """A port that no one listens on now."""
+    """Return a port on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def machine() -> str:
-    """What stands next to numbers that depend on it."""
+    """Return a description of the machine, to print next to numbers that depend on it."""
     load = os.getloadavg()[0]
     return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, load {load:.1f}"
 
@@ -127,7 +127,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def middle(values: Sequence[float], form: str = ".2f", *, quarters: bool = False) -> str:
-    """The median with its ends, or with the quarters."""
+    """Format the median with minimum and maximum, or with the quartiles."""
     ordered = sorted(values)
     place = len(ordered) // 4 if quarters else 0
     low, high = ordered[place], ordered[-1 - place]
@@ -135,7 +135,7 @@ def middle(values: Sequence[float], form: str = ".2f", *, quarters: bool = False
 
 
 def loss_crossing(curve: Iterable[Sequence[float]], target: float) -> tuple[float, ...] | None:
-    """Where the losses of a curve, which end its points, first fall to a target, on straight lines between them."""
+    """Return the interpolated point at which a curve's losses, the last entries of its points, fall to a target."""
     for (*before, high), (*after, low) in pairwise(curve):
         if low <= target:
             part = 1.0 if high <= target or high == low else (high - target) / (high - low)
@@ -156,7 +156,7 @@ def write(path: Path | None, title: str, *parts: str) -> None:
 
 
 def on_workers(action: Callable[[], Any], count: int) -> list[Any]:
-    """What `action()` returns in so many processes of this machine, by rank; they see what torchrun's workers see."""
+    """Return by rank what `action()` returns in `count` processes with the environment of torchrun's workers."""
     from partreduce.runtime.launcher.launch import launch
 
     folder = Path(tempfile.mkdtemp(prefix="partreduce-bench-"))  # a TemporaryDirectory would go with the first worker
@@ -174,10 +174,10 @@ def on_workers(action: Callable[[], Any], count: int) -> list[Any]:
 
 
 def take_turns(ways: Mapping[str, Way], meet: Callable[[], object], turns: int, *, warm_up: int = 2) -> Times:
-    """The start and the end of every turn of every way, on one worker.
+    """Return start and end of every turn of every way, on one worker.
 
-    Ways of a turn stand side by side in an order that changes from turn to turn, so that what else the machine does
-    hits all equally. `meet` waits for all workers.
+    The ways of a turn run one after another in an order that changes from turn to turn, so that other load on the
+    machine affects all equally. `meet` waits for all workers.
     """
     times: Times = {name: [] for name in ways}
     for turn in range(-warm_up, turns):
@@ -192,7 +192,7 @@ def take_turns(ways: Mapping[str, Way], meet: Callable[[], object], turns: int, 
 
 
 def spans(said: Sequence[Times]) -> dict[str, list[float]]:
-    """Milliseconds of each turn, from the last worker's start to the last one's end."""
+    """Return the milliseconds of each turn, from the last worker's start to the last worker's end."""
     return {
         name: [
             1e3 * (max(end for _, end in turn) - max(start for start, _ in turn))
@@ -203,12 +203,12 @@ def spans(said: Sequence[Times]) -> dict[str, list[float]]:
 
 
 def ratios(found: Mapping[str, Sequence[float]], name: str, base: str) -> list[float]:
-    """Turn by turn, over what the base took next to it."""
+    """Return each turn's time divided by the base's in the same turn."""
     return [ours / theirs for ours, theirs in zip(found[name], found[base], strict=True)]
 
 
 def new_lines(path: Path, place: int = 0) -> tuple[list[Any], int]:
-    """The JSON lines of a file from a byte on, and where that ends; none that is still being written, or cut short."""
+    """Return (JSON lines of a file from a byte on, where they end), without a last line that is incomplete."""
     if not path.exists():
         return [], place
     with path.open("rb") as file:
@@ -218,7 +218,7 @@ def new_lines(path: Path, place: int = 0) -> tuple[list[Any], int]:
 
 
 def compact(content: dict[str, Any], *, digits: int = 6) -> str:
-    """JSON with a line for each member of `content`, of an object in it, and of each row of a list; numbers rounded."""
+    """Return JSON with rounded numbers and a line per member of `content`, of objects in it, and of lists' rows."""
     lines = ",\n".join(f" {json.dumps(key)}: {_member(_round(value, digits))}" for key, value in content.items())
     return f"{{\n{lines}\n}}\n"
 

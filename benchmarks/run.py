@@ -21,7 +21,7 @@ OUTPUT = RESULTS / "bench"
 
 
 class Benchmark(NamedTuple):
-    """What runs a module; `{out}` in its arguments becomes the place of its files, `limit` is in seconds."""
+    """A module to run; `{out}` in its arguments becomes the path of its files, `limit` is in seconds."""
 
     claim: str
     module: str
@@ -42,7 +42,7 @@ BENCHMARKS = {
 
 
 def run(name: str) -> list[object]:
-    """One benchmark to its end or its limit: its name, verdict, seconds, load before, and command."""
+    """Run one benchmark to its end or limit; return name, verdict, seconds, load before, and command."""
     benchmark, out = BENCHMARKS[name], OUTPUT / name
     command = ["-m", f"benchmarks.{benchmark.module}", *benchmark.arguments.format(out=out).split()]
     shown = " ".join(["python", *command]).replace(f"{ROOT}/", "")

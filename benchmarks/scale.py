@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from partreduce.topo.schedule import Schedule
 
     Stages = Iterator[tuple[str, Callable[[], object]]]
-    """Names and actions, in order; what an action returns is shown."""
+    """Names and actions, in order; what an action returns is printed."""
 
 SMALL, GROUP, PERIOD, RACK = 32, 4, 8, 8
 SURVIVED = ("prague-figure-10", "node-then-all", "random groups")
 MOST = {"default effort": 8_000, "random groups, 1": 256, "random groups, 2": 16}
-"""Of the planner what is asked of it; of random groups each loss is its own class."""
+"""Most workers: for the planner by effort, for random groups by failures, where each failure is its own class."""
 
 
 def rule(name: str, workers: int, folder: Path) -> Stages:
@@ -63,7 +63,7 @@ def rule(name: str, workers: int, folder: Path) -> Stages:
 
 
 def commands(_: str, workers: int, folder: Path) -> Stages:
-    """What a user types, from start to exit."""
+    """The commands that a user types, from start to exit."""
     cluster, schedule, certificate = f"{workers // GROUP}x{GROUP}", str(folder / "s.json"), str(folder / "c.json")
     ours = [sys.executable, "-m", "partreduce"]
     yield "design", lambda: _run([*ours, "design", cluster, "--build", "prague-figure-10", "-o", schedule])
@@ -72,7 +72,7 @@ def commands(_: str, workers: int, folder: Path) -> Stages:
 
 
 def planner(_: str, workers: int, __: Path) -> Stages:
-    """The search as a user starts it, links and model as assumed."""
+    """The search as a user starts it, with default links and model."""
     nodes = max(1, workers // RACK)
     words = [sys.executable, "-m", "partreduce", "design", f"{nodes}x{RACK}", "--model-bytes", "100MB"]
 
@@ -146,7 +146,7 @@ def _check(folder: Path) -> str:
 
 
 def _run(words: list[str]) -> str:
-    """Run a command and give what it printed; its failure ends this program."""
+    """Run a command and return its output; exit if it fails."""
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"exit code {done.returncode}: {' '.join(words)}\n{done.stdout}{done.stderr}")
@@ -163,7 +163,7 @@ WAYS: dict[str, tuple[Callable[[str, int, Path], Stages], tuple[str, ...]]] = {
 
 
 def measure(what: str, name: str, workers: int) -> None:
-    """Run in its own process; prints [stage, seconds, processor seconds, what it said] and the peak as JSON."""
+    """Measure in its own process; print [stage, seconds, processor seconds, result] and the peak memory as JSON."""
     make, rows = WAYS[what][0], []
     with tempfile.TemporaryDirectory() as folder:
         for _, action in make(name, SMALL, Path(folder)) if what not in {"commands", "planner"} else ():
@@ -182,7 +182,7 @@ def _processor_seconds() -> float:
 
 
 def rows_of(what: str, name: str, workers: int, repeats: int) -> list[list[object]]:
-    """A row a stage: medians of the repeats."""
+    """Return a row per stage with the medians of the repetitions."""
     words = [sys.executable, "-m", "benchmarks.scale", "--one", what, name, str(workers)]
     runs = [
         json.loads(subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout)

@@ -59,7 +59,7 @@ def join_world() -> tuple[GlooWorld, Meet]:
 
 
 def p_reduce(world: GlooWorld, megabytes: float) -> dict[str, Way]:
-    """Both write their array before the clock starts, as an optimizer's step does."""
+    """Return a P-Reduce and a bare all_reduce, which both write their array before the clock starts."""
     import torch
 
     from partreduce.runtime.averaging.bucket import Bucket, commit_mean
@@ -93,7 +93,7 @@ def p_reduce(world: GlooWorld, megabytes: float) -> dict[str, Way]:
 
 
 def sums(world: GlooWorld, megabytes: float, num_nodes: int, errors: dict[str, float]) -> dict[str, Way]:
-    """Sums by the communicators alone; `errors` gets how far each is from the exact one, relatively."""
+    """Return sums by the communicators alone; the relative error of each is stored in `errors`."""
     import torch
 
     from partreduce.runtime.codecs import Coding
@@ -130,7 +130,7 @@ def sums(world: GlooWorld, megabytes: float, num_nodes: int, errors: dict[str, f
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What `what` compares, and with whom; `base` names those that ratios are over."""
+    """A comparison; `base` names the contestant that ratios are relative to."""
 
     title: str
     workers: tuple[int, ...]

@@ -390,7 +390,7 @@ def _action(label: Label) -> object:
 def _fair_cycle(
     component: nx.MultiDiGraph[int], everywhere: frozenset[object], owed: list[frozenset[object]]
 ) -> tuple[int, list[Label]]:
-    """Walk through the component: take every action owed everywhere, pass a state for each other one, and return."""
+    """Return (state, labels) of a cycle that takes all actions owed everywhere and passes a state for each other."""
     start = here = min(component)
     labels: list[Label] = []
 

@@ -138,7 +138,7 @@ def _too_old(machine: Shards, pair: Pair) -> str | None:
 
 
 def all_have_come(machine: Shards) -> Callable[[View], bool]:
-    """Return a `within` for the explorer: no worker finishes before all have arrived, as drivers ensure."""
+    """Return a `within` for the explorer: a worker enters the next generation when all have drained."""
     plan = machine.plan
     assert plan is not None, "without a plan there are endlessly many states"
 

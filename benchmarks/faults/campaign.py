@@ -1,4 +1,4 @@
-"""Runs cells side by side, each from its start to its verdict; one thread, so that forking stays safe.
+"""Runs cells concurrently, each from its start to its verdict; in one thread, so that forking stays safe.
 
 Workers are started by `partreduce run`, here or on two nodes, by torchrun's agent, or by hand.
 """
@@ -37,19 +37,19 @@ SCRIPT = Path(__file__).with_name("worker.py")
 NETNS = 0x40000000
 POLL_SECONDS = 0.03
 AT_LEAST = 2
-"""So many cells run at once whatever the machine does; each more begins when a processor was idle."""
+"""How many cells run at once in any case; each more starts when a processor was idle."""
 ASK_SECONDS = 0.5
-"""How long that one is given to need a processor itself, before the next."""
+"""Seconds between two checks for an idle processor, in which a new cell can use it."""
 THEIRS = ("torchelastic_", "pytorch-errorfile-")
-"""What torchrun's agent leaves: a folder for logs by intention, files of its forked workers when it is killed."""
+"""What torchrun's agent leaves behind: a folder of logs, and files of forked workers when it is killed."""
 LINGER_SECONDS = 2.0
-"""How long after the end what the run started may take to go."""
+"""Seconds after the end within which all processes of a run must be gone."""
 RUN_SECONDS = 45.0
-"""How long a run that is to continue may take after the fault, on a machine with two cores that is busy otherwise."""
+"""Seconds that a continuing run may take after the fault, on a busy machine with two cores."""
 
 
 def import_once() -> None:
-    """Import here what every cell would import for itself after the fork."""
+    """Import all modules that a cell needs, before forking."""
     import torch._dynamo
     import torch.distributed.elastic.multiprocessing.errors
     import torch.distributed.launcher.api
@@ -66,7 +66,7 @@ def import_once() -> None:
 
 
 def combinations() -> list[tuple[str, str, str]]:
-    """Every (kind, fault, launcher) that goes together on this machine, weighted."""
+    """Return every possible (kind, fault, launcher) on this machine, repeated by the fault's weight."""
     nodes, root = why_not() is None, os.geteuid() == 0
     return [
         (kind, name, launcher)
@@ -81,13 +81,13 @@ def combinations() -> list[tuple[str, str, str]]:
 
 
 def what_is_left_out() -> list[str]:
-    """Why some faults cannot be made here."""
+    """Return sentences on the faults that are impossible on this machine."""
     reasons = [] if why_not() is None else [f"links are not cut: {why_not()}"]
     return reasons + ([] if os.geteuid() == 0 else ["disks are not filled: mounting a small one needs root"])
 
 
 class Idle:
-    """Whether this machine has left a processor idle, most of which is what cells do that wait for a timeout."""
+    """Whether a processor was idle, which it mostly is because cells wait for timeouts."""
 
     def __init__(self) -> None:
         self._asked, self._spent = time.monotonic(), self._seconds()
@@ -99,7 +99,7 @@ class Idle:
         return (int(fields[2]) + int(fields[4])) / os.sysconf("SC_CLK_TCK")  # what is nice gives way
 
     def now(self) -> bool:
-        """Whether it was so for half of the time since this was last answered; not asked for so soon again."""
+        """Return whether a processor was idle for half of the time since the last answer; False if asked too soon."""
         passed = time.monotonic() - self._asked
         if passed < ASK_SECONDS:
             return False
@@ -110,10 +110,10 @@ class Idle:
 
 
 def run_cells(cells: Iterable[Cell], on_outcome: Callable[[Outcome], None], *, at_once: int = AT_LEAST) -> None:
-    """Run them all, at most `at_once` side by side; the verdict of each is handed on as it comes."""
+    """Run all cells, at most `at_once` concurrently, and pass each outcome to `on_outcome`."""
     waiting, idle = iter(cells), Idle()
     lanes: dict[int, Generator[Outcome | None]] = {}
-    """By a number that no other cell has meanwhile: networks are named after it."""
+    """The running cells by a number, after which their networks are named."""
     exhausted = False
     while lanes or not exhausted:
         while not exhausted and len(lanes) < at_once and (len(lanes) < AT_LEAST or idle.now()):
@@ -132,7 +132,7 @@ def run_cells(cells: Iterable[Cell], on_outcome: Callable[[Outcome], None], *, a
 
 
 def _cell(cell: Cell, lane: int) -> Generator[Outcome | None]:
-    """One cell, polled; the last value is its outcome."""
+    """Run one cell; yield None while it runs, then its outcome."""
     folder = Path(tempfile.mkdtemp(prefix="partreduce-faults-"))
     running = None
     try:
@@ -208,7 +208,7 @@ def _start(cell: Cell, folder: Path, lane: int) -> Running:
 
 
 def _checkpoints(cell: Cell, folder: Path) -> str | None:
-    """Where workers save now and then, if they do."""
+    """Return the folder in which workers save from time to time, None if they do not."""
     if cell.fault == "full disk for checkpoints":
         return str(folder / "disk")
     restarts = injectors.FAULTS[cell.fault].restarts
@@ -222,7 +222,7 @@ def _with_fresh_tempdir(action: Callable[[], int | None]) -> int | None:
 
 
 def by_partreduce_run(task: Task, kind: Kind, *more: str) -> int:
-    """The command itself, in this process; how many may fail stands in the schedule's plan, where it has one."""
+    """Run the command in this process; the schedule's failure plan, if any, says how many workers may fail."""
     from partreduce.__main__ import main
 
     limit = ["--tolerate-failures", str(kind.max_failures)] if kind.schedule.failure_plan is None else []
@@ -231,7 +231,7 @@ def by_partreduce_run(task: Task, kind: Kind, *more: str) -> int:
 
 
 def on_nodes(task: Task, kind: Kind, port: int, network: Network | None) -> int:
-    """The same command on two nodes, each in a network namespace of its own where there are any."""
+    """Run the command on two nodes, each in a network namespace if `network` is given."""
     address = "127.0.0.1" if network is None else network.address(0)
     same = ["--nnodes", str(NODES), "--nproc-per-node", str(WORKERS // NODES), "--rdzv-endpoint", f"{address}:{port}"]
 
@@ -246,7 +246,7 @@ def on_nodes(task: Task, kind: Kind, port: int, network: Network | None) -> int:
 
 
 def by_torchrun() -> int:
-    """torchrun's own agent and store; its workers are forked, which saves their imports."""
+    """Run torchrun's agent and store; its workers are forked, which saves their imports."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -264,7 +264,7 @@ def by_torchrun() -> int:
 
 
 def torchrun_worker() -> None:
-    """One worker of the agent; ends as a script would."""
+    """Run one worker of the agent; end as a script would."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)  # the agent's own handlers are not a worker's
     code = 0
@@ -284,7 +284,7 @@ def torchrun_worker() -> None:
 
 
 def by_hand(port: int) -> int:
-    """Workers as a user's own script would start them; rank 0 hosts the store."""
+    """Start workers as a user's script would; rank 0 hosts the store."""
     variables = {
         "WORLD_SIZE": str(WORKERS), "LOCAL_WORLD_SIZE": str(WORKERS), "OMP_NUM_THREADS": "1",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
@@ -306,7 +306,6 @@ def _fork(action: Callable[[], int | None], variables: dict[str, str]) -> int:
 
 
 def enter(namespace: str) -> None:
-    """Move this process into a network namespace."""
     descriptor = os.open(f"/var/run/netns/{namespace}", os.O_RDONLY)
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(descriptor, NETNS) != 0:
@@ -316,7 +315,7 @@ def enter(namespace: str) -> None:
 
 
 def _to_the_end(running: Running) -> Iterator[None]:
-    """Wait until the run is over, for as long as it may take."""
+    """Wait until the run is over or has used up its time."""
     cell = running.cell
     if not running.outcome.fired:
         running.outcome.note = running.outcome.note or "the run ended, or did not begin, before the instant came"
@@ -337,7 +336,7 @@ def _to_the_end(running: Running) -> Iterator[None]:
 
 
 def _judge(running: Running) -> Iterator[None]:
-    """All verdicts; what is left behind gets a moment to go."""
+    """Compute all verdicts, after some time for the remaining processes to end."""
     outcome = running.outcome
     if not outcome.fired:
         return
@@ -359,7 +358,7 @@ def _judge(running: Running) -> Iterator[None]:
 
 
 def _keep(running: Running) -> None:
-    """Keep what a violation looked like, for anyone who wants to understand it."""
+    """Keep the files of a run with a violation."""
     kept = Path("build/faults") / running.cell.name.replace("/", "-").replace(" ", "_")
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir(parents=True)

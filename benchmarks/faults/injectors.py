@@ -1,6 +1,6 @@
-"""What each fault of `faults.toml` does to a running cell. It fired only when its effect was seen.
+"""The effect of each fault of `faults.toml` on a running cell; a fault has fired only when its effect was seen.
 
-An injector is a generator that yields while it waits, so that several cells run side by side in one thread.
+An injector is a generator that yields while it waits, so that several cells run in one thread.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ STORE = r"store|launcher|agent"
 PAGE = 65536
 ON_NODE_1 = tuple(range(WORKERS // NODES, WORKERS))
 SEEN_SECONDS = 15.0
-"""In which a signal shows: a killed process, too, needs a processor to end, and may be the last to get one."""
+"""Most seconds until a signal has its effect: a killed process needs a processor to end."""
 
 
 @dataclass(frozen=True)
 class Act:
-    """A signal, so many `times`, of `who`, within so many seconds at most; SIGSTOP for so many timeouts."""
+    """A signal to `who` after a random time up to `within` seconds, sent `times` times.
+
+    SIGSTOP lasts for `timeouts` timeouts of the run, then the process continues.
+    """
 
     who: str
     within: float = 0.9
@@ -45,7 +48,7 @@ class Act:
 
 @dataclass(frozen=True)
 class Fault:
-    """A row of the table; `weight` says how often a campaign draws it, against the others."""
+    """A row of the table: signals (`acts`) or a function (`does`); `weight` is its relative frequency."""
 
     launchers: tuple[str, ...]
     kinds: tuple[str, ...]
@@ -115,7 +118,7 @@ def _carry_out(running: Running, act: Act, begins: str) -> Iterator[None]:
 def _targets(
     running: Running, act: Act, victims: tuple[int, ...], begins: str
 ) -> Iterator[tuple[str, int | None, tuple[int, ...], str]]:
-    """What gets the signal: its name, process, the workers that fail with it, and whom survivors have to name."""
+    """Yield (name, process id, workers that fail with it, regular expression that survivors' errors must match)."""
     if act.who == "launcher":
         # Of a launcher that ends no one is left who could be asked to name anything.
         nodes = NODES if begins == "starting" and running.cell.launcher == "nodes" else 1
@@ -136,7 +139,7 @@ def _workers(victims: tuple[int, ...]) -> str:
 
 
 def send(running: Running, pid: int, number: signal.Signals) -> Iterator[None]:
-    """Send a signal; it fired when the process is seen gone, or stopped, or has the signal at all (SIGTERM)."""
+    """Send a signal; it has fired when the process is seen gone or stopped, or at once for SIGTERM."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -153,7 +156,7 @@ def send(running: Running, pid: int, number: signal.Signals) -> Iterator[None]:
 
 
 def exception(running: Running, _: Fault) -> Iterator[None]:
-    """An exception in the user's own code, which the task already holds."""
+    """Raise an exception in the user's code; the task already says so."""
     victim = running.task.raising
     assert victim is not None
 
@@ -168,14 +171,14 @@ def exception(running: Running, _: Fault) -> Iterator[None]:
 
 
 def squatted_port(running: Running, _: Fault) -> Iterator[None]:
-    """A stranger listens on the run's port, takes connections, and never answers; it was there before the run."""
+    """Let another process listen on the run's port from before its start and never answer."""
     running.fires("a stranger listens on the store's port", culprit="store|port")
     running.outcome.fired = True
     yield
 
 
 def squat() -> socket.socket:
-    """The stranger's socket: the kernel takes its connections and no one ever reads."""
+    """Return a socket on which the kernel accepts connections that no process reads."""
     stranger = socket.socket()
     stranger.bind(("127.0.0.1", 0))
     stranger.listen(64)
@@ -183,7 +186,7 @@ def squat() -> socket.socket:
 
 
 def full_disk(running: Running, _: Fault) -> Iterator[None]:
-    """The disk of traces, or of checkpoints, fills up while all train."""
+    """Fill the disk of traces or checkpoints while all workers train."""
     yield from running.until(running.all_train)
     yield from running.sleep(running.chance.uniform(0, 0.6))
     if not running.is_over:
@@ -192,7 +195,7 @@ def full_disk(running: Running, _: Fault) -> Iterator[None]:
 
 
 def fill(folder: Path) -> bool:
-    """Write until nothing more fits; whether that was reached."""
+    """Write until the disk is full; return whether that was reached."""
     for size in (PAGE, 1):
         with (folder / "filling").open("ab", buffering=0) as file:
             try:
@@ -208,16 +211,16 @@ def fill(folder: Path) -> bool:
 
 
 def tiny_disk(folder: Path) -> Callable[[], object]:
-    """Mount a file system of 3 MB; returns what takes it away again."""
+    """Mount a file system of 3 MB; return a function that unmounts it."""
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)], check=True, timeout=10)
     return lambda: subprocess.run(["umount", "-l", str(folder)], check=False, timeout=10)
 
 
 def cut_link(running: Running, fault: Fault) -> Iterator[None]:
-    """The link of node 1 goes down for a part of, or several times, the timeout; then up again.
+    """Cut the link of node 1 for a part of the timeout, or several timeouts, then restore it.
 
-    TCP sends again at doubling intervals, so a link that was cut for a time is quiet for up to twice as long.
+    TCP retransmits at doubling intervals, so after a cut a link stays quiet for up to twice as long.
     """
     network, seconds = running.network, fault.timeouts * running.cell.timeout
     assert network is not None
@@ -242,8 +245,10 @@ KINDS_OF = {
     "ending": tuple(name for name, kind in KINDS.items() if not kind.max_failures and name != "dynamic_groups"),
     "in step": tuple(name for name, kind in KINDS.items() if not kind.takes_several),
 }
-"""`lasting` ones continue after failures, `ending` ones are ended by one, and all restart; `in step` workers may save
-when their step is a multiple of a number."""
+"""Groups of kinds by name: `lasting` ones continue after failures, `ending` ones end at a failure, and so on.
+
+Workers of kinds `in step` may save when their step is a multiple of a number.
+"""
 TABLE = kit.read_toml(Path(__file__).with_name("faults.toml"))
 OURS = tuple(TABLE["launchers"]["ours"])
 
@@ -263,5 +268,5 @@ FAULTS = {name: _fault(dict(row)) for name, row in TABLE["faults"].items()}
 
 
 def all_restart(kind: str, restarts: int) -> bool:
-    """Whether all workers of a run are restarted after a failure."""
+    """Return whether all workers of a run are restarted after a failure."""
     return restarts > 0 and kind in KINDS_OF["ending"]

@@ -1,7 +1,7 @@
-"""The strategy kinds that are put under faults, each with a reference of its own for what every worker must hold.
+"""The kinds of strategy that the campaign runs, each with the results that every worker must hold.
 
-Four workers. Worker w adds 1 to row w of its parameters in each step and nothing to the last row, which begins as
-ones; so a row tells how much of one worker entered an average, and the last row whether its weights summed to 1.
+Four workers. In each step worker w adds 1 to row w of its parameters and nothing to the last row, which starts with
+ones. So a row shows how much of one worker is in an average, and the last row whether its weights sum to 1.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ WORKERS, NODES = 4, 2
 
 @dataclass(frozen=True)
 class Kind:
-    """A schedule with what is known of its results.
+    """A schedule, and what is known of its results.
 
-    `rounds` are the mixing matrices of one period, written down here and not asked of the schedule; None where meetings
-    are decided while the run lasts. A round has `steps_a_round` steps, and gradients are `lag` steps late. A kind that
-    `keeps_gap` lets no one take more than a few steps without the others. Where one step `takes_several` averages,
-    no one takes a step without the others, though not all are at the same step. Under `partreduce run` the others
-    continue after `max_failures` workers failed; their `views` say who is in which round.
+    `rounds` are the mixing matrices of one period, written independently of the schedule; None if groups are decided at
+    run time. A round has `steps_a_round` steps, and gradients are `lag` steps late. With `keeps_gap` no worker takes
+    more than a few steps without the others. With `takes_several` one step may apply several averages, and workers may
+    be at different steps. Under `partreduce run` the others continue after `max_failures` failures; their `views` say
+    which workers are in which round.
     """
 
     strategy: Strategy
@@ -54,7 +54,7 @@ class Kind:
 
     @property
     def is_free(self) -> bool:
-        """Whether some workers may continue for long without noticing that another one failed or stands still."""
+        """Whether some workers may continue for long without noticing that another one failed or stopped."""
         return self.rounds is None and not self.keeps_gap and not self.takes_several
 
     @property
@@ -72,21 +72,21 @@ class Kind:
 
     @property
     def ends(self) -> npt.NDArray[np.int64]:
-        """(fragments,): after how many of a round's steps each has its turn, when its share of them is done."""
+        """The steps of a round after which each fragment has its turn, shape (fragments,)."""
         return np.arange(1, self.fragments + 1) * self.steps_a_round // self.fragments
 
     def is_due(self, step: int) -> npt.NDArray[np.bool_]:
-        """(rows,): which have their turn after a step."""
+        """Return which rows have their turn after a step, shape (rows,)."""
         return np.repeat(self.ends, rows_of(self.fragments))[:WORKERS] == step % self.steps_a_round + 1
 
     def turn_of(self, step: int) -> int:
-        """The turn that is next when a step is taken."""
+        """Return the number of the next turn after a step."""
         round_, before = divmod(step, self.steps_a_round)
         return round_ * self.fragments + int((self.ends <= before).sum())
 
 
 def rows_of(fragments: int) -> list[int]:
-    """How many rows each fragment has: one for each worker and the last, which begins as ones."""
+    """Return the number of rows in each fragment, of one row per worker and the row of ones."""
     return [len(part) for part in np.array_split(np.arange(WORKERS + 1), fragments)]
 
 

@@ -26,7 +26,7 @@ class ProcessInfo:
 
 
 def _content(path: str) -> bytes:
-    """What a file of /proc holds, nothing if it is gone; asked so often that `Path` would take most of the time."""
+    """Return the content of a file of /proc, empty if it is gone; without `Path`, which would take most of the time."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -41,7 +41,7 @@ def _content(path: str) -> bytes:
 
 
 def _names(path: str) -> list[str]:
-    """What a folder of /proc holds that are numbers."""
+    """Return the names in a folder of /proc that are numbers."""
     try:
         return [name for name in os.listdir(path) if name.isdigit()]  # noqa: PTH208 - names are numbers here
     except OSError:
@@ -49,7 +49,7 @@ def _names(path: str) -> list[str]:
 
 
 def look_at(pid: int) -> ProcessInfo | None:
-    """A process, None if it is gone."""
+    """Return the state of a process, None if it is gone."""
     text = _content(f"{PROC}/{pid}/stat").decode(errors="replace")
     if not text:
         return None
@@ -58,13 +58,13 @@ def look_at(pid: int) -> ProcessInfo | None:
 
 
 def runs(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Return whether a process exists and is no zombie."""
     seen = look_at(pid)
     return seen is not None and seen.state not in "ZX"
 
 
 def is_pending(pid: int, number: int) -> bool:
-    """Whether a signal that was sent to a process has not come to it yet."""
+    """Return whether a signal that was sent to a process has not been delivered."""
     for line in _content(f"{PROC}/{pid}/status").splitlines():
         if line.startswith(b"ShdPnd:"):
             return bool(int(line.split()[1], 16) >> (number - 1) & 1)
@@ -72,19 +72,19 @@ def is_pending(pid: int, number: int) -> bool:
 
 
 def delays_of(pid: int) -> dict[int, float]:
-    """Of each thread of a process, for how many seconds so far it was ready to run and got no processor."""
+    """Return, by thread of a process, for how many seconds it was ready to run without a processor."""
     said = {int(thread): _content(f"{PROC}/{pid}/task/{thread}/schedstat") for thread in _names(f"{PROC}/{pid}/task")}
     return {thread: int(text.split()[1]) / 1e9 for thread, text in said.items() if text}
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that a process has started, by whichever thread, and not yet waited for."""
+    """Return the processes that a process has started, by any thread, and not waited for."""
     threads = _names(f"{PROC}/{pid}/task")
     return [int(child) for thread in threads for child in _content(f"{PROC}/{pid}/task/{thread}/children").split()]
 
 
 def belonging(session: int, mark: str) -> list[int]:
-    """Running processes of a session, and those that were started with `mark` in their environment."""
+    """Return the running processes of a session, and those started with `mark` in their environment."""
     mine = os.getpid()
     found = []
     for name in _names(PROC):
@@ -103,7 +103,7 @@ def command_of(pid: int) -> str:
 
 
 def fork_session(action: Callable[[], int | None], output: Path, variables: Mapping[str, str]) -> int:
-    """Run an action in a forked process that leads a session of its own and writes to a file; returns its id."""
+    """Run an action in a forked process with its own session, output file and variables; return its id."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -114,7 +114,7 @@ def fork_session(action: Callable[[], int | None], output: Path, variables: Mapp
 
 
 def become(action: Callable[[], int | None], output: Path | None, variables: Mapping[str, str]) -> NoReturn:
-    """What a forked process does until it ends, here and nowhere else."""
+    """Run an action as a forked process until it ends, and exit."""
     code = 70
     try:
         if output is not None:
@@ -141,7 +141,7 @@ def become(action: Callable[[], int | None], output: Path | None, variables: Map
 
 
 def show_stacks(pids: list[int]) -> None:
-    """Let processes write to their output where they are; `become` has told them how."""
+    """Let processes write their stacks to their output, which `become` has prepared."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGUSR1)
@@ -149,7 +149,7 @@ def show_stacks(pids: list[int]) -> None:
 
 
 def end(pids: list[int]) -> None:
-    """SIGKILL these."""
+    """Kill these processes by SIGKILL."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)

@@ -40,7 +40,7 @@ HEAD = (
 
 
 def draw(seed: int, seconds: float, only: str) -> Iterator[Cell]:
-    """Cells until the time is up: all combinations in random order, then once more."""
+    """Yield cells until the time is over: all combinations in random order, again and again."""
     chance, deadline = random.Random(seed), time.monotonic() + seconds
     listed = [combination for combination in combinations() if only in "/".join(combination)]
     while True:
@@ -52,7 +52,7 @@ def draw(seed: int, seconds: float, only: str) -> Iterator[Cell]:
 
 
 def add_results(outcomes: Iterable[Outcome], seed: int) -> None:
-    """Add a campaign's cells to those that are kept, counted by kind, fault and launcher; and write the page."""
+    """Add a campaign's cells to the results file, counted by kind, fault and launcher, and write the page."""
     content: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"campaigns": [], "counts": {}}
     outcomes = list(outcomes)
     content["campaigns"].append({"seed": seed, "commit": kit.commit(), "faults": len(outcomes)})
@@ -102,7 +102,7 @@ def page(content: dict[str, Any]) -> str:
 
 
 def _by(counts: dict[str, Any], *places: int) -> dict[tuple[str, ...], list[dict[str, Any]]]:
-    """Counts by parts of their names, in the order of FAULTS and KINDS."""
+    """Return counts grouped by parts of their keys, in the order of FAULTS and KINDS."""
     order = [*KINDS, *FAULTS, "run", "nodes", "torchrun", "by hand"]
     grouped: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for name, count in counts.items():

@@ -1,6 +1,6 @@
-"""A cell, one fault on one run: what is asked for, its processes while it runs, and what its workers have written.
+"""A cell (one fault in one run): the request, its running processes, and what its workers wrote.
 
-Everything here is polled and nothing blocks, so that one thread can watch several cells.
+All waits are polled, so that one thread can watch several cells.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from benchmarks.kit import new_lines
 from benchmarks.lab.network import Network
 
 START_SECONDS = 40.0
-"""How long a run may take to begin on a busy machine, before the cell is given up as not fired."""
+"""Most seconds until a run starts on a busy machine; later ones count as not fired."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is asked for; the seed settles victim, instant and size."""
+    """The request; the seed determines victim, time and size."""
 
     kind: str
     fault: str
     launcher: str
-    """`run`, the same on two `nodes`, `torchrun` by its agent, or `by hand` with rank 0 as the store's host."""
+    """`run`, the same on two `nodes`, `torchrun` with its agent, or `by hand` with rank 0 as the store's host."""
     seed: int
     timeout: float = 3.0
 
@@ -51,26 +51,26 @@ class Cell:
 
 @dataclass
 class Outcome:
-    """How a cell went; `violations` is empty where everything is as it must be."""
+    """The result of a cell; `violations` is empty if everything is correct."""
 
     cell: Cell
     fired: bool = False
     note: str = ""
-    """What was done to whom and when, or why nothing could be."""
+    """What was done to which process and when, or why nothing could be."""
     ended: str = ""
     """`finished`, `named error`, or what went wrong."""
     detection: dict[int, float] = field(default_factory=dict)
-    """Seconds from the fault to each survivor's own report."""
+    """Seconds from the fault to each survivor's report, by rank."""
     over: float = 0.0
-    """Seconds from the fault to the end of the whole run, its launcher included."""
+    """Seconds from the fault to the end of the whole run, launcher included."""
     violations: list[str] = field(default_factory=list)
     texts: dict[int, str] = field(default_factory=dict)
-    """What survivors said."""
+    """The survivors' error messages by rank."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What every worker of a cell reads before it begins."""
+    """The settings that every worker of a cell reads at its start."""
 
     folder: str
     schedule: str
@@ -82,14 +82,14 @@ class Task:
     trace: str | None = None
     checkpoints: str | None = None
     raising: int | None = None
-    """The worker whose user code raises, and in which step."""
+    """The worker whose user code raises an error, and the step."""
     raising_step: int = 0
     children: int = 0
-    """How many processes each worker forks, as a data loader would."""
+    """How many processes each worker forks, like a data loader."""
     restarts: int = 0
-    """How often a failed worker, or all, are restarted."""
+    """How often a failed worker, or all, may be restarted."""
     saves: bool = False
-    """Whether workers save when they are asked to end, which takes them a moment."""
+    """Whether workers save, which takes a moment, when they receive SIGTERM."""
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
@@ -101,26 +101,26 @@ class Task:
 
 @dataclass
 class Record:
-    """One line that a worker wrote: what happened, when, and what its parameters were."""
+    """One line written by a worker: what happened, when, and its parameters."""
 
     what: str
     time: float
     step: int
-    """Where a worker `begins`, the attempt of all workers in which it does."""
+    """The step; for `begins` the attempt of all workers."""
     rows: list[list[float]]
     """Smallest and largest value of each row."""
     more: Any = None
 
 
 def records_after(folder: Path, rank: int, place: int = 0) -> tuple[list[Record], int]:
-    """What a worker has written from a byte of its file on, and where that ends."""
+    """Return (a worker's records from a byte of its file on, the byte where they end)."""
     lines, place = new_lines(folder / f"worker-{rank}.jsonl", place)
     return [Record(*line) for line in lines], place
 
 
 @dataclass
 class Running:
-    """One started cell; injectors fill in what they did."""
+    """One started cell; injectors record their actions in it."""
 
     cell: Cell
     task: Task
@@ -132,28 +132,28 @@ class Running:
     started: float = 0.0
     fault_time: float = 0.0
     culprit: str = ""
-    """A regular expression that finds the culprit's name in what survivors say; empty where no one has to name it."""
+    """A regular expression that survivors' errors must match; empty if none need name the culprit."""
     victims: set[int] = field(default_factory=set)
     must_finish: bool = False
     lasts: float = 0.0
-    """For how many seconds the fault itself holds up a run that is to continue."""
+    """Seconds for which the fault itself delays a run that continues."""
     overdue: float = 0.0
-    """By how many seconds the injector was late to take it back."""
+    """Seconds by which the injector ended the fault too late."""
     gone: dict[int, float] = field(default_factory=dict)
-    """When each worker's process was last seen before it was gone."""
+    """The last time at which each ended worker's process was still seen, by rank."""
     code: int | None = None
     undo: list[Callable[[], None]] = field(default_factory=list)
     _read: dict[int, tuple[int, list[Record]]] = field(default_factory=dict)
-    """Of each worker's file, up to which byte it was read, and what it held."""
+    """By rank, the byte up to which the worker's file was read, and its records."""
     _pids: dict[int, list[int]] = field(default_factory=dict)
     _delays: dict[int, dict[int, tuple[float, float]]] = field(default_factory=dict)
-    """By process and thread: for how long it had got no processor when it was seen first after the fault, and last."""
+    """By process and thread, the seconds without a processor when first seen after the fault, and when last seen."""
     _lacked: list[tuple[float, float]] = field(default_factory=list)
-    """When somebody looked, and `held_up` then."""
+    """(time, `held_up` at that time) of each look."""
     _looked: float = 0.0
 
     def records(self, rank: int) -> list[Record]:
-        """What a worker has written; only what is new is read, since this is asked many times a second."""
+        """Return what a worker has written; only new lines are read, because this is called often."""
         place, known = self._read.get(rank, (0, []))
         more, place = records_after(self.folder, rank, place)
         known += more
@@ -162,7 +162,7 @@ class Running:
         return known
 
     def pids_of(self, rank: int) -> list[int]:
-        """The processes that a worker was, the present one last."""
+        """Return the process ids of a worker's processes, the present one last."""
         self.records(rank)
         return self._pids[rank]
 
@@ -171,13 +171,13 @@ class Running:
         return pids[-1] if pids else None
 
     def launcher_of(self, node: int) -> int | None:
-        """The launcher of a node; None where it has no own process, or not yet."""
+        """Return the process id of a node's launcher; None if it has no own process, or has not started."""
         path = self.folder / f"launcher-{node}"
         text = path.read_text() if path.exists() else ""
         return int(text) if text.endswith("\n") and runs(int(text)) else None
 
     def children_of(self, rank: int) -> list[int]:
-        """The running processes that a worker has forked."""
+        """Return the running processes that a worker has forked."""
         forked = next((record.more for record in self.records(rank)[:8] if record.what == "forked"), [])
         return [pid for pid in forked if runs(pid)]
 
@@ -203,16 +203,17 @@ class Running:
 
     @property
     def held_up(self) -> float:
-        """Seconds since the fault that the machine, not the run, may have taken from a wait.
+        """Seconds since the fault by which the machine may have lengthened a wait.
 
-        One process waits for the next, so what they lacked a processor for adds up at most; of each its worst thread.
+        It adds the longest time without a processor of each process (its worst thread), since one may wait for the
+        next.
         """
         threads = (known.values() for known in self._delays.values())
         return self.overdue + sum(max((last - first for first, last in each), default=0.0) for each in threads)
 
     @property
     def starved(self) -> bool:
-        """Whether the machine alone may have used up a timeout: in some stretch of it, processes lacked one as long."""
+        """Whether, within some timeout's length, processes lacked processors for a whole timeout."""
         before = 0
         for instant, lacked in self._lacked:
             while self._lacked[before][0] < instant - self.cell.timeout:
@@ -223,12 +224,12 @@ class Running:
 
     @property
     def is_over(self) -> bool:
-        """Whether its first process and all workers that began have ended."""
+        """Whether the first process and all workers that started have ended."""
         self.look()
         return self.code is not None and all(self.pid_of(r) is None or r in self.gone for r in range(WORKERS))
 
     def fires(self, note: str, *, culprit: str = "", victims: tuple[int, ...] = ()) -> None:
-        """An injector says that it acts now, and on whom."""
+        """Record that an injector acts now, and on which workers."""
         self.fault_time = time.monotonic()
         said = f"{note}, {self.fault_time - self.started:.2f} s after the start"
         self.outcome.note = f"{self.outcome.note}; {said}" if self.outcome.note else said
@@ -236,33 +237,33 @@ class Running:
         self.victims |= set(victims)
 
     def took_back(self, seconds: float) -> None:
-        """An injector says that its fault is over, which was to last so long."""
+        """Record that a fault that was to last so many seconds is over."""
         self.lasts = seconds
         self.overdue = max(0.0, time.monotonic() - self.fault_time - seconds)
 
     def until(self, done: Callable[[], bool], seconds: float = START_SECONDS) -> Iterator[None]:
-        """Wait until something is so, the run is over, or time is up."""
+        """Yield until `done()`, the run is over, or the time is over."""
         deadline = time.monotonic() + seconds
         while not done() and not self.is_over and time.monotonic() < deadline:
             yield
 
     def sleep(self, seconds: float) -> Iterator[None]:
-        """Wait this long, or until the run is over."""
+        """Yield for this time, or until the run is over."""
         yield from self.until(lambda: False, seconds)
 
     def all_train(self) -> bool:
-        """Whether every worker has begun its first step."""
+        """Return whether every worker has begun its first step."""
         return all(any(r.what == "enters" for r in self.records(rank)[:8]) for rank in range(WORKERS))
 
     def named(self, word: str) -> int | None:
-        """The cell's running process whose command line holds a word."""
+        """Return the cell's running process whose command line contains a word."""
         return next((pid for pid in self.processes() if word in command_of(pid)), None)
 
     def processes(self) -> list[int]:
         return belonging(self.pid, str(self.folder))
 
     def role_of(self, pid: int) -> str:
-        """What a process is to this cell: `launcher`, `worker 2`, or nothing that is known."""
+        """Return `launcher`, `worker 2`, or "" for another process."""
         roles = {self.pid_of(rank): f"worker {rank}" for rank in range(WORKERS)} | {self.pid: "launcher"}
         return roles.get(pid, "")
 

@@ -1,4 +1,7 @@
-"""What is asked of every cell after its fault: in time, named, right, and nothing left behind."""
+"""The checks after a fault: the run reacted in time, named the culprit, averaged correctly, and left nothing behind.
+
+Every `judge_…` function adds violations of the property in its docstring to the outcome.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from benchmarks.faults.running import Record, Running
 from benchmarks.faults.views import TOLERANCE, Records, Values, same, values_of
 
 SLACK_SECONDS = 5.0
-"""A fault is reported within the timeout and this."""
+"""Seconds in addition to the timeout within which a fault must be reported."""
 GRACE_SECONDS = 10.0
-"""How much longer the launcher may take: it leaves survivors 5 s to say something, then ends them in two steps."""
+"""Additional seconds for the launcher, which gives survivors 5 s to report, then ends them in two steps."""
 CRASH = re.compile(r"terminate called|Fatal Python error|signal (6|11) |SIGABRT|SIGSEGV|internal error")
 LACK = r"worker \d waited in step \d+ for (an update of|a token to enter|the acknowledgement of its update of) step \d+"
 SOMEBODY = r"\b(worker|rank) \d|store|generator"
@@ -29,16 +32,16 @@ KILLS = (
     *("kill worker", "kill parent of children", "kill two", "kill and join", "kill joiner", "kill while one joins"),
     *("kill node", "pause for three", "cut link"),
 )
-"""Faults after which the survivors finish where the run continues."""
+"""Faults after which the survivors finish if the run continues."""
 
 
 def end_of(records: list[Record]) -> Record | None:
-    """How a worker ended by itself, None if it did not."""
+    """Return the record of a worker's own end, None if it has none."""
     return records[-1] if records and records[-1].what in ENDS else None
 
 
 def judge(running: Running) -> None:
-    """All verdicts but what is left behind."""
+    """All verdicts but about what is left behind."""
     judge_ends(running)
     judge_attempts(running)
     judge_crashes(running)
@@ -50,7 +53,7 @@ def judge(running: Running) -> None:
 
 
 def judge_ends(running: Running) -> None:
-    """Everybody ended in time, and survivors name the culprit."""
+    """All workers ended in time, and survivors name the culprit."""
     outcome, limit = running.outcome, running.cell.timeout + SLACK_SECONDS + running.held_up
     survivors = [rank for rank in range(WORKERS) if rank not in running.victims]
     ends = {rank: end_of(running.records(rank)) for rank in range(WORKERS)}
@@ -91,12 +94,12 @@ def judge_ends(running: Running) -> None:
 
 
 def _was_held_up(running: Running) -> bool:
-    """Whether the machine alone took what the fault leaves of the timeout, so that the run may end."""
+    """Return whether fault and machine together may have used up the timeout, so that the run may end."""
     return running.lasts + running.held_up >= running.cell.timeout
 
 
 def _held_up_since(running: Running, rank: int) -> float:
-    """The fault; where a kind lets others continue, this worker's last step after it."""
+    """Return the time of the fault; if others may continue, of this worker's last step after it."""
     if not KINDS[running.cell.kind].is_free:
         return running.fault_time
     steps = [r.time for r in running.records(rank) if r.what in ("enters", "leaves", "finishes")]
@@ -120,7 +123,7 @@ def _judge_names(running: Running) -> None:
 
 
 def _judge_lack(running: Running) -> None:
-    """Survivors of a gap say in which step they waited for what; who lost the store first says that."""
+    """Survivors of an iteration gap name the step and message that they waited for, or the lost store."""
     vague = {r: text for r, text in running.outcome.texts.items() if not _names(LACK, text) and not _names(STORE, text)}
     if vague:
         running.outcome.violations.append(f"vague: {vague}")
@@ -136,7 +139,7 @@ def output_of(running: Running) -> str:
 
 
 def judge_attempts(running: Running) -> None:
-    """All restart only where they are to, and where the machine kept some from answering."""
+    """All workers restart only after faults that allow it, or if the machine kept some from answering."""
     outcome = running.outcome
     if "all workers begin again" not in output_of(running) or "restart" in running.cell.fault:
         return
@@ -147,21 +150,21 @@ def judge_attempts(running: Running) -> None:
 
 
 def judge_saved(running: Running) -> None:
-    """Every worker had the time to save."""
+    """Every worker had time to save."""
     lost = [rank for rank in range(WORKERS) if not (running.folder / f"saved-{rank}").exists()]
     if lost:
         running.outcome.violations.append(f"not saved: workers {lost} were ended while they saved")
 
 
 def judge_crashes(running: Running) -> None:
-    """No process aborted and no one blames us for a bug."""
+    """No process aborted, and none reports an internal error."""
     if match := CRASH.search(output_of(running)):
         line = next(line for line in output_of(running).splitlines() if match.group() in line)
         running.outcome.violations.append(f"crash: {line[:300]}")
 
 
 def judge_values(running: Running) -> None:
-    """No record of any worker shows a partial or mixed average."""
+    """No record of any worker contains a partial or mixed average."""
     kind = KINDS[running.cell.kind]
     records = {rank: running.records(rank) for rank in range(WORKERS)}
     problems = [problem for rank in range(WORKERS) for problem in _torn(rank, records[rank])]
@@ -188,7 +191,7 @@ def judge_values(running: Running) -> None:
 
 
 def _attempts(records: Records) -> list[Records]:
-    """What workers wrote in each attempt, in which nothing is left of the one before but what they saved."""
+    """Return the workers' records by attempt; an attempt keeps nothing of the one before but what was saved."""
     parted: dict[int, Records] = {}
     for rank, listed in records.items():
         attempt = 0
@@ -201,7 +204,7 @@ def _attempts(records: Records) -> list[Records]:
 
 
 def _torn(rank: int, records: list[Record]) -> list[str]:
-    """Rows whose columns differ, and weights that do not sum to 1."""
+    """Return sentences on rows whose columns differ, and on weights that do not sum to 1."""
     problems = []
     for record in records:
         place = f"worker {rank} {record.what} step {record.step}"
@@ -213,7 +216,7 @@ def _torn(rank: int, records: list[Record]) -> list[str]:
 
 
 def _each(records: Records) -> Iterator[tuple[int, Record, Values, str]]:
-    """Everybody's records with what they hold, in numbers and in words."""
+    """Yield (rank, record, its values, a sentence about them) for all records."""
     for rank, listed in records.items():
         for record in listed:
             values = values_of(record)
@@ -247,7 +250,7 @@ def _by_hull(_: Kind, records: Records) -> list[str]:
 
 
 def _by_counts(kind: Kind, records: Records) -> list[str]:
-    """Asynchronous server: whole pushes, each once, one's own all there."""
+    """Asynchronous server: whole pushes, each once, and all of the worker's own."""
     problems = _by_hull(kind, records)
     for rank, record, values, said in _each(records):
         whole = np.all(np.abs(values - np.round(values)) <= TOLERANCE)
@@ -258,7 +261,7 @@ def _by_counts(kind: Kind, records: Records) -> list[str]:
 
 
 def _by_sums(_: Kind, records: Records) -> list[str]:
-    """Quorum: whole gradients, divided by all; equal models at equal steps; in the end every gradient, once."""
+    """Quorum: whole gradients divided by all workers, equal models at equal steps, and finally every gradient once."""
     problems, known = [], dict[int, Values]()
     calls = {rank: sum(record.what == "enters" for record in listed) for rank, listed in records.items()}
     for _, record, values, said in _each(records):
@@ -272,7 +275,7 @@ def _by_sums(_: Kind, records: Records) -> list[str]:
 
 
 def _by_groups(kind: Kind, records: Records) -> list[str]:
-    """Generated: after a granted group a member holds the mean of what its members brought, or what it had."""
+    """Dynamic groups: after a group a member holds the mean of the members' models, or its own."""
     problems = _by_hull(kind, records)
     brought: dict[tuple[int, int], Values] = {}
     groups: list[tuple[int, Record, Values]] = []

@@ -1,8 +1,8 @@
-"""What workers of a run that continues must hold: the means over all who were members, turn by turn, and nothing else.
+"""The models that workers of a continuing run must hold: means over all members, turn by turn, and nothing else.
 
-Each worker writes down the views that it knows: who is a member from which turn on (a round, or one of its fragments'
-turns). All must know the same, as far as they know any: two views that average at one time would differ there. From
-them alone the run is computed again.
+Each worker records the views that it knows: the members from which turn on (a turn is a round, or that of one
+fragment). All must know the same views, as far as they know any, since two views that average at one time would differ.
+The run is computed again from the views alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Values = npt.NDArray[np.float64]
 Records = dict[int, list[Record]]
 Views = list[tuple[int, tuple[int, ...]]]
 TOLERANCE = 2e-3
-"""Of a value; a member too many or too few changes it by at least a sixteenth."""
+"""Tolerance of a value; one member too many or too few changes it by at least a sixteenth."""
 
 
 def same(a: Values, b: Values) -> bool:
@@ -29,12 +29,12 @@ def same(a: Values, b: Values) -> bool:
 
 
 def values_of(record: Record) -> Values:
-    """(workers,): how much of each worker is in the parameters."""
+    """Return how much of each worker is in the parameters, shape (workers,)."""
     return np.array([low for low, _ in record.rows[:WORKERS]])
 
 
 def views_of(records: Records) -> tuple[Views, list[str]]:
-    """The views, as the one that knows most of them has them, and where others have different ones."""
+    """Return the views of the worker that knows most, and sentences on workers with different ones."""
     known = [
         (rank, record.step, [(int(after), tuple(members)) for after, members in record.more])
         for rank, listed in records.items()
@@ -56,35 +56,35 @@ def joins_in(views: Views) -> int:
 
 @dataclass
 class Replay:
-    """The run computed again, step by step; x[worker] is what it holds."""
+    """The run computed again, step by step; x[worker] is the worker's model."""
 
     kind: Kind
     views: Views
     x: Values = field(default_factory=lambda: np.zeros((WORKERS, WORKERS)))
     since: dict[int, int] = field(default_factory=dict)
-    """With which step a member began that has joined."""
+    """The first step of each member that joined."""
     outer_params: Values = field(default_factory=lambda: np.zeros((WORKERS, WORKERS)))
     momentum: Values = field(default_factory=lambda: np.zeros((WORKERS, WORKERS)))
     past: list[Values] = field(default_factory=list)
-    """What all held after each step."""
+    """All workers' models after each step."""
 
     def members(self, step: int) -> tuple[int, ...]:
-        """Who takes part in what comes next when a step is taken."""
+        """Return the members of the next turn after a step."""
         return _members(self.views, self.kind.turn_of(step))
 
     def present(self, step: int) -> list[int]:
-        """Who was a member in some part of a turn; who failed in it may have given its state to one that joined."""
+        """Return all members of some part of a turn; a failed one may have given its state to one that joined."""
         turn = self.kind.turn_of(step)
         views = [members for after, members in self.views if after == turn] or [self.members(step)]
         return sorted(set().union(*views))
 
     def step(self, step: int, joined: dict[int, Values]) -> None:
-        """One step of all members; who has `joined` in it began it with these values.
+        """Compute one step of all members; `joined` maps workers that join in it to their initial values.
 
         Outer steps are those of DiLoCo's Algorithm 1 (arXiv 2311.08105), from each worker's outer parameters, which may
-        be the same for all; a plain mean is one at rate 1. Merged late (arXiv 2501.18512): what is averaged is
-        `late_steps` old, and `kept` of each worker's own stays. Rows of a fragment have their turn when its share of
-        the round's steps is done, if it was sent by then.
+        be equal for all; a plain mean is one at rate 1. Merged late (arXiv 2501.18512): the average is of models
+        `late_steps` old, and `kept` is the weight of a worker's own. A fragment's rows have their turn when its share
+        of the round's steps is done, if they were sent by then.
         """
         members = list(self.members(step))
         if self.kind.gradients:
@@ -116,13 +116,13 @@ class Replay:
         self.past.append(self.x.copy())
 
     def _matrix(self, step: int, members: list[int]) -> Values:
-        """W of a step: the kind's own while all are members, then the mean of those who are."""
+        """Return W of a step: the kind's own if all workers are members, else the mean of the members."""
         if len(members) < WORKERS or self.kind.rounds is None:
             return means([members])
         return self.kind.rounds[step // self.kind.steps_a_round % len(self.kind.rounds)]
 
     def ends(self, step: int) -> list[Values]:
-        """What all may finish with after so many steps: what is late then is applied by those who were left by then."""
+        """Return the possible final models after so many steps; late gradients are applied by the last members."""
         last = [members for after, members in self.views if after == self.kind.turn_of(step)]
         mean = self.x[list(self.members(step))].mean(axis=0)
         if not self.kind.lag:
@@ -131,7 +131,7 @@ class Replay:
         return [mean + sum(self._mean(one, members) for one in late) for members in (self.members(step - 1), *last)]
 
     def _mean(self, step: int, members: tuple[int, ...]) -> Values:
-        """What these add by the mean gradient of a step: those of them who took it; nothing where no one had begun."""
+        """Return what the mean gradient of a step adds: that of the members that took the step; zero if none did."""
         givers = [member for member in members if self.since.get(member, 0) <= step]
         if step < 0 or not givers:
             return np.zeros(WORKERS)
@@ -139,7 +139,7 @@ class Replay:
 
 
 def states(kind: Kind, steps: int) -> Values:
-    """(steps + 1, workers, rows): what each worker holds after so many steps of a run without faults."""
+    """Return each worker's model after each step of a run without faults, shape (steps + 1, workers, rows)."""
     replay, found = Replay(kind, [(-1, tuple(range(WORKERS)))]), [np.zeros((WORKERS, WORKERS))]
     for step in range(steps):
         replay.step(step, {})
@@ -152,7 +152,7 @@ def _members(views: Views, turn: int) -> tuple[int, ...]:
 
 
 def _share(kind: Kind, members: int) -> float:
-    """What of one gradient is in a mean, rounded as it travels."""
+    """Return the weight of one gradient in a mean, as the codec rounds it."""
     if kind.strategy.transport.codec is not Codec.BFLOAT16 or members == 1:
         return 1 / members
     bits = np.float32(1 / members).view(np.uint32)
@@ -160,7 +160,7 @@ def _share(kind: Kind, members: int) -> float:
 
 
 def judge(kind: Kind, records: Records) -> list[str]:
-    """Everybody's records are those of a replay of the views that everybody knows."""
+    """Return sentences on records that differ from a replay of the views that all workers know."""
     views, problems = views_of(records)
     processes = [(rank, part) for rank, listed in records.items() for part in _processes(listed)]
     begun = _joins(kind, views, processes)
@@ -197,7 +197,7 @@ def judge(kind: Kind, records: Records) -> list[str]:
 
 
 def _processes(listed: list[Record]) -> list[list[Record]]:
-    """A worker's records, those of each of its processes by themselves."""
+    """Return a worker's records by process."""
     parts: list[list[Record]] = []
     for record in listed:
         if record.what == "begins":
@@ -208,7 +208,7 @@ def _processes(listed: list[Record]) -> list[list[Record]]:
 
 
 def _joins(kind: Kind, views: Views, processes: list[tuple[int, list[Record]]]) -> dict[tuple[int, int], Values]:
-    """With what each joiner began, by rank and step, where it continued to average."""
+    """Return the initial values of joining workers that average, by (rank, step)."""
     found: dict[tuple[int, int], Values] = {}
     ranks: set[int] = set()
     for rank, listed in processes:
@@ -226,5 +226,5 @@ def _first_entered(process: list[Record]) -> Record | None:
 
 
 def _is_behind(kind: Kind, views: Views, rank: int, record: Record) -> bool:
-    """Whether a record is of a turn in which its worker was no member: no one continues from what it did alone."""
+    """Return whether a record is of a turn in which its worker was no member."""
     return rank not in _members(views, kind.turn_of(record.step))

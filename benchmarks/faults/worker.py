@@ -1,4 +1,4 @@
-"""What one worker does under faults: it adds 1 to its own row in each step and writes down what it holds.
+"""One worker under faults: in each step it adds 1 to its own row and writes down its parameters.
 
 Lines go straight to the file, so a kill loses none but the one being written.
 """
@@ -29,7 +29,7 @@ from partreduce.topo.errors import FileError, PartreduceError
 TASK = "FAULTS_TASK"
 CHECKPOINT_STEPS = 60
 AGAIN_STEPS = 20
-"""The same where all may begin again from there."""
+"""Steps between two checkpoints if all workers may restart from one."""
 STEP_SECONDS = 0.012
 MEET_SECONDS = 15.0
 SAVE_SECONDS = 0.3
@@ -48,7 +48,7 @@ class Diary:
 
 
 def work() -> None:
-    """Train until the task's steps are done or something fails."""
+    """Train until the task's steps are done or an error occurs."""
     task = Task.read(Path(os.environ[TASK]))
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     start = torch.zeros(size + 1, task.columns)
@@ -97,7 +97,7 @@ def work() -> None:
 
 
 def _fork_children(task: Task) -> list[int]:
-    """Children that live for as long as the cell, whatever becomes of their parent, unless that ends them."""
+    """Fork children that live as long as the cell, even if their parent ends, unless its end ends them."""
     pids: list[int] = []
     for _ in range(task.children):
         pid = os.fork()
@@ -111,7 +111,7 @@ def _fork_children(task: Task) -> list[int]:
 
 
 def _close_pipes() -> None:
-    """Let go of the pipe by whose end the agent learns of this worker's: one that torchrun starts has none."""
+    """Close the pipe by whose end torchrun's agent notices this worker's; a process that torchrun starts has none."""
     for name in os.listdir("/dev/fd"):  # noqa: PTH208 - names are numbers here
         with contextlib.suppress(OSError):  # what the listing itself was read from
             if int(name) > 2 and stat.S_ISFIFO(os.fstat(int(name)).st_mode):
@@ -125,7 +125,7 @@ def _save(task: Task, rank: int) -> None:
 
 
 def _meet(folder: Path, rank: int, size: int) -> None:
-    """Wait for slower workers, as an evaluation of the user's would: `finish` itself waits for one timeout only."""
+    """Wait for slower workers, as a user's evaluation would: `finish` itself waits for one timeout only."""
     (folder / f"done-{rank}").touch()
     began = [next(r for r in reversed(records_after(folder, other)[0]) if r.what == "begins") for other in range(size)]
     deadline = time.monotonic() + MEET_SECONDS

@@ -1,1 +1,1 @@
-"""Forged certificates: corrupted entries, honest ones of corrupted schedules, and entries of other schedules."""
+"""Forged certificates: changed entries, valid entries of changed schedules, and entries of other schedules."""

@@ -1,9 +1,9 @@
-"""Forge certificates and see that no false claim is confirmed.
+"""Forge certificates, and check that the checker confirms no false claim.
 
     python -m benchmarks.forgery --attempts 100000 --seed 1
 
-Prints a table of the kinds of claim and the ways of forging. Exit code 1 if a false claim was confirmed or an honest
-certificate refused; each is printed.
+Prints a table of kinds of claim and ways of forging. Exit code 1 if a false claim was confirmed or a valid certificate
+rejected; each is printed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def kinds(tally: Tally) -> str:
-    """For every kind of claim and every way attempts, and how many of them were accepted because true."""
+    """Return a table by kind of claim and way of forging: attempts, and how many were accepted because true."""
     rows = [
         [kind, *(f"{tally.attempts[way, kind]:,} ({tally.accepted[way, kind]:,} true)" for way in WAYS)]
         for kind in sorted({kind for _, kind in tally.attempts})

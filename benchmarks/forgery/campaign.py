@@ -1,4 +1,4 @@
-"""Attempts to have the checker confirm or state what is false, each judged by an oracle that shares nothing with it."""
+"""Attempts to have the checker confirm or state a false claim, each judged by an oracle that shares no code with it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def certify(schedule: Schedule) -> tuple[Document, Document]:
 
 
 def refusal(raw: Document, certificate: Document) -> str | None:
-    """What the checker says against it, None if it accepts. The schedule is consumed."""
+    """Return the checker's objection to a certificate, None if it accepts; `raw` is changed."""
     try:
         schedule = checker.read_schedule(raw)
     except Exception as error:  # noqa: BLE001 - what the program reports as unreadable
@@ -40,7 +40,7 @@ def refusal(raw: Document, certificate: Document) -> str | None:
 
 
 def objection(schedule: checker.schedule.Schedule, certificate: Document) -> str | None:
-    """What the checker says against a certificate of a schedule that it has read, None if it accepts."""
+    """Return the checker's objection to a certificate of a schedule that it has read, None if it accepts."""
     try:
         for _ in checker.check(certificate, schedule):
             pass
@@ -55,12 +55,12 @@ def _words(error: Exception) -> str:
 
 
 def kind_of(entry: Document) -> str:
-    """The claim, and its method if it has one."""
+    """Return the kind of an entry: the claim, with its method if it has one."""
     return "/".join(filter(None, (entry["claim"], entry.get("method"))))
 
 
 def entries_by_kind() -> dict[str, list[tuple[Document, Document]]]:
-    """For each kind of claim (raw schedule, certificate of that claim alone)."""
+    """Return (raw schedule, certificate with one claim) for each kind of claim."""
     result: dict[str, list[tuple[Document, Document]]] = {}
     for name, schedule in {**SCHEDULES, "wide": wide(), "spread": spread()}.items():
         raw, certificate = certify(schedule)
@@ -73,17 +73,17 @@ def entries_by_kind() -> dict[str, list[tuple[Document, Document]]]:
 
 
 LARGE = ("contraction/factor", "contraction/norms")
-"""Kinds that need a schedule of more workers."""
+"""Kinds of claim that need a schedule of more workers."""
 
 
 def single_claims(certificate: Document) -> Iterator[tuple[Document, Document]]:
-    """Each entry with a certificate of it alone, so that one refusal does not shield the others."""
+    """Yield (entry, certificate with it alone), so that one objection does not hide the others."""
     for entry in certificate["claims"]:
         yield entry, {**certificate, "claims": [entry]}
 
 
 def reread(raw: Document) -> checker.schedule.Schedule | None:
-    """A changed schedule as the checker reads it; None if it is none at all, which is the loaders' business."""
+    """Return a changed schedule as the checker reads it; None if it is invalid, which is the loaders' task."""
     try:
         return checker.read_schedule(fresh(raw))
     except (checker.Refusal, TypeError, ValueError, AttributeError, KeyError):
@@ -91,25 +91,25 @@ def reread(raw: Document) -> checker.schedule.Schedule | None:
 
 
 def moved_to(certificate: Document, schedule: checker.schedule.Schedule) -> Document:
-    """A certificate with the hash and the shape of another schedule."""
+    """Return a certificate with the hash and shape of another schedule."""
     shape = {"schedule_sha256": schedule.sha256, "num_workers": schedule.num_workers, "period": schedule.period}
     return {**certificate, **shape}
 
 
 @cache
 def donors() -> Donors:
-    """What stands in the schedules and certificates of the catalogue."""
+    """Return the values in the schedules and certificates of the catalogue."""
     both = [certify(schedule) for schedule in SCHEDULES.values()]
     return Donors(document for raw, certificate in both for document in (raw, *certificate["claims"]))
 
 
 def mutate_entry(draw: random.Random, entry: Document) -> None:
-    """Change one place of what a certificate says; a claim's own numbers are as near as the schedules' are."""
+    """Change one place of an entry, to a value near the old one or from other documents."""
     mutate(draw, entry, donors())
 
 
 def mutate_schedule(draw: random.Random, raw: Document) -> None:
-    """Change one place of what is done, or of what survivors do."""
+    """Change one place of a schedule's strategy or failure plan."""
     name = "failure_plan" if "failure_plan" in raw and draw.random() < 0.4 else "strategy"
     mutate(draw, raw[name], donors(), name)
 
@@ -117,18 +117,18 @@ def mutate_schedule(draw: random.Random, raw: Document) -> None:
 WAYS = ("mutated entry", "mutated schedule", "another schedule's entry", "fact of a mutated schedule")
 RANDOM_SCHEDULES = 60
 TABLED = range(0, RANDOM_SCHEDULES, 3)
-"""Those to which tables are added."""
+"""Random schedules to which tables are added."""
 
 ENTRIES = 15
-"""Mutated entries for each mutated schedule, which stands for as many attempts as it has claims."""
+"""Mutated entries per mutated schedule, which counts as one attempt for each of its claims."""
 
 SLOW = ("wide", "spread")
-"""Schedules of many workers, which are forged for the kinds of claim alone that no small one has."""
+"""Schedules of many workers, forged only for kinds of claim that no small one has."""
 
 
 @dataclass(frozen=True)
 class Honest:
-    """A schedule with a certificate that holds, as documents and as the checker reads it."""
+    """A schedule with a valid certificate, as documents and as the checker reads it."""
 
     name: str
     raw: Document
@@ -138,7 +138,7 @@ class Honest:
 
 @dataclass
 class Tally:
-    """What became of the attempts: by way and kind of claim, and every false claim that was confirmed."""
+    """The results: attempts and accepted ones by (way, kind of claim), and every false claim that was confirmed."""
 
     attempts: Counter[tuple[str, str]] = field(default_factory=Counter)
     accepted: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -148,7 +148,7 @@ class Tally:
 
 
 def pool(seed: int, only: str = "") -> list[Honest]:
-    """The schedules that show every kind of claim, and random ones; of more those with the claim or fact `only`."""
+    """Return schedules with every kind of claim, and random ones; with `only`, more that have that claim or fact."""
     draw = random.Random(f"pool {seed}")
     schedules = {**SCHEDULES, "wide": wide(), "spread": spread()}
     number_drawn = RANDOM_SCHEDULES * (20 if only else 1)
@@ -170,9 +170,9 @@ def pool(seed: int, only: str = "") -> list[Honest]:
 
 
 def run(attempts: int, seed: int, only: str = "") -> Tally:
-    """So many attempts, one claim each; first all honest certificates, which must hold.
+    """Check all valid certificates, then make so many attempts of one claim each.
 
-    `only` one kind of claim, or all of schedules that have a fact of that name.
+    `only` restricts attempts to one kind of claim, or to schedules that have a fact of that name.
     """
     tally, honest = Tally(), pool(seed, only)
     for one in honest:
@@ -195,11 +195,11 @@ def run(attempts: int, seed: int, only: str = "") -> Tally:
 
 
 Forgery = tuple[str, str, Document, "ReadSchedule", Document]
-"""(way, kind of claim, raw schedule, the schedule as read, the certificate whose last entry is forged, or stated)."""
+"""(way, kind of claim, raw schedule, the schedule as read, the certificate whose last entry is forged or stated)."""
 
 
 def _forgeries(honest: list[Honest], draw: random.Random, only: str) -> Iterator[Forgery]:
-    """Without end, the ways in turn."""
+    """Yield forgeries endlessly, the ways in turn."""
     kinds = _by_kind(honest)
     names = [only] if only else sorted(kinds)
     small = [one for one in honest if one.name not in SLOW]
@@ -211,7 +211,7 @@ def _forgeries(honest: list[Honest], draw: random.Random, only: str) -> Iterator
 
 
 def _by_kind(honest: list[Honest]) -> dict[str, list[tuple[Honest, Document]]]:
-    """For each kind of claim the schedules that have it, with a certificate of it alone."""
+    """Return (schedule, certificate with one claim) for each kind of claim."""
     result: dict[str, list[tuple[Honest, Document]]] = {}
     for one in sorted(honest, key=lambda one: one.name in SLOW):
         for entry, single in single_claims(one.certificate):
@@ -241,7 +241,7 @@ def _mutated_schedule(one: Honest, draw: random.Random) -> Iterator[Forgery]:
 
 
 def _facts_of(read: ReadSchedule) -> list[Document]:
-    """The facts of a schedule, as entries of a certificate would say them; none where groups overlap."""
+    """Return the facts of a schedule as entries of a certificate; none if groups overlap."""
     try:
         return [{"claim": fact.name, **fact.numbers} for fact in checker.facts(read) if fact.numbers is not None]
     except checker.Refusal:
@@ -249,6 +249,6 @@ def _facts_of(read: ReadSchedule) -> list[Document]:
 
 
 def _moved_entries(one: Honest, other: Honest) -> Iterator[Forgery]:
-    """The claims of one schedule said of the other."""
+    """Yield the claims of one schedule as claims about the other."""
     for entry, single in single_claims(moved_to(one.certificate, other.read)):
         yield WAYS[2], kind_of(entry), other.raw, other.read, single

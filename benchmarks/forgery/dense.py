@@ -1,6 +1,6 @@
-"""Schedules as dense floats, straight from their documents, sharing nothing with prover or checker.
+"""Schedules as dense floats, read from their documents, and the consensus distance from its definition.
 
-`steady_distance` computes consensus distance from its definition.
+Nothing is shared with prover or checker.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ def worker_steps(raw: Document, n: int) -> list[int]:
 
 
 def sync_of(raw: Document, name: str) -> Document | None:
-    """The members of an object that says when workers average, None where `sync` is another one."""
+    """Return the member `name` of the object `sync`, None if `sync` has no such member."""
     sync = raw["strategy"].get("sync")
     return sync.get(name) if isinstance(sync, dict) else None
 
 
 def weighted_edges(graph: Document) -> list[tuple[int, int, Fraction]]:
-    """(source, target, weight) of a round of neighbors."""
+    """Return (source, target, weight) of a round of neighbors."""
     weights = graph["weights"] if isinstance(graph["weights"], list) else [graph["weights"]] * len(graph["edges"])
     return [(s, t, Fraction(x)) for (s, t), x in zip(graph["edges"], weights, strict=True)]
 
 
 def averaging(n: int, groups: list[tuple[list[int], float]]) -> Matrix:
-    """W of one phase's groups (workers, relaxation)."""
+    """Return W of one phase's groups (workers, relaxation)."""
     w = np.eye(n)
     for members, t in groups:
         w[np.ix_(members, members)] = (1 - t) * np.eye(len(members)) + t / len(members)
@@ -51,7 +51,7 @@ def averaging(n: int, groups: list[tuple[list[int], float]]) -> Matrix:
 
 
 def dense(raw: Document) -> tuple[Groups, list[Matrix]]:
-    """(list of group lists or None, list of W) of a raw schedule."""
+    """Return (groups by phase, or None for graphs; list of W) of a raw schedule."""
     cluster, strategy = raw["cluster"], raw["strategy"]
     n = sum(map(len, workers_of_nodes(raw)))
     if strategy["kind"] == "neighbor":
@@ -91,10 +91,9 @@ def _blocks(cluster: Document, radices: list[int], phase: list[Document]) -> lis
 
 
 def steady_distance(raw: Document, listed: Groups, matrices: list[Matrix]) -> float:
-    """The consensus distance of a raw schedule document.
+    """Return the consensus distance of a raw schedule; infinite if workers do not converge.
 
-    `listed` are its groups (workers, relaxation) by phase, None for weighted graphs, and `matrices` its W. Infinite
-    where workers do not converge.
+    `listed` are its groups (workers, relaxation) by phase, None for weighted graphs, and `matrices` its W.
     """
     strategy, n = raw["strategy"], len(matrices[0])
     of_workers = np.array(worker_steps(raw, n))
@@ -111,7 +110,7 @@ def steady_distance(raw: Document, listed: Groups, matrices: list[Matrix]) -> fl
 
 
 def _round_worker_steps(edges: list[list[int]], worker_steps: Numbers) -> Matrix:
-    """Who has no edge in a round takes no part in it."""
+    """Return the steps to which each worker's progress is normalized; a worker without an edge keeps its own."""
     result = worker_steps.astype(float)
     result[sorted({worker for edge in edges for worker in edge})] = worker_steps.mean()
     return result

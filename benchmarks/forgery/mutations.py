@@ -1,6 +1,6 @@
 """Mutations of plain JSON: of any number, text, key or list, half of them well-formed and near the truth.
 
-Nothing here knows a kind of claim or of schedule: what is well-formed in a place is what other documents have there.
+The code knows no kinds of claims or schedules: a value is well-formed in a place if other documents have it there.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 ODD = (-1, 2**70, True, 1.5, None, "", "1/0", "1e99999", [], {}, "x" * 50)
-"""What belongs nowhere."""
+"""Values that are valid nowhere."""
 STEPS = (-5, -2, -1, 1, 2, 5)
 FINE = (1, 2, 3, 7, 10**6, 2**50)
 Place = tuple[Any, Any, str]
-"""An object or a list, a key or a position in it, and the nearest key."""
+"""An object or list, a key or position in it, and the nearest key."""
 
 
 def fresh(document: Any) -> Any:
-    """A deep copy of plain JSON, in a tenth of the time that `copy.deepcopy` takes."""
+    """Return a deep copy of plain JSON, in a tenth of the time of `copy.deepcopy`."""
     return marshal.loads(marshal.dumps(document))
 
 
 class Donors:
-    """What stands in documents: the values by their key, and the keys of objects by the object's own key."""
+    """The content of documents: values by their key, and the keys of objects by the object's own key."""
 
     def __init__(self, documents: Iterable[Any]) -> None:
         self.values: dict[str, list[Any]] = defaultdict(list)
@@ -46,7 +46,7 @@ class Donors:
 
 
 def places(value: Any, name: str = "") -> Iterator[Place]:
-    """Every member of every object and list, also of those that are members themselves."""
+    """Yield every member of every object and list, at any depth."""
     if isinstance(value, dict | list):
         for key in list(value) if isinstance(value, dict) else range(len(value)):
             own = key if isinstance(key, str) else name
@@ -55,7 +55,7 @@ def places(value: Any, name: str = "") -> Iterator[Place]:
 
 
 def mutate(draw: random.Random, document: Any, donors: Donors, name: str = "") -> None:
-    """Change one place of a document, which is an object of that name."""
+    """Change one place of a document, an object that has this name in its parent."""
     found = list(places(document, name))
     if not found:
         return
@@ -82,7 +82,7 @@ def mutate(draw: random.Random, document: Any, donors: Donors, name: str = "") -
 
 
 def _structure(draw: random.Random, where: Any, key: Any) -> None:
-    """A member lost, one twice, two exchanged, or another key."""
+    """Remove a member, repeat one, exchange two, or rename a key."""
     kind = draw.randrange(3)
     if kind == 0:
         del where[key]
@@ -96,7 +96,7 @@ def _structure(draw: random.Random, where: Any, key: Any) -> None:
 
 
 def _within(draw: random.Random, where: list[Any]) -> None:
-    """The same members in another order, or numbers of which one is larger by what another is smaller."""
+    """Shuffle a list, or increase one of its numbers by the amount by which another one decreases."""
     numbers = [place for place, value in enumerate(where) if number_of(value) is not None]
     if len(numbers) < 2 or draw.random() < 0.5:
         draw.shuffle(where)
@@ -109,7 +109,7 @@ def _within(draw: random.Random, where: list[Any]) -> None:
 
 
 def number_of(value: Any) -> Fraction | None:
-    """What an integer or the text of a fraction says, None of anything else."""
+    """Return the value of an integer or a text with a fraction, None for anything else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return Fraction(value)
     is_text = isinstance(value, str) and value.lstrip("-").replace("/", "", 1).isdigit() and not value.endswith("/0")
@@ -120,7 +120,7 @@ def number_of(value: Any) -> Fraction | None:
 
 
 def _neighbor(draw: random.Random, old: Any, donors: Donors, item: str) -> Any:
-    """What is nearly the same, and well-formed."""
+    """Return a well-formed value near the old one."""
     number = number_of(old)
     if isinstance(old, bool):
         return not old

@@ -1,9 +1,9 @@
-"""Whether what a certificate's entry says is true: dense floats and simulations, straight from the document.
+"""Decides whether a certificate's entry is true, by dense floats and simulations of the document.
 
-Shares nothing with prover or checker. Workers that keep a gap run Hop's rules, over counts of entered, sent and reduced
-steps, with one worker held back; sets of workers that can continue by themselves are found by trying all. Of failures
-every single one is tried, by dropping the failed; they are equivalent if exchanges of workers, tried one after the
-other, lead from one to the other.
+It shares nothing with prover or checker. Workers with an iteration gap run Hop's rules on counts of entered, sent and
+reduced steps, with one worker stopped; sets of workers that can continue by themselves are found by trying all. Every
+failure is tried by dropping the failed workers; two failures are equivalent if exchanges of workers, tried one after
+another, lead from one to the other.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 Loss = frozenset[int]
 OF_EVENTS = ("deadlock-free", "queues", "gap", "memory")
-"""Claims on who waits for whom where workers keep a gap."""
+"""Claims about which worker waits for which under an iteration gap."""
 
 OF_MATRICES = ("doubly-stochastic", "unit-sums", "consensus", "contraction", "exact-consensus", "consensus-distance")
-"""Claims on the matrices of a period."""
+"""Claims about the matrices of a period."""
 
 
 def is_true(entry: Document, raw: Document) -> bool:
-    """Whether the statement that an entry makes about a schedule is true."""
+    """Return whether an entry's statement about a schedule is true."""
     return Truth(raw).says(entry)
 
 
 class Truth:
-    """What is true of one schedule, for several entries."""
+    """Facts about one schedule, used for several entries."""
 
     def __init__(self, raw: Document) -> None:
         self.raw = raw
@@ -90,7 +90,7 @@ def _of_matrices(entry: Document, raw: Document, listed: Groups, matrices: list[
 
 
 def _answers(n: int, listed: Groups) -> str:
-    """The hash of what every worker answers, from the groups one by one; here they are all small enough."""
+    """Return the hash of all workers' answers (`membership`), from the groups one by one."""
     lines = []
     for phase in listed:
         home = {
@@ -107,18 +107,18 @@ GAP = {
 
 
 def gap_of(raw: Document) -> dict[str, Any] | None:
-    """The members of a gap with their defaults, None where there is none."""
+    """Return the members of an iteration gap with defaults, None without one."""
     gap = sync_of(raw, "iteration_gap")
     return None if gap is None else GAP | gap
 
 
 def is_lossy(gap: dict[str, Any]) -> bool:
-    """Whether a reduce may take something else than the updates of its step of all in-neighbors."""
+    """Return whether a reduce may use other updates than those of its step from all in-neighbors."""
     return bool(gap["staleness"] or gap["skip"] or np.any(gap["backup"]))
 
 
 class Rules:
-    """A graph and a setting."""
+    """A graph with an iteration gap."""
 
     def __init__(self, raw: Document, gap: dict[str, Any], n: int) -> None:
         self.gap, self.n = gap, n
@@ -131,11 +131,11 @@ class Rules:
 
     @cached_property
     def columns(self) -> list[list[int | None]]:
-        """How far everybody gets while a worker is held, by that worker."""
+        """By stopped worker, the number of steps that every worker can take (`ahead_of`)."""
         return [self.ahead_of(held) for held in range(self.n)]
 
     def ahead_of(self, held: int | None) -> list[int | None]:
-        """How far everybody gets while one worker stays in step 0, None for without end."""
+        """Return how many steps every worker can take while one worker stays in step 0, None for any number."""
         n, gap = self.n, self.gap
         entered, sent, reduced = [0] * n, [0] * n, [0] * n
         moved = True
@@ -157,7 +157,7 @@ class Rules:
 
 
 def is_true_of_gap(entry: Document, raw: Document, rules: Rules) -> bool:
-    """Whether what an entry says of workers that keep a gap is true; numbers may be larger than they need."""
+    """Return whether an entry about workers with an iteration gap is true; bounds may be larger than necessary."""
     gap, n = rules.gap, rules.n
     if entry["claim"] == "deadlock-free":
         return rules.ahead_of(None) == [None] * n
@@ -194,7 +194,7 @@ def _bound(bound: int | None) -> float:
 
 
 def _says(claimed: int, true: list[int | None]) -> bool:
-    """A bound is not too small, and where none is stated there is none."""
+    """Return whether a bound is not too small, and infinite if none is stated."""
     return None in true if claimed == -1 else claimed >= max(map(_bound, true), default=0)
 
 
@@ -203,7 +203,7 @@ def _tokens(gap: dict[str, Any], true: list[tuple[int | None, int | None]]) -> l
 
 
 def agrees(raw: Document, gap: dict[str, Any], rules: Rules) -> bool:
-    """Whether no two disjoint sets of workers can continue by themselves, every set tried, and weights are positive."""
+    """Return whether weights are positive, and no two disjoint sets of workers can continue by themselves."""
     into: list[set[int]] = [set() for _ in range(rules.n)]
     own = [Fraction(1)] * rules.n
     for source, target, weight in weighted_edges(raw["strategy"]["rounds"][0]):
@@ -225,7 +225,7 @@ def agrees(raw: Document, gap: dict[str, Any], rules: Rules) -> bool:
 
 
 def exchanges(raw: Document, listed: Groups) -> list[list[int]]:
-    """Permutations of workers that keep groups, of which all others that are used are products."""
+    """Return permutations of workers that preserve groups, and generate all others that are used."""
     nodes, strategy = workers_of_nodes(raw), raw["strategy"]
     n = sum(map(len, nodes))
     found, own = [], list(range(n))
@@ -249,7 +249,7 @@ def exchanges(raw: Document, listed: Groups) -> list[list[int]]:
 
 
 def orbit(loss: Loss, swaps: list[list[int]]) -> set[Loss]:
-    """All failures that exchanges make of one."""
+    """Return all failures that exchanges make of one."""
     reached, new = {loss}, [loss]
     while new:
         one = new.pop()
@@ -262,7 +262,7 @@ def orbit(loss: Loss, swaps: list[list[int]]) -> set[Loss]:
 
 
 def covered_failures(raw: Document) -> Iterator[tuple[int, ...]]:
-    """The failures that the plan covers, in the order of answers."""
+    """Yield the failures that the plan covers, in the order of answers."""
     listed, failures = workers_of_nodes(raw), raw["failure_plan"]["failures"]
     n = sum(map(len, listed))
     for count in range(1, failures + 1):
@@ -273,7 +273,7 @@ def covered_failures(raw: Document) -> Iterator[tuple[int, ...]]:
 
 
 def on_nodes(raw: Document, count: int) -> Document:
-    """The same rule on fewer nodes: each prime factor goes to the digit that is furthest below its old radix."""
+    """Return the same rule on fewer nodes: each prime factor goes to the digit that is furthest below its old radix."""
     strategy, size = raw["strategy"], len(workers_of_nodes(raw)[0])
     old, new, rest = strategy["node_radices"], [1] * len(strategy["node_radices"]), count
     if count == prod(old):
@@ -295,7 +295,7 @@ def on_nodes(raw: Document, count: int) -> Document:
 
 
 def groups_after(raw: Document, failed: Loss, listed: Groups) -> list[list[tuple[list[int], float]]]:
-    """The groups of each phase that survivors run."""
+    """Return the groups of each phase that survivors run."""
     nodes, of = workers_of_nodes(raw), raw["failure_plan"]["rule"]
     n = sum(map(len, nodes))
     left = [w for w in range(n) if w not in failed]
@@ -311,7 +311,7 @@ def groups_after(raw: Document, failed: Loss, listed: Groups) -> list[list[tuple
 
 
 def _survives(entry: Document, raw: Document, listed: Groups, matrices: list[Matrix]) -> bool:
-    """Each covered loss has the groups that are stated, and is one of the classes: by name, or by what it leaves."""
+    """Return whether each covered failure leaves the stated groups, and is in one of the stated classes."""
     if "failure_plan" not in raw or entry["failures"] != raw["failure_plan"]["failures"]:
         return False
     n, text, norms = len(matrices[0]), hashlib.sha256(), dict[tuple[int, ...], float]()

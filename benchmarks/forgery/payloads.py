@@ -1,7 +1,7 @@
-"""Whether claims about payloads are true: by running the queue of a pipeline, moving workers, and rounding numbers.
+"""Decides whether claims about payloads are true: by running a pipeline's queue, moving workers, and rounding numbers.
 
-Shares nothing with prover or checker: the queue is a list of gradients that are numbers, equality is seen on workers
-that move at random, and errors of codecs on sums that are rounded stage by stage, of numbers chosen to lose much.
+It shares nothing with prover or checker. The queue is a list of numbers for gradients, equality is checked on workers
+that move at random, and errors of codecs on sums that are rounded stage by stage, of numbers that lose much.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _equal_replicas(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, 
 
 
 def _outer_consensus(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
-    """By what a period makes of each worker's outer parameters and momentum, one after the other."""
+    """Check against the spectral radius of a period, from each worker's outer parameters and momentum."""
     outer, n = outer_of(raw), len(matrices[0])
     if listed is None or not outer.get("own"):
         return False
@@ -84,19 +84,19 @@ def _outer_consensus(entry: dict[str, Any], raw: dict[str, Any], listed: Groups,
 
 
 def rounded_to(numbers: Numbers, digits: int, smallest: float) -> Numbers:
-    """The nearest numbers of so many binary digits, ties to even, and no finer than `smallest`."""
+    """Return the nearest numbers with so many binary digits, ties to even, in multiples of `smallest` at least."""
     exponents = np.frexp(numbers)[1] - digits
     units = np.maximum(np.ldexp(1.0, exponents), smallest)
     return np.asarray(np.rint(numbers / units) * units)
 
 
 def single(numbers: Numbers) -> Numbers:
-    """As float32 has them."""
+    """Round to float32."""
     return numbers.astype(np.float32).astype(np.float64)
 
 
 def round_trip(numbers: Numbers, transport: dict[str, Any]) -> Numbers:
-    """What the codec makes of numbers, straight from what it promises; in float64."""
+    """Return numbers after encoding and decoding by a codec's definition, in float64."""
     if transport["codec"] == "float16":
         return numbers.astype(np.float16).astype(np.float64)
     if transport["codec"] == "bfloat16":
@@ -111,7 +111,7 @@ def round_trip(numbers: Numbers, transport: dict[str, Any]) -> Numbers:
 
 
 def coded_sum(given: Numbers, nodes: list[int], transport: dict[str, Any], *, staged: bool) -> Numbers:
-    """The sum of members' numbers, [members, count], as it is rounded on its way."""
+    """Return the sum of members' numbers, shape [members, count], with the rounding of a codec."""
     exchanged = staged or transport["codec"] in TOPS
     short: Callable[[Numbers], Numbers] = single if exchanged else lambda x: round_trip(x, transport)
     across = transport["where"] == "across-nodes"
@@ -135,7 +135,7 @@ def add_up(rows: list[Numbers], rounding: Callable[[Numbers], Numbers]) -> Numbe
 
 
 def bad_inputs(count: int, transport: dict[str, Any]) -> list[Numbers]:
-    """What members give, [members, numbers], so that rounding takes much: each the k-fold of a share."""
+    """Return members' numbers, shape [members, numbers], for which rounding errors are large."""
     rng = np.random.default_rng(3)
     unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(transport["codec"], 2.0**-8)
     first = np.zeros((count, 3))
@@ -149,7 +149,7 @@ def bad_inputs(count: int, transport: dict[str, Any]) -> list[Numbers]:
 def error_and_size(
     given: Numbers, nodes: list[int], transport: dict[str, Any], *, staged: bool
 ) -> tuple[Numbers, Numbers]:
-    """(how far the coded mean is off, A of the claim) for every number."""
+    """Return (error of the coded mean, A of the claim) for every number."""
     shares = single(given / len(given))
     seen = coded_sum(shares, nodes, transport, staged=staged)
     sizes = np.abs(given)
@@ -179,7 +179,7 @@ def _codec_error(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, _: 
 
 
 def _sent_bytes(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
-    """By every message of every round, from worker to worker, as shares of what an operation averages."""
+    """Check against every message of every round, as shares of an operation's payload."""
     transport, (parts, late, _), steps_per_round = (
         TRANSPORT | raw["strategy"].get("transport", {}),
         turns_of(raw),
@@ -209,14 +209,14 @@ def _sent_bytes(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matr
 
 
 def _width(transport: dict[str, Any]) -> Fraction:
-    """Bytes written for one of float32: of 64 blocks, which come to whole bytes in every codec."""
+    """Return the encoded bytes per byte of float32, counted for 64 blocks, which are whole bytes in every codec."""
     count = transport["block"] * 64
     bits = {"none": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int4": 4}[transport["codec"]]
     return Fraction(count * bits // 8 + (64 * 4 if transport["codec"] in TOPS else 0), count * 4)
 
 
 def _messages(group: list[int], raw: dict[str, Any], transport: dict[str, Any]) -> list[tuple[int, int, Fraction]]:
-    """(from, to, bytes for each of the payload) of one sum."""
+    """Return (source, target, bytes per byte of payload) of one sum."""
     node_of = nodes_of(raw)
     is_inside = transport["where"] == "across-nodes" and len({node_of[worker] for worker in group}) == 1
     width = Fraction(1) if is_inside else _width(transport)
@@ -233,14 +233,14 @@ def _messages(group: list[int], raw: dict[str, Any], transport: dict[str, Any]) 
 
 
 def _around(group: list[int], width: Fraction, times: int) -> list[tuple[int, int, Fraction]]:
-    """Each of k parts goes k - 1 steps around the ring, so many times."""
+    """Return messages in which each of k parts goes k − 1 steps around the ring, `times` times."""
     part = width / len(group)
     return [(one, following, part) for one, following in zip(group, group[1:] + group[:1], strict=True)
             for _ in range(times * (len(group) - 1))]  # fmt: skip
 
 
 def _all_to_all(group: list[int], width: Fraction) -> list[tuple[int, int, Fraction]]:
-    """Everybody sends a part to everybody else."""
+    """Return messages in which every worker sends a part to every other."""
     return [(one, other, width / len(group)) for one in group for other in group if one != other]
 
 

@@ -1,6 +1,6 @@
-"""Whether claims about rounds that a quorum starts are true: by playing its rules against one worker that computes.
+"""Decides whether claims about rounds with a quorum are true: by its rules, against one worker that computes for long.
 
-Shares nothing with prover or checker: counts of rounds, results and gradients, moved by hand.
+It shares nothing with prover or checker, and only counts rounds, results and gradients.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from typing import Any
 from benchmarks.forgery.dense import Document, sync_of
 
 LONG = 1000
-"""Rounds after which a gradient that is still late has no bound."""
+"""Rounds after which a gradient that is still missing counts as unbounded."""
 USUAL = {"count": "open-round", "missed": "each", "staleness": 4, "synchronize_every": 0}
 
 
 def quorum_of(raw: Document) -> dict[str, Any] | None:
-    """The members of a quorum with their defaults, None where there is none."""
+    """Return the members of a quorum with defaults, None without one."""
     quorum = sync_of(raw, "partial")
     return None if quorum is None else USUAL | quorum
 
 
 def is_true(entry: Document, quorum: dict[str, Any], n: int) -> bool:
-    """Whether what an entry says of such rounds is true; numbers may be weaker than they need be."""
+    """Return whether an entry about a quorum is true; bounds may be weaker than necessary."""
     name = entry["claim"]
     if name == "conservation":
         return True
@@ -37,9 +37,9 @@ def is_true(entry: Document, quorum: dict[str, Any], n: int) -> bool:
 
 
 def _oldest(quorum: dict[str, Any]) -> int | None:
-    """The age of a gradient whose worker computes for as long as others can start rounds; None without an end.
+    """Return the age of a gradient whose worker computes for as long as others can start rounds; None if unbounded.
 
-    Its computing begins right after a synchronization, or with all results taken: then most rounds can pass.
+    It starts computing right after a synchronization, or with all results taken, when most rounds are possible.
     """
     latest, every = quorum["missed"] == "latest", quorum["synchronize_every"]
     version = entered = 0
@@ -54,7 +54,7 @@ def _oldest(quorum: dict[str, Any]) -> int | None:
 
 
 def _are_equal(quorum: dict[str, Any], every: int, of: str) -> bool:
-    """Whether two workers, of which one misses results, agree after every so many rounds."""
+    """Return whether two workers, one of which misses results, agree after every so many rounds."""
     if quorum["missed"] == "latest":
         synchronized = quorum["synchronize_every"]
         return of == "models" and synchronized > 0 and every > 0 and every % synchronized == 0

@@ -1,8 +1,7 @@
-"""Whether claims about runs are true: by carrying rounds out, holding workers back, and leaving workers out.
+"""Decides whether claims about runs are true: by executing rounds, stopping workers, and leaving workers out.
 
-Shares nothing with prover or checker, and none of their ideas: ages are read off a run in which every worker notes the
-newest round of everybody that its parameters hold; gaps off runs in which one worker stands still; survivors
-off the matrices of the survivors.
+It shares no code or idea with prover or checker. Ages come from a run in which every worker records the newest round of
+each worker that its parameters contain; gaps from runs in which one worker stops; survivors from their matrices.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
     from benchmarks.forgery.dense import Groups, Matrix
 
 Waits = tuple[tuple[frozenset[int], ...], ...]
-"""For every round of the period and every worker those whom it waits for in that round."""
+"""For every round of the period and every worker, the workers that it waits for."""
 
 TOLERANCE = 1e-9
 TOPS = {"int8": 127, "int4": 7}
-"""Codecs of which neighboring numbers share a scale, and their largest whole number."""
+"""Codecs whose neighboring numbers share a scale, and their largest level."""
 
 
 def partners(raw: dict[str, Any], listed: Groups, n: int) -> Waits:
@@ -44,10 +43,10 @@ def partners(raw: dict[str, Any], listed: Groups, n: int) -> Waits:
 
 
 def held_back(waits: Waits, held: int, at: int, cap: int, delay: int = 0) -> list[int]:
-    """The round of every worker once nothing moves, if `held` began its exchange of round `at` and stands still.
+    """Return every worker's round once nothing moves, if `held` stops in its exchange of round `at`.
 
-    Who runs away is left `cap` + 1 rounds ahead, while the others continue. A round is left without its own exchange
-    where that is waited for `delay` rounds later.
+    A worker that can continue for ever stops `cap` + 1 rounds ahead. With `delay` a round's exchange is waited for that
+    many rounds later.
     """
     n, period = len(waits[0]), len(waits)
     rounds = [at] * n
@@ -67,7 +66,7 @@ def held_back(waits: Waits, held: int, at: int, cap: int, delay: int = 0) -> lis
 
 @lru_cache(maxsize=4096)
 def largest_gap(waits: Waits, delay: int = 0) -> int | None:
-    """The most rounds that anybody gets ahead of a worker that stands still; None for no bound."""
+    """Return the most rounds that a worker gets ahead of one that stops; None if unbounded."""
     n, period = len(waits[0]), len(waits)
     cap = (n + 1) * period + delay
     gap = max(max(held_back(waits, held, at, cap, delay)) - at for held in range(n) for at in range(period))
@@ -75,13 +74,13 @@ def largest_gap(waits: Waits, delay: int = 0) -> int | None:
 
 
 def delay_of(raw: dict[str, Any]) -> int:
-    """Steps by which a pipeline applies its gradients late."""
+    """Return by how many steps a pipeline's gradients are late."""
     pipeline = sync_of(raw, "pipeline")
     return 0 if pipeline is None else int(pipeline.get("width", 2)) - 1
 
 
 def mixes_late(raw: dict[str, Any]) -> bool:
-    """Whether parameters are averaged a round late."""
+    """Return whether parameters are averaged a round late."""
     gap = sync_of(raw, "iteration_gap")
     if gap is not None:
         return bool(gap.get("update_order") == "dpsgd")
@@ -89,9 +88,9 @@ def mixes_late(raw: dict[str, Any]) -> bool:
 
 
 def missing_rounds(raw: dict[str, Any]) -> int:
-    """How many of the newest rounds an average lacks, in whole or in part: it is late, or of fragments in turn.
+    """Return how many of the newest rounds an average lacks, in whole or in part, because it or fragments are late.
 
-    What is merged after `end` steps of a round lacks all from the round on in which it was sent.
+    An average that is merged after `end` steps of a round lacks all rounds from the one in which it was sent.
     """
     parts, late, _ = turns_of(raw)
     if (parts, late) == (1, 0):
@@ -107,14 +106,14 @@ def missing_rounds(raw: dict[str, Any]) -> int:
 
 
 def turns_of(raw: dict[str, Any]) -> tuple[int, int, float]:
-    """Into how many fragments the model is cut, by how many steps each is merged late, and what is kept then."""
+    """Return (number of fragments, steps by which each is merged late, weight of a worker's own values)."""
     fragments, merge = raw["strategy"].get("payload", {}).get("fragments", 1), sync_of(raw, "merge") or {}
     parts = len(fragments) if isinstance(fragments, list) else fragments
     return parts, merge.get("steps", 0), float(Fraction(merge.get("alpha", 0)))
 
 
 def _fragments(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
-    """By four rounds of each number of steps, one by one: what is in flight, and how old a worker's fragments are."""
+    """Check by taking four rounds step by step: averages in flight, and the age of a worker's fragments."""
     (parts, late, kept), n = turns_of(raw), len(matrices[0])
     seen = [
         _turns_of_steps_per_round(parts, late, steps_per_round) for steps_per_round in sorted(set(worker_steps(raw, n)))
@@ -134,7 +133,7 @@ def _fragments(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matri
 def _turns_of_steps_per_round(
     parts: int, late: int, steps_per_round: int
 ) -> tuple[int, int, int, bool, tuple[int, ...]]:
-    """Age, the most in flight, the fewest steps between turns, whether each has one a round, and the order."""
+    """Return (age, most in flight, fewest steps between turns, whether each has one per round, order of turns)."""
     turns = [
         [step for step in range(1, 4 * steps_per_round + 1) if _ends(step, p, parts, steps_per_round)]
         for p in range(parts)
@@ -153,7 +152,7 @@ def _turns_of_steps_per_round(
 
 
 def _ends(step: int, number: int, parts: int, steps_per_round: int) -> bool:
-    """Whether a fragment's turn ends with a step: its share of the round's steps, and of no step later, is done."""
+    """Return whether a fragment's turn ends with a step, the last one in its share of the round's steps."""
     place = (step - 1) % steps_per_round + 1
     return place * parts <= (number + 1) * steps_per_round < (place + 1) * parts
 
@@ -166,7 +165,7 @@ def takes_gradients(raw: dict[str, Any]) -> bool:
 
 
 def outer_of(raw: dict[str, Any]) -> dict[str, float]:
-    """Rate, momentum, whether it is Nesterov's and each worker has outer parameters; empty where averaging is plain."""
+    """Return rate, momentum, `nesterov`, and `own` (outer parameters per worker); empty for plain averages."""
     outer = raw["strategy"].get("payload", {}).get("outer", {})
     numbers = {name: float(Fraction(outer.get(name, default))) for name, default in (("lr", 1), ("momentum", 0))}
     if numbers == {"lr": 1, "momentum": 0}:
@@ -175,9 +174,9 @@ def outer_of(raw: dict[str, Any]) -> dict[str, float]:
 
 
 def oldest_age(matrices: list[Matrix], *, late: int, delay: int = 0) -> int | None:
-    """The most rounds by which anybody's parameters lag behind anybody's newest round, in the long run.
+    """Return the most rounds by which parameters lag behind any worker's newest round in the long run.
 
-    What a round adds is averaged with it, or `late` rounds after it; where gradients are late, `delay` rounds.
+    None if unbounded. A round's progress is averaged with it, or `late` rounds after it; late gradients `delay` rounds.
     """
     n, period = len(matrices[0]), len(matrices)
     newest = np.full((n, n), -1)  # entry [i, j]: the newest round of j that i's parameters hold
@@ -207,7 +206,7 @@ def oldest_age(matrices: list[Matrix], *, late: int, delay: int = 0) -> int | No
 
 
 def busiest(raw: dict[str, Any], listed: Groups, n: int) -> dict[str, int]:
-    """Groups, connections, splits and arrays, worker by worker."""
+    """Return the largest numbers of groups, connections, splits and arrays of any worker."""
     strategy = raw["strategy"]
     transport = strategy.get("transport", {})
     keeps = int(mixes_late(raw) or strategy.get("averaging") == "step-normalized")
@@ -250,13 +249,13 @@ def nodes_of(raw: dict[str, Any]) -> list[int]:
 
 
 def communicators(raw: dict[str, Any], group: tuple[int, ...]) -> int:
-    """How many a group has over its members: one, and one more to sum in eight bits without stages."""
+    """Return how many communicators a group has: one, and one more for int8 or int4 sums without stages."""
     transport = raw["strategy"].get("transport", {})
     return 1 + int(transport.get("codec") in TOPS and not has_stages(raw, group))
 
 
 def has_stages(raw: dict[str, Any], group: tuple[int, ...]) -> bool:
-    """Whether a group is summed inside its nodes and then across them."""
+    """Return whether a group is summed inside its nodes and then across them."""
     nodes = [nodes_of(raw)[worker] for worker in group]
     each = {nodes.count(node) for node in nodes}
     is_even = len(each) == 1 and min(each) > 1 and len(set(nodes)) > 1

@@ -1,4 +1,4 @@
-"""Schedules that show every kind of claim (schedules.json), and random ones, small enough for dense arithmetic."""
+"""Schedules with every kind of claim (schedules.json), and random ones, small enough for dense arithmetic."""
 
 from __future__ import annotations
 
@@ -58,26 +58,26 @@ TABLES: Payload = SCHEDULES["tables"].strategy.payload
 
 
 def wide(n: int = 48 + 2) -> Schedule:
-    """A schedule too large for exact pivots."""
+    """Return a schedule too large for exact pivots."""
     first = [range(i, i + 2) for i in range(0, n, 2)]
     return explicit(n, first, [range(0, n, 2), range(1, n, 2)])
 
 
 def spread(n: int = 48 + 2) -> Schedule:
-    """A schedule too large for exact pivots that one period does not bring to the mean."""
+    """Return a schedule too large for exact pivots whose period does not reach the mean."""
     return explicit(n, [range(i, i + 5) for i in range(0, n, 5)], [[i, (i + 7) % n] for i in range(0, n - 7, 14)])
 
 
 SCHEMA = schedule_schema()
 UNDRAWN = {"iteration_gap", "partial", "tables", "average", "average_dense"}
-"""What random schedules have not: protocols, which other oracles judge, and tables where no one asks for them."""
+"""Members that random schedules lack: protocols, which other oracles judge, and tables unless asked for."""
 SMALL = (0, 0, 1, 1, 2, 3, 5, 9, 30)
 NAMES = ("words", "tags", "names", "places")
 TRIES = 100
 
 
 def random_value(draw: random.Random, node: Any, asked: Collection[str] = ()) -> Any:
-    """Anything small that a part of the format's schema allows; what is `asked` is there wherever it may be."""
+    """Return a small random value that a part of the format's schema allows; members in `asked` are always present."""
     if "$ref" in node:
         return random_value(draw, SCHEMA["$defs"][node["$ref"].rpartition("/")[2]], asked)
     if "anyOf" in node:
@@ -104,7 +104,7 @@ def random_value(draw: random.Random, node: Any, asked: Collection[str] = ()) ->
 
 
 def with_member(draw: random.Random, schedule: Schedule, name: str, asked: Collection[str] = ()) -> Schedule:
-    """The same schedule with another value of this member of its strategy, the first that goes with it, if any."""
+    """Return the schedule with another value of this member of its strategy, the first valid one, if any."""
     raw = dump_schedule(schedule)
     shape = next(one for one in SCHEMA["properties"]["strategy"]["anyOf"] if name in one["properties"])
     for _ in range(TRIES):
@@ -117,19 +117,19 @@ def with_member(draw: random.Random, schedule: Schedule, name: str, asked: Colle
 
 
 def with_tables(draw: random.Random, schedule: Schedule) -> Schedule:
-    """The same schedule with some tables of any way and owners, if its workers have common steps."""
+    """Return the schedule with some random tables, if its workers have common steps."""
     return with_member(draw, schedule, "payload", ("tables", "codec"))
 
 
 def random_members(draw: random.Random, schedule: Schedule) -> Schedule:
-    """The same schedule with another time to average, outer steps, fragments or a codec."""
+    """Return the schedule with another `sync`, outer steps, fragments or codec."""
     for name in draw.sample(("sync", "payload", "transport", "transport"), draw.randrange(1, 4)):
         schedule = with_member(draw, schedule, name)
     return schedule
 
 
 def random_allreduce(draw: random.Random) -> Schedule:
-    """All-reduce, synchronous, late, in a pipeline or in turns, of gradients or parameters, on any cluster."""
+    """Return a random all-reduce: synchronous, late, in a pipeline or in turns, on any cluster."""
     cluster = draw.choice(
         [Cluster.regular(draw.randrange(1, 4), draw.randrange(2, 4)), Cluster.irregular([[0, 2], [1], [3, 4]])]
     )
@@ -138,7 +138,7 @@ def random_allreduce(draw: random.Random) -> Schedule:
 
 
 def random_blocks(draw: random.Random, radices: tuple[int, ...], size: int) -> list[Block]:
-    """One or two blocks with all local ranks of a node, over digits drawn at random: a phase of a rule."""
+    """Return one or two blocks with all local ranks of a node, over random digits: a phase of a rule."""
     locals_ = draw.sample(range(size), size)
     cut = draw.randrange(size + 1)
     return [
@@ -149,7 +149,7 @@ def random_blocks(draw: random.Random, radices: tuple[int, ...], size: int) -> l
 
 
 def random_schedule(draw: random.Random) -> Schedule:
-    """All-reduce, explicit groups, a rule or a graph, with steps per round, delay and codecs; most reach consensus."""
+    """Return a random all-reduce, explicit groups, rule or graph; most reach consensus."""
     kind, period = draw.randrange(4), draw.randrange(1, 5)
     if kind == 3:
         return random_allreduce(draw)

@@ -1,6 +1,6 @@
-"""Whether claims about tables are true: row by row and message by message, and by letting workers meet.
+"""Decides whether claims about tables are true: row by row, message by message, and by letting workers communicate.
 
-Shares nothing with prover or checker.
+It shares nothing with prover or checker.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def tables_of(raw: Raw) -> list[Raw]:
 
 
 def owners(raw: Raw, table: Raw) -> list[int]:
-    """The owner of each row, by dealing parts to hosts and rows to parts in turn."""
+    """Return the owner of each row: parts are dealt to hosts, and rows to parts, in turn."""
     hosts = table["hosts"] or list(range(len(nodes_of(raw))))
     deals = [hosts[turn % len(hosts)] for turn in range(table["partitions"] or len(hosts))]
     return [deals[row % len(deals)] for row in range(table["rows"])]
 
 
 def agrees(raw: Raw) -> bool:
-    """Whether workers of a node agree on rows before these cross."""
+    """Return whether workers of a node add up rows before these are sent to other nodes."""
     sizes = Counter(nodes_of(raw))
     is_local = raw["strategy"].get("payload", {}).get("local_aggregation", True)
     return is_local and len(sizes) > 1 and max(sizes.values()) > 1
@@ -50,7 +50,7 @@ def _one_owner(entry: Raw, raw: Raw, _: Groups, __: list[Matrix]) -> bool:
 
 
 def _order(entry: Raw, raw: Raw, _: Groups, __: list[Matrix]) -> bool:
-    """By writing down what each worker does in a step, letting all do it in any order, and seeing everybody through."""
+    """Check by listing each worker's operations of a step, and executing them in any order to the end."""
     ways = {table["way"] for table in tables_of(raw)} - {"dense"}
     if not ways:
         return False
@@ -74,7 +74,7 @@ def _order(entry: Raw, raw: Raw, _: Groups, __: list[Matrix]) -> bool:
 
 
 def _all_end(programs: dict[int, list[str]], node_of: list[int]) -> bool:
-    """Whether everybody comes to the end if an operation is over once all its members are at it."""
+    """Return whether all workers reach the end if an operation is over once all its members are at it."""
     moved = True
     while moved and any(programs.values()):
         moved = False

@@ -22,7 +22,7 @@ MARK = "RESULT "
 
 
 def reason_to_skip() -> str | None:
-    """Why nothing can run here."""
+    """Return why nothing can run here, None if it can."""
     missing = missing_modules()
     if missing:
         return f"not installed: {', '.join(missing)} (python3 -m pip install {' '.join(missing)})"
@@ -34,7 +34,7 @@ def reason_to_skip() -> str | None:
 
 
 def run_stage(name: str) -> int:
-    """One stage in this process; its outcome as the last line of the output."""
+    """Run a stage in this process, and print its outcome as the last line of output."""
     try:
         outcome = {"outcome": "passed", "details": STAGES[name][0]()}
     except Skip as why:
@@ -48,7 +48,7 @@ def run_stage(name: str) -> int:
 
 
 def start_stage(name: str) -> dict[str, Any]:
-    """The result of a stage in its own process, whose output goes to a file."""
+    """Run a stage in its own process, with output to a file, and return its result."""
     started = time.monotonic()
     return {"stage": name} | _ended_stage(name) | {"seconds": round(time.monotonic() - started, 1)}
 

@@ -1,4 +1,4 @@
-"""What users do on a GPU, under simulated ranks: each function returns a word or raises where the run-time is wrong."""
+"""What users do on a GPU, under simulated ranks: each function returns a word, or raises if the runtime is wrong."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _one_at_a_time = threading.Lock()
 
 
 def _everywhere(body: Callable[[SimulatedWorld], Module]) -> str:
-    """Run on all ranks; all must end with the same finite numbers."""
+    """Run `body` on all ranks, which must end with the same finite numbers."""
     results = run_ranks(KIND, RANKS, body, SharedState())
     for result in results:
         if isinstance(result, Exception):
@@ -45,7 +45,7 @@ def _wrap(model: Module, world: SimulatedWorld) -> DistributedOptimizer:
 def _train(
     model: Module, world: SimulatedWorld, loss: Loss, inside: contextlib.AbstractContextManager[Any] | None = None
 ) -> Module:
-    """Three steps; the forward and the backward of each `inside` something."""
+    """Take three steps; forward and backward run inside the context manager `inside`."""
     optimizer = _wrap(model, world)
     for _ in range(3):
         optimizer.zero_grad()
@@ -104,7 +104,7 @@ def compile_model() -> str:
 
 
 def recurrent() -> str:
-    """An LSTM, whose weights cuDNN would lay out again; doing so after wrapping is refused by name."""
+    """An LSTM whose weights cuDNN would copy to another layout; doing so after wrapping raises an error."""
     return _everywhere(
         lambda world: _train(
             LSTM(3, 4).to(DEVICE), world, lambda model, me: model(_inputs(me, 5, 2, 3))[0].square().mean()
@@ -131,7 +131,7 @@ def unused_parameters() -> str:
 
 
 def buffer_on_the_cpu() -> str:
-    """A buffer that stayed on the CPU is named."""
+    """A buffer on the CPU is named in an error."""
     if DEVICE == "cpu":
         return "needs a GPU"
     model = BatchNorm1d(3).to(DEVICE)

@@ -19,7 +19,7 @@ from partreduce.topo.strategies.server import Server
 
 STEPS = 6
 CLOSE = 2e-4
-"""What another order of additions may change of float32."""
+"""Largest difference in float32 that another order of additions may cause."""
 
 
 def schedule_of(kind: str, workers: int) -> Schedule:
@@ -32,7 +32,7 @@ def schedule_of(kind: str, workers: int) -> Schedule:
 
 
 def tables(rank: int, device: torch.device) -> None:
-    """All cells with tables, each on the CPU and then on the GPU; results must be close, and lie where they should."""
+    """Run all cells with tables on the CPU and then on the GPU; results must be close and on the right device."""
     gaps = {}
     for cell in table_cells.TABLE_CELLS:
         wanted = table_cells.train(cell, table_cells.prepare(cell, rank), torch.device("cpu"))

@@ -1,6 +1,6 @@
-"""The stages of `make gpu`: each is a function that runs in a process of its own and returns what it found.
+"""The stages of `make gpu`: functions that run in a process each and return what they found.
 
-A stage raises `Skip` where something that it needs is missing, and any other error where the GPU path is wrong.
+A stage raises `Skip` if something that it needs is missing, and any other error if the GPU path is wrong.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NEEDED = ("torch", "numpy", "pydantic", "annotated_types", "lazy_loader")
-"""What the run-time imports; zmq and safetensors are only needed by servers, pairs and checkpoints."""
+"""Modules that the runtime imports; zmq and safetensors are only needed by servers, pairs and checkpoints."""
 LATE = 0.05
 PRETENDED = "PARTREDUCE_GPU_PRETENDED"
 """Set by `--pretended`: stages 3, 3a, 3b, 3c and 5 run on the CPU's pretended device instead."""
 
 
 def kind() -> str:
-    """The kind of device that simulated ranks share."""
+    """Return the kind of device that simulated ranks share."""
     return "pretended" if os.environ.get(PRETENDED) else "cuda"
 
 
@@ -45,12 +45,12 @@ class Skip(Exception):  # noqa: N818 - not an error
 
 
 def missing_modules() -> list[str]:
-    """What must be installed before anything can run."""
+    """Return modules that must be installed before anything can run."""
     return [name for name in NEEDED if importlib.util.find_spec(name) is None]
 
 
 def versions() -> dict[str, Any]:
-    """1: what is installed, and the device."""
+    """1: installed versions, and the device."""
     import torch
 
     properties: Any = torch.cuda.get_device_properties(0)
@@ -75,7 +75,7 @@ def _nccl_world(store: Any, attempt: int) -> Any:
 
 
 def nccl_alone() -> dict[str, Any]:
-    """2: raw groups of one rank: made, used, aborted, made again over the same store; next to the user's own group."""
+    """2: raw groups of one rank, created, used, aborted and created again, next to the user's own group."""
     import torch
     import torch.distributed as dist
 
@@ -119,7 +119,7 @@ def _against_cpu(cells: list[Any], *, places: tuple[str, ...]) -> dict[str, Any]
 def _compare_all(
     cells: list[Any], places: tuple[str, ...], compare: Callable[..., float], tolerance: Callable[[Any], float]
 ) -> dict[str, Any]:
-    """Every cell at every place; on the pretended device, where they mostly sleep, two at once on each core."""
+    """Compare every cell at every place; on the pretended device, where they mostly sleep, two at once per core."""
     gaps, wrong, of_cell = {}, [], partial(_gaps, places, compare)
     with contextlib.ExitStack() as stack:
         found = map(of_cell, cells)
@@ -137,7 +137,7 @@ def _compare_all(
 
 
 def _gaps(places: tuple[str, ...], compare: Callable[..., float], cell: Any) -> list[tuple[str, float, str]]:
-    """One cell with something late at each place: its name, how far it is from the CPU's, and what went wrong."""
+    """Run one cell with a delay at each place; return (name, difference from the CPU's run, error)."""
     found = []
     for place in places:
         name, gap, error = f"{cell.name}{place and ', late '}{place}", float("nan"), ""
@@ -152,14 +152,14 @@ def _gaps(places: tuple[str, ...], compare: Callable[..., float], cell: Any) -> 
 
 
 def simulated_ranks() -> dict[str, Any]:
-    """3: four ranks share the device: every cell against the CPU, with a sleep at each place and at all of them."""
+    """3: four ranks share the device; every cell against the CPU, with a delay at each place and at all of them."""
     from helpers.device.cells import CELLS, CUDA_CELLS, PLACES
 
     return _against_cpu([*CELLS, *([] if os.environ.get(PRETENDED) else CUDA_CELLS)], places=("", *PLACES))
 
 
 def sums_in_the_current_stream() -> dict[str, Any]:
-    """3a: the same where sums are launched in the current stream, as torch does since 2.8 if `asyncOp` is false."""
+    """3a: the same with sums in the current stream, as in torch since 2.8 if `asyncOp` is false."""
     from helpers.device.cells import CELLS, compare, tolerance
     from helpers.device.ranks import Launch
 
@@ -169,7 +169,7 @@ def sums_in_the_current_stream() -> dict[str, Any]:
 
 
 def tables() -> dict[str, Any]:
-    """3c: embeddings of their own route: every table cell against the CPU, on a GPU by four processes that share it."""
+    """3c: separately placed embedding tables; every cell against the CPU, on a GPU with four processes."""
     from helpers.device.cells import PLACES, RANKS
     from helpers.device.table_cells import TABLE_CELLS, compare
 
@@ -181,7 +181,7 @@ def tables() -> dict[str, Any]:
 
 
 def mends_taken_out() -> dict[str, Any]:
-    """3b: with the wait for fills taken out, a late fill must give other numbers: proof that stage 3 can fail."""
+    """3b: without the wait for fills, a late fill must change the numbers, which proves that stage 3 can fail."""
     from helpers.device.cells import CELLS, compare
     from partreduce.runtime.averaging.reducer import Reducer
 
@@ -193,7 +193,7 @@ def mends_taken_out() -> dict[str, Any]:
 
 
 def no_synchronizing() -> dict[str, Any]:
-    """4: no step makes the host wait for the device (`set_sync_debug_mode`), for each kind that says so."""
+    """4: no step makes the host wait for the device (`set_sync_debug_mode`), for each kind that promises that."""
     import torch
 
     from helpers.device import cells
@@ -228,7 +228,7 @@ def no_synchronizing() -> dict[str, Any]:
 
 
 def faults() -> dict[str, Any]:
-    """5: wrong tag, NaN, partial sum, no end: each is noticed by all ranks and leaves nothing in the parameters."""
+    """5: wrong tag, NaN, partial sum, no end: every rank notices, and parameters keep nothing of it."""
     from helpers.device.cells import CELLS, FAULTS, judge_fault
     from helpers.device.ranks import Fault
 
@@ -256,7 +256,7 @@ def idioms() -> dict[str, Any]:
 
 
 def _launch(ranks: int, body: str, *arguments: str, environment: dict[str, str], kill: int | None = None) -> list[Any]:
-    """Exit code and output of each of several processes of `benchmarks.gpu.processes`."""
+    """Return exit code and output of several processes of `benchmarks.gpu.processes`."""
     port, running = free_port(), []
     for rank in range(ranks):
         variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
@@ -312,7 +312,7 @@ def gloo_processes() -> dict[str, Any]:
 
 
 def two_ranks_on_one_gpu() -> dict[str, Any]:
-    """8: two NCCL ranks that share a GPU are refused in a sentence."""
+    """8: two NCCL ranks that share a GPU raise an error of one sentence."""
     import torch.distributed as dist
 
     if not dist.is_nccl_available():
@@ -323,7 +323,7 @@ def two_ranks_on_one_gpu() -> dict[str, Any]:
 
 
 def memory() -> dict[str, Any]:
-    """9: stage 3 without the caching allocator, where a freed array is gone at once; and the peak."""
+    """9: stage 3 without the caching allocator, which frees an array at once; and the peak memory."""
     import torch
 
     from helpers.device import cells
@@ -367,7 +367,7 @@ STAGES: dict[str, tuple[Callable[[], dict[str, Any]], float, dict[str, str]]] = 
     "9 memory": (memory, 90, {}),
     "9b without caching": (memory, 120, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}),
 }
-"""Name → (what, seconds that it may take, environment)."""
+"""By name: (function, time limit in seconds, environment)."""
 
 
 def results_folder() -> Path:

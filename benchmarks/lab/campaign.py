@@ -1,8 +1,8 @@
-"""Campaigns: the cells of experiments in the lab, interleaved, within the time; what they left are plain values.
+"""Campaigns: run the cells of experiments in the lab, interleaved, within the time, and keep the results.
 
-A contestant trains with its best rate of one grid. `rates.json` has the steps that it took to a loss by rate, under its
-name and the hash of its schedule, since a name does not say what the planner recommends today. What is not there is
-rehearsed first: over fast links, and without sleeping.
+A contestant trains with its best learning rate of a grid. `rates.json` holds, by its name and the hash of its schedule
+(a name does not say what the planner recommends today), the steps that it took to a loss by rate. Missing entries are
+measured first in a rehearsal, over fast links and without sleeping.
 """
 
 from __future__ import annotations
@@ -38,10 +38,12 @@ TRAINED_WITH = ("task", "steps", "batch", "momentum", "weight_decay")
 GUESS_SECONDS = 16.0
 PROFILE_LIMIT = 120.0
 SPARE_STEPS = 1.8
-"""Steps that a cell takes first, over those that its contestant took in the rehearsal to a loss twice the lab's target.
-A cell that ends before its loss and its limit is run again with twice the steps."""
+"""A cell's number of steps, over those of the rehearsal to a loss of twice the lab's target.
+
+A cell that ends before its loss and its time limit is run again with twice the steps.
+"""
 SPARE_FREE = 2.6
-"""The same where no one waits: the workers' steps differ there, and the run ends by those of all together."""
+"""The same for free-running workers, whose numbers of steps differ; the run ends by their total."""
 SIMULATED = ("static", "allreduce", "neighbor")
 REHEARSAL_LIMIT = 90.0
 RATES = Path(__file__).with_name("rates.json")
@@ -49,12 +51,12 @@ ByRate = dict[str, float | None]
 
 
 def rates_key(contestant: Contestant, schedule: Schedule) -> str:
-    """Under what the steps of a contestant are kept."""
+    """Return the key of a contestant's steps in `rates.json`."""
     return f"{contestant.name} {schedule_sha256(Schedule(contestant.name, schedule.cluster, schedule.strategy))[:12]}"
 
 
 def known_rates(case: str) -> dict[str, ByRate]:
-    """What was rehearsed of a case (setting.case_of), by `rates_key`."""
+    """Return the rehearsed steps of a case (setting.case_of), by `rates_key`."""
     found: dict[str, ByRate] = json.loads(RATES.read_text()).get(case, {}) if RATES.exists() else {}
     return found
 
@@ -66,21 +68,21 @@ def keep_rates(case: str, key: str, by_rate: ByRate) -> None:
 
 
 def best_rate(by_rate: ByRate) -> float | None:
-    """The rate with the fewest steps, None if none reached the target."""
+    """Return the rate with the fewest steps, None if none reached the target."""
     reached = {float(rate): steps for rate, steps in by_rate.items() if steps is not None}
     return min(reached, key=lambda rate: (reached[rate], rate)) if reached else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """Contestants side by side in one setting, on (nodes, workers per node), or on nodes of `sizes`.
+    """Contestants to compare in one setting, on (nodes, workers per node), or on nodes of `sizes`.
 
-    Contestants run in the order of their names; without names the core ones do, or `everybody`. `steps` of each worker
-    in a cell; without it as many as reach the loss, `target` or the task's own. `rate` is the learning rate of all;
-    without it everybody's best of the rehearsal. `limit` seconds end a cell, and losses
-    are taken `every` so many steps. `at_once`: all repetitions before the next experiment, because they are what
-    matters most. `slow_again`: also contestants that usually run once are repeated. Where nothing is planned or
-    predicted, its links need not be measured first (`profiled`).
+    Contestants run in the order of their names; without names the core ones do, or all (`everybody`). `steps` are those
+    of each worker; None means as many as reach the loss, `target` or the task's own. `rate` is the learning rate of
+    all; None means each one's best of the rehearsal. `limit` ends a cell after so many seconds; losses are measured
+    every `every` steps. `at_once`: all repetitions run before the next experiment, as for the most important ones.
+    `slow_again`: also contestants that usually run once are repeated. `profiled`: links are measured first, for plans
+    and predictions.
     """
 
     setting: Setting
@@ -104,7 +106,7 @@ class Experiment:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the time of its steps means something: no one sleeps in the others."""
+        """Whether step times are meaningful: without compute time no worker sleeps."""
         return self.setting.compute > 0
 
 
@@ -118,7 +120,7 @@ class Cell:
 
 
 class Campaign:
-    """Runs the cells of one experiment and keeps what they measured."""
+    """Runs the cells of one experiment and keeps the measurements."""
 
     def __init__(self, experiment: Experiment, lab: Lab, end: float) -> None:
         self.experiment, self.setting, self.lab, self.end = experiment, experiment.setting, lab, end
@@ -138,7 +140,7 @@ class Campaign:
         ]
 
     def prepare(self) -> None:
-        """The samples, and the contestants that have something to do, with their schedules made."""
+        """Write the samples, and make the schedules of the contestants that apply."""
         if not self._data.exists():
             write_data(self.setting.task, self._data)
         self._samples = read_data(self._data)
@@ -149,9 +151,9 @@ class Campaign:
         return self.lab.scratch / f"{self.setting.task}.npz"
 
     def turn(self, repetition: int) -> int:
-        """One repetition; how many of its cells were left out because the time was spent.
+        """Run one repetition; return how many cells were left out for lack of time.
 
-        Each repetition begins elsewhere, so that a drift of the machine's load hits all equally.
+        Each repetition begins with another contestant, so that a drift of the machine's load affects all equally.
         """
         self.lab.shape(self.setting.rate)
         left_out, first = 0, repetition * len(self.listed) // self.experiment.repetitions
@@ -165,7 +167,7 @@ class Campaign:
         return left_out
 
     def profile(self) -> None:
-        """Measure the links from inside, for the planner and the simulator."""
+        """Measure the links by partreduce, for the planner and the simulator."""
         rate = self.setting.rate
         self.lab.shape(rate)
         job = self._job(rate, "profile", options={"model_bytes": MODEL_BYTES["digits"]})
@@ -178,7 +180,7 @@ class Campaign:
             self.notes.append(f"profile at {rate}: failed ({error}); the planner used nominal links")
 
     def fitting(self) -> list[Contestant]:
-        """The contestants that have something to do in the setting, with their schedules made."""
+        """Return the contestants that apply to the setting, with their schedules made."""
         fitting, setting = [], self.setting
         for contestant in self.contestants:
             if contestant.once and setting.is_disturbed and not self.experiment.contestants:
@@ -205,7 +207,7 @@ class Campaign:
         return self.lab.job(name, how, self.experiment.shape[1], **{**fields, **more})
 
     def _cell(self, contestant: Contestant, repetition: int) -> None:
-        """Run a contestant until its loss or the limit in seconds, which is the same for all."""
+        """Run a contestant until its loss or the time limit, which is the same for all."""
         begun, load, target = time.monotonic(), os.getloadavg()[0], self.target
         steps, limit = self._steps(contestant), self.experiment.limit * (2 if contestant.once else 1)
         fields = {"seed": repetition, "learning_rate": self._rate(contestant), "limit": limit}
@@ -236,7 +238,7 @@ class Campaign:
             self.lab.crew.restart()
 
     def _train(self, contestant: Contestant, schedule: Schedule | None, **fields: Any) -> CellResult:
-        """One run of so many steps, or until the limit."""
+        """Run once, for a number of steps or until the limit."""
         more = {"free_running": contestant.free_running, "options": contestant.options, **fields}
         job = self._job(contestant.name, contestant.how, **more)
         if schedule is not None:
@@ -258,13 +260,13 @@ class Campaign:
         return float(self.experiment.target or TARGETS[self.setting.task])
 
     def _rehearsal(self, contestant: Contestant) -> tuple[Contestant, Schedule] | None:
-        """Whose steps and rate are this contestant's, with the schedule; None for what has none to rehearse."""
+        """Return the contestant whose steps and rate this one uses, with its schedule; None without a rehearsal."""
         source = self._everybody.get(contestant.rehearsed_as, contestant)
         schedule = source.make(self.cluster, self.setting) if source.make else None
         return (source, schedule) if schedule is not None and not schedule.strategy.sync.protocol else None
 
     def _rehearse(self, contestant: Contestant) -> None:
-        """Find the contestant's best rate, which lies inside the grid, by what is not known of its schedule yet."""
+        """Find the contestant's best rate inside the grid, training at rates that are not known for its schedule."""
         found = self._rehearsal(contestant)
         if self.experiment.rate is not None or found is None:
             return
@@ -292,19 +294,19 @@ class Campaign:
         keep_rates(self.setting.case_of(self.cluster.num_workers), key, by_rate)
 
     def _by_rate(self, contestant: Contestant) -> dict[str, float | None]:
-        """Steps to the target in the rehearsal, by rate."""
+        """Return the steps to the target in the rehearsal, by rate."""
         found = self._rehearsal(contestant)
         return self._rehearsed.get(rates_key(*found), {}) if found else {}
 
     def _rate(self, contestant: Contestant) -> float:
-        """The contestant's best learning rate of the grid; the middle one where none reached the target."""
+        """Return the contestant's best learning rate; the middle of the grid if none reached the target."""
         rates = GRID[contestant.grid]
         if self.experiment.rate is not None:
             return self.experiment.rate
         return best_rate(self._by_rate(contestant)) or rates[len(rates) // 2]
 
     def _steps(self, contestant: Contestant) -> int:
-        """Enough steps to reach the target, in whole periods of the schedule."""
+        """Return enough steps to reach the target, in whole periods of the schedule."""
         if self.experiment.steps:
             return self.experiment.steps
         expected = self._by_rate(contestant).get(f"{self._rate(contestant):g}")
@@ -316,7 +318,7 @@ class Campaign:
         return whole * ceil((SPARE_FREE if contestant.free_running else SPARE_STEPS) * expected / whole)
 
     def points(self) -> list[Point]:
-        """The cells that the simulator can predict; hierarchical all-reduce runs the schedule of all-reduce."""
+        """Return the cells that the simulator can predict."""
         found = []
         for contestant in self.contestants:
             schedule = self.schedules.get(contestant.name)
@@ -329,7 +331,7 @@ class Campaign:
         return found
 
     def content(self, provenance: dict[str, object]) -> dict[str, Any]:
-        """All that was measured, as plain values."""
+        """Return all measurements as plain values."""
         name = self.setting.name
         return {
             "head": {**provenance, **self._head()},
@@ -347,7 +349,7 @@ class Campaign:
         }
 
     def _head(self) -> dict[str, object]:
-        """Under what conditions everything was measured."""
+        """Return the conditions of all measurements."""
         asked, setting = self.experiment, self.setting
         grid = "; ".join(f"{', '.join(f'{rate:g}' for rate in rates)} ({name})" for name, rates in GRID.items())
         rate = f"the best of the grid {grid} in the rehearsal (benchmarks/lab/rates.json)"
@@ -365,7 +367,7 @@ class Campaign:
         }
 
     def hardware(self) -> dict[str, Hardware]:
-        """What was measured of the links, by setting."""
+        """Return the measured links by setting."""
         return {self.setting.name: self._planner.hardware(self.setting)} if self.setting.rate in self.profiles else {}
 
 
@@ -375,14 +377,14 @@ RAW = kit.RESULTS / "raw"
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """What a run of experiments left: the lab's content of each setting, and predictions over all of them."""
+    """The results of a run of experiments: the lab's content of each setting, and predictions over all of them."""
 
     contents: list[dict[str, Any]]
     prediction: dict[str, Any] | None = None
     notes: tuple[str, ...] = ()
 
     def blocks(self) -> dict[str, list[Row]]:
-        """The rows of the lab's own table, by setting; several experiments may have run in one."""
+        """Return the rows of the lab's table by setting, of all experiments."""
         found: dict[str, list[Row]] = {}
         for content in self.contents:
             for setting, rows in rows_by_setting(content):
@@ -390,7 +392,7 @@ class Cells:
         return found
 
     def by_contestant(self) -> Blocks:
-        """The same rows by setting and contestant: of several rates the run that reached the loss in fewest seconds."""
+        """Return the rows by setting and contestant; of several rates the one that reached the loss soonest."""
 
         def took(row: Row) -> float:
             return inf if row.seconds is None else row.seconds
@@ -404,18 +406,18 @@ class Cells:
         return found
 
     def predictions(self) -> dict[tuple[str, str], float]:
-        """Milliseconds per step by (setting, contestant), from the profile alone."""
+        """Return milliseconds per step by (setting, contestant), predicted from the profile alone."""
         found = (self.prediction or {}).get("points", [])
         return {(p["setting"], p["contestant"]): p["predicted"] for p in found}
 
     @property
     def commit(self) -> str:
-        """Where it was measured; several, where runs were joined."""
+        """The commit that measured, or several if runs were joined."""
         said = [commit for content in self.contents for commit in content["head"]["commit"].split("; ")]
         return " ".join(dict.fromkeys(said))
 
     def joined(self) -> dict[str, Any]:
-        """One content of several experiments' on equal clusters, a setting each."""
+        """Return the contents of several experiments on equal clusters as one, with a setting each."""
         contents, whole = self.contents, dict[str, Any](head={}, measure={})
         for key in dict.fromkeys(key for content in contents for key in content["head"]):
             whole["head"][key] = "; ".join(dict.fromkeys(str(content["head"][key]) for content in contents))
@@ -431,7 +433,7 @@ class Cells:
 
     @classmethod
     def read(cls, name: str) -> Cells:
-        """What this machine keeps of a run, also of one that was ended early."""
+        """Read what this machine keeps of a run, even if that ended early."""
         content = json.loads((RAW / f"{name}.json").read_text())
         return cls(content["contents"], content["prediction"], tuple(content["notes"]))
 
@@ -449,10 +451,10 @@ def run(
     profile: bool,
     write: Callable[[Cells], object] = lambda _: None,
 ) -> Cells:
-    """Everybody's first repetition in the order of the list, then everybody's second, until the time is spent.
+    """Run the first repetition of all experiments in order, then the second, until the time is over.
 
-    Where links are to be measured first, step times are predicted from that. What was measured is kept under the name
-    after each turn, and at last, when it is also given to `write`, whatever ends the run; `by` is the module that runs.
+    With `profile` links are measured first, and step times predicted from that. Results are kept under the name after
+    each turn and at the end, when they are also passed to `write`, however the run ends. `by` is the running module.
     """
     (num_nodes,) = {experiment.shape[0] for experiment in experiments}
     end, notes = time.monotonic() + 60 * minutes, list[str]()
@@ -477,7 +479,7 @@ def _cells_of(campaigns: Sequence[Campaign], notes: list[str], by: str) -> Cells
 
 
 def _turns(campaigns: Sequence[Campaign], *, profile: bool) -> Iterator[int]:
-    """All repetitions; how many cells were left out so far, after each."""
+    """Run all repetitions; yield after each how many cells were left out so far."""
     profiled: dict[tuple[tuple[int, int], str], Campaign] = {}
     left_out, prepared = 0, set[int]()
     turns = sorted(
@@ -504,7 +506,7 @@ def _turns(campaigns: Sequence[Campaign], *, profile: bool) -> Iterator[int]:
 
 
 def prediction_of(campaigns: Sequence[Campaign], notes: list[str]) -> dict[str, Any] | None:
-    """The simulator's step times of all timed cells, from what was measured of the links alone."""
+    """Return the simulator's step times of all timed cells, from the measured links alone; None if that fails."""
     profiles = {name: hardware for campaign in campaigns for name, hardware in campaign.hardware().items()}
     try:
         return predict_all([p for one in campaigns if one.experiment.is_timed for p in one.points()], profiles)
@@ -514,7 +516,7 @@ def prediction_of(campaigns: Sequence[Campaign], notes: list[str]) -> dict[str, 
 
 
 def is_simulated(schedule: Schedule) -> bool:
-    """Whether the prediction's stages know what it does: fixed rounds, in which everybody meets."""
+    """Return whether the simulator predicts a schedule: fixed rounds in which all workers take part."""
     return schedule.strategy.kind in SIMULATED and not schedule.strategy.protocol
 
 
@@ -523,7 +525,7 @@ def _log(text: str) -> None:
 
 
 def _wire(setting: Setting, nodes: int, size: int) -> str:
-    """The least that exact averaging can take, at the link's nominal rate, and what it therefore leaves to gain."""
+    """Return a sentence on the least time of exact averaging at the link's nominal rate, and on the possible gain."""
     wire = setting.wire_seconds(nodes, size, MODEL_BYTES[setting.task])
     least = max(setting.compute, wire["hierarchical"])
     if not setting.compute:

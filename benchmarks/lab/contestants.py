@@ -1,4 +1,4 @@
-"""Who competes: every way of synchronizing that the lab knows, as `contestants.toml` lists them."""
+"""The contestants: every way of synchronizing that the lab knows, as `contestants.toml` lists them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from partreduce.topo.strategies.neighbor import NeighborAveraging
 Make = Callable[[Cluster, Setting], Schedule | None]
 
 EVERY_STEP = "All-Reduce"
-"""The family whose best member is the baseline: exact averaging in every step."""
+"""The family of exact averaging in every step, whose best member is the baseline."""
 RECOMMENDED = "planner's recommendation"
 SERVER, STANDARD = "BSP server", "standard"
 LISTED: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -42,18 +42,19 @@ GRAPHS: dict[str, Callable[[Cluster], Graph]] = {
     "machines b": lambda cluster: clustered_graph(_nodes(cluster), ends="gateway"),
     "machines c": lambda cluster: clustered_graph(_nodes(cluster), ends="spread"),
 }
-"""The last two are Figure 21's settings b and c for our machines: in b one worker of a machine has both its links."""
+"""The last two are Figure 21's settings b and c for our machines; in b one worker of a machine has both its links."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """`make` gives the schedule for a cluster and a setting, or None where the contestant has nothing new to say.
+    """One way of synchronizing.
 
-    `how` is `partreduce` or a baseline (worker.KINDS), `algorithm` that of its sums, for the prediction, and `options`
-    are what the optimizer or the baseline is given. `grid` names its learning rates (setting.GRID); `twin` another
-    contestant of the same mathematics, which therefore takes the same steps. `core` ones run in the short lab. `once`
-    ones, which a thin wire makes slow, run once, get twice the time, and leave settings with slow workers out where
-    no one names them; `named_only` ones leave all out.
+    `make` returns the schedule for a cluster and a setting, None if the contestant would repeat another one. `how` is
+    `partreduce` or a baseline (worker.KINDS), `algorithm` that of its sums, for the prediction, and `options` are
+    arguments of the optimizer or the baseline. `grid` names its learning rates (setting.GRID); `twin` is a contestant
+    with the same mathematics, and so the same steps. `core` ones run in the short lab. `once` ones, which are slow on a
+    slow link, run once with twice the time, and not in settings with slow workers unless named. `named_only` ones run
+    only if named.
     """
 
     name: str
@@ -71,14 +72,14 @@ class Contestant:
 
     @property
     def rehearsed_as(self) -> str:
-        """Whose steps and learning rate are this one's."""
+        """The name of the contestant whose steps and learning rate this one uses."""
         return self.twin or self.name
 
 
 def contestants(planned: Make, planned_coded: Make | None = None) -> list[Contestant]:
-    """All of them, in the order of the table.
+    """Return all contestants in the order of the table.
 
-    `planned` is the planner's recommendation, `planned_coded` that with a codec.
+    `planned` makes the planner's recommendation, `planned_coded` that with a codec.
     """
     coded = planned_coded or planned
     recommended = {"plain": planned, "codec": coded, "codec left out": partial(_without_codec, coded)}
@@ -90,7 +91,7 @@ def contestant_named(name: str, planned: Make) -> Contestant:
 
 
 def hop_name(graph: str, gap: str) -> str:
-    """Of one of Hop's settings over one of the graphs."""
+    """Return the name of one of Hop's settings on one of the graphs."""
     return f"Hop {graph}, {gap}"
 
 
@@ -111,12 +112,12 @@ def _rows() -> Iterator[dict[str, Any]]:
 
 
 def _contestant(row: dict[str, Any], recommended: dict[str, Make]) -> Contestant:
-    """Of a row: what makes its schedule is a recommendation (`planned`), an entry of the catalogue (`design`, with its
-    `parameters`) or a `graph`, with other values for members of its `strategy`; or the strategy alone.
+    """Return the contestant of a row of the table.
 
-    Groups across nodes add up inside nodes first where `sums` are hierarchical: for the prediction, and for the run.
-    Where it is `paced`, slow workers take fewer steps a round, as many as fit into the others' time, and this number is
-    the section length.
+    Its schedule is a recommendation (`planned`), an entry of the catalogue (`design`, with `parameters`) or a `graph`,
+    with some members of its `strategy` replaced; or a strategy alone. With hierarchical `sums` groups across nodes add
+    up inside nodes first. With `paced` slow workers take fewer steps per round, as many as fit into the others' time;
+    its value is the slowest worker's number of steps.
     """
     fields = {key: value for key, value in row.items() if key in Contestant.__slots__}
     if unknown := set(row) - set(fields) - set(MADE_OF):
@@ -165,7 +166,7 @@ def _resolve(value: Any, cluster: Cluster) -> Any:
 
 
 def _without_codec(make: Make, cluster: Cluster, setting: Setting) -> Schedule | None:
-    """The same schedule with numbers as they are."""
+    """Return the schedule without a codec."""
     schedule = make(cluster, setting)
     if schedule is None:
         return None

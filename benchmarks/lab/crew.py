@@ -1,7 +1,7 @@
-"""The lab's standing processes, and what starts and ends them.
+"""The lab's permanent processes, and the code that starts and ends them.
 
 A process on every node imports torch once and forks the node's workers for every cell; it never opens gloo itself, so
-that forking from it stays safe. One next to the bridge hosts the stores, a fresh one for each cell.
+that forking from it stays safe. Another one, next to the bridge, hosts the stores, a new one for each cell.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ FAST, START_LIMIT = "1gbit", 120.0
 
 
 class LabError(Exception):
-    """The lab's own machinery failed; the message says where."""
+    """The lab's own code failed; the message says where."""
 
 
 class NoLabError(Exception):
-    """This machine cannot hold the lab; the message says why."""
+    """This machine cannot run the lab; the message says why."""
 
 
 class _Process:
-    """Answers a line with a line."""
+    """A process that answers each line with a line."""
 
     def __init__(self, command: list[str], log: Path) -> None:
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -61,7 +61,7 @@ class _Process:
             raise LabError(f"a process of the lab ended; see {self.log}") from None
 
     def answer(self, end: float) -> str:
-        """The next line, waited for until the monotonic time `end`."""
+        """Return the next line; wait for it until the monotonic time `end`."""
         stream = self._process.stdout
         assert stream is not None
         with selectors.DefaultSelector() as ready:  # `select.select` knows no descriptor beyond 1,023
@@ -79,7 +79,7 @@ class _Process:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End it and what it started; workers die with their forker."""
+        """End the process and its children; workers end with the process that forked them."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, number)
@@ -93,7 +93,7 @@ class _Process:
 
 
 class Crew:
-    """The processes on a network, until `close`."""
+    """The lab's processes on a network, until `close`."""
 
     def __init__(self, network: Network, folder: Path) -> None:
         self.network, self.folder = network, folder
@@ -112,7 +112,7 @@ class Crew:
             process.answer(end)
 
     def restart(self) -> None:
-        """End all processes and start fresh ones, after one of them failed."""
+        """End all processes and start new ones, after one of them failed."""
         self.close()
         self.start()
 
@@ -122,7 +122,7 @@ class Crew:
         self._nodes, self._store = [], None
 
     def run(self, job: Job) -> list[int]:
-        """Run one cell on all nodes; the exit code of each node's workers. Bounded by the job's limits."""
+        """Run one cell on all nodes; return the exit code of each node's workers. The job's limits bound the time."""
         assert self._store is not None
         job.path.mkdir(parents=True, exist_ok=True)
         Board(job.path, job.num_workers, create=True)
@@ -140,7 +140,7 @@ class Crew:
 
     @contextlib.contextmanager
     def _generator(self, job: Job) -> Iterator[dict[str, str]]:
-        """The group generator next to the bridge, for schedules that need one; yields its workers' environment."""
+        """Context manager: run the group generator if a schedule needs one; yield environment variables for workers."""
         if job.schedule is None or json.loads(Path(job.schedule).read_text())["strategy"]["kind"] != "dynamic_groups":
             yield {}
             return
@@ -167,7 +167,7 @@ class Lab:
     scratch: Path
 
     def shape(self, rate: str) -> None:
-        """The same rate for all links."""
+        """Set the same rate for all links."""
         for node in range(self.network.num_nodes):
             self.network.shape(node, rate)
 
@@ -179,7 +179,7 @@ class Lab:
 
 @contextlib.contextmanager
 def standing(num_nodes: int) -> Iterator[Lab]:
-    """The lab on so many nodes, with fast links; SIGTERM ends it by the ordinary way."""
+    """Context manager: set up the lab with so many nodes and fast links; SIGTERM ends it properly."""
     if (reason := why_not()) is not None:
         raise NoLabError(reason)
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -194,7 +194,7 @@ def standing(num_nodes: int) -> Iterator[Lab]:
 
 
 def provenance(module: str) -> dict[str, object]:
-    """Where and with what a module of the benchmarks measured something."""
+    """Return where and with what versions a module of the benchmarks measured."""
     import torch
 
     return {
@@ -233,7 +233,7 @@ def serve_workers(node: int) -> None:
 
 
 def serve_stores(address: str) -> None:
-    """Open a fresh store for every line and say its port; the one before it is closed."""
+    """Open a new store for every line, close the previous one, and print its port."""
     from partreduce.runtime.transport.torch_api import TCPStore
 
     print("ready", flush=True)
@@ -246,7 +246,7 @@ def serve_stores(address: str) -> None:
 
 
 def profile(job: Job, node: int) -> None:
-    """Profile the run's links with all its workers; rank 0 leaves a cluster file and the errors of its check."""
+    """Profile the links with all workers of the run; rank 0 writes a cluster file and the errors of its check."""
     from partreduce.runtime.profile import profile as measure
     from partreduce.topo.cluster import Cluster
     from partreduce.topo.document.cluster import write_cluster

@@ -14,7 +14,7 @@ from typing import Self
 
 
 def why_not() -> str | None:
-    """Why this machine cannot hold the lab, or None if it can."""
+    """Return why this machine cannot run the lab, None if it can."""
     if os.geteuid() != 0:
         return "the lab needs root, to make network namespaces"
     for tool in ("ip", "tc"):
@@ -53,13 +53,13 @@ def _run(*command: str) -> str:
 
 @dataclass
 class Network:
-    """`num_nodes` namespaces 10.77.0.1 … on one bridge, each shaped to `rates[i]` (`tc` syntax, such as 200mbit)."""
+    """`num_nodes` namespaces 10.77.0.1 … on one bridge, with links of `rates[i]` (`tc` syntax, such as 200mbit)."""
 
     num_nodes: int
     rates: str | list[str]
     subnet: str = "10.77.0"
     tag: str = ""
-    """Tells several networks of one process apart; names of links have room for a few characters only."""
+    """Distinguishes several networks of one process; names of links have room for a few characters only."""
 
     def __post_init__(self) -> None:
         self._prefix = f"pr{os.getpid() % 100000}{self.tag}"
@@ -67,7 +67,7 @@ class Network:
 
     @property
     def switch(self) -> str:
-        """The namespace that holds the bridge; the launcher with the store runs here."""
+        """The namespace of the bridge, where the launcher with the store runs."""
         return f"{self._prefix}sw"
 
     @property
@@ -81,7 +81,7 @@ class Network:
         return f"{self.subnet}.{node + 1}"
 
     def prefix_command(self, node: int) -> list[str]:
-        """What to put before a command to run it on a node."""
+        """Return the words before a command that run it on a node."""
         return ["ip", "netns", "exec", self.namespace(node)]
 
     def __enter__(self) -> Self:
@@ -115,7 +115,7 @@ class Network:
             self.shape(node, self.rates if isinstance(self.rates, str) else self.rates[node])
 
     def shape(self, node: int, rate: str) -> None:
-        """Set the rate of one node's link, out of the node and into it."""
+        """Set the rate of one node's link in both directions."""
         _run("tc", "-n", self.namespace(node), "qdisc", "replace", "dev", "eth0", "root", *_tbf(rate))
         _run("tc", "-n", self.switch, "qdisc", "replace", "dev", f"port{node}", "root", *_tbf(rate))
 

@@ -1,8 +1,8 @@
-"""What the planner recommends for a setting, and what the simulator predicts of it.
+"""The planner's recommendation for a setting, and the simulator's predictions.
 
-The planner sees a profile of the lab's own links. It plans for hierarchical group operations, and the lab runs its
-recommendations that way. It knows the optimizer, as a user states it. `step_ms` is what physics allows: the same
-schedule and the same lengths of steps where links and cores cost nothing.
+The planner sees a profile of the lab's own links and the optimizer, as a user states it. It plans for hierarchical
+group operations, and the lab runs its recommendations with them. `step_ms` is the physical limit: the same schedule and
+step lengths with links and cores that cost nothing.
 """
 
 from __future__ import annotations
@@ -33,10 +33,7 @@ CLOSE = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A cell that the simulator can predict: its schedule, algorithm, setting, and what was measured (ms per step).
-
-    `steps` are those of each worker.
-    """
+    """A cell that the simulator can predict; `measured` is in milliseconds per step, `steps` are per worker."""
 
     contestant: str
     setting: Setting
@@ -47,7 +44,7 @@ class Point:
 
 
 def simulated_ms(point: Point, hardware: Hardware) -> float:
-    """Milliseconds per step as the lab counts them, on a cluster whose nodes share nothing but the network."""
+    """Return the predicted milliseconds per step as the lab counts them, if nodes share only the network."""
     worker_steps = point.schedule.worker_steps()
     rounds = max(1, point.steps // int(worker_steps.max()))
     timeline = simulate(
@@ -61,13 +58,13 @@ def simulated_ms(point: Point, hardware: Hardware) -> float:
 
 
 def in_segments(hardware: Hardware, task: str) -> Hardware:
-    """With the segments of the task's gradient: one place more than layers, since layers wait before they compute."""
+    """Return the hardware with the segments of the task's gradient, one more than layers because layers wait first."""
     segments = SEGMENTS[task]
     return replace(hardware, layers=segments, backward=BACKWARD * len(segments) / (len(segments) - 1))
 
 
 def predict_all(points: list[Point], profiles: dict[str, Hardware]) -> dict[str, Any] | None:
-    """Of every cell over profiled links, without a look at any measured step time; with a summary in words."""
+    """Return predictions of all cells with profiled links, without any measured step time, and a summary."""
     found = [
         {
             "contestant": point.contestant,
@@ -92,7 +89,7 @@ PLAN_SECONDS = 20.0
 
 
 class Planner:
-    """Plans once per setting; `profiles` maps a rate to the cluster that was profiled at it."""
+    """Plans once per setting; `profiles` maps a rate to the cluster profiled at it."""
 
     def __init__(self, profiles: dict[str, Cluster]) -> None:
         self._profiles = profiles
@@ -103,7 +100,7 @@ class Planner:
         return self._recommend(cluster, setting, setting.name)
 
     def coded(self, cluster: Cluster, setting: Setting) -> Schedule:
-        """The same rule's recommendation where codecs are allowed."""
+        """Return the recommendation if codecs are allowed."""
         return self._recommend(cluster, setting, f"{setting.name}, codec", codec=None)
 
     def _recommend(self, cluster: Cluster, setting: Setting, key: str, **options: Any) -> Schedule:
@@ -112,7 +109,7 @@ class Planner:
         return self._recommendations[key]
 
     def hardware(self, setting: Setting) -> Hardware:
-        """The profiled links with the setting's slow workers; nominal ones where there is no profile."""
+        """Return the profiled links, or nominal ones, with the setting's slow workers."""
         known = self._profiles.get(setting.rate)
         if known is None or known.hardware is None:
             nic = Link.of_bandwidth(setting.megabits * 1e6 / 8, 1e-4)
@@ -144,15 +141,15 @@ class Planner:
 
 
 FREE = Link(0.0, 1e-15)
-"""A link that takes no time worth a name."""
+"""A link that takes almost no time."""
 
 
 def step_ms(
     name: str, setting: Setting, shape: tuple[int, int], steps: int, runs: int, *, after: int = 0
 ) -> float | None:
-    """Milliseconds per step as the lab counts them, the mean of its repetitions; None where the engine cannot say.
+    """Return the mean milliseconds per step over repetitions as the lab counts them; None if the simulator cannot say.
 
-    Where sums do not wait for all, a step is a gradient. The first steps, up to `after`, are left out.
+    With a quorum a step is a gradient. The first `after` steps are left out.
     """
     found = [of_run(name, setting, shape, steps, repetition, after) for repetition in range(runs)]
     known = [ms for ms in found if ms is not None]
@@ -163,7 +160,10 @@ def step_ms(
 def of_run(  # noqa: PLR0917 - one call each, and a cache's
     name: str, setting: Setting, shape: tuple[int, int], steps: int, repetition: int, after: int
 ) -> float | None:
-    """Virtual time knows no server; where only computing takes time, a synchronous one is an all-reduce."""
+    """Return the milliseconds per step of one repetition in virtual time, where only computing takes time.
+
+    The simulated server is an all-reduce, which is equal then.
+    """
     make = contestant_named("flat ring" if name == SERVER else name, lambda *_: None).make
     schedule = make(Cluster.regular(*shape), setting) if make is not None else None
     if schedule is None or schedule.strategy.kind == "dynamic_groups":
@@ -183,7 +183,7 @@ def of_run(  # noqa: PLR0917 - one call each, and a cache's
 
 
 def step_seconds(setting: Setting, shape: tuple[int, int], steps: int, repetition: int) -> npt.NDArray[np.float64]:
-    """How long the lab's workers compute, shape (steps, workers), with the batches that they draw."""
+    """Return the compute seconds of the lab's workers, shape (steps, workers), with the batches that they draw."""
     count = shape[0] * shape[1]
     lengths = [StepLengths(setting, count, rank, repetition) for rank in range(count)]
     seconds = np.array([[worker(step) for worker in lengths] for step in range(steps)])
@@ -196,7 +196,7 @@ def step_seconds(setting: Setting, shape: tuple[int, int], steps: int, repetitio
 
 
 def _seconds_of(schedule: Schedule, trace: npt.NDArray[np.float64], steps: int) -> float:
-    """When so many gradients of every worker, on average, are in sums."""
+    """Return the time at which so many gradients per worker, on average, are in sums."""
     wanted, num_rounds = steps * schedule.num_workers, steps
     while True:
         timeline = simulate(

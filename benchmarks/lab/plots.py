@@ -1,4 +1,4 @@
-"""The lab's pictures: time per step, and loss against time."""
+"""The lab's pictures: time per step, and loss over time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from benchmarks.lab.results import Row
 
 LINES = tuple(zip([OKABE_ITO[place] for place in (5, 1, 2, 3, 6, 0)], (*DASHES, *DASHES), strict=False))
-"""Colors and dashes of at most six lines; yellow is too pale for one."""
+"""Colors and dashes of at most six lines; yellow is too pale for a line."""
 MOST_LINES = len(LINES)
 
 
@@ -36,7 +36,7 @@ def draw_setting(path: Path, title: str, rows: list[Row], target: float, limit_m
 
 
 def _loss(axis: Any, rows: list[Row], target: float) -> None:
-    """The fastest of each family to the target, at most six lines, each named where it ends."""
+    """Draw the fastest of each family to the target, at most six lines, each named where it ends."""
     fastest: dict[str, Row] = {}
     for row in sorted(rows, key=lambda row: (row.seconds is None, row.seconds or 0.0)):
         fastest.setdefault(row.family, row)
@@ -55,10 +55,11 @@ def _loss(axis: Any, rows: list[Row], target: float) -> None:
 
 
 def name_ends(axis: Any, ends: Sequence[tuple[str, float, float, str]], *, line: float = 0.045) -> None:
-    """The name of each line next to the axes, at the height of its end or as near as the others' names leave it.
+    """Write the name of each line next to the axes, at the height of its end or as near as other names allow.
 
-    `ends` are name, x, y and color of each line, `line` the height of a line of text, as a share of the axis, which has
-    its final scales and limits. A dot marks the end, so that the thin line to the name is not taken for more of it.
+    `ends` are (name, x, y, color) of each line; `line` is the height of a line of text as a share of the axis, which
+    must have its final scales and limits. A dot marks the end, so that the thin line to the name does not seem part of
+    the curve.
     """
     axis.get_xlim(), axis.get_ylim()  # settles the limits, on which the transformation depends
     to_axes = axis.transData + axis.transAxes.inverted()

@@ -27,14 +27,15 @@ from partreduce.report.palette import INK, OKABE_ITO, quiet
 
 @dataclass(slots=True, kw_only=True)
 class CellResult:
-    """One cell. `step_ms` is workers ÷ (steps per second of all together), so that free-running ones compare.
+    """The measurements of one cell.
 
-    The first step counts too: a cell has whole periods of every schedule then, as the simulator's rounds have. `curve`
-    holds (steps per worker, seconds, training loss of the mean model); `nic_mb` what a node's NIC sent per step of all
-    workers, in megabytes (mean over nodes). `steps` and `ended` are for a look into a run; no table needs them.
-    A step that was skipped counts as one, as it does in Hop's paper. Where a sum does not wait for all, a step is a
-    gradient, and `rounds` says how many sums the workers took (mean). `accuracies` holds (seconds, share of the held
-    out samples that the mean model tells right), `own_accuracy` the mean of the workers' own models at the end.
+    `step_ms` is workers ÷ (steps per second of all together), also for free-running ones. The first step counts too: a
+    cell has whole periods of every schedule then, as the simulator's rounds have. `curve` holds (steps per worker,
+    seconds, training loss of the mean model); `nic_mb` is what a node's NIC sent per step of all workers, in megabytes
+    (mean over nodes). `steps` and `ended` are for inspection only. A skipped step counts as one, as in Hop's paper.
+    With a quorum a step is a gradient, and `rounds` is the mean number of sums that workers took. `accuracies` holds
+    (seconds, share of held-out samples that the mean model classifies correctly), `own_accuracy` the mean over the
+    workers' own models at the end.
     """
 
     step_ms: float
@@ -48,11 +49,11 @@ class CellResult:
 
     @classmethod
     def of_json(cls, members: dict[str, Any]) -> CellResult:
-        """Of what a file holds; older ones also say where the time went (`shares`)."""
+        """Return the measurements in a file; older files also say where the time went (`shares`)."""
         return cls(**{name: value for name, value in members.items() if name not in ("shares", "busy_ms")})
 
     def reached(self, target: float) -> tuple[float, ...] | None:
-        """Steps and seconds at which the loss, interpolated between evaluations, first fell to the target."""
+        """Return steps and seconds at which the loss, interpolated between evaluations, first fell to the target."""
         return kit.loss_crossing(self.curve, target)
 
 
@@ -96,11 +97,11 @@ Curve = list[tuple[float, float, float]]
 def _curve(
     job: Job, samples: Samples, started: float, *, apart: bool
 ) -> tuple[Curve, list[tuple[float, float]], float | None]:
-    """The mean model's loss over time, and its accuracy where samples are held out; in the end also the workers' own.
+    """Return the mean model's losses over time, its accuracies on held-out samples, and the workers' own at the end.
 
-    Workers that stay together are averaged at equal steps. Of free-running and differently paced ones, and of those
-    that keep a gap or whose sums do not wait (`apart`), the mean at an instant takes everybody's newest snapshot; the
-    instants are those at which half of the workers have the next one, or the next but `APART`.
+    Workers at equal steps are averaged at these. Otherwise (`apart`: free-running or paced workers, iteration gaps,
+    quorums) the mean at an instant takes every worker's newest snapshot, at instants when half of the workers have a
+    new one.
     """
     model = make_model(job.task, samples, Clock(), job.seed).eval()
     size = 2 * sum(p.numel() for p in model.parameters())
@@ -132,7 +133,7 @@ def _curve(
 
 
 def _own_accuracy(model: torch.nn.Module, tracks: list[list[Snapshot]], told: Samples | None) -> float | None:
-    """The mean over the workers of what their last models tell right."""
+    """Return the mean accuracy of the workers' last models."""
     if told is None:
         return None
     found = []
@@ -171,7 +172,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One contestant in one setting: every repetition."""
+    """All repetitions of one contestant in one setting."""
 
     contestant: str
     family: str
@@ -188,11 +189,11 @@ class Row:
         return median(cell.nic_mb for cell in self.cells)
 
     def reached(self, which: int) -> list[float]:
-        """Steps (0) or seconds (1) to the target, of every repetition that reached it."""
+        """Return steps (`which` 0) or seconds (1) to the target, of every repetition that reached it."""
         return [found[which] for cell in self.cells if (found := cell.reached(self.target)) is not None]
 
     def _middle(self, which: int) -> float | None:
-        """Their median; None unless most repetitions reached the target."""
+        """Return their median; None unless most repetitions reached the target."""
         found = self.reached(which)
         return median(found) if 2 * len(found) > len(self.cells) else None
 
@@ -205,7 +206,7 @@ class Row:
         return self._middle(1)
 
     def loss_after(self, seconds: float) -> float:
-        """Median loss of the mean model at the last evaluation until then."""
+        """Return the median loss of the mean model at the last evaluation until then."""
         return median([loss for _, at, loss in cell.curve if at <= seconds][-1] for cell in self.cells)
 
     def seconds_spread(self) -> str:
@@ -214,15 +215,15 @@ class Row:
 
 
 def baseline(rows: list[Row]) -> Row | None:
-    """The best every-step exact averaging, by seconds to the target."""
+    """Return the best contestant with exact averaging in every step, by seconds to the target."""
     reached = [row for row in rows if row.family == EVERY_STEP and row.seconds is not None]
     return min(reached, key=lambda row: row.seconds or 0.0) if reached else None
 
 
 def fraction_of_limit(row: Row, rows: list[Row], setting: Setting, num_workers: int) -> float | None:
-    """What All-Reduce's steps would take on a free network where no one waits, over this row's seconds.
+    """Return the time of All-Reduce's steps on a free network without waiting, over this row's seconds.
 
-    All-Reduce's steps are the fewest of its forms: those that overlap need more.
+    All-Reduce's steps are the fewest of its forms, since those that overlap need more.
     """
     steps = [base.steps for base in rows if base.family == EVERY_STEP and base.steps is not None]
     if not steps or row.seconds is None:
@@ -269,9 +270,9 @@ MEASURED = ("step_ms", "nic_mb", "curve")
 
 
 def write(folder: Path, name: str, content: dict[str, Any]) -> None:
-    """`lab-NAME.json`, `.md`, one picture per setting.
+    """Write `lab-NAME.json`, `lab-NAME.md`, and a picture per setting.
 
-    The JSON file holds what tables and pictures are drawn from; the campaign keeps the rest in `raw/`.
+    The JSON file holds the data of tables and pictures; the campaign keeps the rest in `raw/`.
     """
     content = keep_published(content)
     folder.mkdir(parents=True, exist_ok=True)
@@ -286,7 +287,7 @@ def write(folder: Path, name: str, content: dict[str, Any]) -> None:
 
 
 def keep_published(content: dict[str, Any]) -> dict[str, Any]:
-    """What `page` and the pictures read, and the planner's recommendations, for anyone who trains with them again."""
+    """Return the parts that `page` and the pictures read, and the recommendations, to train with them again."""
     kept = {
         key: content[key]
         for key in ("head", "measure", "settings", "notes", "recommendations", "cells")
@@ -309,7 +310,7 @@ def page(content: dict[str, Any]) -> str:
 
 
 def rows_by_setting(content: dict[str, Any]) -> list[tuple[Setting, list[Row]]]:
-    """Every setting in which something was measured, with its rows in the order of the contestants."""
+    """Return every measured setting with its rows, in the order of the contestants."""
     measure, found = content["measure"], []
     for fields in content["settings"]:
         setting = Setting.of_json(fields)
@@ -329,7 +330,7 @@ def rows_by_setting(content: dict[str, Any]) -> list[tuple[Setting, list[Row]]]:
 
 
 FRONT = "lab-front"
-"""Result file of the README's picture."""
+"""Name of the results behind the README's picture."""
 PICTURE = ROOT / "docs/pictures/loss-over-seconds.svg"
 SHOWN = (
     ("DDP", "PyTorch DDP", OKABE_ITO[6], ":", (20.5, 1.02)),
@@ -338,7 +339,7 @@ SHOWN = (
     ("torch post-local SGD 32", "PyTorch post-local SGD", OKABE_ITO[5], "--", (16.6, 0.0107)),
     ("planner's recommendation", "partreduce, DiLoCo over nodes", OKABE_ITO[2], "-", (16.6, 0.0083)),
 )
-"""Contestant, its label, how its lines are drawn, and where the label stands."""
+"""Contestant, label, line style, and position of the label."""
 
 
 def front_rows() -> list[Row]:
@@ -373,7 +374,7 @@ def draw_front(path: Path) -> None:
 
 
 def main(words: list[str], folder: Path = RESULTS) -> int:
-    """All of them without a name; what was predicted stays as it was."""
+    """Write the pages of the named labs, or of all; predictions are not computed again."""
     arguments = parser(__doc__)
     arguments.add_argument("names", nargs="*")
     arguments.add_argument("--front", type=Path, metavar="PICTURE", help=f"draw the README's picture, {PICTURE}")

@@ -1,7 +1,7 @@
-"""Settings and jobs: links, tasks, and how long each worker computes in each step, as plain values that travel as JSON.
+"""Settings and jobs: links, tasks, and compute seconds of each step, as plain values that are written as JSON.
 
-The worker sleeps by the lengths of steps and the simulator predicts with them: both ask the same value. Steps that vary
-are drawn from one seed that all workers share, so that "one of 16, drawn again" is the same one for all of them.
+The worker sleeps by these step lengths and the simulator predicts with them. Random lengths are drawn from one seed
+that all workers share, so that a randomly chosen worker is the same one for all of them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from partreduce.topo.timing.compute import ComputeTimes, RandomDelay, RandomSlow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Plain numbers that travel as JSON; at most one of the disturbances.
+    """The compute seconds of steps; at most one of the disturbances is set.
 
-    `compute` is the seconds that a step of an undisturbed worker computes; `slow` lists (rank, factor) on it. With
-    probability `random_chance` a worker's step takes `random_factor` times as long. `delayed` = (workers, seconds): so
-    many, drawn again in every step, are held up. `skew` = (low, high) seconds: everybody is held up, and by how much
-    moves on by one worker from step to step.
+    `compute` is the seconds of an undisturbed worker's step; `slow` lists (rank, factor). With probability
+    `random_chance` a worker's step takes `random_factor` times as long. `delayed` = (workers, seconds): so many
+    workers, drawn in every step, are delayed. `skew` = (low, high) seconds: all are delayed, with delays that rotate by
+    one worker per step.
     """
 
     compute: float = 0.08
@@ -37,17 +37,17 @@ class Lengths:
     skew: tuple[float, float] = (0.0, 0.0)
 
     def lengths(self) -> dict[str, Any]:
-        """These fields alone, of a setting or a job."""
+        """Return only these fields of a setting or a job."""
         return {field.name: getattr(self, field.name) for field in fields(Lengths)}
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether some worker is slower than others, always or at times."""
+        """Whether some worker is slower than others, always or sometimes."""
         return bool(self.slow) or self.disturbance is not None
 
     @property
     def disturbance(self) -> StragglerModel | None:
-        """What varies from step to step, as the simulator knows it."""
+        """The variation from step to step, as the simulator's type."""
         possible: list[StragglerModel] = []
         if self.random_chance:
             possible.append(RandomSlowdown(self.random_factor, self.random_chance))
@@ -60,61 +60,60 @@ class Lengths:
         return possible[0] if possible else None
 
     def compute_times(self) -> ComputeTimes:
-        """The same as the simulator and the planner take it."""
+        """Return the compute times as the simulator and the planner take them."""
         return ComputeTimes(base=self.compute, slowdown=self.slow, disturbance=self.disturbance)
 
     def mean_seconds(self, num_workers: int) -> npt.NDArray[np.float64]:
-        """Each worker's mean step, shape (num_workers,)."""
+        """Return each worker's mean step, shape (num_workers,)."""
         steady = self.compute_times().fixed(num_workers) * (1 + self.random_chance * (self.random_factor - 1))
         held_up = min(self.delayed[0], num_workers) / num_workers * self.delayed[1] + sum(self.skew) / 2
         return np.asarray(steady + held_up)
 
     def free_step(self, num_workers: int) -> float:
-        """Seconds per step (workers ÷ steps of all per second) over a free network on which no one waits."""
+        """Return seconds per step (workers ÷ steps of all per second) on a free network without waiting."""
         with np.errstate(divide="ignore"):  # where no one computes for a time, it is none
             return num_workers / float((1 / self.mean_seconds(num_workers)).sum())
 
 
 class StepLengths:
-    """What one worker asks before each of its steps."""
+    """The compute seconds of one worker's steps, one after another."""
 
     def __init__(self, lengths: Lengths, num_workers: int, rank: int, seed: int) -> None:
         self._times, self._count, self._rank, self._seed = lengths.compute_times(), num_workers, rank, seed
         self._times.check(num_workers)
 
     def __call__(self, step: int) -> float:
-        """Seconds that step number `step` computes; the first is 0."""
+        """Return the seconds of step number `step`; the first is 0."""
         rng = np.random.default_rng((77_000 * (self._seed + 1), step))
         return float(self._times.step_seconds(self._count, step, rng)[0, self._rank])
 
 
 GRID = {"workers": (1.6, 0.8, 0.4, 0.2, 0.1), "server": (0.05, 0.025, 0.0125)}
-"""Learning rates that contestants are rehearsed at, the largest first; the server applies all workers' steps to one
-model, hence its own."""
+"""Learning rates of rehearsals, the largest first; a server has its own, as it applies all steps to one model."""
 
 TABLE = kit.read_toml(Path(__file__).with_name("settings.toml"))
 TARGETS: dict[str, float] = {name: task["target"] for name, task in TABLE["tasks"].items()}
-"""Training loss of the mean model that each task is to reach in the lab."""
+"""Training loss of the mean model that each task shall reach in the lab."""
 REHEARSED = {name: tuple(task["rehearsed"]) for name, task in TABLE["tasks"].items() if "rehearsed" in task}
-"""The loss to which the rehearsal counts steps (enough to choose rates by, and sooner reached), and the most steps."""
+"""By task, the loss at which a rehearsal counts steps, which is reached sooner, and the most steps."""
 SEGMENTS: dict[str, tuple[int, ...]] = {name: tuple(task["segments"]) for name, task in TABLE["tasks"].items()}
-"""Bytes that are sent when a layer's gradient is there, from the last layer to the first, and at the end of the step.
+"""Bytes sent when each layer's gradient is ready, from the last layer to the first, and at the end of the step.
 
 Layers below 128 KiB share a segment (`runtime.averaging.bucketed_gradients`), and digits and text have only one layer
-above that: everything is sent when backward reaches the first layer. The tag follows at the end."""
+above that, so everything is sent when backward reaches the first layer. The tag follows at the end.
+"""
 MODEL_BYTES = {name: sum(segments) for name, segments in SEGMENTS.items()}
 BACKWARD = 2 / 3
-"""Share of backward in a step. The lab's gates hold a layer back before its gradient is made, not behind."""
+"""Share of backward in a step. The lab's gates delay a layer before its gradient is computed, not after."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting(Lengths):
-    """`rate` in `tc` syntax; the rest says how long steps compute (`Lengths`).
+    """Links and compute times (`Lengths`) of a lab; `rate` is in `tc` syntax.
 
-    `batch` samples a step of each worker, and SGD's `momentum` and `weight_decay` (an L2 penalty), are everybody's.
-    `steps` is a multiple of 16 and of 24, so that a cell holds whole periods of the usual schedules; it counts for
-    contestants that were never rehearsed. The Prague paper slows a worker by *adding* 2 or 5 step times, which is a
-    factor of 3 or 6.
+    `batch` samples per step and worker, and SGD's `momentum` and `weight_decay` (an L2 penalty), hold for all. `steps`
+    is a multiple of 16 and of 24, so that a cell has whole periods of the usual schedules; it is used for contestants
+    without a rehearsal. The Prague paper slows a worker by *adding* 2 or 5 step times, which is a factor of 3 or 6.
     """
 
     name: str
@@ -133,26 +132,26 @@ class Setting(Lengths):
 
     @classmethod
     def of_json(cls, fields: dict[str, Any]) -> Setting:
-        """What `dataclasses.asdict` made, after a way through JSON."""
+        """Return the setting from the JSON of `dataclasses.asdict`."""
         return TypeAdapter(cls).validate_python(fields)
 
     def case_of(self, num_workers: int) -> str:
-        """Task and workers: what the steps to a loss depend on, links and speeds do not."""
+        """Return a name of task and workers, on which the steps to a loss depend, unlike on links and speeds."""
         return self.task + ("" if num_workers == REHEARSED_WORKERS else f", {num_workers} workers")
 
     def wire_seconds(self, num_nodes: int, size: int, model_bytes: int) -> dict[str, float]:
-        """What each algorithm of exact averaging takes on the wire at the link's nominal rate, without headers."""
+        """Return the seconds of each algorithm of exact averaging at the link's nominal rate, without headers."""
         second = model_bytes * 8e-6 / self.megabits
         count = num_nodes * size
         return {"flat ring": 2 * (count - 1) / count * second, "hierarchical": 2 * (num_nodes - 1) / num_nodes * second}
 
 
 REHEARSED_WORKERS = 16
-"""Cases are named without their number of workers where there are so many."""
+"""The number of workers that names of cases leave out."""
 
 
 def settings(num_workers: int) -> dict[str, Setting]:
-    """All named settings: every link of the table with every disturbance, and others."""
+    """Return all named settings: every link of the table with every disturbance, and others."""
     made = []
     for rate, compute in TABLE["rates"].items():
         made.append(Setting(name=f"{rate} homogeneous", rate=rate, compute=compute))
@@ -169,12 +168,12 @@ def settings(num_workers: int) -> dict[str, Setting]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job(Lengths):
-    """What every worker of one cell does.
+    """The job of every worker in one cell.
 
-    `how` names who synchronizes: `partreduce` (with `schedule`, a file) or one of `worker.KINDS`. A step computes as
-    long as its lengths say: real gradients are taken, and sleeping fills the rest, because more workers than cores
-    would otherwise slow one another down. `limit` bounds the training in seconds.
-    Nodes hold `workers_per_node` workers each, or as many as `sizes` lists. The crew fills in `address` and `port`.
+    `how` is `partreduce` (with `schedule`, a file) or one of `worker.KINDS`. A step computes real gradients, then
+    sleeps to its length, because more workers than cores would otherwise slow one another down. `limit` bounds the
+    training in seconds. Nodes hold `workers_per_node` workers each, or as many as `sizes` lists. The crew sets
+    `address` and `port`.
     """
 
     num_nodes: int

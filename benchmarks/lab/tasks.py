@@ -1,9 +1,9 @@
-"""What the lab's workers learn, from which samples, and when a step has computed for long enough.
+"""The tasks of the lab's workers: models, samples, and computing that takes a fixed time.
 
-Digits by a convolutional network or by one of many equal layers, English text letter by letter, whose documentation a
-paragraph comes from by a linear model or a docstring by a recurrent one, or a plane. Models are built from layers with
-gates between them, so that computing takes a fixed time. Texts are those of the standard library and of this project's
-dependencies, whose versions `constraints.txt` fixes.
+Digits by a convolutional network or by one of many equal layers, English text letter by letter, the package whose
+documentation a paragraph (linear model) or docstring (recurrent model) comes from, or a plane. Gates between layers let
+computing take a fixed time. Texts are those of the standard library and of this project's dependencies, whose versions
+`constraints.txt` fixes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Clock:
         self._begun, self._seconds = 0.0, 0.0
 
     def begin(self, seconds: float) -> float:
-        """A step of so many seconds begins now; returns the present time."""
+        """Begin a step of so many seconds; return the present time."""
         self._begun, self._seconds = time.monotonic(), seconds
         return self._begun
 
@@ -62,7 +62,7 @@ class _Pass(torch.autograd.Function):
 
 
 class Gate(nn.Module):
-    """Passes values on unchanged, not before a share of the step's time has passed."""
+    """Passes values on unchanged, but not before a share of the step's time has passed."""
 
     def __init__(self, clock: Clock, forward_share: float, backward_share: float) -> None:
         super().__init__()
@@ -79,17 +79,19 @@ CONTEXT = 32
 TEXT_BYTES = 200_000
 EVALUATED = 2048
 SEQUENCES = 512
-"""Docstrings over which losses are reported: a recurrent model takes its time."""
+"""Docstrings over which losses are reported; few, because a recurrent model is slow."""
 HELD_OUT = {"images": 360, "hyperplane": 1024, "docstrings": 1024}
-"""Samples that no one trains with, of the tasks that have such; images are digits, told apart by two plain layers."""
+"""Held-out samples by task; `images` are digits, classified by two plain layers."""
 PLANE, POINTS, NOISE = 512, 8192, 0.1
-"""A hyperplane's coefficients, points on it with those held out, and what is off it, over the spread of what is on it.
-The paper's has 8,192 and 32,768."""
+"""A hyperplane's number of coefficients, its points including held-out ones, and the noise relative to their spread.
+
+The paper's hyperplane has 8,192 coefficients and 32,768 points.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Inputs and labels (count,), of which the model's loss is made (`loss_of`); more of them are `held_out`."""
+    """Inputs and labels (count,), over which `loss_of` is computed; `held_out` are more of them."""
 
     inputs: torch.Tensor
     labels: torch.Tensor
@@ -143,7 +145,7 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _hyperplane() -> tuple[np.ndarray, np.ndarray]:
-    """Points, shape (count, 512), and their heights over a plane through zero, with noise."""
+    """Return points, shape (count, 512), and their noisy heights over a plane through zero."""
     rng = np.random.default_rng(0)
     slopes = rng.standard_normal(PLANE)
     points = rng.standard_normal((POINTS, PLANE)).astype(np.float32)
@@ -152,9 +154,9 @@ def _hyperplane() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _text() -> tuple[np.ndarray, np.ndarray]:
-    """Every place of the text that ships with Python: the characters before it, and the character itself.
+    """Return the characters before every place of a text, and the character itself.
 
-    The text is what the standard library's modules say about themselves, in the order of their names.
+    The text consists of the docstrings of the standard library's modules, in the order of their names.
     """
     text = _library_text()
     alphabet = sorted(set(text))
@@ -176,7 +178,7 @@ def _library_text() -> str:
 
 
 LIBRARY = ""
-"""The package that stands for the standard library."""
+"""The package name that stands for the standard library."""
 FOREIGN = {"tests", "test", "idlelib", "site-packages", "lib2to3", "dist-packages"}
 
 
@@ -190,7 +192,7 @@ def home(package: str) -> Path:
 
 
 def docstrings(package: str) -> Iterator[str]:
-    """What its modules, classes and functions say about themselves, in the order of its files; empty where nothing."""
+    """Yield the docstrings of a package's modules, classes and functions, in the order of its files; "" for none."""
     top = home(package)
     for path in sorted(top.rglob("*.py")):
         if not FOREIGN.isdisjoint(path.relative_to(top).parts):
@@ -209,21 +211,21 @@ def words_of(text: str) -> list[str]:
 
 
 def texts_of(package: str, least: int, *, by_paragraph: bool = False) -> list[str]:
-    """Its docstrings, or their paragraphs, of so many words or more, each once, as words with one space."""
+    """Return a package's docstrings, or their paragraphs, of at least so many words, each once, with single spaces."""
     parts = (re.split(r"\n\s*\n", whole) if by_paragraph else [whole] for whole in docstrings(package))
     said = (words_of(text) for texts in parts for text in texts)
     return list(dict.fromkeys(" ".join(words) for words in said if len(words) >= least))
 
 
 def hash_words(words: Iterable[str], table: int, most: int, *, once: bool = False) -> np.ndarray:
-    """The places of words in a hash table, shape (most,), filled up with zeros; those beyond are left out."""
+    """Return the places of words in a hash table, shape (most,), padded with zeros; further words are left out."""
     places = [zlib.crc32(word.encode()) % (table - 1) + 1 for word in words]
     kept = (list(dict.fromkeys(places)) if once else places)[:most]
     return np.array(kept + [0] * (most - len(kept)), dtype=np.int32)
 
 
 def balance(said: Sequence[Sequence[str]]) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """As many texts of each package, in a fixed random order, and the number of each one's package."""
+    """Return as many texts of each package, in a fixed random order, and the index of each one's package."""
     rng = np.random.default_rng(0)
     least = min(map(len, said))
     chosen = [texts[place] for texts in said for place in rng.permutation(len(texts))[:least]]
@@ -233,29 +235,29 @@ def balance(said: Sequence[Sequence[str]]) -> tuple[list[str], npt.NDArray[np.in
 
 
 DOCSTRINGS_OF = ("", "numpy", "scipy", "networkx")
-"""The first is the standard library."""
+"""The packages; the first is the standard library."""
 PLACES = 4096
-"""Places of the hash table of words; place 0 is padding."""
+"""Places in the hash table of words; place 0 is padding."""
 LEAST, MOST = 6, 256
-"""Words of a docstring; longer ones are cut off."""
+"""Fewest and most words of a docstring; longer ones are cut."""
 EMBEDDED, HIDDEN = 32, 48
 AT_ONCE = 64
-"""Docstrings that are evaluated together, in the order of their lengths."""
+"""Docstrings that are evaluated together, sorted by length."""
 
 
 def docstring_samples() -> tuple[np.ndarray, np.ndarray]:
-    """Words, shape (count, 256), filled up with zeros, and labels, shape (count,); as many of each package."""
+    """Return words, shape (count, 256), padded with zeros, and labels, shape (count,); as many of each package."""
     texts, labels = balance([texts_of(package, LEAST) for package in DOCSTRINGS_OF])
     return np.stack([hash_words(text.split(), PLACES, MOST) for text in texts]), labels
 
 
 def longest(words: torch.Tensor) -> int:
-    """Words of the longest docstring of a batch, shape (count, 256)."""
+    """Return the number of words of a batch's longest docstring."""
     return int((words > 0).sum(1).max())
 
 
 class Reader(nn.Module):
-    """Embeds words, reads them in order with a GRU, and judges by the most that it thought: 143 thousand numbers.
+    """Embeds words, reads them with a GRU, and classifies by the maximum of its outputs: 143 thousand parameters.
 
     The padding behind the longest docstring is not read.
     """
@@ -267,7 +269,7 @@ class Reader(nn.Module):
         self.judges = nn.Linear(HIDDEN, len(DOCSTRINGS_OF))
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
-        """Scores, shape (count, packages), from words, shape (count, 256)."""
+        """Return scores, shape (count, packages), of words, shape (count, 256)."""
         if not self.training and len(words) > AT_ONCE:
             return self._in_parts(words)
         words = words[:, : longest(words)]
@@ -286,13 +288,13 @@ class Reader(nn.Module):
 
 PARAGRAPHS_OF = ("scipy", "sklearn")
 FEATURES = 1 << 17
-"""Places of the hash table; place 0 is kept for "no word"."""
+"""Places in the hash table; place 0 means "no word"."""
 LEAST_WORDS = 12
 MOST_FEATURES = 128
 
 
 def paragraph_samples(packages: tuple[str, str] = PARAGRAPHS_OF) -> tuple[np.ndarray, np.ndarray]:
-    """Features, shape (count, 128), filled up with zeros, and labels, shape (count,); as many of either package."""
+    """Return features, shape (count, 128), padded with zeros, and labels, shape (count,); as many of either package."""
     said = [texts_of(package, LEAST_WORDS, by_paragraph=True) for package in packages]
     both = set(said[0]) & set(said[1])
     texts, labels = balance([[text for text in one if text not in both] for one in said])
@@ -300,17 +302,16 @@ def paragraph_samples(packages: tuple[str, str] = PARAGRAPHS_OF) -> tuple[np.nda
 
 
 def _features(words: list[str]) -> np.ndarray:
-    """The places of a paragraph's words and pairs of words, shape (128,)."""
+    """Return the places of a paragraph's words and pairs of words, shape (128,)."""
     pairs = (f"{a} {b}" for a, b in pairwise(words))
     return hash_words([*words, *pairs], FEATURES, MOST_FEATURES, once=True)
 
 
 def make_model(task: str, samples: Samples, clock: Clock, seed: int) -> nn.Module:
-    """The task's network: 548,074 parameters (2.19 MB) for digits, 545,546 in ten layers, 516,360 for text.
+    """Return the task's network: 548,074 parameters (2.19 MB) for digits, 545,546 in ten layers, 516,360 for text.
 
-    Digits and text have one layer with nearly all parameters; the one of ten layers is there for gradients that are
-    sent layer by layer. A support vector
-    machine (131,073 parameters, 0.52 MB) starts at zero: its loss is convex.
+    Digits and text have one layer with nearly all parameters; the network of ten layers is for gradients that are sent
+    layer by layer. A support vector machine (131,073 parameters, 0.52 MB) starts at zero: its loss is convex.
     """
     torch.manual_seed(seed)
     layers: list[list[nn.Module]]
@@ -350,22 +351,22 @@ def optimizer_of(job: Job, parameters: Iterable[nn.Parameter]) -> torch.optim.Op
 
 
 def loss_of(task: str, said: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy; of a hyperplane the mean squared distance."""
+    """Return the cross-entropy; for a hyperplane the mean squared error."""
     if task == "hyperplane":
         return nn.functional.mse_loss(said, labels)
     return nn.functional.cross_entropy(said, labels)
 
 
 def accuracy(model: nn.Module, samples: Samples) -> float:
-    """The share of samples whose label gets the highest score."""
+    """Return the share of samples whose label gets the highest score."""
     with torch.no_grad():
         return float((model(samples.inputs).argmax(1) == samples.labels).float().mean())
 
 
 class SparseLinear(nn.Module):
-    """A linear model of sparse features; with cross-entropy over (0, its value) it has the log loss of Hop's SVM.
+    """A linear model of sparse features; cross-entropy over (0, its value) is the log loss of Hop's SVM.
 
-    A sample's features all count the same, and their squares add up to 1.
+    A sample's features have equal values whose squares sum to 1.
     """
 
     def __init__(self, features: int) -> None:
@@ -374,7 +375,7 @@ class SparseLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, places: torch.Tensor) -> torch.Tensor:
-        """Scores of both classes, shape (count, 2), from places of features, shape (count, most); 0 is none."""
+        """Return scores of both classes, shape (count, 2), of places of features, shape (count, most); 0 is none."""
         present = (places > 0).float()
         each = present / present.sum(1, keepdim=True).sqrt()
         score = nn.functional.embedding_bag(places, self.weight, per_sample_weights=each, mode="sum") + self.bias
@@ -382,7 +383,7 @@ class SparseLinear(nn.Module):
 
 
 def _with_gates(layers: list[list[nn.Module]], clock: Clock) -> list[nn.Module]:
-    """A third of a step's time goes forward and two thirds backward, spread evenly over the layers."""
+    """Return the layers with gates: a third of a step for forward and two thirds for backward, spread evenly."""
     count, modules = len(layers), []
     for index, layer in enumerate(layers):
         forward = (index + 1) / count / 3
@@ -392,13 +393,13 @@ def _with_gates(layers: list[list[nn.Module]], clock: Clock) -> list[nn.Module]:
 
 
 def shard(job: Job, rank: int, labels: torch.Tensor) -> torch.Tensor:
-    """The places of one worker's samples: every n-th of a shuffled order."""
+    """Return the indices of one worker's samples: every n-th of a shuffled order."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(job.seed))
     return order[rank :: job.num_workers]
 
 
 def evaluation_samples(samples: Samples, most: int = EVALUATED) -> Samples:
-    """The training samples over which losses are reported: all digits, a fixed draw of the text."""
+    """Return the training samples over which losses are reported: all digits, a fixed draw of the text."""
     if len(samples) <= most:
         return samples
     order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(1))[:most]
@@ -408,8 +409,8 @@ def evaluation_samples(samples: Samples, most: int = EVALUATED) -> Samples:
 class Batches:
     """One worker's batches, drawn from its shard.
 
-    Of docstrings a batch is a run in the order of lengths, and a step takes as long as its longest one has words, over
-    the mean of all runs.
+    A batch of docstrings is a run in the order of lengths, and its step's length is proportional to its longest
+    docstring.
     """
 
     def __init__(self, job: Job, rank: int, samples: Samples) -> None:
@@ -423,7 +424,7 @@ class Batches:
             self._mean = float(words[order][self._size - 1 :].float().mean())
 
     def draw(self) -> tuple[torch.Tensor, float]:
-        """Places of the next batch, shape (batch,), and its share of a mean step's seconds."""
+        """Return indices of the next batch, shape (batch,), and its step's length relative to the mean."""
         if not self._by_length:
             return self._places[torch.randint(len(self._places), (self._size,), generator=self._generator)], 1.0
         first = int(torch.randint(len(self._places) - self._size + 1, (), generator=self._generator))

@@ -1,8 +1,8 @@
-"""One worker of one cell: joins the run, trains, and leaves timestamps and snapshots of its parameters behind.
+"""One worker of one cell: joins the run, trains, and writes timestamps and snapshots of its parameters.
 
-Nothing is evaluated while the clock runs: an evaluation of the mean model would make everybody meet and so change what
-is measured. Snapshots (16-bit, in memory) are averaged and evaluated afterwards. What the lab compares with is here,
-too: torch's own ways of synchronizing, as their users would write them.
+Nothing is evaluated during the run, because an evaluation of the mean model would synchronize the workers and change
+the measurement. Snapshots (16-bit, in memory) are averaged and evaluated afterwards. The baselines are here, too:
+torch's own ways of synchronizing, as their users would write them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NAME = "board"
 
 
 class Board:
-    """Counters of one cell: who is ready, everybody's steps, and whether the run is over."""
+    """Counters of one cell: the workers that are ready, every worker's steps, and whether the run is over."""
 
     def __init__(self, folder: Path, num_workers: int, *, create: bool = False) -> None:
         path, shape = folder / NAME, (2 * num_workers + 1,)
@@ -43,7 +43,7 @@ class Board:
         self._count = num_workers
 
     def ready(self, rank: int, seconds: float) -> bool:
-        """Say that this worker is ready and wait for the others; False if they do not come in time."""
+        """Count this worker as ready and wait for the others; return False if they are not in time."""
         self._cells[rank] = 1
         end = time.monotonic() + seconds
         while int(self._cells[: self._count].sum()) < self._count:
@@ -76,14 +76,14 @@ def _patience(job: Job) -> timedelta:
 
 
 def _group_of_node(job: Job) -> Any:
-    """This worker's node's; all workers make all nodes' together."""
+    """Return the group of this worker's node; all workers create all nodes' groups together."""
     size, nodes = job.workers_per_node, range(job.num_nodes)
     made = [dist.new_group(list(range(n * size, (n + 1) * size)), timeout=_patience(job)) for n in nodes]
     return made[dist.get_rank() // size]
 
 
 class Alone:
-    """No one synchronizes: what the lab's own machinery leaves of the compute-only limit. The others step like it."""
+    """No synchronization, the compute-only limit of the lab's code; the base class of the other baselines."""
 
     def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG002
         self.model, self._optimizer = model, optimizer
@@ -92,13 +92,13 @@ class Alone:
         self._optimizer.step()
 
     def close(self) -> None:
-        """Torch's own clean-up can wait for peers; the process ends now anyway."""
+        """Do nothing; torch's own clean-up can wait for peers, and the process ends now."""
 
 
 class Ddp(Alone):
     """DistributedDataParallel with its default buckets (1 MB, then 25 MB), which it sends during backward.
 
-    The `hook` of the options writes gradients in float16, or as PowerSGD's products of that `rank`.
+    The option `hook` sends gradients in float16, or as PowerSGD's products of the option `rank`.
     """
 
     def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -122,7 +122,7 @@ class Ddp(Alone):
 
 
 class Hierarchical(Alone):
-    """All-reduce of the gradients in two levels: scatter sums in the node, reduce shards across nodes, gather."""
+    """All-reduce of the gradients in two levels: reduce-scatter in the node, all-reduce across nodes, all-gather."""
 
     def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         _join(job)
@@ -151,7 +151,7 @@ class Hierarchical(Alone):
 
 
 class TorchAverager(Alone):
-    """PyTorch's own HierarchicalModelAverager: node averages every `inner` steps, a global one every `outer`."""
+    """PyTorch's HierarchicalModelAverager: averages in the node every `inner` steps, over all every `outer`."""
 
     def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         from collections import OrderedDict
@@ -168,13 +168,12 @@ class TorchAverager(Alone):
         self._averager.step = 1  # from 0, torch averages models that are equal
 
     def step(self) -> None:
-        """Step alone, then average as the averager counts."""
         self._optimizer.step()
         self._averager.average_parameters(self.model.parameters())
 
 
 class PostLocal(Alone):
-    """PyTorch's own post-local SGD: gradients are averaged in the node in each step, models by all in every `outer`."""
+    """PyTorch's post-local SGD: gradients are averaged in the node in each step, models over all every `outer`."""
 
     def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
@@ -200,7 +199,7 @@ KINDS: dict[str, type[Alone]] = {
 
 
 def use_environment(job: Job, node: int) -> int:
-    """Turn the launcher's place on its node into the place in the run; returns the rank."""
+    """Set the run's environment variables from the node's; return the rank."""
     rank = job.first_of(node) + int(os.environ["LOCAL_RANK"])
     os.environ.update(
         RANK=str(rank),
@@ -220,13 +219,13 @@ START_SECONDS = 45.0
 SPARE_SECONDS = 15.0
 LEAVE_SECONDS = 1.0
 APART = 4
-"""Times as many snapshots are taken of workers that differ, of which so much fewer are evaluated."""
+"""Factor of the snapshots of workers at different steps, of which one in so many is evaluated."""
 FINISH_SECONDS = 8.0
-"""How long workers whose sums do not wait may take to reach the same last sum."""
+"""Seconds within which workers under a quorum must reach the same last sum."""
 
 
 class Partreduce:
-    """Training through `partreduce.DistributedOptimizer`, with its trace."""
+    """Training by `partreduce.DistributedOptimizer`, with its trace."""
 
     def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         assert job.schedule is not None
@@ -238,7 +237,7 @@ class Partreduce:
         self.optimizer.step()
 
     def close(self) -> None:
-        """The launcher's exit hooks write the trace and tell the others; sums that do not wait end with one of all."""
+        """Under a quorum end with a sum of all; the launcher's exit hooks write the trace and inform the others."""
         if self.optimizer.schedule.strategy.protocol.startswith("quorum"):
             with contextlib.suppress(PartreduceError, RuntimeError):  # who has gone has left its results
                 self.optimizer.finish()
@@ -248,7 +247,7 @@ Training = Partreduce | Alone
 
 
 def work(job: Job, node: int, samples: Samples) -> None:
-    """Everything a worker does; ends the process by an alarm if a cell hangs, whatever it hangs in."""
+    """Run the worker; an alarm ends the process if it hangs."""
     kit.end_after(START_SECONDS + job.limit + SPARE_SECONDS)
     rank = use_environment(job, node)
     board = Board(job.path, job.num_workers)
@@ -331,10 +330,10 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
 
 
 def _wait_for_the_others(job: Job, board: Board, end: float, *, apart: bool) -> None:
-    """Who closes its connections first takes what the others have still to read of the last step.
+    """Wait before closing connections, from which others may still have to read the last step.
 
-    Workers that keep a gap end one after the other: they wait for the last one, for the `end` of the run, or until one
-    of them fails.
+    Workers with an iteration gap end one after another: they wait for the last one, for the `end` of the run, or until
+    one of them fails.
     """
     patience = LEAVE_SECONDS + (end if apart else time.monotonic())
     while not job.free_running and board.all_steps < job.steps * job.num_workers and time.monotonic() < patience:
@@ -344,7 +343,7 @@ def _wait_for_the_others(job: Job, board: Board, end: float, *, apart: bool) -> 
 
 
 def _progress_of(training: Training) -> int:
-    """The step that a worker which keeps a gap has entered (it may have skipped some), or the sums that one took."""
+    """Return the step that a worker with an iteration gap has entered, or the number of sums that a worker took."""
     assert isinstance(training, Partreduce)
     return training.optimizer.round
 
@@ -352,9 +351,9 @@ def _progress_of(training: Training) -> int:
 def _leave_when_over(
     job: Job, rank: int, board: Board, result: Callable[[], dict[str, object]], patience: float
 ) -> None:
-    """A free-running worker may wait for peers that have already left: end it a little after the run.
+    """End a free-running worker a little after the run, since it may wait for peers that have left.
 
-    Its last, unfinished step is not among the results either way.
+    Its last, unfinished step is not among the results in any case.
     """
     while not board.over:
         time.sleep(0.1)
@@ -377,7 +376,7 @@ def _write(job: Job, rank: int, said: dict[str, object]) -> None:
 
 
 def _share(training: Training, job: Job) -> int:
-    """The largest number of steps per round divided by this worker's own."""
+    """Return the largest number of steps per round divided by this worker's own."""
     if not isinstance(training, Partreduce) or job.free_running:
         return 1
     schedule, rank = training.optimizer.schedule, training.optimizer.rank
@@ -385,7 +384,7 @@ def _share(training: Training, job: Job) -> int:
 
 
 def _snapshots_every(training: Training, job: Job, *, apart: bool) -> int:
-    """Steps from one snapshot to the next: fewer where workers differ, whose newest would else be old."""
+    """Return the steps between two snapshots; fewer if workers are at different steps, so that none is old."""
     together = not (job.free_running or apart) and (
         not isinstance(training, Partreduce) or len(set(training.optimizer.schedule.worker_steps().tolist())) == 1
     )
@@ -401,6 +400,6 @@ def _snapshot(file, model: torch.nn.Module, step: int) -> None:  # type: ignore[
 
 
 def bytes_out() -> int:
-    """Bytes that this worker's node has sent so far."""
+    """Return the bytes that this worker's node has sent so far."""
     path = Path("/sys/class/net/eth0/statistics/tx_bytes")
     return int(path.read_text()) if path.exists() else 0

@@ -28,12 +28,12 @@ BUILD = ROOT / "build" / "mutants"
 ACCEPTED = Path(__file__).with_name("accepted.toml")
 PLANTED = Path(__file__).with_name("planted.toml")
 ISOLATED = "not program"
-"""Which tests are run: what starts the checker as a program, without site-packages, cannot import mutmut."""
+"""The tests to run: a checker started as a program, without site-packages, cannot import mutmut."""
 OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-W", "ignore:Module already imported", "--tb=no")
 
 
 def targets() -> dict[str, list[str]]:
-    """By file the tests that judge it."""
+    """Return the tests that judge each file."""
     found = {}
     for row in read_toml(Path(__file__).with_name("targets.toml"))["targets"]:
         for pattern in row["files"]:
@@ -53,7 +53,7 @@ def git_files(*options: str) -> list[str]:
 
 
 def copy_repository(name: str, settings: str = "") -> Path:
-    """A copy of the repository, links as links: nothing is ever changed in the checkout itself."""
+    """Copy the repository, links as links, so that the checkout itself is never changed."""
     copy = BUILD / name
     for source, target in ((ROOT / one, copy / one) for one in git_files("-co", "--exclude-standard")):
         if source.is_symlink() or source.exists():
@@ -66,7 +66,7 @@ def copy_repository(name: str, settings: str = "") -> Path:
 
 
 def mutmut(copy: Path, *words: str) -> str:
-    """What mutmut prints, run in a copy."""
+    """Run mutmut in a copy and return its output."""
     command = [sys.executable, "-W", "ignore", "-m", "mutmut", *words]
     done = subprocess.run(command, cwd=copy, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if "failed to collect stats" in done.stdout:
@@ -75,7 +75,7 @@ def mutmut(copy: Path, *words: str) -> str:
 
 
 def judge(file: str, *, sample: int | None, seed: int, jobs: int) -> tuple[dict[str, str], Path]:
-    """The verdict of every mutant that was judged, and the copy in which it was."""
+    """Return the verdict of every judged mutant, and the path of the copy."""
     tops = sorted({path.split("/")[0] for path in git_files() if path != "pyproject.toml"})
     settings = {"source_paths": [file], "pytest_add_cli_args_test_selection": TARGETS[file], "also_copy": tops}
     settings["pytest_add_cli_args"] = ["-k", ISOLATED]
@@ -99,9 +99,9 @@ def accepted_survivors() -> dict[str, list[dict[str, str]]]:
 
 
 def reason(file: str, difference: str) -> str:
-    """What `accepted_survivors.toml` says of a survivor: "equivalent", "taste", or nothing.
+    """Return what `accepted_survivors.toml` says about a survivor: "equivalent", "taste", or "".
 
-    Without `now` any change of the lines is meant; without `was` any change to those lines.
+    Without `now` an entry stands for any change of the lines `was`; without `was` for any change to the lines `now`.
     """
     lines = [line for line in difference.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     signs = {"was": "-", "now": "+"}
@@ -113,7 +113,7 @@ def reason(file: str, difference: str) -> str:
 
 
 def report(file: str, verdicts: dict[str, str], copy: Path, *, is_sample: bool) -> bool:
-    """Print one file's score; whether every survivor has a name."""
+    """Print one file's score; return whether every survivor is accepted."""
     from scipy.stats import binomtest
 
     alive = [name for name, verdict in verdicts.items() if verdict in ("survived", "no tests")]
@@ -132,7 +132,7 @@ def report(file: str, verdicts: dict[str, str], copy: Path, *, is_sample: bool) 
 
 
 def judge_planted() -> bool:
-    """Judge the bugs of `judge_planted.toml`, and print which test kills each; whether all are dead."""
+    """Judge the planted bugs and print which test kills each; return whether all are killed."""
     dead, copy = True, copy_repository("planted")
     environment = os.environ | {"PYTHONPATH": f"{copy}{os.pathsep}{copy / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
     for file, bugs in tomllib.loads(PLANTED.read_text("utf-8")).items():

@@ -1,7 +1,7 @@
-"""A paper as a table of experiments in the lab, which its runner runs within the minutes given.
+"""A paper's table of experiments in the lab, which its runner runs within the given minutes.
 
-A paper is a table (`LabPaper`): parts with experiments in the lab (`experiments.toml`), and figures that are made of
-them. To add a row, name a contestant in an experiment, or a figure in `rows`.
+A paper (`LabPaper`) has parts with experiments in the lab (`experiments.toml`), and rows made of their results. To add
+a row, name a contestant in an experiment, or a figure in `rows`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ LISTED = kit.read_toml(Path(__file__).with_name("experiments.toml"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabPaper:
-    """A paper's experiments, and how rows are made of them.
+    """A paper's experiments, and the functions that make rows of them.
 
-    Its `parts` are cells of the lab, the most important first; all of them have one number of nodes. `rows` and
-    `curves` say what the cells say, `derived` what follows from rows of several runs, `bars` which figures are drawn.
-    `predicts`: the links are measured first, and step times predicted from that. `labs` names the runs of `make lab`
-    whose cells are kept in benchmarks/results/lab-NAME.json and make rows, too.
+    `parts` are the experiments, the most important first, all with the same number of nodes. `rows` and `curves` read
+    the cells, `derived` follows from rows of several runs, `bars` names the figures to draw. `predicts`: links are
+    measured first, and step times predicted from that. `labs` names runs of `make lab` whose cells in
+    benchmarks/results/lab-NAME.json also make rows.
     """
 
     name: str
@@ -40,7 +40,7 @@ class LabPaper:
 
     @property
     def parts(self) -> dict[str, list[Experiment]]:
-        """What can be run by itself, as `experiments.toml` lists it."""
+        """The experiments that can be run separately, by part."""
         paper = LISTED[self.name]
         return {
             part: [made for row in rows for made in _experiments(paper, row)] for part, rows in paper["parts"].items()
@@ -48,19 +48,19 @@ class LabPaper:
 
     @property
     def settings(self) -> dict[str, Setting]:
-        """Those that its experiments run in, by name."""
+        """The settings of its experiments by name."""
         return {made.setting.name: made.setting for made in self.experiments()}
 
     def experiments(self, only: str | None = None) -> list[Experiment]:
         return [made for part, listed in self.parts.items() if only in (None, part) for made in listed]
 
     def run(self, minutes: float, only: str | None = None) -> Results:
-        """What the time is enough for, of everything or of one part."""
+        """Run all experiments, or one part, as far as the time allows."""
         experiments = self.experiments(only)
         return self.results(run(self._named(only), experiments, minutes, by="papers", profile=self.predicts))
 
     def stored(self, only: str | None = None) -> Results:
-        """The same rows from what this machine keeps, also of a run that was ended early."""
+        """Return the rows from stored results, even of a run that ended early."""
         if not self.labs:
             return self.results(Cells.read(self._named(only)))
         contents = [json.loads((RESULTS.parent / f"lab-{name}.json").read_text()) for name in self.labs]
@@ -71,7 +71,7 @@ class LabPaper:
         return f"papers-{self.name}" if only is None else f"papers-{self.name}-{only}"
 
     def results(self, cells: Cells) -> Results:
-        """All that the file keeps of a run."""
+        """Return everything that the results file holds of a run."""
         rows = tuple(self.rows(cells))
         figures = {row.figure for row in rows}
         return Results(
@@ -85,7 +85,7 @@ class LabPaper:
 
 
 def _experiments(paper: dict[str, Any], row: dict[str, Any]) -> Iterator[Experiment]:
-    """One in each of a row's settings, which are the paper's own or have names in the lab, at each of its `rates`."""
+    """Yield an experiment in each of a row's settings (the paper's own or the lab's) at each of its `rates`."""
     fields = {**paper.get("common", {}), **row}
     names, listed = fields.pop("settings"), fields["contestants"]
     fields["contestants"] = tuple(paper["lists"][listed] if isinstance(listed, str) else listed)

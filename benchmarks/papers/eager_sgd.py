@@ -1,9 +1,9 @@
-"""eager-SGD's rows: what sums that do not wait for all gain where workers are delayed, and what it costs in accuracy.
+"""eager-SGD's rows: the gain in speed of quorums if workers are delayed, and the loss in accuracy.
 
-In the lab 8 workers on 4 nodes fit a hyperplane, tell digits apart, and tell whose documentation a docstring is, with
-delays that are slept. Everybody computes the same number of gradients; how fast, and what was learned by when, are read
-from it. A free network and infinitely many cores in virtual time give what is predicted. Figure 9, and what more
-workers change in virtual time, were measured once.
+In the lab 8 workers on 4 nodes fit a hyperplane, classify digits, and find the package of a docstring; they are delayed
+by sleeping. All compute the same number of gradients; speed and accuracy over time are read from the run. Predictions
+are in virtual time, on a free network with infinitely many cores. Figure 9, and the effect of more workers in virtual
+time, were measured once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ALL_REDUCE = "flat ring"
 SOLO, MAJORITY, HALF, MOST = (eager_name(who) for who in ("solo", "majority", "half", "all but one"))
 PUBLISHED = tuple(eager_name(f"{who}, as published") for who in ("solo", "majority"))
 LATEST = {**dict(zip((SOLO, MAJORITY), PUBLISHED, strict=True)), HALF: eager_name("half, latest")}
-"""Who lets the newest result replace older ones where another, who starts sums the same way, applies each."""
+"""By quorum, the contestant that keeps only the newest result, instead of applying each."""
 
 SLOW, SHIFTING, TEXT = "images, one 5× slow", "images, 50 to 400 ms shifting", "docstrings, lengths as they are"
 DELAYS = (200, 300, 400)
@@ -60,7 +60,7 @@ def _in_a_sum(row: Contestant) -> list[float]:
 
 
 def paper_ratio(where: str, name: str) -> float | None:
-    """The paper's ratio of those who start a sum, in the published way or not."""
+    """Return the paper's ratio for this start of a round, however missed results are treated."""
     return PRINTED.get(where, {}).get(words(name).partition(", ")[0])
 
 
@@ -83,7 +83,7 @@ def _speeds(where: str, block: Block) -> Iterator[Row]:
 
 
 def _accuracy_rows(where: str, block: Block) -> Iterator[Row]:
-    """What was learned in the end, by the mean model and by the workers' own, and when the fastest was through."""
+    """Yield the final accuracies, of the mean model and of the workers' own, and those when the fastest has ended."""
     block = {name: row for name, row in block.items() if all(cell.accuracies for cell in row.cells)}
     for name, row in block.items():
         ends = [cell.accuracies[-1][1] for cell in row.cells]
@@ -100,12 +100,12 @@ def _accuracy_rows(where: str, block: Block) -> Iterator[Row]:
 
 
 def accuracy_at(cell: CellResult, instant: float) -> float:
-    """The share told right at an instant, by the last evaluation before it."""
+    """Return the accuracy at an instant, by the last evaluation before it."""
     return [share for at, share in cell.accuracies if at <= instant][-1]
 
 
 def _curves(cells: Cells) -> Iterator[Curve]:
-    """Loss, and accuracy where there is one, over seconds: the first run of each."""
+    """Yield loss, and accuracy if there is one, over seconds: the first run of each contestant."""
     for where, block in cells.blocks().items():
         for row in block:
             cell, name, title = row.cells[0], words(row.contestant), where.replace("×", "x").replace(",", "")

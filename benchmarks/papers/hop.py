@@ -1,9 +1,9 @@
-"""Hop's rows: what gaps, backup workers, staleness and skipping gain where workers are slow at times, or one always is.
+"""Hop's rows: the gain of gaps, backup workers, staleness and skipping if workers are slow sometimes, or one always.
 
-16 workers on 4 nodes learn digits (a convolutional network) and whose documentation a paragraph is (a support vector
-machine with log loss), with momentum as in the paper. A cell runs the same number of steps for everybody; how long they
-took and when the loss was reached are both read from it. Next to a step's time stands what physics allows: the same
-schedule and the same lengths of steps in virtual time, where links and cores cost nothing.
+16 workers on 4 nodes learn digits (a convolutional network), and the package of a paragraph of documentation (a support
+vector machine with log loss), with momentum as in the paper. All take the same number of steps; their time, and when
+the loss was reached, are read from the run. Next to a step's time is the physical limit: the same schedule and step
+lengths in virtual time, with links and cores that cost nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SPARSE = "ring-based"
 """The graph of the paper's figures that compare settings."""
 EQUAL, RANDOM, SLOW, THIN = "all equal", "6× at random", "one 4× slow", "thin links"
 BEST = ", each with its best rate"
-"""Of settings in which everybody runs at each of the same rates."""
+"""Suffix of settings in which all contestants run at each of the same rates."""
 STEP = "Milliseconds per step"
 F12 = "Figure 12: steps where workers are 6× slower at random, over steps where all are equal"
 F13 = "Figure 13: speed to the loss, BSP server = 1"
@@ -36,7 +36,7 @@ F18 = "Figure 18: steps where one worker is 4× slower, over steps where all are
 F19 = "Figure 19: speed to the loss where one worker is 4× slower, standard = 1"
 F20 = "Figure 20: speed to the loss over thin links, ring-based = 1"
 FEW = "4, 2 and 2 workers: svm, 100 Mbit/s"
-"""8 workers on three machines, as the paper has them in Figure 20."""
+"""8 workers on three machines, as in the paper's Figure 20."""
 F21 = "Figure 21: spectral gaps of its graphs over 8 workers"
 
 STEPS = 36
@@ -51,7 +51,7 @@ Block = dict[str, "Contestant"]
 
 
 def setting_of(task: str, kind: str) -> Setting:
-    """By the name of its kind; `THIN` has the rate in its name instead."""
+    """Return the setting of a task by the name of its kind; `THIN` has the rate in its name instead."""
     (found,) = (one for name, one in PAPER.settings.items() if name == f"{task}, {kind}" or _is_thin(name, task, kind))
     return found
 
@@ -90,7 +90,7 @@ def _of_task(task: str, blocks: dict[str, Block]) -> Iterator[Row]:
 
 
 def _random_rows(task: str, graph: str, block: Block) -> Iterator[Row]:
-    """One graph's settings over its standard one, where workers are slow at random."""
+    """Yield one graph's settings relative to its standard one, with randomly slow workers."""
     standard, setting = hop_name(graph, STANDARD), row_words(task)
     ours = [name for name in block if name.startswith(f"Hop {graph}, ") and name != standard]
 
@@ -128,12 +128,12 @@ def _step_rows(where: str, block: Block) -> Iterator[Row]:
 
 
 def gap_of(name: str) -> str:
-    """The setting of one of Hop's contestants; empty for others."""
+    """Return the iteration gap in a contestant's name; "" for others than Hop's."""
     return name.partition(", ")[2] if name.startswith("Hop ") else ""
 
 
 def _late_ms(row: Contestant) -> list[float]:
-    """Milliseconds per step behind the first third: at first workers far from a slow one continue unhindered."""
+    """Return milliseconds per step after the first third: at first workers far from a slow one are not delayed."""
     found = []
     for cell in row.cells:
         later = [point for point in cell.curve if point[0] >= LATE]
@@ -143,7 +143,7 @@ def _late_ms(row: Contestant) -> list[float]:
 
 
 def _slow_rows(figure: str, task: str, kind: str, block: Block, alike: Block) -> Iterator[Row]:
-    """A contestant's steps over those of the standard setting of its graph (or its own) where all are equal."""
+    """Yield a contestant's step time over that of its graph's standard setting (or its own) with equal workers."""
     papers, aims, of, after = (
         ({}, {}, ms, 0) if figure is F12 else (TOLD["printed_18"], TOLD["aims_18"], _late_ms, LATE)
     )
@@ -166,7 +166,7 @@ def _slow_rows(figure: str, task: str, kind: str, block: Block, alike: Block) ->
 
 
 def _gap_rows() -> Iterator[Row]:
-    """The paper's spectral gaps, from its graphs alone."""
+    """Yield the paper's spectral gaps, computed from its graphs."""
     from partreduce.topo.graphs.named import hop_figure_21
     from partreduce.topo.graphs.weights import weigh
     from partreduce.topo.metrics import hop_gap
@@ -178,12 +178,12 @@ def _gap_rows() -> Iterator[Row]:
 
 
 def physics(task: str, kind: str, name: str, runs: int, after: int = 0) -> float | None:
-    """Milliseconds per step where only computing takes time."""
+    """Return milliseconds per step if only computing takes time."""
     return step_ms(name, setting_of(task, kind), (4, 4), STEPS, runs, after=after)
 
 
 def _curves(cells: Cells) -> Iterator[Curve]:
-    """Loss over steps and over seconds: the first run of each headline where some are slow."""
+    """Yield loss over steps and over seconds: the first run of each headline with slow workers."""
     headlines = {made.setting.name: made.contestants for made in PAPER.parts["headlines"]}
     shown = {where: names for where, names in headlines.items() if not where.endswith(EQUAL)}
     for where, block in cells.blocks().items():

@@ -1,4 +1,4 @@
-"""The papers' page, each paper's full tables and pictures, from benchmarks/results/papers/*.json and nothing else."""
+"""Writes the papers' page, and each paper's tables and pictures, from benchmarks/results/papers/*.json."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paper:
-    """`headlines` are (figure, setting) of rows that the page shows.
+    """A paper on the page; `headlines` are the (figure, setting) of the rows shown.
 
-    `regime` says where it was measured here, `why` what made our figures differ, `picture` what is shown of them.
-    Where the scripts have gone, `answered_at` names the commit that still has them.
+    `regime` says how it was measured here, `why` why our figures differ, `picture` which one is shown. If the scripts
+    were removed, `answered_at` names the commit that still has them.
     """
 
     name: str
@@ -66,7 +66,7 @@ NOT_YET = "not yet"
 
 
 def write(folder: Path = RESULTS) -> None:
-    """The page, every paper's tables in `NAME.md`, and the pictures, from the files in the folder."""
+    """Write the page, every paper's tables in `NAME.md`, and the pictures."""
     results = {paper.name: read(paper.name, folder) for paper in PAPERS}
     for paper in PAPERS:
         draw(results[paper.name], folder)
@@ -76,7 +76,7 @@ def write(folder: Path = RESULTS) -> None:
 
 
 def page(results: dict[str, Results]) -> str:
-    """Of every paper the claim, the regime, the rows by which it is known, and what made ours differ."""
+    """Return the page: each paper's claim, regime, best known rows, and why ours differ."""
     return "\n".join(short(paper, results[paper.name]) for paper in PAPERS)
 
 
@@ -97,7 +97,7 @@ def short(paper: Paper, found: Results) -> str:
 
 
 def tables(paper: Paper, found: Results) -> str:
-    """All that was measured of one paper, as a file next to its JSON."""
+    """Return all measurements of one paper as a page."""
     parts = [f"{paper.claim} Here: {NOT_YET}."]
     if found.rows:
         parts = [f"{paper.claim} Measured at commit {found.commit}, where a row names no other.", table(found)]
@@ -109,7 +109,7 @@ def tables(paper: Paper, found: Results) -> str:
 
 
 def table(found: Results) -> str:
-    """One paper, figure by figure: paper, measured with its ends, runs, why they differ."""
+    """Return one paper's rows, figure by figure: paper, measured with its range, runs, why they differ."""
     parts: list[str] = []
     for figure in dict.fromkeys(row.figure for row in found.rows):
         rows = [row for row in found.rows if row.figure == figure]
@@ -129,7 +129,7 @@ def table(found: Results) -> str:
 
 
 def paper_words(row: Row) -> str:
-    """What the paper printed, and the aim."""
+    """Format the paper's number and the aim."""
     if row.paper is None:
         said = "–"
     elif isinstance(row.paper, tuple):
@@ -140,7 +140,7 @@ def paper_words(row: Row) -> str:
 
 
 def measured_words(row: Row) -> str:
-    """The median with its ends; one run has none."""
+    """Format the median with its range, which a single run lacks."""
     about = "≈ " if row.derived else ""
     low, high = _number(row.low, row.unit), _number(row.high, row.unit)
     ends = f" [{low}–{high}]" if low != high else ""
@@ -148,14 +148,14 @@ def measured_words(row: Row) -> str:
 
 
 def _number(value: float, unit: str) -> str:
-    """Three significant digits, four of a loss; whole numbers from 100 on."""
+    """Format a number with three significant digits, four for a loss; whole numbers from 100 on."""
     if abs(value) >= 100:
         return f"{value:.0f}"
     return f"{value:.4g}" if unit == "loss" else f"{value:.3g}"
 
 
 WIDTH = 5.6
-"""Inches of every picture: its type can then be read on a telephone, where a picture is 4 inches wide."""
+"""Inches of every picture; its text is readable on a phone, where a picture is 4 inches wide."""
 DPI = 120
 
 
@@ -171,14 +171,14 @@ def draw(found: Results, folder: Path = RESULTS) -> list[Path]:
 
 
 def pictures(found: Results) -> dict[str, str]:
-    """The file of each figure in bars and of each plot: `PAPER-TITLE.png`, from the words before the first colon."""
+    """Return the file name of each bar figure and plot: `PAPER-TITLE.png`, from the words before the first colon."""
     figures = [figure for figure in found.bars if any(row.figure == figure for row in found.rows)]
     titles = dict.fromkeys([*figures, *(curve.plot for curve in found.curves)])
     return {title: f"{found.paper}-{title.split(':')[0].lower().replace(' ', '-')}.png" for title in titles}
 
 
 def _draw_bars(path: Path, figure: str, rows: list[Row]) -> None:
-    """A panel for what stands before the colon of each setting; a mark where the simulator predicts the row."""
+    """Draw a panel for each text before the colon in settings, with a mark for predictions."""
     plt = pyplot()
     panels: dict[str, list[Row]] = {}
     for row in rows:
@@ -205,7 +205,7 @@ def _draw_bars(path: Path, figure: str, rows: list[Row]) -> None:
 
 
 def _draw(path: Path, plot: str, curves: list[Curve]) -> None:
-    """All of the run above. Below, the same over steps where they are known, else its last third."""
+    """Draw the whole run; below, the same over steps if they are known, else its last third."""
     plt = pyplot()
     figure, axes = plt.subplots(2, 1, figsize=(WIDTH, 7.5), layout="constrained")
     figure.suptitle(fill(plot, 60), fontsize=11)
@@ -234,7 +234,7 @@ def _draw(path: Path, plot: str, curves: list[Curve]) -> None:
 
 
 def _choose_runs(curves: list[Curve]) -> tuple[list[Curve], list[str]]:
-    """A run of each of the first six contestants, that of the median loss at the end; and who is left out."""
+    """Return the run with the median final loss of each of the first six contestants, and the others' names."""
     runs: dict[str, list[Curve]] = {}
     for curve in curves:
         runs.setdefault(_contestant(curve), []).append(curve)
@@ -243,7 +243,7 @@ def _choose_runs(curves: list[Curve]) -> tuple[list[Curve], list[str]]:
 
 
 def _labels(plot: str) -> tuple[str, tuple[str, ...], str]:
-    """What a plot's axes say, upwards and along both panels, and which of them are logarithmic."""
+    """Return a plot's label upwards, those along both panels, and its logarithmic axes."""
     if "over skew" in plot:  # Figure 9 of eager-SGD's paper, whose script has gone
         over = ("milliseconds from one worker's call to the next one's", "skew of all over the time of a sum")
         return "times as fast", over, "yx"
@@ -256,7 +256,7 @@ def _labels(plot: str) -> tuple[str, tuple[str, ...], str]:
 
 
 def _show_the_end(axis: Any, curves: list[Curve]) -> None:
-    """The last third alone, where ends can be told apart."""
+    """Restrict the axes to the last third, where ends can be distinguished."""
     end = max(curve.at[-1] for curve in curves)
     late = [loss for curve in curves for at, loss in zip(curve.at, curve.losses, strict=True) if at >= 2 / 3 * end]
     low, high = min(late), max(late)

@@ -1,6 +1,6 @@
-"""Pipe-SGD's rows: how much faster steps and losses come when gradients are late and travel small.
+"""Pipe-SGD's rows: the speed of steps and losses with late gradients and codecs.
 
-Bare sums over shaped links, and what a step goes into next to them (Figure 4), were measured once.
+Bare sums over emulated links, and the parts of a step (Figure 4), were measured once.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ RECOMMENDED_SETTING = f"digits, 4x4, 40 Mbit/s, {TO_TARGET}"
 
 
 def rows(cells: Cells) -> Iterator[Row]:
-    """All that the cells say by themselves; `derived` says the rest."""
+    """Yield the rows that the cells alone give; `derive` yields the others."""
     for where, block in cells.by_contestant().items():
         named = {name: row for name, row in block.items() if name in WORDS}
         if where.endswith("free"):
@@ -62,13 +62,13 @@ def rows(cells: Cells) -> Iterator[Row]:
 
 
 def _later_ms(row: Contestant) -> list[float]:
-    """Steps behind the first snapshot: without what a strategy does once, at its start."""
+    """Return milliseconds per step after the first snapshot, without what a strategy does once at its start."""
     ends = [(cell.curve[1], cell.curve[-1]) for cell in row.cells]
     return [1e3 * (last[1] - first[1]) / (last[0] - first[0]) for first, last in ends]
 
 
 def _step_rows(where: str, named: dict[str, Contestant], cells: Cells) -> Iterator[Row]:
-    """Milliseconds per step with their prediction, and how many of them fit into one of D-Sync's and of PS-Sync's."""
+    """Yield milliseconds per step with their prediction, and the ratios to D-Sync's and PS-Sync's."""
     known, setting = cells.predictions(), _words(where)
     yield from each(STEP, named, ms, "milliseconds", setting=setting, predicted=lambda name: known.get((where, name)))
     for figure, theirs, paper in ((STEP_D, D_SYNC, (2.0, 3.2)), (STEP_PS, PS_SYNC, (4.0, 5.4))):
@@ -84,7 +84,7 @@ def _steps_rows(where: str, named: dict[str, Contestant]) -> Iterator[Row]:
 
 
 def derive(found: Results) -> tuple[Row, ...]:
-    """Seconds to the loss from the steps to it and the seconds of a step, and what follows from them."""
+    """Return seconds to the loss, from the steps to it and the seconds of a step, and rows that follow from them."""
     kept = {row.key: row for row in found.rows}
     made: dict[tuple[str, str], Row] = {}
     for row in found.rows:
@@ -112,7 +112,7 @@ def derive(found: Results) -> tuple[Row, ...]:
 
 
 def _limits(kept: dict[tuple[str, str], Row]) -> Iterator[Row]:
-    """What D-Sync's steps would take if nothing but computing took time, over the seconds of the recommendations."""
+    """Yield the time of D-Sync's steps if only computing took time, over the recommendations' seconds."""
     steps = kept.get((STEPS, f"digits, 4x4, loss {TARGETS['digits']:g}: {WORDS[D_SYNC]}"))
     for name in RECOMMENDED_NAMES:
         took = kept.get((SECONDS, f"{RECOMMENDED_SETTING}: {WORDS[name]}"))
@@ -132,7 +132,7 @@ def _quotient(theirs: Row, ours: Row, factor: float = 1.0, **fields: Any) -> Row
 
 
 def _close(cells: Cells) -> Iterator[Row]:
-    """How many cells the simulator predicts within 15 % from the profile alone, where there are several settings."""
+    """Yield how many cells the simulator predicts within 15 % from the profile alone, if there are several settings."""
     found = (cells.prediction or {}).get("points", [])
     if len({point["setting"] for point in found}) > 1:
         close = [abs(p["predicted"] / p["measured"] - 1) <= 0.15 for p in found]

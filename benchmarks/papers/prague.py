@@ -1,7 +1,7 @@
-"""Prague's rows: its ratios of times to a loss, from the lab's cells, over thin links and in the paper's own regime.
+"""Prague's rows: its ratios of times to a loss, from the lab's cells, over slow links and in the paper's own regime.
 
-The paper's links are fast next to its computing, and a slow worker takes 2 or 5 step times longer (Figures 18 to 20):
-1 Gbit/s and settings `slow +2` and `slow +5` here.
+The paper's links are fast relative to its computing, and a slow worker takes 2 or 5 step times longer (Figures 18 to
+20): 1 Gbit/s and settings `slow +2` and `slow +5` here.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ PAIRS, SERVER = "Over AD-PSGD, all workers equal", "Over a parameter server"
 
 OWN = {"homogeneous": "all workers equal", "slow +2": "one worker +2 steps", "slow +5": "one worker +5 steps"}
 OWN_LINKS = {"1gbit": "1 Gbit/s", "250mbit": "1 Gbit/s at quarter speed"}
-"""The paper's own regime: 1 Gbit/s and 80 ms of computing, and the same with all of it four times slower."""
+"""The paper's own regime: 1 Gbit/s and 80 ms of computing, and the same four times slower."""
 PRINTED: dict[str, dict[str, float]] = FIGURES["prague"]["printed"]
 OVER_FLAT = "Figures 18 to 20: speed to the loss, flat All-Reduce = 1"
 OVER_HIDDEN = "Speed to the loss, overlapped hierarchical All-Reduce = 1"
 PER_STEP, STEPS, MS = "Speed per step, flat All-Reduce = 1", "Steps to the loss", "Milliseconds per step"
 STORED = ("nodes", "slow-x2", "baselines")
-"""Runs of the lab whose cells stand in benchmarks/results/lab-NAME.json."""
+"""Runs of the lab with cells in benchmarks/results/lab-NAME.json."""
 
 
 def rows(cells: Cells) -> Iterator[Row]:
-    """How many times as fast the loss comes, in the settings that were run."""
+    """Yield the speedups in time to the loss, in the settings that were run."""
     blocks = cells.by_contestant()
     alike, slow, slow_2 = (blocks.get(f"40mbit {kind}", {}) for kind in ("homogeneous", "slow x5", "slow x2"))
     fast = blocks.get("200mbit homogeneous", {})
@@ -61,7 +61,7 @@ def rows(cells: Cells) -> Iterator[Row]:
 
 
 def _own_rows(kind: str, where: str, block: Block) -> Rows:
-    """Speed to the loss, and apart what makes it: steps to the loss, and milliseconds of a step."""
+    """Yield the speed to the loss, and its parts: steps to the loss, and milliseconds per step."""
 
     setting = row_words(where, OWN_WORDS)
     yield from ratio_rows(OVER_FLAT, block, FLAT, setting=setting, paper=PRINTED[kind].get)

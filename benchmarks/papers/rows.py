@@ -1,4 +1,4 @@
-"""Rows of a paper's table: what it printed next to what the lab measured, as values and as a JSON file."""
+"""Rows of a paper's table, with the paper's and the lab's numbers, as values and as a JSON file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 RESULTS = kit.RESULTS / "papers"
 FIGURES = kit.read_toml(Path(__file__).with_name("figures.toml"))
-"""By paper what its rows are called and compared with."""
+"""By paper, the names of its rows and what they are compared with."""
 UNITS = ("times", "seconds", "milliseconds", "steps", "loss", "share", "cells", "workers", "per second", "megabytes")
 
 
@@ -28,10 +28,10 @@ UNITS = ("times", "seconds", "milliseconds", "steps", "loss", "share", "cells", 
 class Row:
     """One figure of a paper in one setting of the lab.
 
-    `paper` is what it printed: a number, a range, or None where it printed nothing. `measured` is the median of `runs`
-    runs, `low` and `high` their ends; of a ratio the smallest and the largest that two of the runs give. `derived`
-    marks seconds that were not waited for: the steps to the loss of a run of the same mathematics times the seconds of
-    a step. `predicted` is what the simulator says, `aim` what this project set itself.
+    `paper` is its printed number or range, None if it has none. `measured` is the median of `runs` runs, `low` and
+    `high` their range; for a ratio the smallest and the largest that two of the runs give. `derived` marks seconds that
+    were not measured: the steps to the loss in a run with the same mathematics times the seconds of a step. `predicted`
+    is the simulator's number, `aim` this project's.
     """
 
     figure: str
@@ -48,7 +48,7 @@ class Row:
     commit: str = ""
 
     def __post_init__(self) -> None:
-        """A row that says something impossible was made wrongly."""
+        """Raise ValueError for impossible numbers or an unknown unit."""
         where = f"{self.figure}, {self.setting}"
         if self.runs < 1 or not self.low <= self.measured <= self.high:
             raise ValueError(f"{where}: {self.measured} of {self.runs} runs in [{self.low}, {self.high}]")
@@ -62,14 +62,14 @@ class Row:
         return self.figure, self.setting
 
     def to_json(self) -> dict[str, Any]:
-        """What is not said is left out, but for `paper`."""
+        """Return the fields that are set, and always `paper`."""
         always = ("paper", "figure", "setting", "measured", "low", "high", "runs", "unit")
         return {key: value for key, value in asdict(self).items() if key in always or value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Losses over steps or seconds, for a picture: `plot` names it. `steps` are there next to seconds."""
+    """Losses over steps or seconds (`at`) for the picture `plot`; `steps` are given in addition to seconds."""
 
     plot: str
     name: str
@@ -79,7 +79,7 @@ class Curve:
 
     @classmethod
     def of_run(cls, plot: str, name: str, cell: CellResult) -> Curve:
-        """The loss of one run, over its seconds and steps."""
+        """Return the loss of one run, over its seconds and steps."""
         steps, seconds, losses = zip(*cell.curve, strict=True)
         return cls(plot=plot, name=name, at=seconds, losses=losses, steps=steps)
 
@@ -89,9 +89,9 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """All rows of one paper, with what explains them: `why` by figure, `notes` on how the runs went, `curves`.
+    """All rows of one paper, with explanations: `why` by figure, `notes` on the runs, and `curves`.
 
-    `bars` are figures that are drawn, too: a bar for each row.
+    `bars` names the figures to draw with a bar for each row.
     """
 
     paper: str
@@ -103,10 +103,10 @@ class Results:
     bars: tuple[str, ...] = ()
 
     def merged(self, newer: Results) -> Results:
-        """With the rows, words and curves of a newer run in the place of their older ones; the others stay as they are.
+        """Return these results with rows, texts and curves of a newer run in place of older ones.
 
-        Rows name the commit of the run that they are of, unless that is the newest. Notes are about rows: they stay
-        while an older row does. Figures keep their order, and so do their settings.
+        Rows name the commit that measured them, unless it is the newest. Notes are kept while an older row is. Figures
+        and their settings keep their order.
         """
         fresh = {row.key: row for row in newer.rows}
         commit = newer.commit or self.commit
@@ -143,13 +143,13 @@ class Results:
 
 
 def read(name: str, folder: Path = RESULTS) -> Results:
-    """A paper's results; none yet where there is no file."""
+    """Return a paper's results, empty without a file."""
     path = folder / f"{name}.json"
     return Results.of_text(path.read_text()) if path.exists() else Results(paper=name)
 
 
 def add(newer: Results, folder: Path = RESULTS) -> Results:
-    """Merge a run into the paper's file; returns what stands there now. One that measured nothing changes nothing."""
+    """Merge a run into the paper's file and return the result; a run without measurements changes nothing."""
     if not newer.rows and not newer.curves:
         return read(newer.paper, folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -159,18 +159,18 @@ def add(newer: Results, folder: Path = RESULTS) -> Results:
 
 
 def value(values: Sequence[float], **fields: Any) -> Row:
-    """A row of repeated measurements of one thing."""
+    """Return a row of repeated measurements."""
     return Row(measured=median(values), low=min(values), high=max(values), runs=len(values), **fields)
 
 
 def share_of(those: Sequence[bool], **fields: Any) -> Row:
-    """A row that says which share of several things is so."""
+    """Return a row with the share of true values."""
     share = sum(those) / len(those)
     return Row(measured=share, low=share, high=share, runs=len(those), unit="share", **fields)
 
 
 def ratio(theirs: Sequence[float], ours: Sequence[float], **fields: Any) -> Row:
-    """A row that says how many times as fast ours are: seconds over seconds."""
+    """Return a row with the speedup of `ours` over `theirs`, both in seconds."""
     return Row(
         measured=median(theirs) / median(ours),
         low=min(theirs) / max(ours),
@@ -181,7 +181,7 @@ def ratio(theirs: Sequence[float], ours: Sequence[float], **fields: Any) -> Row:
 
 
 Quantity = Callable[["Contestant"], list[float]]
-"""What is read of each run of a contestant in the lab."""
+"""Returns one number for each run of a contestant in the lab."""
 
 
 def ms(row: Contestant) -> list[float]:
@@ -197,16 +197,16 @@ def steps(row: Contestant) -> list[float]:
 
 
 PLAIN = {"flat ring": "All-Reduce"}
-"""Words for contestants whose names say nothing of their family, where a paper has none."""
+"""Names for contestants whose own names do not show their family, if a paper has no others."""
 
 
 def words(name: str, told: Mapping[str, str] = PLAIN) -> str:
-    """What a contestant is called in rows: by the paper's words, else by its name without the family."""
+    """Return a contestant's name in rows: the paper's, else its own without the family."""
     return told.get(name) or name.removeprefix("Hop ").removeprefix("eager ")
 
 
 def row_words(where: str, told: Mapping[str, str] = PLAIN) -> Callable[[str], str]:
-    """What the row of a contestant is called, by its name, where it ran."""
+    """Return a function from a contestant's name to its row's setting, in the lab setting `where`."""
     return lambda name: f"{where}: {words(name, told)}"
 
 
@@ -220,7 +220,7 @@ def ratio_rows(
     only: Iterable[str] | None = None,
     **said: Any,
 ) -> Iterator[Row]:
-    """How many times as fast as the base each contestant of a setting is; nothing where a run of either is missing."""
+    """Yield the speedup of each contestant of a setting over the base, if both have runs."""
     theirs = of(block[base]) if base in block else []
     for name in block if only is None else only:
         ours = of(block[name]) if name in block and name != base else []
@@ -232,7 +232,7 @@ def ratio_rows(
 def each(
     figure: str, block: Mapping[str, Contestant], of: Quantity, unit: str, *, setting: Callable[[str], str], **said: Any
 ) -> Iterator[Row]:
-    """A row for every contestant of a setting that has the quantity in most of its runs."""
+    """Yield a row for every contestant of a setting that has the quantity in most of its runs."""
     for name, row in block.items():
         found = of(row)
         if 2 * len(found) > len(row.cells):

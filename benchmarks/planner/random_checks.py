@@ -1,4 +1,4 @@
-"""What must hold of the planner's answer to any job; each check returns a sentence for every thing that does not."""
+"""Properties of the planner's answer to any job; each check returns a sentence for every violation."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 
 DOUBLINGS = 40
-"""Periods are squared so often: 2^40 of them."""
+"""How often a period is squared: 2^40 periods."""
 
 
 @dataclass(frozen=True)
 class Everything:
-    """Per schedule: seconds per step, consensus distance (infinite without consensus), period, largest group.
+    """Arrays over schedules: seconds per step, consensus distance (infinite without consensus), period, largest group.
 
-    `gap` counts the rounds in a row in which no group crosses nodes, at most; infinite where none ever does.
+    `gap` is the most rounds in a row in which no group crosses nodes; infinite if none ever does.
     """
 
     communication: Floats
@@ -56,9 +56,9 @@ class Everything:
 
 
 def all_schedules(cluster: Cluster, algorithm: AllReduceAlgorithm, max_period: int) -> Everything:
-    """Every schedule of synchronous plain means of groups, with a period of at most `max_period` phases.
+    """Return all schedules of synchronous plain means of groups, with at most `max_period` phases.
 
-    Nothing here is shared with the search but the seconds of one phase.
+    Only the seconds of one phase are shared with the search.
     """
     n = cluster.num_workers
     partitions = list(_partitions(n))
@@ -80,7 +80,7 @@ def all_schedules(cluster: Cluster, algorithm: AllReduceAlgorithm, max_period: i
 
 
 def _partitions(n: int) -> Iterator[list[list[int]]]:
-    """Every partition of the workers, as the groups of two or more."""
+    """Yield every partition of the workers, as its groups of two or more."""
 
     def extend(worker: int, blocks: list[list[int]]) -> Iterator[list[list[int]]]:
         if worker == n:
@@ -108,7 +108,7 @@ def _seconds(cluster: Cluster, groups: list[list[int]], algorithm: AllReduceAlgo
 
 
 def _consensus_distance(matrices: Floats) -> Floats:
-    """The steady mean of tr Σ / n over the phases, Σ ← W (Σ + I) Wᵀ off the mean; matrices (N, T, n, n) → (N,)."""
+    """Return the steady mean of tr Σ / n over the phases, shape (N,), of matrices (N, T, n, n)."""
     n = matrices.shape[-1]
     center = np.eye(n) - 1.0 / n
     power = np.broadcast_to(center, matrices[:, 0].shape)
@@ -131,23 +131,23 @@ def _consensus_distance(matrices: Floats) -> Floats:
 
 
 OVERRUN = 1.0
-"""Seconds of a core by which a plan may overrun its time limit: metrics and a proof that had begun."""
+"""Processor seconds by which a plan may exceed its time limit, for metrics and a proof that had started."""
 SLACK = 1e-6
-"""Figures that differ by this share are equal."""
+"""Largest relative difference of equal numbers."""
 MAX_BASES, STEPS_PER_ROUND = 12, (1, 2, 3, 5, 8, 13, 24)
-"""Schedules of one job, and steps of a round, that are measured by every algorithm, late and synchronous."""
+"""Most schedules of one job, and the steps per round, that are measured with every algorithm, late and synchronous."""
 FINEST = (Codec.NONE, Codec.FLOAT16, Codec.BFLOAT16, Codec.INT8)
 ROUNDS = 1.011
-"""A coarser codec than the recommended one is faster by more than this: a little less time is no reason to round."""
+"""A coarser codec than the recommended one must be faster by more than this factor to count as better."""
 PROVED = 1e-4
-"""What is called optimal may lie this much above the best there is."""
+"""Largest difference between a result that is called optimal and the best one."""
 
 
 @dataclass
 class Outcome:
-    """One job's answer: its kind (a status or an error's name), seconds, and what is wrong with it.
+    """One job's answer: its kind (a status or an error's name), seconds, and violations.
 
-    `late` are the seconds of a core spent beyond the time limit.
+    `late` are the processor seconds beyond the time limit.
     """
 
     kind: str
@@ -163,7 +163,7 @@ def run(
     """Plan a job and check the answer, which may take `overrun` seconds beyond its limit.
 
     `exhaust` compares with all short schedules, `again` with a second run, `settings` with every algorithm, codec,
-    delay and steps per round of what was measured.
+    delay and number of steps per round.
     """
     begun, worked = time.monotonic(), time.process_time()
     planned: Plan | None = None
@@ -202,7 +202,7 @@ def _costs(option: CandidateSchedule) -> tuple[float, ...]:
 
 
 def _beats(one: CandidateSchedule, other: CandidateSchedule) -> bool:
-    """Whether an option is as good in everything, and better in something by more than rounding."""
+    """Return whether an option is as good in all costs, and better in one by more than rounding."""
     ours, theirs = _costs(one), _costs(other)
     return all(a <= b * (1 + 1e-9) + 1e-12 for a, b in zip(ours, theirs, strict=True)) and any(
         a < b * (1 - SLACK) - 1e-9 for a, b in zip(ours, theirs, strict=True)
@@ -210,7 +210,7 @@ def _beats(one: CandidateSchedule, other: CandidateSchedule) -> bool:
 
 
 def _is_finer(option: CandidateSchedule, other: CandidateSchedule) -> bool:
-    """Whether an option rounds no more than another, or is enough faster and communicates enough less."""
+    """Return whether an option rounds no more than another, or is enough faster and communicates enough less."""
     if FINEST.index(option.transport.codec) <= FINEST.index(other.transport.codec):
         return True
     return option.time * ROUNDS < other.time and option.communication * ROUNDS < other.communication
@@ -228,7 +228,7 @@ def _keeps(option: CandidateSchedule, job: PlanRequest) -> bool:
 
 
 def _recommend(planned: Plan, job: PlanRequest) -> list[str]:
-    """The recommendation keeps the limits, and nothing that keeps them beats it."""
+    """The recommendation keeps the limits, and no candidate that keeps them beats it."""
     chosen, wrong = planned.recommendation, []
     if not _keeps(chosen, job):
         wrong.append(f"the recommendation {chosen.name} breaks a limit")
@@ -240,7 +240,7 @@ def _recommend(planned: Plan, job: PlanRequest) -> list[str]:
 
 
 def _settings(planned: Plan, job: PlanRequest) -> list[str]:
-    """No algorithm, delay, steps per round or codec of what was measured beats the recommendation within the limits."""
+    """No algorithm, delay, steps per round or codec beats the recommendation within the limits."""
     if not job.compute_times().is_fixed:
         return []
     bases = {
@@ -270,7 +270,7 @@ def _settings(planned: Plan, job: PlanRequest) -> list[str]:
 
 
 def _transports(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm) -> list[Transport]:
-    """Every way that the job and the strategy allow."""
+    """Return every transport that the job and the strategy allow."""
     plain, coded = [Transport(algorithm=algorithm)], [codec for codec in job.codecs if codec is not Codec.NONE]
     if not coded or schedule.strategy.codec_unsupported_reason(schedule.cluster):
         return plain
@@ -280,7 +280,7 @@ def _transports(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgori
 
 
 def _front(planned: Plan) -> list[str]:
-    """Nothing on the front but the recommendation is beaten, and everything measured is on it or matched by it."""
+    """No schedule on the front but the recommendation is beaten, and all others are on it or no better."""
     wrong = [
         f"{option.name} is on the front and beaten by another there"
         for option in planned.front
@@ -311,7 +311,7 @@ def _document(planned: Plan) -> list[str]:
 
 
 def _compare_with_all(job: PlanRequest, planned: Plan | None, error: PartreduceError | None) -> list[str]:
-    """The sentences about what no schedule of plain means can do, against all of them with at most two phases."""
+    """Claims about all schedules of plain means hold for those with at most two phases."""
     every = all_schedules(job.cluster, job.problem().algorithm, 2)
     fits = _kept_by(every, job.limits)
     if isinstance(error, InfeasibleError) and fits.any():
@@ -322,7 +322,7 @@ def _compare_with_all(job: PlanRequest, planned: Plan | None, error: PartreduceE
 
 
 def _kept_by(every: Everything, limits: Limits) -> npt.NDArray[np.bool_]:
-    """Which schedules reach consensus within the limits, (N,)."""
+    """Return which schedules reach consensus within the limits, shape (N,)."""
     fits = np.isfinite(every.consensus_distance) & (every.period <= limits.max_period)
     if limits.max_communication is not None:
         fits &= every.communication <= limits.max_communication
@@ -338,7 +338,7 @@ def _kept_by(every: Everything, limits: Limits) -> npt.NDArray[np.bool_]:
 
 
 def _optimality(planned: Plan, job: PlanRequest, every: Everything, fits: npt.NDArray[np.bool_]) -> list[str]:
-    """No schedule within the limits is better than what is called optimal."""
+    """No schedule within the limits is better than one that is called optimal."""
     if planned.answer.status != "optimal":
         return []
     chosen = planned.recommendation

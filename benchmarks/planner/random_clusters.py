@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MOST_WORKERS = 24
-"""Workers of most clusters; one in forty has up to a few hundred."""
+"""Most workers of usual clusters; one in forty has up to a few hundred."""
 
 
 def draw_job(seed: int, number: int, *, tiny: bool = False) -> PlanRequest:
-    """The job with this number among the seed's; `tiny` ones have at most 5 workers and few phases."""
+    """Return the job with this number for the seed; `tiny` ones have at most 5 workers and few phases."""
     rng = np.random.default_rng([seed, number])
     cluster = _cluster(rng, tiny=tiny)
     hardware = _hardware(rng, cluster)
@@ -61,7 +61,7 @@ def draw_job(seed: int, number: int, *, tiny: bool = False) -> PlanRequest:
 
 
 def _late_and_small(rng: np.random.Generator, job: PlanRequest) -> PlanRequest:
-    """With codecs, or a pipeline alone, at times."""
+    """Return the job, sometimes with codecs, or with pipelines only."""
     priced = [codec for codec in Codec if codec is not Codec.INT4]
     job = replace(job, codec=_one_of(rng, [Codec.NONE, Codec.NONE, None, None, *priced]))
     return replace(job, sync=Delay.PIPELINE) if rng.random() < 0.05 else job
@@ -117,7 +117,7 @@ def _hardware(rng: np.random.Generator, cluster: Cluster) -> Hardware:
 
 
 def _switches(rng: np.random.Generator, nodes: int) -> tuple[Switch, ...]:
-    """Racks that cut the nodes into consecutive parts, and perhaps one switch above some of them."""
+    """Return racks that cut the nodes into consecutive parts, sometimes with one switch above some of them."""
     cuts = sorted({0, nodes, *rng.integers(0, nodes + 1, 2).tolist()})
     racks = [Switch(tuple(range(a, b)), _link(rng)) for a, b in pairwise(cuts)]
     if len(racks) > 2 and rng.random() < 0.3:

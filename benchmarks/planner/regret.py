@@ -64,7 +64,7 @@ LETTERS_SEEN, WORDS, EVALUATED = 8, 2048, 1024
 
 
 class Recurrent(nn.Module):
-    """Elman's network: one letter after another."""
+    """Elman's network, which reads one letter after another."""
 
     def __init__(self, letters: int, hidden: int = 48) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Recurrent(nn.Module):
         self.hidden = hidden
 
     def forward(self, places: torch.Tensor) -> torch.Tensor:
-        """Scores of the next letter, (batch, letters), from places (batch, length)."""
+        """Return scores of the next letter, (batch, letters), from letters (batch, length)."""
         said, state = self.into(self.embedding(places)), torch.zeros(self.hidden)
         for step in said.unbind(1):
             state = torch.tanh(step + self.again(state))
@@ -91,26 +91,26 @@ class Bag(nn.Module):
         )
 
     def forward(self, places: torch.Tensor) -> torch.Tensor:
-        """Scores of both packages, (batch, 2), from places of words (batch, most); 0 is none."""
+        """Return scores of both packages, (batch, 2), from places of words (batch, most); 0 is none."""
         present = (places > 0).float()[..., None]
         return self.layers((self.embedding(places % WORDS) * present).sum(1) / present.sum(1).sqrt())
 
 
 class Convolution(nn.Module):
-    """Two layers of 3x3 patches with a pool between them, as products: for each worker's own that is the fastest."""
+    """Two layers of 3x3 patches with a pool between them, as matrix products, which are fastest under vmap."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.out = nn.Linear(9, 8), nn.Linear(72, 12), nn.Linear(192, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Scores, (batch, 10), of images (batch, 1, 8, 8)."""
+        """Return scores, (batch, 10), of images (batch, 1, 8, 8)."""
         seen = self.first(_patches(images)).relu().unflatten(1, (4, 2)).unflatten(3, (4, 2)).amax((2, 4))
         return self.out(self.second(_patches(seen.movedim(3, 1))).relu().flatten(1))
 
 
 def _patches(images: torch.Tensor) -> torch.Tensor:
-    """(batch, rows, columns, 9 * channels) of images (batch, channels, rows, columns), zero outside."""
+    """Return (batch, rows, columns, 9 * channels) of images (batch, channels, rows, columns), zero outside."""
     rows, columns = images.shape[2:]
     padded = nn.functional.pad(images, (1, 1, 1, 1))
     shifted = [padded[:, :, i : i + rows, j : j + columns] for i in range(3) for j in range(3)]
@@ -133,11 +133,11 @@ KINDS: dict[str, tuple[str, Callable[[int], nn.Module]]] = {
     "text": ("text", _text),
     "embedding": ("svm", lambda _: Bag()),
 }
-"""The lab's task whose samples it learns, and the network by the number of letters, if it reads letters."""
+"""By kind of network, the lab's task with its samples, and a function of the number of letters that makes it."""
 
 
 class Network:
-    """All workers' models of one kind, (workers, parameters), trained as a rehearsal of the lab is."""
+    """All workers' models of one kind, shape (workers, parameters), trained as in a rehearsal of the lab."""
 
     def __init__(
         self, kind: str, cluster: Cluster, *, rate: float, optimizer: str = "sgd", seed: int = 0, shuffled: bool = True
@@ -154,7 +154,7 @@ class Network:
         self._of_all = vmap(grad(self._loss))
 
     def _shards(self, *, shuffled: bool) -> list[npt.NDArray[np.int64]]:
-        """The sample indices of every worker: dealt at random, or sorted by label over workers."""
+        """Return the sample indices of every worker: dealt at random, or sorted by label over workers."""
         labels = self._samples.labels.numpy()
         order = self._rng.permutation(len(labels)) if shuffled else np.argsort(labels, kind="stable")
         return np.array_split(order, self.count)
@@ -165,16 +165,16 @@ class Network:
         return nn.functional.cross_entropy(functional_call(self._module, named, (inputs,)), labels)
 
     def gradients(self) -> torch.Tensor:
-        """Each worker's next one, at its own model."""
+        """Return each worker's next gradient, at its own model."""
         picks = torch.from_numpy(np.stack([own[self._rng.integers(0, len(own), BATCH)] for own in self._own]))
         return self._of_all(self.models, self._samples.inputs[picks], self._samples.labels[picks])
 
     def take(self, counts: Sequence[int]) -> None:
-        """A step of each worker by itself, but for those who take none at this instant."""
+        """Let every worker with a count above 0 take a step by itself."""
         self.models -= self._change.of(self.gradients(), torch.tensor(counts)[:, None] > 0)
 
     def together(self, lag: int = 0) -> Callable[[int], None]:
-        """The steps of All-Reduce of gradients, which come `lag` steps late."""
+        """Return a function that takes steps of All-Reduce of gradients, which are `lag` steps late."""
         on_their_way: deque[torch.Tensor] = deque()
 
         def advance(_: int) -> None:
@@ -185,20 +185,20 @@ class Network:
         return advance
 
     def loss(self, model: torch.Tensor) -> float:
-        """Over the samples that count."""
+        """Return the loss over the evaluation samples."""
         with torch.no_grad():
             return float(self._loss(model, self._evaluated.inputs, self._evaluated.labels))
 
 
 class Change:
-    """What an optimizer subtracts, by torch's formulas: plain SGD, momentum of 0.9, or Adam; a row for each worker."""
+    """The optimizer by torch's formulas: plain SGD, momentum of 0.9, or Adam; a row for each worker."""
 
     def __init__(self, name: str, rate: float) -> None:
         self.name, self.rate = name, rate
         self._steps, self._first, self._second = torch.zeros(3)
 
     def of(self, gradients: torch.Tensor, mine: torch.Tensor | None = None) -> torch.Tensor:
-        """One step, of the shape of the gradients, of those whose step it is; nothing of the others."""
+        """Return what to subtract from the models, shape of the gradients; zero for workers not in the mask `mine`."""
         mine = torch.tensor(data=True) if mine is None else mine
         self._steps = self._steps + mine.float()
         decay = 0.9 if self.name != "sgd" else 0.0
@@ -221,17 +221,17 @@ def _samples(kind: str) -> Samples:
 
 SHAPES = ("2x4", "4x2", "1x8", "8x1", "3x3")
 SEEDS, DIVERGED = 6, 5.0
-"""Seeds, of which each half judges the other's best; the ratio of what does not get there."""
+"""Seeds, of which each half chooses the best for the other; the steps ratio if the loss is not reached."""
 FIRST, BEHIND = 2, 1.5
-"""Seeds after which a rival is given up that takes so many times as long as the recommendation."""
+"""A rival that takes `BEHIND` times as long as the recommendation with the `FIRST` seeds is not trained further."""
 ASKED = ("not told", "simple", "thorough", "own prices")
-"""What is compared with the recommendation."""
+"""Other answers that are compared with the recommendation."""
 KEPT = ("median", "90th percentile", "worst")
 Row = dict[str, Any]
 
 
 def tasks() -> dict[str, tuple[float, float]]:
-    """Best rate and target of each that was calibrated."""
+    """Return the best rate and the target loss of each calibrated task."""
     rows = json.loads((kit.RESULTS / "steps_to_loss_lateness.json").read_text())["rows"]
     return {row["task"]: (row["rate"], row["target"]) for row in rows}
 
@@ -255,20 +255,20 @@ def draw(seed: int, number: int) -> tuple[PlanRequest, str]:
 
 
 def able(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[CandidateSchedule]:
-    """What is trained here: no protocols, but outer steps."""
+    """Return the candidates that can be trained here: without protocols, outer steps included."""
     return [
         one for one in allowed_options(options, job) if np.isfinite(one.time) and (one.facts is None or is_outer(one))
     ]
 
 
 def label(option: CandidateSchedule) -> str:
-    """What its seconds stand under: an outer step's depend on the rate, too."""
+    """Return a candidate's key: its name, with the rate for outer steps."""
     share = option.facts.rate if option.facts else 1.0
     return option.name if share == 1 else f"{option.name} at {share:g} of the rate"
 
 
 def rivals(options: Sequence[CandidateSchedule], job: PlanRequest) -> Iterator[CandidateSchedule]:
-    """What might be best, whichever of the optimizer's tasks it is."""
+    """Yield the candidates that may be best on some of the optimizer's tasks."""
     usual = job.steps_model
     for some in (options, [one for one in options if not one.late]):
         yield min(some, key=lambda one: one.time)
@@ -280,7 +280,7 @@ def rivals(options: Sequence[CandidateSchedule], job: PlanRequest) -> Iterator[C
 
 
 class Trainer:
-    """Trains schedules on a job's task; `known` are the steps of each task, spread of data, schedule and seed."""
+    """Trains schedules on a job's task; `known` holds the steps of each task, spread of data, schedule and seed."""
 
     def __init__(self, task: str, mode: str, everyone: Schedule, known: dict[str, float], seeds: int) -> None:
         self.task, self.mode, self.known, self.most, self.seeds = task, mode, known, 600, seeds
@@ -288,7 +288,7 @@ class Trainer:
         self.most = int(DIVERGED * np.mean(self.base))
 
     def steps(self, schedule: Schedule, seeds: int, share: float = 1.0) -> list[float]:
-        """Of each seed, at a share of the rate; those of what does not get there are the most that are taken."""
+        """Return the steps of each seed at a share of the rate; the most allowed if the loss is not reached."""
         found = []
         for seed in range(seeds):
             key = f"{self.task} {self.mode} {trained_sha256(schedule)[:12]} {seed}" + (
@@ -300,7 +300,7 @@ class Trainer:
         return found
 
     def _trained(self, schedule: Schedule, seed: int, share: float) -> float | None:
-        """Steps to the loss; None if it is not reached."""
+        """Return the steps to the loss; None if it is not reached."""
         (rate, target), (kind, _, optimizer) = tasks()[self.task], self.task.partition("/")
         given: dict[str, Any] = {"rate": share * rate, "optimizer": optimizer, "seed": seed}
         network = Network(kind, schedule.cluster, shuffled=self.mode == "shuffled", **given)
@@ -314,14 +314,14 @@ class Trainer:
         return steps_to(target, network, advance, self.most)
 
     def seconds(self, option: CandidateSchedule, seeds: int | None = None) -> list[float]:
-        """Until the loss, of each seed."""
+        """Return each seed's predicted seconds to the loss."""
         share = option.facts.rate if option.facts else 1.0
         found = self.steps(option.schedule, seeds or self.seeds, share)
         return [round(steps * option.step_seconds, 4) for steps in found]
 
 
 def in_intervals(options: Sequence[CandidateSchedule], seconds: dict[str, list[float]], job: PlanRequest) -> list[bool]:
-    """Of every two options whether the measured ratio of their times lies in the stated interval."""
+    """Return for every two options whether the measured ratio of their times is in the stated interval."""
     found = []
     for one, other in combinations(options, 2):
         told, ratio = gain(one, other, job.data), np.mean(seconds[label(other)]) / np.mean(seconds[label(one)])
@@ -330,7 +330,7 @@ def in_intervals(options: Sequence[CandidateSchedule], seconds: dict[str, list[f
 
 
 def judge(seed: int, number: int, known: dict[str, float], seeds: int = SEEDS, *, thorough: bool = False) -> Row:
-    """A job's row, with the seconds of every option that was trained with every seed."""
+    """Return a job's row, with the seconds of every option that was trained with every seed."""
     job, task = draw(seed, number)
     mode = "shuffled" if job.data is Data.SHUFFLED else "per-worker"
     options = able(plan(job).options, job)
@@ -376,7 +376,7 @@ def judge(seed: int, number: int, known: dict[str, float], seeds: int = SEEDS, *
 
 
 def ratios(row: Row) -> dict[str, float]:
-    """A row's ratios, each over the least mean time of the trained ones, and over that chosen by other seeds."""
+    """Return a row's ratios, over the least mean time of the trained options, and over the best by other seeds."""
     taken = {name: np.array(found) for name, found in row["seconds"].items()}
     chosen, best = row["recommended"], min(taken, key=lambda name: taken[name].mean())
     fair, floor = [], []
@@ -423,7 +423,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def covers(rows: Sequence[Row]) -> tuple[int, int]:
-    """Ratios of two times that lie in their interval, and all."""
+    """Return (ratios of two times inside their interval, all ratios)."""
     return sum(row["covered"] for row in rows), sum(row["pairs"] for row in rows)
 
 

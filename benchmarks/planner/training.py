@@ -1,4 +1,4 @@
-"""Train workers that follow a schedule in one process, in the order of its updates: no network and no clock.
+"""Train workers that follow a schedule in one process, in the order of its updates, without network and clock.
 
 `training` has `models` (workers, numbers), `count`, `take(counts)`, `loss(model)` and the `named` sizes of its layers.
 """
@@ -27,7 +27,7 @@ EVERY = 4
 
 
 def by_turns(training: Any, schedule: Schedule) -> Callable[[int], None]:
-    """The steps of a schedule with outer steps or fragments, of as many steps per round for all workers."""
+    """Return a function that takes steps of a schedule with outer steps or fragments, with equal steps per round."""
     strategy, steps_per_round = schedule.strategy, schedule.steps_per_round_of(0)
     matrices = [
         torch.from_numpy(mixing_matrix(strategy.phase(t, schedule.cluster))).float() for t in range(strategy.period)
@@ -49,16 +49,16 @@ def by_turns(training: Any, schedule: Schedule) -> Callable[[int], None]:
 
 
 def numbers_of(training: Any, schedule: Schedule) -> torch.Tensor:
-    """The fragment of each number of a model."""
+    """Return the fragment of each number of a model."""
     named: list[tuple[str, int]] = training.named
     found = assign(schedule.strategy.payload.fragments, [((name,), size) for name, size in named])
     return torch.repeat_interleave(torch.tensor(found), torch.tensor([size for _, size in named]))
 
 
 class _Part:
-    """One fragment of all workers' models, with each worker's anchor and momentum, equal where all have them in common.
+    """One fragment of all workers' models, with each worker's outer parameters and momentum.
 
-    All arrays are (workers, numbers).
+    All arrays have shape (workers, numbers).
     """
 
     def __init__(self, training: Any, mine: torch.Tensor, schedule: Schedule) -> None:
@@ -72,7 +72,10 @@ class _Part:
         self._sent: torch.Tensor | None = None
 
     def send(self, matrix: torch.Tensor) -> None:
-        """Take the groups' means; those who are in one then make an outer step if it is of all, or of own anchors."""
+        """Compute the groups' means, and which workers make an outer step.
+
+        They are the members of a group of all workers, or of any group with each worker's own outer parameters.
+        """
         models = self._training.models[:, self._mine]
         if self._coded is None or not (matrix > 0).all():  # codes travel between nodes, and smaller groups are inside
             self._sent = matrix @ models
@@ -90,7 +93,7 @@ class _Part:
         self._training.models[:, mine] = coming
 
     def _step(self, sent: torch.Tensor) -> torch.Tensor:
-        """The outer step of those who make one; where all then are, and the means of the others."""
+        """Return the new models: after an outer step for workers that make one, else the means."""
         moved, momentum = sent - self._outer_params, float(self._outer.momentum)
         following = momentum * self._momenta + moved
         change = moved + momentum * following if self._outer.nesterov else following
@@ -102,10 +105,10 @@ class _Part:
 
 
 class CodedMean:
-    """Means of what all workers have, as the runtime sends them: codes of node sums are added, and so is the sum's.
+    """Means of all workers as the runtime computes them: encoded sums of nodes are added, and the sum is encoded.
 
-    Where there are no nodes to add up in, each worker's own movement is coded. With error feedback what a rounding took
-    is added to the next sum.
+    Without sums inside nodes each worker's own change is encoded. With error feedback rounding errors are added to the
+    next sum.
     """
 
     def __init__(self, transport: Transport, cluster: Cluster) -> None:
@@ -116,12 +119,12 @@ class CodedMean:
 
     @classmethod
     def of(cls, schedule: Schedule) -> CodedMean | None:
-        """None where numbers are sent as they are."""
+        """Return the means of a schedule; None without a codec."""
         transport = schedule.strategy.transport
         return cls(transport, schedule.cluster) if transport.codec.has_blocks else None
 
     def mean(self, moved: torch.Tensor) -> torch.Tensor:
-        """Of movements (workers, numbers); (numbers,)."""
+        """Return the mean, shape (numbers,), of changes (workers, numbers)."""
         parts = moved.view(self._count // self._each, self._each, -1).sum(1)
         total = torch.stack([self._rounded(part, place) for place, part in enumerate(parts)]).sum(0)
         return self._rounded(total, self._count) / self._count
@@ -144,7 +147,7 @@ class CodedMean:
 def steps_to(
     target: float, training: Any, advance: Callable[[int], None], most: int, *, every: int = EVERY
 ) -> float | None:
-    """Steps until the mean model's loss, interpolated between evaluations, falls to the target; None if it does not.
+    """Return the steps until the mean model's interpolated loss falls to the target; None if it does not.
 
     `advance(step)` takes one step of every worker.
     """
@@ -163,7 +166,7 @@ def steps_to(
 
 
 def by_schedule(training: Any, schedule: Schedule) -> Callable[[int], None]:
-    """The steps of a schedule with fixed phases: steps per round, overlap, step-normalized averaging."""
+    """Return a function that takes steps of a schedule with fixed phases."""
     matrices = [torch.from_numpy(mixing_matrix(step)).float() for step in schedule.steps()]
     overlap = schedule.strategy.mixes_late
     worker_steps = schedule.worker_steps()
