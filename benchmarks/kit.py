@@ -109,7 +109,6 @@ def run_bounded(
 
 
 def free_port() -> int:
-    """Return a port on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -146,7 +146,6 @@ def _check(folder: Path) -> str:
 
 
 def _run(words: list[str]) -> str:
-    """Run a command and return its output; exit if it fails."""
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"exit code {done.returncode}: {' '.join(words)}\n{done.stdout}{done.stderr}")

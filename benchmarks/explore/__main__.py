@@ -40,7 +40,6 @@ def configurations(*, everything: bool) -> list[tuple[str, Configuration]]:
 
 
 def verdict(configuration: Configuration, result: Exploration) -> str:
-    """Return the result of a search in a word or two."""
     if not result.complete and all(finding.verdict != "fails" for finding in result.findings):
         return "cut"
     if not result.holds:

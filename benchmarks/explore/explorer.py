@@ -60,7 +60,6 @@ class Exploration:
 
     @property
     def holds(self) -> bool:
-        """Whether the search is complete and every property holds."""
         return self.complete and all(finding.verdict == "holds" for finding in self.findings)
 
     def finding(self, name: str) -> Finding:
@@ -188,7 +187,6 @@ class Configuration:
     max_states: int = 2_000_000
 
     def of(self, kind: type[Any]) -> Any:
-        """Return the machine's setting in another class."""
         return kind(**{one.name: getattr(self.machine, one.name) for one in fields(self.machine) if one.init})
 
     def explored(self, machine: Any = None) -> Target:

@@ -267,7 +267,6 @@ class Recording(Around):
         return WorkerRecord(self.machine.shifted(process, state.worker, by), came)
 
     def renamed(self, process: int, state: WorkerRecord, permutation: tuple[int, ...]) -> WorkerRecord:
-        """Reorder the record by the new names."""
         places = {permutation[u]: place for place, u in enumerate(self.machine.graph.sources[process])}
         came = tuple(state.came[places[u]] for u in self.machine.graph.sources[permutation[process]])
         return WorkerRecord(self.machine.renamed(process, state.worker, permutation), came)

@@ -199,7 +199,6 @@ def _ends_needlessly(machine: Membership, view: Whole) -> str | None:
 
 
 def everybody(members: Members, _round: int) -> tuple[Members, ...]:
-    """Return the groups of All-Reduce."""
     return (members,)
 
 

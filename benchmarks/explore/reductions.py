@@ -46,7 +46,6 @@ class Hop(hop.Hop):
         return automorphisms(self.graph, self.setting.backups(self.graph.num_workers))
 
     def renamed(self, process: int, state: HopState, permutation: tuple[int, ...]) -> HopState:
-        """Reorder queues by the new names."""
         image = permutation[process]
         sources = {permutation[u]: place for place, u in enumerate(self.graph.sources[process])}
         targets = {permutation[v]: place for place, v in enumerate(self.graph.targets[process])}

@@ -86,8 +86,6 @@ class Move(NamedTuple):
 
 
 class Numbering:
-    """Numbers values in the order in which they first appear."""
-
     def __init__(self) -> None:
         self.values: list[Any] = []
         self._number: dict[Hashable, int] = {}

@@ -49,7 +49,6 @@ RUN_SECONDS = 45.0
 
 
 def import_once() -> None:
-    """Import all modules that a cell needs, before forking."""
     import torch._dynamo
     import torch.distributed.elastic.multiprocessing.errors
     import torch.distributed.launcher.api
@@ -358,7 +357,6 @@ def _judge(running: Running) -> Iterator[None]:
 
 
 def _keep(running: Running) -> None:
-    """Keep the files of a run with a violation."""
     kept = Path("build/faults") / running.cell.name.replace("/", "-").replace(" ", "_")
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir(parents=True)

@@ -59,7 +59,6 @@ class Kind:
 
     @property
     def lasts_after(self) -> bool:
-        """Whether a run may last for long after a fault."""
         return self.is_free or self.max_failures > 0
 
     @property

@@ -149,7 +149,6 @@ def show_stacks(pids: list[int]) -> None:
 
 
 def end(pids: list[int]) -> None:
-    """Kill these processes by SIGKILL."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)

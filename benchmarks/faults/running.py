@@ -177,7 +177,6 @@ class Running:
         return int(text) if text.endswith("\n") and runs(int(text)) else None
 
     def children_of(self, rank: int) -> list[int]:
-        """Return the running processes that a worker has forked."""
         forked = next((record.more for record in self.records(rank)[:8] if record.what == "forked"), [])
         return [pid for pid in forked if runs(pid)]
 
@@ -263,7 +262,6 @@ class Running:
         return belonging(self.pid, str(self.folder))
 
     def role_of(self, pid: int) -> str:
-        """Return `launcher`, `worker 2`, or "" for another process."""
         roles = {self.pid_of(rank): f"worker {rank}" for rank in range(WORKERS)} | {self.pid: "launcher"}
         return roles.get(pid, "")
 

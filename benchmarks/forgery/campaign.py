@@ -55,7 +55,6 @@ def _words(error: Exception) -> str:
 
 
 def kind_of(entry: Document) -> str:
-    """Return the kind of an entry: the claim, with its method if it has one."""
     return "/".join(filter(None, (entry["claim"], entry.get("method"))))
 
 

@@ -91,7 +91,6 @@ def rounded_to(numbers: Numbers, digits: int, smallest: float) -> Numbers:
 
 
 def single(numbers: Numbers) -> Numbers:
-    """Round to float32."""
     return numbers.astype(np.float32).astype(np.float64)
 
 

@@ -80,7 +80,6 @@ def delay_of(raw: dict[str, Any]) -> int:
 
 
 def mixes_late(raw: dict[str, Any]) -> bool:
-    """Return whether parameters are averaged a round late."""
     gap = sync_of(raw, "iteration_gap")
     if gap is not None:
         return bool(gap.get("update_order") == "dpsgd")

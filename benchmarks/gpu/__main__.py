@@ -22,7 +22,6 @@ MARK = "RESULT "
 
 
 def reason_to_skip() -> str | None:
-    """Return why nothing can run here, None if it can."""
     missing = missing_modules()
     if missing:
         return f"not installed: {', '.join(missing)} (python3 -m pip install {' '.join(missing)})"

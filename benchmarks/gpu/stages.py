@@ -36,7 +36,6 @@ PRETENDED = "PARTREDUCE_GPU_PRETENDED"
 
 
 def kind() -> str:
-    """Return the kind of device that simulated ranks share."""
     return "pretended" if os.environ.get(PRETENDED) else "cuda"
 
 
@@ -45,7 +44,6 @@ class Skip(Exception):  # noqa: N818 - not an error
 
 
 def missing_modules() -> list[str]:
-    """Return modules that must be installed before anything can run."""
     return [name for name in NEEDED if importlib.util.find_spec(name) is None]
 
 

@@ -367,7 +367,6 @@ class Campaign:
         }
 
     def hardware(self) -> dict[str, Hardware]:
-        """Return the measured links by setting."""
         return {self.setting.name: self._planner.hardware(self.setting)} if self.setting.rate in self.profiles else {}
 
 

@@ -91,7 +91,6 @@ def contestant_named(name: str, planned: Make) -> Contestant:
 
 
 def hop_name(graph: str, gap: str) -> str:
-    """Return the name of one of Hop's settings on one of the graphs."""
     return f"Hop {graph}, {gap}"
 
 
@@ -166,7 +165,6 @@ def _resolve(value: Any, cluster: Cluster) -> Any:
 
 
 def _without_codec(make: Make, cluster: Cluster, setting: Setting) -> Schedule | None:
-    """Return the schedule without a codec."""
     schedule = make(cluster, setting)
     if schedule is None:
         return None

@@ -167,7 +167,6 @@ class Lab:
     scratch: Path
 
     def shape(self, rate: str) -> None:
-        """Set the same rate for all links."""
         for node in range(self.network.num_nodes):
             self.network.shape(node, rate)
 

@@ -115,7 +115,6 @@ class Network:
             self.shape(node, self.rates if isinstance(self.rates, str) else self.rates[node])
 
     def shape(self, node: int, rate: str) -> None:
-        """Set the rate of one node's link in both directions."""
         _run("tc", "-n", self.namespace(node), "qdisc", "replace", "dev", "eth0", "root", *_tbf(rate))
         _run("tc", "-n", self.switch, "qdisc", "replace", "dev", f"port{node}", "root", *_tbf(rate))
 

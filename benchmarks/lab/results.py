@@ -133,7 +133,6 @@ def _curve(
 
 
 def _own_accuracy(model: torch.nn.Module, tracks: list[list[Snapshot]], told: Samples | None) -> float | None:
-    """Return the mean accuracy of the workers' last models."""
     if told is None:
         return None
     found = []
@@ -193,7 +192,6 @@ class Row:
         return [found[which] for cell in self.cells if (found := cell.reached(self.target)) is not None]
 
     def _middle(self, which: int) -> float | None:
-        """Return their median; None unless most repetitions reached the target."""
         found = self.reached(which)
         return median(found) if 2 * len(found) > len(self.cells) else None
 

@@ -252,7 +252,6 @@ def docstring_samples() -> tuple[np.ndarray, np.ndarray]:
 
 
 def longest(words: torch.Tensor) -> int:
-    """Return the number of words of a batch's longest docstring."""
     return int((words > 0).sum(1).max())
 
 
@@ -358,7 +357,6 @@ def loss_of(task: str, said: torch.Tensor, labels: torch.Tensor) -> torch.Tensor
 
 
 def accuracy(model: nn.Module, samples: Samples) -> float:
-    """Return the share of samples whose label gets the highest score."""
     with torch.no_grad():
         return float((model(samples.inputs).argmax(1) == samples.labels).float().mean())
 

@@ -66,7 +66,6 @@ def copy_repository(name: str, settings: str = "") -> Path:
 
 
 def mutmut(copy: Path, *words: str) -> str:
-    """Run mutmut in a copy and return its output."""
     command = [sys.executable, "-W", "ignore", "-m", "mutmut", *words]
     done = subprocess.run(command, cwd=copy, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if "failed to collect stats" in done.stdout:

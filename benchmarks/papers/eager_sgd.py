@@ -100,7 +100,6 @@ def _accuracy_rows(where: str, block: Block) -> Iterator[Row]:
 
 
 def accuracy_at(cell: CellResult, instant: float) -> float:
-    """Return the accuracy at an instant, by the last evaluation before it."""
     return [share for at, share in cell.accuracies if at <= instant][-1]
 
 

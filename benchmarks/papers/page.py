@@ -129,7 +129,6 @@ def table(found: Results) -> str:
 
 
 def paper_words(row: Row) -> str:
-    """Format the paper's number and the aim."""
     if row.paper is None:
         said = "–"
     elif isinstance(row.paper, tuple):

@@ -143,7 +143,6 @@ class Results:
 
 
 def read(name: str, folder: Path = RESULTS) -> Results:
-    """Return a paper's results, empty without a file."""
     path = folder / f"{name}.json"
     return Results.of_text(path.read_text()) if path.exists() else Results(paper=name)
 
@@ -164,7 +163,6 @@ def value(values: Sequence[float], **fields: Any) -> Row:
 
 
 def share_of(those: Sequence[bool], **fields: Any) -> Row:
-    """Return a row with the share of true values."""
     share = sum(those) / len(those)
     return Row(measured=share, low=share, high=share, runs=len(those), unit="share", **fields)
 

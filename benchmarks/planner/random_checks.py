@@ -270,7 +270,6 @@ def _settings(planned: Plan, job: PlanRequest) -> list[str]:
 
 
 def _transports(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm) -> list[Transport]:
-    """Return every transport that the job and the strategy allow."""
     plain, coded = [Transport(algorithm=algorithm)], [codec for codec in job.codecs if codec is not Codec.NONE]
     if not coded or schedule.strategy.codec_unsupported_reason(schedule.cluster):
         return plain

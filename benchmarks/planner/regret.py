@@ -185,7 +185,6 @@ class Network:
         return advance
 
     def loss(self, model: torch.Tensor) -> float:
-        """Return the loss over the evaluation samples."""
         with torch.no_grad():
             return float(self._loss(model, self._evaluated.inputs, self._evaluated.labels))
 

@@ -49,7 +49,6 @@ def by_turns(training: Any, schedule: Schedule) -> Callable[[int], None]:
 
 
 def numbers_of(training: Any, schedule: Schedule) -> torch.Tensor:
-    """Return the fragment of each number of a model."""
     named: list[tuple[str, int]] = training.named
     found = assign(schedule.strategy.payload.fragments, [((name,), size) for name, size in named])
     return torch.repeat_interleave(torch.tensor(found), torch.tensor([size for _, size in named]))

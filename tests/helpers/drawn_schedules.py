@@ -116,7 +116,6 @@ KINDS = {"rule": random_rule, "groups": random_groups, "graph": random_graph, "a
 
 
 def draw_schedules(*kinds):
-    """Return a Hypothesis strategy for these kinds."""
     return st.builds(
         lambda kind, seed: kind(np.random.default_rng(seed)),
         st.sampled_from(kinds or list(KINDS.values())),

@@ -120,7 +120,6 @@ def answers(*lines):
 
 
 def losing(raw, rule="keep_groups", failures=1):
-    """Return a schedule document with a failure plan."""
     return raw | {"failure_plan": {"rule": rule, "failures": failures}}
 
 

@@ -37,7 +37,6 @@ AWAITED = "awaited"
 
 
 def gradient(rank, step, size=3):
-    """Return a worker's gradient in a step."""
     return tuple(12 / 8 * ((rank + 1) * (step + place) % 7 - 3) for place in range(size))
 
 
@@ -64,7 +63,6 @@ def pairs_until(resume, pairs_of_4, schedule, *, lost=4, before=lambda round_: E
 
 
 def start_of(size):
-    """Return the initial model with this many numbers."""
     return [START[place % len(START)] for place in range(size)]
 
 
@@ -117,8 +115,6 @@ def ask_when_awaited():
 
 
 def fail(_round):
-    """Let this worker's script raise an error."""
-
     def begin(*_arguments, **_named):
         raise ZeroDivisionError
 
@@ -185,8 +181,6 @@ def report(**facts):
 
 
 class Ended:
-    """The results of a run."""
-
     def __init__(self, code, said, text):
         self.code, self.said, self.text = code, said, text
         self.own = {rank: one["own"] for rank, one in said.items()}
@@ -292,7 +286,6 @@ def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evalua
 
 
 def _sums_in_stages(optimizer):
-    """Return whether the group of all remaining workers sums in stages."""
     member, world = optimizer.run.membership, optimizer.run.reducer.world
     members = member.members
     return world.has(members) and isinstance(world.communicator(members), HierarchicalCommunicator)

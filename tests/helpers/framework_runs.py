@@ -27,7 +27,6 @@ class Model(torch.nn.Module):
 
 
 def data():
-    """Return this worker's batches."""
     generator = torch.Generator().manual_seed(100 + rank())
     inputs = [torch.randn(16, 4, generator=generator) for _ in range(STEPS)]
     return [{"x": x, "labels": x.sum(1, keepdim=True).sin()} for x in inputs]

@@ -194,7 +194,6 @@ class Replay:
         self.problems = []
 
     def carry_out(self, v, event):
-        """Apply an event, and return its notes."""
         self.states[v], actions = self.machine.step(v, self.states[v], event)
         for action in actions:
             if isinstance(action, Send):

@@ -88,7 +88,6 @@ class Meeting:
 
 
 def work(address, key, rank, meet, *, rounds, pause=0.0, timeout=60.0, retry=0.03, transport=lambda send: send):
-    """Run one worker; return the groups that it executed."""
     client = GeneratorClient(address, key, rank, timeout=timeout, retry=retry, transport=transport, lease=20.0)
     try:
         for _ in range(rounds):

@@ -116,7 +116,6 @@ def data_of(case):
 
 
 def schedule_of(case):
-    """Return a schedule with both tables placed separately."""
     schedule = partreduce.design(case.cluster, **(case.using or {"build": "allreduce"}))
     sharded = case.way is Placement.SHARDED
     gradient = Gradient.SPARSE if case.sparse else Gradient.DENSE
@@ -182,7 +181,6 @@ def clip_as_torch(parameters, max_norm):
 
 
 def start(case, world, model=None, **keywords):
-    """Return one worker's model and its wrapped optimizer."""
     model = Model(case) if model is None else model
     optimizer = OPTIMIZERS[case.optimizer](model.parameters())
     return model, partreduce.DistributedOptimizer(
@@ -206,7 +204,6 @@ def all_gather_json(ranks, act):
 
 
 def part_of(data, rank, num_workers=4):
-    """Return a worker's samples of every step."""
     each = SAMPLES // num_workers
     return tuple(array[:, :, rank * each : (rank + 1) * each] for array in data)
 

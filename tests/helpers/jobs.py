@@ -10,7 +10,6 @@ LIMITS = {field.name for field in fields(Limits)}
 
 
 def with_links(inside, nic, latency=0.0, **more):
-    """Return hardware with these bandwidths in bytes per second."""
     return Hardware(inside=Link.of_bandwidth(inside, latency), nic=Link.of_bandwidth(nic, latency), **more)
 
 

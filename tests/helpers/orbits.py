@@ -9,7 +9,6 @@ from partreduce.schedulers.protocols.hop import HopState
 
 
 def search(machine, network, *, symmetry):
-    """Return a finished search without properties."""
     search = Breadth(machine, network, properties=(), max_states=200_000, symmetry=symmetry, within=None)
     search.run()
     assert search.complete

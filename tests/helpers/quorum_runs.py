@@ -60,7 +60,6 @@ class QuorumCase:
         return Schedule("quorum", Cluster.regular(1, self.num_workers), AllReduce(sync=self.sync))
 
     def made(self):
-        """Return all gradients that the workers compute."""
         found = []
         for rank in range(self.num_workers):
             for call in range(self.calls[rank] * (self.meets + 1)):
@@ -72,7 +71,6 @@ class QuorumCase:
 
 
 def random_quorum(rng, n):
-    """Return a random quorum that the schedule accepts."""
     while True:
         quorum = rng.choice([QuorumStart.SOLO, QuorumStart.MAJORITY, *(range(2, n) if n > 2 else [QuorumStart.SOLO])])
         missed = rng.choice(

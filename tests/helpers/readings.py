@@ -28,7 +28,6 @@ NOT_ASKED = (
 
 
 def document(strategy, num_nodes=2, workers_per_node=2):
-    """Return a schedule document as people write it."""
     cluster = {"num_nodes": num_nodes, "workers_per_node": workers_per_node}
     return {"format": "partreduce.schedule", "version": 1, "name": "s", "cluster": cluster, "strategy": strategy}
 

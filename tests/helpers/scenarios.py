@@ -57,7 +57,6 @@ def size():
 
 
 def pairs(name="pairs", **options):
-    """Return a schedule of four workers in changing pairs."""
     phases = tuple(st.Phase.from_groups(4, groups) for groups in ([[0, 1], [2, 3]], [[0, 2], [1, 3]]))
     return Schedule(name, Cluster.regular(1, 4), st.StaticGroups(phases=st.GroupPhases(phases), **options))
 

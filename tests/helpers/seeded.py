@@ -69,7 +69,6 @@ class PartBugs(dict):
         self[says] = (part, method, changes, where)
 
     def seeded(self, system, says):
-        """Return a copy of a system with one bug."""
         copy = replace(system)
         generator = copy.generator
         parts = {"generator": generator, "locking": generator.locking, "drawing": generator.drawing}
@@ -91,5 +90,4 @@ def sends(action, kind):
 
 
 def put(values, place, value):
-    """Return the tuple with the value at `place` replaced."""
     return (*values[:place], value, *values[place + 1 :])

@@ -178,7 +178,6 @@ def run(schedule, mesh, *, make=sgd, build=network, shard=shard_model, options=N
 
 
 def same_losses():
-    """Run each schedule with sharded and with whole replicas."""
     shape = tuple(map(int, os.environ["MESH"].split("x")))
     mesh, found = mesh_of(shape), {}
     for name, schedule in schedules(shape[0]).items():
@@ -330,7 +329,6 @@ def checkpoints():
 
 
 def kill_rank_3():
-    """Kill rank 3 of 2×2 between two steps of a long run."""
     mesh = mesh_of((2, 2))
     model = shard_model(mesh)
     optimizer = DistributedOptimizer(sgd(model), model, schedules(2)["groups"], mesh=mesh["dp_replicate"], timeout=60)

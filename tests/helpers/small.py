@@ -29,6 +29,5 @@ def of_edges(name, cluster, *rounds, **options):
 
 
 def list_groups(schedule):
-    """Return the schedule with its phases as explicit groups."""
     phases = GroupPhases(tuple(map(schedule.phase, range(schedule.period))))
     return replace(schedule, strategy=replace(schedule.strategy, phases=phases))

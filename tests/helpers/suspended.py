@@ -218,7 +218,6 @@ def start_room(job):
 
 
 def start_message(job):
-    """Let the waiter wait for a message."""
     job.store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 
     def waiter():
@@ -278,7 +277,6 @@ def start_store(job):
 
 
 def start_note(job):
-    """Let the waiter wait for a note of the other worker."""
     job.store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 
     def waiter():
@@ -297,7 +295,6 @@ def start_note(job):
 
 
 def start_generator(job):
-    """Let the waiter send requests to a stopped group generator."""
     reading, writing = os.pipe()
     key = new_key()
 

@@ -56,8 +56,6 @@ def weights(model):
 
 
 class Replica:
-    """A torchft replica group of one process."""
-
     def __init__(self, lighthouse, number, seed=0, **options):
         self.number, self.model = number, network(seed)
         self.optimizer = sgd(self.model)

@@ -18,7 +18,6 @@ def build_seeded(make, seed=1):
 
 
 def group_phases(num_workers, *phases):
-    """Return phases, each given as a list of groups."""
     return st.GroupPhases(tuple(st.Phase.from_groups(num_workers, groups) for groups in phases))
 
 

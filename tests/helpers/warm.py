@@ -34,7 +34,6 @@ LIMIT = 250
 
 
 def _receive_number(connection):
-    """Return the next number of 4 bytes from the connection."""
     data = connection.recv(4, socket.MSG_WAITALL)
     assert len(data) == 4, "the warm process or its keeper is gone"
     return int.from_bytes(data, "big")

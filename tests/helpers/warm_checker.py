@@ -25,7 +25,6 @@ class _Starter:
         self._process, self._folder = None, None
 
     def run(self, arguments, memory, timeout):
-        """Return the exit status and output of one process."""
         if self._process is None:
             self._start()
         output = [f"{self._folder.name}/{name}" for name in ("stdout", "stderr")]

@@ -25,7 +25,6 @@ class Cell:
         self.notes, self.made, self.groups = [], [], []
 
     def wrap(self, inner, model, by=DistributedOptimizer):
-        """Return the optimizer under test, or the reference's."""
         if self.world is None:
             made = PlainOptimizer(self.kind, self.table, self.rank, inner, model, number=len(self.made))
         else:

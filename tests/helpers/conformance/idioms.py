@@ -105,13 +105,11 @@ def sgd(model):
 
 
 def begin(cell, make=sgd, **options):
-    """Return a model and its wrapped optimizer."""
     model = network(**options)
     return model, cell.wrap(make(model), model)
 
 
 def step(cell, optimizer, model, number, *, before=lambda: None, loss=loss_of):
-    """Take one step on this worker's batch."""
     optimizer.zero_grad()
     loss(model, batch(cell.rank, number)).backward()
     before()

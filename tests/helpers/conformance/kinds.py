@@ -29,7 +29,6 @@ class Kind:
         return self.cluster.num_workers
 
     def steps_of(self, rank):
-        """Return a worker's steps per round."""
         steps = self.strategy.steps_per_round
         return steps if isinstance(steps, int) else steps[rank]
 

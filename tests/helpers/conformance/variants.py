@@ -58,7 +58,6 @@ ONE_LOSS = st.FailurePlan(st.SurvivorRule.ALL_REDUCE, 1)
 
 
 def change(variant, kind):
-    """Return a kind with its strategy changed by a variant."""
     return Kind(CHANGES[variant](KINDS[kind].strategy))
 
 

@@ -194,7 +194,6 @@ def of_user(optimizer):
 
 
 def model_and_data(cell, rank):
-    """Return a rank's model and batches on the CPU."""
     torch.manual_seed(rank)
     return Model(cell.dtypes), [(torch.randn(8, 6), torch.randn(8, 4)) for _ in range(MOST_STEPS)]
 

@@ -86,7 +86,6 @@ class Mark:
         return self.passed.is_set()
 
     def elapsed_time(self, end):
-        """Return the milliseconds until a later mark."""
         return (end.at - self.at) * 1e3
 
     def set(self):
@@ -116,7 +115,6 @@ class PretendedStream:
         self._tasks.put(task)
 
     def end(self):
-        """End the thread after the queued tasks."""
         self._tasks.put(None)
 
     def _run(self):
@@ -158,7 +156,6 @@ class PretendedDevice:
 
     @contextlib.contextmanager
     def on(self, stream):
-        """Context manager: queue operations in this stream."""
         before, self.current = self.current, stream
         try:
             yield
@@ -230,7 +227,6 @@ class PretendedDevice:
                 self._host[storage._cdata] = storage
 
     def is_host(self, tensor):
-        """Return whether an array is in host memory."""
         return _has_memory(tensor) and tensor.untyped_storage()._cdata in self._host
 
     def _is_number(self, tensor):
@@ -557,7 +553,6 @@ class Cuda:
         return torch.cuda.Stream(self.device)
 
     def on(self, stream):
-        """Context manager: queue operations in this stream."""
         return torch.cuda.stream(stream)
 
     def mark(self):

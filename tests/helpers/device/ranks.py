@@ -104,7 +104,6 @@ class SimulatedWork:
         """References that torch keeps until `wait`, so that the allocator does not reuse the memory."""
 
     def is_completed(self):
-        """Return whether the operation has ended on the device."""
         marks = [slot.done.get(place) for slot, place in self.meetings]
         return all(mark is not None and mark.query() for mark in marks)
 

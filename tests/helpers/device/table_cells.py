@@ -35,7 +35,6 @@ class TableCell:
 
     @property
     def schedule(self):
-        """The schedule for two nodes of two workers."""
         gradient = Gradient.SPARSE if self.sparse else Gradient.DENSE
         sizes = (("words.weight", WORDS), ("bag.weight", BAGS))
         routes = tuple(
