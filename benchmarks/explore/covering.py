@@ -101,7 +101,7 @@ class Factors:
         return ", ".join(filter(None, chosen))
 
     def growth(self, row: Row) -> float:
-        """Return a guess at the number of states, relative to the first row."""
+        """Return a rough factor of a row on the number of states."""
         return prod(levels[number].growth for levels, number in zip(self.levels.values(), row, strict=True))
 
 

@@ -1,6 +1,7 @@
 """The checks after a fault: the run reacted in time, named the culprit, averaged correctly, and left nothing behind.
 
-Every `judge_…` function adds violations of the property in its docstring to the outcome.
+A `judge_…` function adds violations of the property in its docstring to the outcome; a `_by_…` function returns
+sentences on records of a kind that violate it.
 """
 
 from __future__ import annotations

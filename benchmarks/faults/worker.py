@@ -97,7 +97,7 @@ def work() -> None:
 
 
 def _fork_children(task: Task) -> list[int]:
-    """Fork children that live as long as the cell, even if their parent ends, unless its end ends them."""
+    """Fork the task's child processes, which sleep until the cell ends or the death of their parent ends them."""
     pids: list[int] = []
     for _ in range(task.children):
         pid = os.fork()

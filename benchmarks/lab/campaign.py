@@ -43,7 +43,7 @@ SPARE_STEPS = 1.8
 A cell that ends before its loss and its time limit is run again with twice the steps.
 """
 SPARE_FREE = 2.6
-"""The same for free-running workers, whose numbers of steps differ; the run ends by their total."""
+"""`SPARE_STEPS` for free-running workers, whose numbers of steps differ; the run ends by their total."""
 SIMULATED = ("static", "allreduce", "neighbor")
 REHEARSAL_LIMIT = 90.0
 RATES = Path(__file__).with_name("rates.json")

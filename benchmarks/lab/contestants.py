@@ -42,7 +42,7 @@ GRAPHS: dict[str, Callable[[Cluster], Graph]] = {
     "machines b": lambda cluster: clustered_graph(_nodes(cluster), ends="gateway"),
     "machines c": lambda cluster: clustered_graph(_nodes(cluster), ends="spread"),
 }
-"""The last two are Figure 21's settings b and c for our machines; in b one worker of a machine has both its links."""
+"""The last two are settings b and c of Hop's Figure 21, adapted: in b one worker of a machine has both its links."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,10 +208,10 @@ def _print_tables(tables: dict[str, Any]) -> None:
 
 
 def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:
-    """Return what Hop's workers did in a run, under the key "gaps": how many steps they were apart, skipped and waited.
+    """Return statistics of Hop's workers in a run, under the key "gaps".
 
-    The result also has the proved bound of the gap over an edge (None: no bound). Shares are of all workers' time or
-    steps.
+    They are gaps in steps, with the proved bound over an edge (None: no bound), the longest queue, and the shares of
+    skipped steps and of waiting, over all workers.
     """
     over_edges, shares = ScheduleFacts(schedule).numbers("gap").get("bound", -1), record.distribution()
     passed = float(record.finish[-1].sum()) or 1.0

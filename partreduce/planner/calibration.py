@@ -299,8 +299,8 @@ def steps_model(pilot: Pilot) -> StepsModel:
 def _error(pilot: Pilot) -> float:
     """Return the relative error of a pilot's predictions of steps.
 
-    It is the error on probes left out of the fit, or, if that is larger, the uncertainty of a probe's predicted steps
-    by the intervals of the prices.
+    It is the error on probes left out of the fit, or, if larger, the relative half-width of a probe's predicted steps
+    over the intervals of the prices.
     """
     prices = pilot.prices
     errors = [prices.error]

@@ -48,8 +48,8 @@ PER_OPTION = 1e-2
 PER_ENTRY = 1e-8
 """Nominal seconds for each of the n³ · period products of dense metrics."""
 PER_CLASS, PER_RANK = 5e-7, 1.5e-5
-"""Nominal seconds for each of the g³ entries of a rule's classes of size g, whose metrics take eigenvalues and some
-tens of products; and for each local rank and phase. `PER_OPTION` covers small rules."""
+"""Nominal seconds of a rule's metrics: for each of the g³ numbers of a g×g matrix (eigenvalues and tens of products),
+and for each local rank and phase. `PER_OPTION` covers small rules."""
 PER_SETTING = 5e-4
 """Nominal seconds for one more setting (steps per round, delay) of a measured schedule, at fixed speeds."""
 PER_SAMPLE, PER_WORKER = 6e-3, 2e-4

@@ -154,7 +154,7 @@ def contenders(options: Options, job: PlanRequest) -> list[CandidateSchedule]:
     as_good = [one for one in simple.values() if time[id(one)] <= time[id(best)] * (1 + WORTH)]
 
     def is_better(option: CandidateSchedule) -> bool:
-        """Return whether a candidate beats an eligible simple one in every cost, and so at any prices."""
+        """Return whether a candidate beats a nearly fastest simple baseline in every cost, and so at any prices."""
         return not (option.late or option.facts) and any(beats(option, one) for one in as_good)
 
     options = [one for one in options if id(one) in simple or wins_surely(one, best, job) or is_better(one)]

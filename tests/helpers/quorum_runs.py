@@ -186,7 +186,10 @@ def quorum_problems(case, results):
 
 
 def delivered_in(case, brought, begins):
-    """Return the mean gradient of a round, shape (WIDTH,)."""
+    """Return the mean gradient of a round, shape (WIDTH,).
+
+    `brought` maps workers to the numbers of their gradients, which count from each worker's step `begins[worker]`.
+    """
     total = np.zeros(WIDTH)
     for rank, numbers in brought.items():
         for number in numbers:
