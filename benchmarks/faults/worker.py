@@ -97,7 +97,7 @@ def work() -> None:
 
 
 def _fork_children(task: Task) -> list[int]:
-    """Fork the task's child processes, which sleep until the cell ends or the death of their parent ends them."""
+    """Fork the task's children, which run until the task's folder is deleted or they are killed; return their ids."""
     pids: list[int] = []
     for _ in range(task.children):
         pid = os.fork()

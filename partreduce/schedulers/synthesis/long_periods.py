@@ -39,7 +39,7 @@ NEGLIGIBLE, MAX_DOUBLINGS, UNSETTLED = 1e-9, 12, 1e-3
 """A period reaches consensus if at most a share UNSETTLED of any difference is left after 2^MAX_DOUBLINGS periods, and
 the computation ends early once all entries left are at most NEGLIGIBLE."""
 PER_PREFIX, PER_ENTRY, PER_TRIAL, PER_PLACE = 2e-5, 4e-10, 6e-6, 1.4e-9
-"""Nominal seconds in the beam search, per prefix and per matrix entry; in the dynamic program, per piece and per bin."""
+"""Nominal seconds in the beam search, per prefix and per matrix entry; in the dynamic program, per piece and bin."""
 PER_CALL, PER_MATRIX, PER_PRODUCT = 5e-5, 5e-7, 4e-10
 """Nominal seconds of one operation on a stack, of each matrix in it, and of each of its G³ products."""
 
