@@ -116,7 +116,7 @@ Property = PerProcess | PerPair | PerState | NoDeadlock | Progress
 
 
 def through(prop: Property, inner: Callable[[Any], Any]) -> Property:
-    """Return the property checked on the states inside others; `inner` returns None where there is none."""
+    """Return a property of processes or pairs, checked on the states inside theirs (None: not checked)."""
     match prop:
         case PerProcess(name, check):
 

@@ -207,7 +207,7 @@ class Campaign:
         return self.lab.job(name, how, self.experiment.shape[1], **{**fields, **more})
 
     def _cell(self, contestant: Contestant, repetition: int) -> None:
-        """Run a contestant until its loss or the time limit, which is the same for all."""
+        """Run a contestant until its loss or the time limit, which is doubled for `once` contestants."""
         begun, load, target = time.monotonic(), os.getloadavg()[0], self.target
         steps, limit = self._steps(contestant), self.experiment.limit * (2 if contestant.once else 1)
         fields = {"seed": repetition, "learning_rate": self._rate(contestant), "limit": limit}
