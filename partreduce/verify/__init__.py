@@ -38,7 +38,7 @@ class _CallablePackage(ModuleType):
             A Proof, with its `verdict`, `claims` and `certificate`.
 
         Raises:
-            ScheduleError: the strategy has neither phases nor conditions to check.
+            ScheduleError: there is nothing to prove about this kind of strategy.
         """
         return prove(schedule)
 

@@ -46,8 +46,9 @@ from partreduce.verify.rounds import SAME_START, has_codec
 class SecondEigenvalue:
     """The second largest eigenvalue λ₂ of E[WᵀW], stored exactly as the larger root of λ² − trace·λ + determinant.
 
-    W is one group operation for the random and global divisions (determinant 0, λ₂ = trace), the inter phase followed
-    by the intra phase for inter/intra, and a whole cycle for node-then-all. `how` describes W in words.
+    W depends on the strategy's `division`: one group for `random`, one partition of the workers for `global` (both with
+    determinant 0, so λ₂ = trace), an inter phase and an intra phase for `inter-intra`, and for `node-then-all` all
+    averages up to the next one of all workers. `how` describes W in words.
     """
 
     trace: Fraction
@@ -85,10 +86,8 @@ class Theorem(NamedTuple):
 def theorem_of(strategy: DynamicGroups, cluster: Cluster) -> Theorem:
     """Return AD-PSGD's convergence theorem for a strategy, with the conditions that the strategy violates.
 
-    O(number of nodes).
-
     Raises:
-        ScheduleError: inter/intra groups on a cluster whose nodes differ in size.
+        ScheduleError: the division is `inter-intra`, and the cluster's nodes differ in size.
     """
     theorem = THEOREMS[strategy.division](strategy, cluster)
     reasons = list(theorem.against)
@@ -110,10 +109,10 @@ MANY = 10**6
 
 
 def groups_of_a_worker(strategy: DynamicGroups, cluster: Cluster) -> int:
-    """Count the distinct groups that may contain a given worker while all take part; exact up to `MANY`.
+    """Return how many distinct groups may contain a given worker if all workers take part; exact up to `MANY`.
 
-    `random`: any `group_size` − 1 partners. `node-then-all`: any subset of its node, and all workers. Divisions form
-    groups of any idle workers, for which nothing is proved.
+    `random`: any `group_size` − 1 partners. `node-then-all`: any subset of its node, and all workers. `global` and
+    `inter-intra`, for which nothing is proved: `MANY` + 1.
     """
     n, g = cluster.num_workers, strategy.group_size
     if strategy.division == GroupSplit.NODE_THEN_ALL:
@@ -190,13 +189,13 @@ def partition(num_workers: int, size: int) -> Fraction:
 
 
 def inter_intra(num_nodes: int, workers_per_node: int, size: int) -> SecondEigenvalue:
-    """Return λ₂ of E[WᵀW] for an inter phase and then an intra phase, exactly.
+    """Return λ₂ of E[WᵀW], exactly, where W is an inter phase followed by an intra phase.
 
-    Inter: the nodes' heads in a random partition, all others in random groups inside their node. Intra: all of a node.
-    Off the mean only differences between nodes survive the intra phase. For these, x has two coordinates on a node of p
-    workers: the head's value, and √(p−1)·o where o is the value of all others. With ρ = λ₂ of the heads' partition H,
-    E[WᵀW] is (1/p)·[[ρ, ρ√(p−1)], [ρ√(p−1), p−1]]: the others' groups keep their node's sum, and E[H] = E[HᵀH] because
-    H is a projection.
+    Inter phase: one worker of each node (its head) averages in a random partition of the heads into groups of `size`,
+    all others in random groups inside their node. Intra phase: all workers of a node average, so only differences
+    between nodes remain. For these, x has two coordinates on a node of p workers: the head's value, and √(p−1)·o where
+    o is the value of all others. With ρ = λ₂ of the heads' partition H, E[WᵀW] is (1/p)·[[ρ, ρ√(p−1)], [ρ√(p−1), p−1]]:
+    the others' groups keep their node's sum, and E[H] = E[HᵀH] because H is a projection.
     """
     rho, p = partition(num_nodes, size), workers_per_node
     trace = (rho + p - 1) / p if num_nodes > 1 else Fraction(0)

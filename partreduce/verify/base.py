@@ -16,8 +16,8 @@ from partreduce.topo.errors import RefutedError
 class Status(StrEnum):
     """The status of a claim.
 
-    A fact is computed from the schedule alone. A claim that follows from the rules of a protocol holds for every
-    program that obeys these rules; that the running program does is assumed, even if the protocol was model-checked.
+    PROVED: the certificate holds evidence that the checker confirms. FACT: computed from the schedule alone. FOLLOWS:
+    true of every program that obeys the protocol's rules; that the running program obeys them is assumed.
     """
 
     PROVED = "proved"
@@ -121,9 +121,9 @@ class Proof:
 
     @property
     def can_part(self) -> list[list[int]]:
-        """Return sets of workers that never receive a value from the others; empty unless consensus is refuted.
+        """Return the sets of workers that refute consensus: closed, or passing their values around in a cycle for ever.
 
-        Also empty for a rule (groups given by node digits), whose counterexample names local ranks instead of workers.
+        Empty unless consensus is refuted, and for a rule, whose counterexample names local ranks instead of workers.
         """
         against = self._against_consensus
         witness: Mapping[str, Any] = {} if against is None else against.witness or {}
@@ -134,7 +134,7 @@ class Proof:
 
     @property
     def parting_words(self) -> str:
-        """Describe why consensus is not guaranteed, with the isolated sets; empty if it is guaranteed."""
+        """Return the sentence that consensus is not guaranteed, with a refutation's summary; "" if it is guaranteed."""
         if self.guarantees_consensus:
             return ""
         against = self._against_consensus
@@ -200,7 +200,7 @@ class Proof:
 
 
 def proved(claim: str, explanation: str, witness: Mapping[str, Any] | None = None, /, **entry: object) -> Claim:
-    """Return a proved claim; its certificate entry, which the checker confirms, holds the keywords as fields."""
+    """Return a proved claim; the keyword arguments become fields of its certificate entry, which the checker reads."""
     return Claim(claim, Status.PROVED, explanation, witness, {"claim": claim, **entry})
 
 
@@ -210,7 +210,7 @@ def follows(claim: str, explanation: str, witness: Mapping[str, Any] | None = No
 
 
 def refuted(claim: str, explanation: str, witness: Mapping[str, Any], summary: str = "") -> Claim:
-    """Return a refuted claim with the reason, its counterexample `witness` and a short summary."""
+    """Return a refuted claim with the reason `explanation`, its counterexample `witness` and a short summary."""
     return Claim(claim, Status.REFUTED, explanation, witness, summary=summary)
 
 
@@ -220,10 +220,7 @@ def not_proved(claim: str, explanation: str) -> Claim:
 
 
 def fraction_above(value: float, bits: int = 32) -> Fraction:
-    """Return the least fraction ≥ a positive float whose numerator has at most `bits` significant bits.
-
-    Certificates hold it as a bound, which must not be below the computed value.
-    """
+    """Round a positive float up to `bits` significant bits, for an upper bound in a certificate."""
     unit = Fraction(2) ** (frexp(value)[1] - bits)
     return ceil(Fraction(value) / unit) * unit
 
@@ -243,7 +240,7 @@ def upper(value: Fraction, digits: int = 6, *, power: int = 1) -> str:
 
 
 def some(items: Sequence[int], limit: int = 12) -> str:
-    """Format ranks as a set: the first `limit` of them, then how many there are in all."""
+    """Format ranks as a set, `{0,1,2}`; of more than `limit` ranks only the first, and how many there are in all."""
     listed = [int(item) for item in items[:limit]]
     rest = f",… ({len(items)} in all)" if len(items) > limit else ""
     return "{" + ",".join(map(str, listed)) + rest + "}"

@@ -14,7 +14,10 @@ VERSION = 1
 
 
 def certificate_of(read: Any, claims: Iterable[Claim]) -> dict[str, Any]:  # noqa: ANN401 - the checker's own schedule
-    """Return the certificate: the entries of all proved claims, with the hash of the schedule that the checker read."""
+    """Return a schedule's certificate: its hash, size and period, and the entries of all proved claims.
+
+    `read` is the schedule as the checker's `read_schedule` returns it.
+    """
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -26,10 +29,10 @@ def certificate_of(read: Any, claims: Iterable[Claim]) -> dict[str, Any]:  # noq
 
 
 def confirm(schedule: Schedule) -> list[str]:
-    """Run the checker on a schedule's own certificate and return the names of the claims that hold.
+    """Run the checker on the certificate in a schedule's file and return the names of the claims that it confirmed.
 
     Raises:
-        RefutedError: there is no certificate, or an entry does not hold; the message names the entry.
+        RefutedError: there is no certificate, it belongs to another schedule, or the checker rejects an entry.
     """
     from partreduce.topo.document.schedule import dump_schedule
     from partreduce.topo.errors import RefutedError

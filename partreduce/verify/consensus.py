@@ -98,11 +98,12 @@ def _tree(phases: tuple[Phase, ...]) -> Claim:
 
 
 def _tree_of_class(rule: RuleView, digits: set[int]) -> tuple[list[list[int]], set[int]]:
-    """Return a spanning tree of the local ranks on one character class (Kruskal), and the ranks that it does not reach.
+    """Return a spanning tree of a rule's local ranks on one class, or a set of them that nothing joins to the others.
 
     The class holds the functions of nodes that vary along exactly `digits` of the node index. Edges are [phase, rank,
-    rank]: a block of the rule joins its local ranks. A block that averages over one of these digits maps them to 0, so
-    it is joined to the vertex GROUND, which stands for the value 0.
+    rank], found by Kruskal's algorithm: a block of the rule joins its local ranks. A block that averages over one of
+    these digits maps them to 0, so it joins them to the vertex GROUND, which stands for the value 0. The set is empty
+    if the tree spans all.
     """
     home = {vertex: {vertex} for vertex in range(GROUND if digits else 0, rule.workers_per_node)}
     edges = []
@@ -201,10 +202,11 @@ def why_no_average(rounds: tuple[Round, ...]) -> str:
 
 
 def out_tree_of(schedule: Schedule, *, counts_weights: bool = True) -> Claim:
-    """Prove consensus on a graph by a tree of edges from one worker to all others; if there is none it is not proved.
+    """Return the claim `consensus` of a `neighbor` schedule, proved by a tree of edges from one worker to all others.
 
-    Only edges of positive weight are used; without `counts_weights` all edges are. The explanation describes the tree
-    only; the caller adds the conclusion.
+    Without a tree it is not proved. Edges have positive weight, and every worker keeps weight on its own model;
+    `counts_weights` = False allows any weights. The explanation describes only the tree; the caller adds the
+    conclusion.
     """
     rounds = schedule.strategy.graphs
     if counts_weights and (why := why_no_average(rounds)):
@@ -220,13 +222,16 @@ def out_tree_of(schedule: Schedule, *, counts_weights: bool = True) -> Claim:
 
 
 def prove_consensus_of_graph(schedule: Schedule) -> Claim:
-    """Prove consensus of a weighted graph by a tree or a matrix power, or refute it by sets of workers."""
+    """Prove consensus of a `neighbor` schedule by a tree of edges or a matrix power, or refute it, or leave it open.
+
+    Sets of workers refute it that receive nothing from outside, or that pass their values around in a cycle.
+    """
     text = "neither positive weights on oneself with a root, nor a power with a norm below 1, were found."
     return by_tree_or_apart(schedule) or prove_power(schedule, NAME, MAX_POWER) or not_proved(NAME, text)
 
 
 def by_tree_or_apart(schedule: Schedule) -> Claim | None:
-    """Prove consensus of a `neighbor` schedule by a tree, or refute it by sets of workers; None if neither is found."""
+    """Prove or refute consensus as `prove_consensus_of_graph` does, but without powers; None if neither is found."""
     found, rounds = out_tree_of(schedule), schedule.strategy.graphs
     if found.holds:
         return found
@@ -289,7 +294,7 @@ def _refutation(rounds: tuple[Round, ...]) -> Claim | None:
 
 
 def _cyclic_parts(support: npt.NDArray[np.bool_]) -> list[npt.NDArray[np.int64]]:
-    """Return the sets of workers around which values rotate (cyclic classes of a connected graph), in order.
+    """Return the cyclic classes of a strongly connected graph: values move from each set to the next, in this order.
 
     `support[i, j]` says whether worker j's value enters that of worker i in a period. A single set means no rotation.
     """

@@ -1,11 +1,10 @@
 """Prove how much of a difference one period leaves: `contraction`, ‖P − J‖₂ ≤ c, and `exact-consensus`, where c is 0.
 
 P = W_T … W_1 is the matrix of the period, J that of the mean. The theorems stand in `verify/checker/consensus.py` and,
-for a rule's classes of characters, `period.py`.
-Rules at any number of nodes, and explicit schedules up to MAX_EXACT workers, are certified by exact pivots. Up to
-MAX_FACTOR workers the checker factors the matrix in integers, which bounds c² to n·2⁻³⁰ of itself; an exact 0 is proved
-as ‖M‖₂² ≤ ‖M‖₁·‖M‖∞. Exact consensus of explicit phases is certified by labels at any size, else by the product up to
-MAX_PRODUCT workers.
+for a rule's classes of characters, `period.py`. Rules at any number of nodes, and explicit schedules up to MAX_EXACT
+workers, are certified by exact pivots. Up to MAX_FACTOR workers the checker factors the matrix in integers, which adds
+at most n·2⁻³⁰ of c² to c²; an exact 0 is proved by ‖M‖₂² ≤ ‖M‖₁·‖M‖∞. Exact consensus of explicit phases is certified
+at any size by labels (`mixed_radix_labels`), else by the product of the period up to MAX_PRODUCT workers.
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ def rule_view(schedule: Schedule) -> RuleView | None:
 def off_mean(schedule: Schedule, periods: int = 1) -> list[ExactMatrix] | None:
     """Return P^periods − J exactly, with P the matrix of a period and J that of the mean of all workers.
 
-    For a rule (groups given by node digits) it splits into one small matrix per class of digits, of which the distinct
-    ones are returned; otherwise it is a single n×n matrix. None for a rule with too many digits or local ranks.
+    An explicit schedule gives one n×n matrix. A rule (groups given by node digits) gives one small matrix for each
+    class of digits, without repetitions; None if the rule has too many digits or local ranks.
     """
     rule = rule_view(schedule)
     return [product_minus_mean(schedule, periods)] if rule is None else _off_mean_of_classes(rule, periods)
@@ -74,8 +73,7 @@ def _off_mean_of_classes(rule: RuleView, periods: int) -> list[ExactMatrix] | No
     """Return P^periods − J of a rule, as `off_mean` does, one matrix for each distinct class of node digits.
 
     A class holds the differences that vary along a set of digits; only that of the empty set has a mean to subtract.
-    None with more than MAX_DIGITS digits or MAX_SIZE workers on a node. Cached, because contraction and exact consensus
-    both need it.
+    None with more than MAX_DIGITS digits or MAX_SIZE workers on a node.
     """
     if rule.num_digits > MAX_DIGITS or rule.workers_per_node > MAX_SIZE:
         return None
@@ -91,9 +89,10 @@ def product_minus_mean(schedule: Schedule, periods: int = 1) -> ExactMatrix:
 
 
 def prove_contraction(schedule: Schedule) -> Claim:
-    """Prove `contraction`, ‖P − J‖₂² ≤ c², for a simple fraction c² close to the true value.
+    """Prove `contraction`, ‖P − J‖₂² ≤ c², with P the matrix of a period and J that of the mean of all workers.
 
-    P is the matrix of a period, J that of the mean of all workers. steps_per_round and delay have no effect on P.
+    The bound is close to the true value, unless it is a product of norms. Large explicit schedules are not proved.
+    steps_per_round and delay have no effect on P.
     """
     rule, num_workers = rule_view(schedule), schedule.num_workers
     if rule is not None or num_workers <= MAX_EXACT:
@@ -181,13 +180,13 @@ def _bound(squared: Fraction) -> str:
 
 
 def _short(number: Fraction) -> str:
-    """Format a number that may exceed the range of floats."""
+    """Format a number, rounded up; one beyond the range of floats as a power of 2."""
     bits = number.numerator.bit_length() - number.denominator.bit_length()
     return upper(number) if bits < 1000 else f"2^{bits + 1}"
 
 
 def candidates(value: float) -> Iterable[Fraction]:
-    """Yield fractions to try as c²: simple ones near a float, which may be exact, then dyadic ones safely above."""
+    """Yield fractions to try as the bound c²: simple ones near the float `value`, then multiples of 2⁻ᵏ above it."""
     seen = set()
     for limit in (1, 16, 64, 256, 1024, 4096, 2**14, 2**17):
         guess = Fraction(value).limit_denominator(limit)
@@ -238,10 +237,7 @@ def prove_exact(schedule: Schedule) -> Claim | None:
 
 
 def _may_be_exact(phases: tuple[Phase, ...]) -> bool:
-    """Return whether a period makes a random vector constant in floats, so that its product may be the exact mean.
-
-    This cheap test saves most exact ones.
-    """
+    """Return whether a period makes a random vector constant in floats; if not, its exact product is not the mean."""
     values = np.random.default_rng(0).standard_normal(phases[0].num_workers)
     mean = values.mean()
     with np.errstate(over="ignore", invalid="ignore"):  # factors beyond the range of floats: not detected as exact
@@ -278,10 +274,10 @@ def _uniform_size(phase: Phase) -> int:
 
 
 def mixed_radix_labels(phases: tuple[Phase, ...], radices: list[int]) -> npt.NDArray[np.int64] | None:
-    """Return mixed-radix labels, shape (n,), that differ only in digit l inside a group of phase l; None if none exist.
+    """Label the workers so that only digit l differs inside the groups of phase l; None if no such labels exist.
 
     Digit l is constant inside every group of all other phases, so it numbers the connected components of these groups.
-    O(len(phases) · n).
+    Radix l is the group size of phase l. The labels have shape (n,). O(len(phases) · n).
     """
     n, count = phases[0].num_workers, len(phases)
     before, after = [np.arange(n)], [np.arange(n)]
@@ -298,7 +294,10 @@ def mixed_radix_labels(phases: tuple[Phase, ...], radices: list[int]) -> npt.NDA
 
 
 def _merge(one: npt.NDArray[Any], two: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return each worker's connected component, where workers with an equal value in either array are connected."""
+    """Return each worker's connected component, where workers with an equal value in either array are connected.
+
+    The arrays hold a number ≥ 0 for each worker, shape (n,), and so does the result.
+    """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 

@@ -1,8 +1,9 @@
 """Define statements about schedules: what is claimed, how it is proved, and the sentence that explains the result.
 
 A statement is a row of a table: its name, its prover, the caveats of its sentence, and the condition under which a
-schedule should not be run without it. Sentences are data: texts with placeholders for numbers, and conditional clauses.
-Only the checker computes the numbers of facts; the prover adds words, and the witnesses of refuted claims.
+schedule should not be run without it. A sentence is data: text with placeholders for numbers, and clauses that appear
+only if a condition holds. The checker computes the numbers of facts; the prover adds words, and witnesses of
+refutations.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ Sentence = str | If | tuple["Sentence", ...]
 
 
 def format_sentence(sentence: Sentence, schedule: Schedule, numbers: Numbers, values: Values | None = None) -> str:
-    """Return the text of a sentence: the clauses whose conditions hold, with numbers and values in its placeholders.
+    """Return the text of a sentence: the clauses whose conditions hold, with their placeholders filled.
 
-    `numbers` are the checker's, `values` computes further ones from them.
+    A placeholder names one of `numbers`, which the checker computed, a key of what `values` returns, or `schedule`.
     """
     known = {**numbers, **(values(schedule, numbers) if values else {}), "schedule": schedule}
 
@@ -103,8 +104,9 @@ def fact(
 ) -> Statement:
     """Return the statement of a fact: the checker computes its numbers, and `sentence` explains them.
 
-    `values` computes further values for the sentence. If the checker computes no numbers, the claim is not proved, for
-    the reason that `without` returns. `essential` selects the schedules that should not run without the claim.
+    `values` computes further values for the sentence. If the fact does not apply to a schedule, there is no claim, or
+    with `without` a claim that is not proved, for the reason that `without` returns. `essential` selects the schedules
+    that should not run without the claim.
     """
 
     def prove(facts: ScheduleFacts) -> Claim | None:
@@ -138,7 +140,7 @@ def of_protocol(
 
 
 class ScheduleFacts:
-    """All facts of one schedule, statements that need no certificate; the checker computes each on first use."""
+    """The facts of one schedule: statements that need no certificate. The checker computes each one on first use."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
@@ -158,7 +160,7 @@ class ScheduleFacts:
             raise ScheduleError(f"schedule {self.schedule.name!r}: {refusal.sentence}") from None
 
     def _fact(self, name: str) -> Fact | None:
-        """Return a fact by its name; without numbers if these take too long, None if the fact does not apply.
+        """Return a fact by its name; None if it does not apply. Its `numbers` are None if computing them takes long.
 
         Facts of an iteration gap have no time limit: a run needs them, and their cost is near-linear in the edges.
         """

@@ -59,8 +59,7 @@ def planned_classes(schedule: Schedule) -> list[tuple[int, ...]]:
 def prove_survives(schedule: Schedule) -> Claim:
     """Prove that the survivors of every planned failure reach consensus, or refute it by one failure.
 
-    Rules (groups given by node digits): independent of the number of nodes. Listed groups: O(classes · period · n),
-    for the classes of symmetric failures.
+    Not proved if there are too many classes of symmetric failures, or too many cells.
     """
     read = ScheduleFacts(schedule).read
     try:
@@ -103,11 +102,10 @@ def _apart(runs: Any, cells: Cells, known: Confirmed) -> str:  # noqa: ANN401 - 
 
 
 def _least_square(runs: Any, cells: Cells, rates: dict[tuple[int, ...], Fraction]) -> Fraction:  # noqa: ANN401
-    """Return a bound c² ≤ 1 on the squared share of a difference that one period leaves among the survivors.
+    """Return c² ≤ 1 such that a period leaves at most c² of the survivors' squared distance to their mean.
 
-    `runs` is the schedule that they run, `cells` are their sets of interchangeable workers. `rates` caches the bounds
-    for functions that vary along free digits: digits of the node index with at least two values that no failed node
-    has.
+    `runs` and `cells` are as in `_apart`. `rates` caches the bounds for functions that vary along free digits: digits
+    of the node index with at least two values that no failed node has.
     """
     free, sizes = tuple(cells.free), np.array(cells.sizes)
     if free not in rates:

@@ -23,7 +23,7 @@ from partreduce.verify.checker.refusal import Work
 
 
 def events_of(graph: Digraph, gap: IterationGap) -> EventGraph:
-    """Return the event graph of an iteration gap: which event of a worker waits for which. O(edges)."""
+    """Return the event graph of an iteration gap: which event of a worker waits for which of another. O(edges)."""
     spare = gap.backups(graph.num_workers)
     return EventGraph(graph.edges, spare, staleness=gap.staleness, max_ig=gap.max_ig, notify_ack=gap.notify_ack)
 
@@ -43,12 +43,12 @@ class Capacities:
 
 
 def capacities_of(graph: Digraph, gap: IterationGap, worker: int, events: EventGraph | None = None) -> Capacities:
-    """Return the queue sizes that `worker` needs for updates of its in-neighbors, and its out-neighbors for its own.
+    """Return the sizes of the queues from the in-neighbors of `worker` to it, and from it to its out-neighbors.
 
-    O(edges · log) at worst for each neighbor; with the `events` of the graph, in practice the edges near the worker.
+    `events` is `events_of(graph, gap)`; a caller with many workers computes it once.
 
     Raises:
-        ScheduleError: an update queue has no bound under this setting, with the edge and the remedy.
+        ScheduleError: an update queue has no bound under these settings; the message names its edge and a remedy.
     """
     sources, targets = graph.sources[worker], graph.targets[worker]
     events = events or events_of(graph, gap)

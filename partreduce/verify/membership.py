@@ -48,7 +48,7 @@ OF_GROUPS = (
 
 
 def prove_conflict_free(facts: ScheduleFacts) -> Claim:
-    """Prove or refute that groups of one phase never share a worker. O(size of the file)."""
+    """Prove or refute that groups of one phase never share a worker."""
     schedule = facts.schedule.meetings
     rule, found = rule_view(schedule), conflict(facts.read)
     if found is None:
@@ -78,8 +78,6 @@ def prove_membership(schedule: Schedule) -> Claim | None:
     """Prove or refute that `Schedule.group_of` agrees with the rule's blocks; None for explicit schedules.
 
     A block of a rule is a set of local ranks that average on nodes which differ only in some digits (`topo.rule`).
-
-    O(members in the groups), which is bounded for any number of nodes.
     """
     rule = rule_view(schedule)
     if rule is None:
@@ -164,7 +162,11 @@ def _ask_everyone(schedule: Schedule, rule: RuleView) -> tuple[dict[str, Any] | 
 
 
 def _draw(schedule: Schedule, rule: RuleView) -> Iterator[tuple[int, int, Expected]]:
-    """Yield random (worker, round, expected group) triples that cover every block, the last node and the prologue."""
+    """Yield (worker, round, expected group) triples to test `group_of`, in rounds of the first and of later periods.
+
+    A worker is drawn for each local rank of every block, first on the last node, then at random, and two in the
+    prologue. Groups that would exceed SAMPLED members in all are left out.
+    """
     draw, budget = random.Random(schedule.name), SAMPLED
     places = [(t, block, local) for t, phase in enumerate(rule.phases) for block in phase for local in block.local]
     draw.shuffle(places)
@@ -198,7 +200,7 @@ MAX_EVALUATIONS = 20_000_000
 
 
 def expand(function: PhaseFunction, cluster: Cluster, period: int) -> list[Phase] | Claim:
-    """Return the phases of a user's function over a period, or a refuted claim: members differ, or a wrong period.
+    """Return the phases of a user's function over a period; a refuted claim if members differ or the period is wrong.
 
     The function is called for every member, and in a second period, which must repeat the first.
 

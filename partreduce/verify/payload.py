@@ -152,15 +152,17 @@ SENT_BYTES = fact(
 
 
 def in_bytes(numbers: Mapping[str, Any], model_bytes: int) -> dict[str, int]:
-    """Return the numbers of the fact `sent-bytes` in bytes, rounded up, for a model with equal fragments."""
+    """Convert the fact `sent-bytes`, which counts per byte of a fragment, to whole bytes for a model of `model_bytes`.
+
+    Fragments count as equally large. The keys of the result are `SENT`.
+    """
     return {name: ceil(Fraction(numbers[name]) * model_bytes / numbers["parts"]) for name in SENT}
 
 
 def as_tables_only(schedule: Schedule) -> Schedule:
-    """Return a copy of the schedule that exchanges only the embedding tables, which every strategy does in every step.
+    """Return a copy of the schedule that exchanges only the embedding tables, by All-Reduce in every step.
 
-    Its strategy is All-Reduce, without the outer steps and fragments of other parameters, which All-Reduce may not
-    have.
+    The copy has neither outer steps nor fragments, which concern only other parameters.
     """
     return replace(schedule, strategy=AllReduce(payload=replace(schedule.routes, outer=PLAIN, fragments=1)))
 

@@ -107,10 +107,10 @@ SURVIVES = Statement("survives", lambda facts: prove_survives(facts.schedule), O
 
 
 def statements_of(schedule: Schedule) -> tuple[Statement, ...]:
-    """Return the statements that apply to a kind of strategy; those on tables and failure plans are added separately.
+    """Return the statements about a schedule, by its strategy and protocol, without those on tables and failure plans.
 
     Raises:
-        ScheduleError: there are no statements for this kind.
+        ScheduleError: there are no statements for this kind of strategy.
     """
     protocol, kind = schedule.strategy.protocol, schedule.strategy.kind
     if schedule.strategy.payload.outer.has_own_outer_params:
@@ -126,9 +126,9 @@ def statements_of(schedule: Schedule) -> tuple[Statement, ...]:
 def prove(schedule: Schedule) -> Proof:
     """Prove or refute everything that docs/certificates.md lists for this kind of schedule.
 
-    Rules: milliseconds at any number of nodes. Explicit schedules: near-linear in num_workers · period, rates only up
-    to the sizes that docs/certificates.md states. Strategies whose groups are chosen at run time have no certificate;
-    their protocols are model-checked instead.
+    A rule takes milliseconds at any number of nodes. An explicit schedule takes time near-linear in num_workers ·
+    period; its rates are proved only up to the sizes that docs/certificates.md states. Strategies whose groups are
+    chosen at run time have no certificate; their protocols are model-checked instead.
 
     Args:
         schedule: a schedule of any kind.
@@ -137,7 +137,7 @@ def prove(schedule: Schedule) -> Proof:
         The Proof: each claim with its status, which of them are essential, and the certificate for the checker.
 
     Raises:
-        ScheduleError: the strategy has neither phases nor conditions to check.
+        ScheduleError: there is nothing to prove about this kind of strategy.
     """
     of_type(schedule, Schedule, "verify", "give a Schedule; partreduce.load_schedule(path) reads one")
     facts = ScheduleFacts(schedule)

@@ -24,7 +24,7 @@ EXPLORED = " That the protocol's code follows this was explored for small config
 
 
 def delays_gradients(schedule: Schedule, _: Numbers) -> bool:
-    """Return whether the gradients of fixed rounds are applied late."""
+    """Return whether rounds are fixed in advance and gradients are applied some steps after they were computed."""
     return schedule.strategy.sync.delays_gradients and schedule.is_mixing
 
 

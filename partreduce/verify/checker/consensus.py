@@ -100,10 +100,10 @@ def lengthens_nothing(schedule: Schedule) -> bool:
 
 
 def _confirm_tree(schedule: Schedule, digits: Sequence[int], tree: list[Any], place: str) -> None:
-    """Confirm a spanning tree of edges [phase, first worker of a contracting group, another of its workers], in order.
+    """Confirm that `tree` spans the workers (for rules the local ranks and, with `digits`, ZERO, the value 0).
 
-    In a group that acts as 0 on the class of `digits` (`period.py`) the first is ZERO, the vertex of value 0. The edges
-    are one fewer than the vertices, and each joins two separate components, so together they join all vertices.
+    Its ascending edges are [phase, first worker of a group with 0 < relaxation < 2, another one of it]; from ZERO if
+    the group acts as 0 on the class of `digits` (`period.py`). Each edge joins two separate components.
     """
     num_edges = schedule.width - (0 if digits else 1)
     confirm(len(tree) == num_edges, place, "…", f"{num_edges} witnesses")

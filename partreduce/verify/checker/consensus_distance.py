@@ -89,7 +89,7 @@ def with_places(schedule: Schedule, place: str) -> Schedule:
 
 
 def read_steps(schedule: Schedule, unit: int, work: Work) -> Steps:
-    """Return the steps of a schedule, noise in units of 1/`unit`; a phase that enlarges differences is a Refusal."""
+    """Return the steps of a schedule, noise in units of 1/`unit`; raise a Refusal if a phase enlarges differences."""
     for sizes in schedule.group_sizes():
         is_tame = all(0 <= relaxation <= 2 for _, relaxation in sizes)
         confirm(is_tame, work.place, "relaxation", "0 <= relaxation <= 2 in every group")

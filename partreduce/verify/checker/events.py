@@ -104,7 +104,7 @@ class EventGraph:
         self.needs.append(Need(event, tokens, spare))
 
     def leads(self, start: int, ends: Iterable[int], work: Work) -> dict[int, int]:
-        """Return for each of `ends` the most rounds that it can be ahead of worker `start`; none if without limit."""
+        """Return the most rounds that each event of `ends` can be ahead of worker `start`, unless it is unlimited."""
         settled: dict[int, int] = {}
         missing = set(ends)
         left: dict[int, int] = {}  # of a need, the sources that must settle before it lets its event happen

@@ -36,7 +36,7 @@ def gap(schedule: Schedule, work: Work) -> Numbers:
 
 
 def queues(schedule: Schedule, work: Work) -> Numbers:
-    """Fact `queues`: return, for each edge, the most waiting updates (`update`) and, with tokens, these (`token`)."""
+    """Fact `queues`: return for each edge the most updates that can wait, `update`, and the most tokens, `token`."""
     bounds, max_ig = schedule.events.bounds(work), _setting(schedule).max_ig
     update = {"update": [_number(ahead + 1) for ahead, _ in bounds.values()]}
     return update if max_ig is None else update | {"token": [_number(back + max_ig) for _, back in bounds.values()]}
@@ -50,7 +50,7 @@ def staleness(schedule: Schedule, work: Work) -> Numbers:
 
 
 def memory(schedule: Schedule, work: Work) -> Numbers:
-    """Fact `memory`: return the most `places` for payloads and the most `connections` of one worker."""
+    """Fact `memory`: return the most updates that a worker stores (`places`) and its most neighbors (`connections`)."""
     places = [0] * schedule.num_workers
     for (_, v), (ahead, _) in schedule.events.bounds(work).items():
         places[v] += 1 if _setting(schedule).staleness else int(ahead) + 1

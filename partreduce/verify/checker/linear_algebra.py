@@ -122,10 +122,10 @@ def gram(rows: IntegerMatrix) -> IntegerMatrix:
 
 
 def confirm_semidefinite(matrix: IntegerMatrix, place: str, work: Work) -> None:
-    """Confirm that a symmetric matrix of integers is positive semidefinite, by a rounded factor of 4ᶠ times the matrix.
+    """Confirm that a symmetric matrix of integers is positive semidefinite, by a rounded factor of a multiple of it.
 
-    A matrix whose smallest eigenvalue is within about 2⁻⁴⁵ of its largest entry of 0 is rejected although it may be
-    positive semidefinite.
+    A matrix whose smallest eigenvalue is below about 2⁻⁴⁵ of its largest entry is rejected, although it may be positive
+    semidefinite.
     """
     size = len(matrix)
     largest = max(matrix[i][i] for i in range(size))

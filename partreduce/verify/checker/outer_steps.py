@@ -72,7 +72,7 @@ def joint_period(schedule: Schedule, digits: Sequence[int], work: Work) -> Ratio
 
 
 def _step(schedule: Schedule, t: int, digits: Sequence[int]) -> Step:
-    """Return round t on the class of `digits` for `multiply`; as |m| ≤ 2·max |a|, entries grow by 3 + 5·r times."""
+    """Return the factor of round t on the class of `digits`, as `multiply` needs it: growth in bits and a function."""
     averages, (r, s) = averages_on_class(schedule.phases[t], digits), schedule.outer.lr.as_integer_ratio()
     k, q = lcm(*(len(members) for members, _, _ in averages)), schedule.outer.momentum.denominator
     return (k * q * q * (3 * s + 5 * r)).bit_length(), partial(_after_round, schedule.outer, averages, k)

@@ -132,16 +132,16 @@ class FailurePlan(NamedTuple):
 class Schedule:
     """A schedule in the form `rule`, `groups` (explicit groups) or `graph` (weighted neighbors).
 
-    The first two have `phases` and the third has `rounds`; the other list is empty, and both are if a `quorum` starts
-    rounds, since the workers in a sum are then decided at run time. `radices` are those of a rule. `workers_per_node`
-    is 0 for nodes of unequal size. `nodes` lists the ranks on each node, empty if the file states only that each has
-    `node_size` workers, in the order of ranks.
+    The first two have `phases`, the third has `rounds`; the other list is empty. Both are empty if a `quorum` of
+    workers starts a round, since its members are then decided at run time. `radices` are those of a rule.
+    `workers_per_node` is 0 for nodes of unequal size. `nodes` lists the ranks on each node, empty if the file states
+    only that each has `node_size` workers, in the order of ranks.
 
     `worker_steps` holds the steps per round: one number, or one for each worker. If `averages_gradients`, gradients are
     averaged, late by a `pipeline` (empty: not late); otherwise parameters are, a round late if `is_late`. `gap` is None
-    and `quorum` empty in common rounds. `tables` are in the order of their exchange; if `aggregates`, the workers of a
-    node first combine their rows. With `late_steps` a round averages the values of so many steps before its end, and a
-    worker keeps the share `kept` of its value.
+    unless the protocol is an iteration gap, and `quorum` empty unless a quorum starts rounds. `tables` are in the order
+    of their exchange; if `aggregates`, the workers of a node first combine their rows. A round averages the values of
+    `late_steps` steps before its end, and a worker keeps the share `kept` of its own.
     """
 
     form: Literal["rule", "groups", "graph"]
@@ -224,7 +224,7 @@ class Schedule:
         return found
 
     def on_nodes(self, average: Average | None) -> tuple[int, int]:
-        """Return (members per node, nodes) of an average (None: over all workers); (members, 0) for unequal nodes."""
+        """Return (members per node, nodes) of an average (None: over all workers); (members, 0) if nodes differ."""
         if average is None:
             return (min(self.node_sizes), self.num_nodes) if len(self.node_sizes) == 1 else (self.num_workers, 0)
         members, across, _ = average
@@ -350,7 +350,7 @@ def _read_phases(strategy: dict[str, Any], n: int, size: int) -> tuple[dict[str,
 
 
 def _read_averages(phase: list[dict[str, Any]], key: str, high: int, place: str) -> list[Average]:
-    """Return a phase of groups (`key` group) or blocks (local), ranks below `high`; all are checked at once, in C."""
+    """Return a phase of groups (`key` "group") or blocks ("local"), with ranks below `high` in ascending order."""
     members = list(map(itemgetter(key), phase))
     across = [block["across"] for block in phase] if key == "local" else repeat(())
     given = [item.get("relaxation", 1) for item in phase]
@@ -365,7 +365,7 @@ def _read_averages(phase: list[dict[str, Any]], key: str, high: int, place: str)
 
 
 def _ascend(lists: list[list[int]]) -> bool:
-    """Return whether each list ascends strictly: with -1 before each list, every number exceeds its predecessor."""
+    """Return whether each list of numbers ≥ 0 ascends strictly: with −1 before each, all are compared at once."""
     flat: list[int] = list(chain.from_iterable(map(chain, repeat((-1,)), lists)))
     larger: int = sum(map(lt, flat, islice(flat, 1, None)))
     return larger == len(flat) - len(lists)
@@ -390,7 +390,7 @@ def _read_edges(given: dict[str, Any], n: int, place: str) -> list[Edge]:
 
 
 def exact(value: int | str, place: str) -> Fraction:
-    """Return the number that a file states, which must have its shortest spelling."""
+    """Return the number that a file states; raise a Refusal unless it has its shortest spelling."""
     number = Fraction(value)
     short = number.numerator if number.denominator == 1 and abs(number.numerator) < 2**53 else str(number)
     require(short == value, place, f"{value} is not in lowest terms; {ONE_FORM}")
@@ -398,7 +398,7 @@ def exact(value: int | str, place: str) -> Fraction:
 
 
 def _exact_of(values: Iterable[int | str], place: str) -> dict[int | str, Fraction]:
-    """Return the exact number of each distinct value; a common denominator over MAX_COMMON_BITS bits is a Refusal."""
+    """Return each distinct value's exact number; raise a Refusal if the common denominator exceeds MAX_COMMON_BITS."""
     numbers = {value: exact(value, place) for value in set(values)}
     common = 1
     for denominator in {number.denominator for number in numbers.values()}:
@@ -452,7 +452,7 @@ def _read_options(strategy: dict[str, Any], n: int) -> dict[str, Any]:
 
 
 def _read_table(table: dict[str, Any], n: int, place: str) -> Table:
-    """Return an embedding table. As `one-owner` needs one worker for each row, hosts are workers, each named once."""
+    """Return an embedding table; raise a Refusal unless its hosts are distinct workers, as `one-owner` assumes."""
     named = table["hosts"]
     require(max(named, default=0) < n and len(set(named)) == len(named), f"{place}.hosts", "names workers, each once")
     require(table["codec"] in ELEMENT, f"{place}.codec", f"must be one of {list(ELEMENT)}")  # the bytes of a row

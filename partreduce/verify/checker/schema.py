@@ -37,7 +37,7 @@ WORDS = {
 
 
 def with_defaults(value: dict[str, Any], schema: Schema = SCHEMA) -> dict[str, Any]:
-    """Return an object that fits the schema with missing defaults added, also in members and in lists of objects."""
+    """Return an object that fits the schema with missing defaults added, also to objects and lists inside it."""
     result = {}
     for name, part in _nearest(_of_type(_resolve(schema), value, ""), value)["properties"].items():
         if name in value or "default" in part:
@@ -134,7 +134,7 @@ def _alternatives(schema: Schema) -> list[Schema]:
 
 
 def _of_type(schema: Schema, value: object, place: str) -> list[Schema]:
-    """Return the alternatives of a schema, or the schema itself, that allow a value's type; without one, refuse it."""
+    """Return the alternatives of a schema, or itself, that allow a value's type; raise a Refusal if none does."""
     forms = _alternatives(schema) or [schema]
     typed = [form for form in forms if type(value) is WORDS[form["type"]][0]]
     require(typed, place, "must be " + " or ".join(dict.fromkeys(WORDS[form["type"]][1] for form in forms)))

@@ -20,9 +20,9 @@ LONGEST = 2**53
 
 
 def read_file(path: str, *, is_certificate: bool, limit: int = MAX_BYTES) -> Any:  # noqa: ANN401 - parsed JSON
-    """Return the value in a file: UTF-8, no duplicate key, no float, no unpaired surrogate, at most 32 levels.
+    """Return the value in a JSON file; raise a Refusal for a duplicate key, a float, or an unpaired surrogate.
 
-    A certificate has no true, false or null either, and a schedule no integer that other readers of JSON would round.
+    It may have 32 levels. A certificate has no true, false or null, a schedule no integer of 2⁵³ or above.
     """
 
     def object_of(members: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def read_file(path: str, *, is_certificate: bool, limit: int = MAX_BYTES) -> Any
 
 
 def as_fraction(text: str, place: str) -> Fraction:
-    """Return the exact number that a certificate states as text in lowest terms, such as "4/3"; reject others."""
+    """Return the number that a certificate states in lowest terms, such as "4/3"; raise a Refusal for other texts."""
     well_formed = re.fullmatch(r"-?\d{1,4000}(/[1-9]\d{0,3999})?", text)
     confirm(well_formed and str(Fraction(text)) == text, place, text, "a fraction string in lowest terms")
     return Fraction(text)

@@ -204,7 +204,7 @@ def with_another(used: Sequence[Sequence[int]], radices: Sequence[int]) -> list[
 
 
 def all_nodes(schedule: Schedule) -> Iterator[Sequence[int]]:
-    """Return the workers of each node."""
+    """Return an iterator over the nodes, each as the ranks of its workers."""
     size = schedule.node_size
     return iter(schedule.nodes or (range(at, at + size) for at in range(0, schedule.num_workers, size)))
 
@@ -292,7 +292,7 @@ def all_failures(num_workers: int, nodes: Iterable[Sequence[int]], most: int) ->
 
 
 class Cells(NamedTuple):
-    """Cells, sets of equivalent survivors: sizes, averages per phase; `free` digits have 2 values on no failed node."""
+    """Sets of equivalent survivors: sizes, averages per phase; `free` digits have ≥ 2 values on no failed node."""
 
     sizes: list[int]
     phases: list[list[Average]]
@@ -353,7 +353,7 @@ def hash_of_survivors(schedule: Schedule, plan: FailurePlan, work: Work) -> str:
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Raise a Refusal unless `entry` proves `survives`, for one failure of each class; `squared` bounds its rate."""
+    """Raise a Refusal unless the survivors of one failure of each class reach consensus at the rate in `entry`."""
     work, plan = Work(place), schedule.failure_plan
     confirm(plan is not None, place, "survives", "a schedule with a failure plan")
     assert plan is not None, "as was just asked"
@@ -379,7 +379,7 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
 
 
 class Confirmed(NamedTuple):
-    """Results confirmed for a rule without failures: digits whose class has a tree, and (bound, class) pairs."""
+    """Results that hold for a rule whatever failed: digits whose class a tree joins, and (bound, class) pairs."""
 
     joined: set[int]
     bounds: set[tuple[Fraction, tuple[int, ...]]]
@@ -404,7 +404,7 @@ def parts_left(runs: Schedule, cells: Cells, known: Confirmed, work: Work) -> tu
 
 
 def _confirm_rate(runs: Schedule, cells: Cells, squared: Fraction, known: Confirmed, work: Work) -> None:
-    """Confirm that a period leaves at most `squared` of a squared difference, on classes of free digits and cells."""
+    """Confirm that a period leaves at most `squared` of each squared difference, for cells and free digits' classes."""
     place = work.place
     confirm(len(cells.sizes) <= MAX_SIZE, place, str(squared), f"1: there are over {MAX_SIZE} cells")
     for digits in classes(runs, place, cells.free) if runs.radices else ():

@@ -42,7 +42,7 @@ def one_owner(schedule: Schedule, _: Work) -> Numbers | None:
 
 
 def table_order(schedule: Schedule, _: Work) -> Numbers | None:
-    """Fact `table-order`: return no numbers, or None if no table is exchanged separately."""
+    """Fact `table-order`: return no numbers, {}, or None if no table is exchanged separately."""
     return {} if _apart(schedule) else None
 
 
@@ -57,7 +57,7 @@ def _apart(schedule: Schedule) -> list[Table]:
 
 
 def _aggregates(schedule: Schedule) -> bool:
-    """Return whether workers of a node combine rows: if the schedule says so, unless nodes have one or all workers."""
+    """Return whether the workers of a node combine rows; they do not if nodes have one worker or one node has all."""
     return schedule.aggregates and 1 < max(schedule.node_sizes) < schedule.num_workers
 
 

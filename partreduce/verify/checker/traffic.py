@@ -108,7 +108,7 @@ Sent = tuple[Fraction, Fraction]
 class Spread(NamedTuple):
     """A group of k = `size` workers, `inside` on each of `nodes` nodes (0: unequal numbers), as seen from one node.
 
-    h = `here` members are on that node, c = `leaving` of these have their ring successor on another node.
+    h = `here` members are on that node; the ring successors of c = `leaving` of these are on another node.
     """
 
     size: int
@@ -171,7 +171,7 @@ def written(transport: Mapping[str, Any]) -> Fraction:
 
 
 def of_operation(transport: Mapping[str, Any], group: Spread) -> Sent:
-    """Return the bytes that leave each worker of a group, and a node, for each byte averaged."""
+    """Return the bytes that leave each worker of a group, and the node of `Spread`, for each byte averaged."""
     size, inside, nodes, here, leaving = group
     is_coded = transport["codec"] != "none" and not (transport["where"] == "across-nodes" and nodes == 1)
     w = written(transport) if is_coded else Fraction(1)
@@ -205,7 +205,7 @@ def _of_everybody(schedule: Schedule) -> Sent:
 
 
 def _of_blocks(schedule: Schedule, phase: Sequence[Average]) -> Sent:
-    """Return what a rule's phase sends; every node is in one group of each block, whose ring follows the ranks."""
+    """Return what a rule's phase sends, per byte. Every node is in one group of each block; rings follow the ranks."""
     of_worker, of_node = NOTHING
     for members, across, _ in phase:
         nodes = prod(schedule.radices[digit] for digit in across)
@@ -237,12 +237,12 @@ def _of_groups(schedule: Schedule, phase: Sequence[Average]) -> Sent:
 
 
 def _alike(size: int, nodes: int) -> Spread:
-    """Return a group with the same number of workers on each of its nodes, in the order of ranks."""
+    """Return a `Spread` with equally many workers on each of its nodes, in the order of ranks."""
     return Spread(size, size // nodes, nodes, size // nodes, int(nodes > 1))
 
 
 def _spreads(schedule: Schedule, average: Average, nodes: Sequence[int]) -> Iterator[tuple[int, Spread]]:
-    """Yield each node of a group, with the group as seen from that node."""
+    """Yield each node (its number) of a group, with the group's `Spread` as seen from that node."""
     inside, num_nodes = schedule.on_nodes(average)
     leaving = Counter(one for one, after in zip(nodes, (*nodes[1:], nodes[0]), strict=True) if one != after)
     for node, count in Counter(nodes).items():
