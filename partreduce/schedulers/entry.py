@@ -115,7 +115,10 @@ class Entry:
         return values
 
     def why_not(self, cluster: Cluster, **parameters: object) -> str | None:
-        """Return why no member exists for the cluster, as a sentence with the nearest possible value; else None."""
+        """Return why the family has no member for the cluster, with the nearest possible value; None if it has one.
+
+        Raises ScheduleError for an unknown or invalid parameter.
+        """
         values = self.resolve(parameters)
         if cluster.num_workers < 2:
             return "there is 1 worker and no other to average with; the smallest cluster has 2 workers"
@@ -135,7 +138,7 @@ class Entry:
 
 
 def hint(word: str, known: Iterable[str]) -> str:
-    """Return the text `; did you mean …?` with the known word closest to `word`; empty if none is close."""
+    """Return the text `; did you mean …?` with the one or two known words closest to `word`; "" if none is close."""
     close = get_close_matches(word, list(known), n=2, cutoff=0.55)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 

@@ -26,9 +26,9 @@ Ints = npt.NDArray[np.int64]
 
 
 def base_k_plus_1(cluster: Cluster, k: int) -> StaticGroups | NeighborAveraging:
-    """Return Base-(k+1) (`base`) for a cluster, with at most k partners of a worker in a round.
+    """Return Base-(k+1) for a cluster: exact consensus with at most k partners of a worker in a round.
 
-    The rounds are groups if all of them can be (`as_phase`), else weighted graphs.
+    The schedule has groups if every round can be groups (`as_phase`), else weighted graphs.
     """
     exchanges = base(cluster.num_workers, k)
     phases = tuple(phase for exchange in exchanges if (phase := as_phase(exchange)) is not None)
@@ -61,7 +61,8 @@ class Exchange:
 def simple_base(num_workers: int, k: int) -> list[Exchange]:
     """Return the rounds of Simple Base-(k+1). O(n) per round.
 
-    These are p₁ + [a₁ > 1] rounds if there is only the largest part, of a₁(k+1)^{p₁} workers, else 2p₁ + [a₁ > 1] + 1.
+    With the first part of a₁(k+1)^{p₁} workers, there are p₁ + [a₁ > 1] rounds if it is the only part, else 2p₁ + [a₁ >
+    1] + 1.
     """
     parts = _parts(num_workers, k)
     (first_size, first_count), *rest = parts
@@ -135,9 +136,9 @@ def as_round(exchange: Exchange) -> Round:
 
 
 def _parts(number: int, k: int) -> list[tuple[int, int]]:
-    """Return (size, a_l) of the parts into which `number` workers are split, the largest first.
+    """Return (size, number of blocks) of the parts into which `number` workers are split, the largest first.
 
-    Every part has a_l blocks, whose size is a power of k + 1.
+    The blocks of a part have equal sizes, a power of k + 1; a part has as many as the digit of `number` in base k + 1.
     """
     parts, power = [], 1
     while number:
@@ -149,9 +150,10 @@ def _parts(number: int, k: int) -> list[tuple[int, int]]:
 
 
 def _averages(count: int, parts: list[tuple[int, int]], k: int, t: int) -> Exchange:
-    """Return opening round t of `count` workers: every part averages along an axis of its own hyper-cuboid.
+    """Return round t of those before the exchanges: every part averages along axis t of its grid.
 
-    Parts with fewer axes begin again with the first one, which no longer changes anything.
+    Parts with fewer axes begin again with the first one, which no longer changes anything. `count` is the number of all
+    workers, `parts` are those of `_parts`.
     """
     labels = np.full(count, -1, dtype=np.int64)
     start = 0
@@ -165,9 +167,9 @@ def _averages(count: int, parts: list[tuple[int, int]], k: int, t: int) -> Excha
 
 
 def _exchange(count: int, parts: list[tuple[int, int]], k: int, t: int) -> Exchange:
-    """Return round t after the opening rounds, in which part t of `count` workers exchanges with all smaller parts.
+    """Return round t after those of `_averages`, in which part t exchanges with all smaller parts.
 
-    Earlier parts average inside their blocks.
+    Larger parts average inside their blocks. `count` is the number of all workers, `parts` are those of `_parts`.
     """
     labels = np.full(count, -1, dtype=np.int64)
     empty = np.zeros(0, dtype=np.int64)

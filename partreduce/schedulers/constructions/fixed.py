@@ -48,8 +48,8 @@ def clustered_nodes(
     """Return averaging over a graph that is dense inside the cluster's nodes and sparse between them.
 
     Workers of a node (`inside`), and the nodes (`across`), are joined as a "ring" or "complete". Two joined nodes have
-    `links` edges, at the first worker of each with `ends` "gateway", else ("spread") at different workers. `weights` is
-    the method of `topo.graphs.weights`.
+    `links` edges, between their first workers (`ends` "gateway") or between different ones ("spread"). `weights` is the
+    method of `topo.graphs.weights`.
     """
     nodes = [cluster.workers_of(node) for node in range(cluster.num_nodes)]
     graph = clustered_graph(nodes, inside=inside, across=across, links=links, ends=ends)

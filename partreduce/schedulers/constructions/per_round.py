@@ -97,7 +97,8 @@ def random_partitions_unsupported_reason(cluster: Cluster, group: int | None, ph
 def noloco(cluster: Cluster, *, every: int, lr: float, momentum: float, phases: int, seed: int) -> StaticGroups:
     """Return NoLoCo: every `every` steps each worker takes an outer step with a random partner.
 
-    Of an odd number one worker skips. `lr` and `momentum` are those of the outer steps; `phases` pairings then repeat.
+    In an odd number of workers one skips. `lr` and `momentum` are those of the outer steps. `phases` random pairings
+    are drawn with `seed` and repeat.
     """
     outer = OuterStep(lr=Fraction(str(lr)), momentum=Fraction(str(momentum)), outer_params=OuterParams.PER_WORKER)
     return replace(random_partitions(cluster, 2, phases, seed), steps_per_round=every, payload=Payload(outer=outer))

@@ -20,7 +20,7 @@ def at_least(least: int, otherwise: str, cluster: Cluster, **_: object) -> str |
 
 
 def multiple_of(step: int, cluster: Cluster, *, least: int, called: str, **_: object) -> str | None:
-    """Return a sentence unless n is a multiple of `step` and at least `least`; `called` describes that condition."""
+    """Return a sentence unless n is a multiple of `step` and at least `least`, which `called` describes in words."""
     count = cluster.num_workers
     if count >= least and count % step == 0:
         return None

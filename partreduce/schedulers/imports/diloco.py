@@ -83,8 +83,8 @@ class Settings:
     """DiLoCo settings of another tool, in common terms: every `spacing` steps one fragment (part of the model) is sent.
 
     It is merged `delay` steps later, with the share `alpha` of the local value. `asked` is the number of steps between
-    two averages of a fragment that the file asks for, `outer` the outer optimizer, `num_replicas` the number of workers
-    (0: not known), `coverage` the claim that every tensor is sent.
+    two averages of a fragment according to the file (`period` is the real one), `outer` the outer optimizer,
+    `num_replicas` the number of workers (0: not known), `coverage` the claim that every tensor is sent.
     """
 
     program: str
@@ -105,7 +105,7 @@ class Settings:
         return self.num_fragments * self.spacing
 
     def findings(self) -> list[Row]:
-        """Return the claims about these settings, as "once a period", with status (proved or refuted) and reason."""
+        """Return the claims about these settings, such as "once a period", each with its status and reason."""
         steps = f"each fragment is sent every {self.num_fragments} · {self.spacing} = {self.period} steps"
         if self.period == self.asked:
             period = "once a period", "proved", steps
@@ -203,9 +203,9 @@ def _maxtext(members: _Members) -> Settings:
 
 
 def _torchtitan(members: _Members) -> Settings:
-    """Return torchtitan's settings, which mean what torchft's do: torchtitan passes them on.
+    """Return the settings in torchtitan's file, which torchtitan passes on to torchft.
 
-    If fragments are given by modules, a module's name is the prefix of its parameters' names.
+    If the file gives fragments by modules, a fragment has the parameters that begin with its modules' names.
     """
     method = members["semi_sync_method"]
     if not members.flag("enable") or method not in ("diloco", "local_sgd"):
@@ -231,9 +231,9 @@ def _torchtitan(members: _Members) -> Settings:
 
 
 def _turns_of_torchft(members: _Members, every: str, fragments: int) -> tuple[int, int, int]:
-    """Return (steps between averages of one fragment, steps between two fragments, steps until a merge).
+    """Return (steps between averages of one fragment, steps between two fragments, steps from sending to merging).
 
-    `every` is the name of the setting with the first number; a fragment is a part of the model with its own rounds.
+    `every` is the name of the setting with the first number.
     """
     asked, delay = members.whole(every, 1), members.whole("fragment_sync_delay", 0)
     spacing, rest = divmod(asked, fragments)
@@ -269,7 +269,10 @@ def _torchft(members: _Members) -> Settings:
 
 
 def _coverage(members: _Members, sizes: list[list[int]] | None) -> Row:
-    """Return the claim that every tensor of every fragment is in some all-reduce, with its status and reason."""
+    """Return the claim that torchft averages every tensor of every fragment, with its status and reason.
+
+    `sizes` are the numbers of elements of each fragment's tensors; None if the file does not give them.
+    """
     claim = "every tensor is sent"
     if not members.flag("use_bucketization"):
         return claim, "proved", "each tensor of a fragment has its own sum"

@@ -62,7 +62,7 @@ _NOTES: ContextVar[Notes | None] = ContextVar("_NOTES", default=None)
 
 @contextmanager
 def notes() -> Iterator[Notes]:
-    """Context manager: collect the corrections that imports make inside the block."""
+    """Collect the corrections that imports make inside the `with` block, in the Notes that it yields."""
     gathered = Notes()
     token = _NOTES.set(gathered)
     try:

@@ -53,11 +53,11 @@ def from_table(
     *,
     directed: bool,
 ) -> ImportedGraph:
-    """Build a graph from node names, edges (sender, receiver), their weights or None, and their lines in the file.
+    """Build a graph from node names and edges (sender, receiver), each with a weight or None and a place in the file.
 
-    Nodes 0..n−1 (also as text) keep their numbers; other names are numbered in the order of `nodes`. Without `lines`,
-    weights that are all 1 count as none, because some tools always write a weight. Raises ScheduleError if only some
-    edges have a weight, or the weights are invalid.
+    Nodes 0..n−1 (also as text) keep their numbers; other names are numbered in the order of `nodes`. Without the places
+    `lines`, weights that are all 1 count as none, because some tools always write a weight. Raises ScheduleError if
+    only some edges have a weight, or the weights are invalid.
     """
 
     def place(e: int) -> str:
@@ -84,8 +84,8 @@ def from_edges(
 ) -> ImportedGraph:
     """Build a graph from edges between ranks; an undirected edge may be listed in one or both directions.
 
-    Raises ScheduleError for an edge with two weights, a self-loop's weight with which a worker's weights do not sum to
-    1, or less than 2 workers.
+    Raises ScheduleError for an edge with two weights, for a worker whose weights, with that of its self-loop, do not
+    sum to 1, and for less than 2 workers.
     """
     if not 2 <= num_workers <= MAX_WORKERS:
         raise ScheduleError(f"graph: has {num_workers} workers; graphs of 2 to {MAX_WORKERS} workers are read")
@@ -114,7 +114,10 @@ def round_of(imported: ImportedGraph, method: str) -> Round:
 
 
 def weighted_round(imported: ImportedGraph) -> Round:
-    """Return the graph with its own weights as a round, without edges of weight 0, balanced by `balance_weights`."""
+    """Return the graph with its own weights as a round, without edges of weight 0, balanced by `balance_weights`.
+
+    Raises ScheduleError if it has no weights.
+    """
     graph, weights = imported.graph, imported.weights
     if weights is None:
         raise ScheduleError("rows of 0 and 1 do not sum to 1; a stack holds mixing weights")

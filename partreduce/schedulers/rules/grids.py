@@ -59,8 +59,8 @@ def grid_phases(num_workers: int, factors: tuple[int, ...]) -> tuple[Phase, ...]
 def hyper_cuboid(cluster: Cluster, max_group: int | None, factors: tuple[int, ...] | None) -> StaticGroups:
     """Return the hyper-cuboid schedule, one phase per factor of n: `factors`, or the fewest that are ≤ `max_group`.
 
-    `max_group` None means `default_group`. Without `factors` it is a rule, if axes that lie inside or across nodes need
-    no more phases; else it has explicit groups.
+    `max_group` None means `default_group`. Without `factors` the schedule is a rule, if as few phases suffice when each
+    averages inside nodes or across nodes only; else it has explicit groups.
     """
     count = cluster.num_workers
     if factors is None:
@@ -122,7 +122,10 @@ def one_peer_hypercube(cluster: Cluster) -> StaticGroups:
 
 
 def node_digits(cluster: Cluster, radices: tuple[int, ...] | None) -> StaticGroups:
-    """Return the grid of nodes: phase d averages all workers of the nodes that agree on every digit except d."""
+    """Return the grid of nodes: phase d averages all workers of the nodes that agree on every digit except d.
+
+    `radices` are the lengths of the grid's axes, by default (None) the prime factors of the number of nodes.
+    """
     chosen = prime_factors(cluster.num_nodes) if radices is None else radices
     ranks = local_ranks(cluster)
     return static(cluster, RulePhases(chosen, tuple((Block(ranks, (d,)),) for d in range(len(chosen)))))

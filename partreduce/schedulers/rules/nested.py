@@ -31,7 +31,7 @@ def node_then_all(cluster: Cluster, node_rounds: int) -> StaticGroups:
 def lone_workers_unsupported_reason(so: str, cluster: Cluster, **rounds: int) -> str | None:
     """Return a sentence if every node has one worker, so that rounds inside nodes are useless; else None.
 
-    `so` is its clause on the consequence; `rounds` are the numbers of rounds inside nodes.
+    `so` is the part of the sentence that says what follows; `rounds` are the numbers of rounds inside nodes.
     """
     if len(local_ranks(cluster)) < 2:
         return f"every node has 1 worker, so {so}; use allreduce(every={sum(rounds.values()) + 1})"
@@ -48,7 +48,10 @@ def pairs_pairs_all(cluster: Cluster, pair_rounds: int) -> StaticGroups:
 
 
 def _pairs(size: int, shift: int) -> tuple[Block, ...]:
-    """Return neighboring local ranks in pairs, from `shift` (0 or 1) on, closing the ring when `size` is even."""
+    """Return pairs of neighboring local ranks, from rank `shift` (0 or 1) on; with 1 the last and the first are a pair.
+
+    An odd `size` leaves one local rank without a pair.
+    """
     pairs = [(first, first + 1) for first in range(shift, size - 1, 2)]
     if shift and size % 2 == 0:
         pairs.append((0, size - 1))
@@ -58,7 +61,8 @@ def _pairs(size: int, shift: int) -> tuple[Block, ...]:
 def hierarchy(cluster: Cluster, levels: tuple[int, ...] | None, rounds: int) -> StaticGroups:
     """Return nested averages: each level has `rounds` rounds before one round of the next larger level.
 
-    Level 0 is the node, level 1 the nodes that share all digits except the last, and so on up to all nodes.
+    Level 0 is the node, level 1 the nodes whose numbers share all digits except the last, and so on up to all nodes.
+    `levels` are the radices of these digits.
     """
     radices = default_levels(cluster) if levels is None else levels
     cycle: tuple[RulePhase, ...] = ()
@@ -69,9 +73,9 @@ def hierarchy(cluster: Cluster, levels: tuple[int, ...] | None, rounds: int) -> 
 
 
 def default_levels(cluster: Cluster) -> tuple[int, ...]:
-    """Return levels (factors of the number of nodes): the switches' if these form a regular tree, else racks × nodes.
+    """Return the factors of the number of nodes by which `hierarchy` nests them: those of the switches, if regular.
 
-    The latter are as equal as possible.
+    Otherwise they are two factors that are as equal as possible.
     """
     num_nodes = cluster.num_nodes
     if cluster.hardware is not None and cluster.hardware.switches:
@@ -85,7 +89,7 @@ def default_levels(cluster: Cluster) -> tuple[int, ...]:
 def _firsts(cluster: Cluster, radices: tuple[int, ...]) -> range:
     """Return for each level, smallest first, the first digit of the node's number over which it averages.
 
-    It averages over all later digits, too. Nodes of one worker are no level.
+    A level averages over all later digits, too. A node of one worker is no level.
     """
     return range(len(radices) - (len(local_ranks(cluster)) < 2), -1, -1)
 

@@ -24,9 +24,10 @@ from partreduce.topo.strategies.static import RulePhases, StaticGroups
 def diloco(
     cluster: Cluster, *, every: int, fragments: int, late: int, alpha: float, lr: float, momentum: float
 ) -> AllReduce:
-    """Return (Streaming) DiLoCo: every `every` steps an outer step of each of `fragments`, merged `late` steps late.
+    """Return DiLoCo, or Streaming DiLoCo: an outer step every `every` steps, of each of `fragments` parts of the model.
 
-    A merge keeps the share `alpha` of the local value; `lr` and `momentum` are those of the outer SGD.
+    It is merged `late` steps late and keeps the share `alpha` of the local value; `lr` and `momentum` are those of the
+    outer SGD.
     """
     del cluster
     sync = DelayedMerge(steps=late, alpha=Fraction(str(alpha))) if late or alpha else SYNCHRONOUS
@@ -45,8 +46,8 @@ def diloco_unsupported_reason(cluster: Cluster, **parameters: float) -> str | No
 def regions_diloco(cluster: Cluster, regions: int | None, every: int, lr: float, momentum: float) -> StaticGroups:
     """Return DiLoCo between regions: workers of a region average in each step, all take an outer step every `every`.
 
-    `regions` (None: as the largest switches say, else each node) have equally many nodes; `lr` and `momentum` are those
-    of the outer SGD.
+    The `regions` (a number) have equally many nodes; None: a region is a largest switch's nodes, or else a node. `lr`
+    and `momentum` are those of the outer SGD.
     """
     ranks, radices = local_ranks(cluster), _radices(cluster, regions)
     own, everyone = (Block(ranks, tuple(range(first, len(radices)))) for first in (1, 0))
@@ -76,7 +77,7 @@ def _outer(lr: float, momentum: float) -> OuterStep:
 def _radices(cluster: Cluster, regions: int | None) -> tuple[int, ...]:
     """Return the radices of a rule, (regions, nodes of a region), without those that are 1.
 
-    Without `regions` a region is what the largest switches hold if these are regular, else a node.
+    Without `regions` a region is the nodes below one of the largest switches, if these are regular, else a node.
     """
     count = cluster.num_nodes
     if regions is None:

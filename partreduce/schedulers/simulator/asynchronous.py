@@ -37,9 +37,9 @@ COST_UNIT = 1e-6
 class GroupTiming(Recorder):
     """The durations of the rounds and groups of the group generator's protocol (`GroupSystem`).
 
-    `group` returns the seconds of a group's operation, or its load on `network`. `on_round` is called in order of time
-    for every worker that ends a round, with the number and the members of its group, which are empty in a round without
-    a group. Groups that a worker joins after its last round belong to no round.
+    `group` returns the seconds of a group's operation, or its load on `network`. When a worker ends a round,
+    `on_round(worker, number of the group, members)` is called, in order of time; members are empty in a round without a
+    group. Groups that a worker joins after its last round belong to no round.
     """
 
     def __init__(
@@ -81,8 +81,9 @@ def group_machine(
 ) -> VirtualMachine:
     """Return a simulator of the group generator and its workers.
 
-    Every worker runs `rounds` rounds and reports `costs`, the compute time of a round, to the generator; groups are
-    drawn from the setting's seed, ties among events from `seed`.
+    Every worker runs `rounds` rounds. `costs` has the compute time of a round that each worker reports to the
+    generator, in COST_UNIT seconds. Groups are drawn from the setting's seed, the order of simultaneous events from
+    `seed`.
     """
     system = GroupSystem(setting, rounds=rounds, collective=False, ways=None, costs=costs)
     return VirtualMachine(system, timing, seed=seed)
@@ -152,7 +153,7 @@ class PairTiming(Recorder):
         return None
 
     def resumes(self, process: int, message: Hashable) -> bool:  # noqa: ARG002
-        """Whether the message starts a worker's next computing: an answer does, unless averaging is delayed."""
+        """Return whether a message starts a worker's next computing: an answer does, unless averaging is delayed."""
         return not self.is_delayed and isinstance(message, Answer)
 
     def picked(self, offered: Sequence[Hashable], *, pending: bool, rng: np.random.Generator) -> Sequence[Hashable]:

@@ -20,10 +20,10 @@ from partreduce.topo.timing.tables import Exchange
 class Case:
     """The inputs of a simulated run: a schedule, the hardware and compute times, and the number of rounds.
 
-    `seed` is that of jitter, of stragglers and of draws of partners, `model_bytes` the model's size unless the
-    hardware has one, and `algorithm` the all-reduce algorithm. `exchange` is the cost per step of embedding tables that
-    are not averaged with the model, None without them. `listeners`, which measure ages and metrics, are called for each
-    average in kinds of strategy without common rounds.
+    `seed` draws jitter, stragglers and partners; `model_bytes` is the model's size unless the hardware has one;
+    `algorithm` is the all-reduce algorithm. `exchange` is the cost per step of embedding tables that are not averaged
+    with the model, None without them. `listeners`, which measure ages and metrics, are called for each average in kinds
+    of strategy without common rounds.
     """
 
     schedule: Schedule

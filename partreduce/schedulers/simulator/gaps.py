@@ -54,8 +54,8 @@ class Listener(Protocol):
 class GapTiming(Recorder):
     """The durations of the steps of a `Hop`, whose updates of `num_bytes` and tokens are sent on `links`.
 
-    A token permits a neighbor to enter a step. Recorded are also when each step was `reduced` (averaged), and in
-    `order` the rank of the instant at which it was left. `fill` (num_workers,) is the largest number of updates that a
+    A token permits a neighbor to enter a step. It also records when each step was `reduced` (averaged), and numbers the
+    instants at which steps were left (`order`). `fill` (num_workers,) is the largest number of updates that a worker's
     queue held. Listeners are called for every update, reduce and step.
     """
 

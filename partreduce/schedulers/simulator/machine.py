@@ -25,9 +25,10 @@ from partreduce.topo.timing.loads import Loads
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """An operation that begins when the last of `members` has arrived.
+    """An operation of several processes, which begins when the last of `members` has arrived.
 
-    `key` identifies it among those in progress; it `takes` fixed seconds, or has loads on the network's links.
+    `key` identifies it among those in progress; it `takes` fixed seconds, or the time that its loads need on the
+    network.
     """
 
     key: Hashable
@@ -57,15 +58,15 @@ class Step:
 class Timing:
     """The durations of work and messages in a simulation: 0 unless a subclass overrides a method.
 
-    The simulator passes in the generator of random numbers, `rng`.
+    `rng` is the simulator's generator of random numbers.
     """
 
     sees_messages = True
     """Whether `happened` is also called for messages, which are most events of a large run."""
     keeps_order = False
-    """Whether `way` itself prevents messages from overtaking each other; otherwise the driver delays them."""
+    """Whether `message_seconds` keeps messages from overtaking each other; otherwise the simulator delays them."""
     network: Network | None = None
-    """The links that transfers share: operations with loads, and messages for which `way` returns None."""
+    """The links that transfers share: operations with loads, and messages for which `message_seconds` returns None."""
 
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
         """Return the seconds of the work before an event; None if the process has no work left and stops."""
@@ -76,11 +77,11 @@ class Timing:
         return 0.0
 
     def resumes(self, process: int, message: Hashable) -> bool:  # noqa: ARG002
-        """Whether a process begins its next work only when it receives this message."""
+        """Return whether the process begins its next work when it receives this message, not at its own last event."""
         return False
 
     def picked(self, offered: Sequence[Hashable], *, pending: bool, rng: np.random.Generator) -> Sequence[Hashable]:  # noqa: ARG002
-        """Return those new events that the process will execute; `pending` is whether it works for others already."""
+        """Return those `offered` events that the process will execute; `pending`: it already works for another one."""
         return offered
 
     def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002
@@ -128,12 +129,12 @@ class _Process:
 class VirtualMachine:
     """The simulator: runs a machine (a protocol as pure functions over states of processes) in virtual time.
 
-    Deterministic for a seed, which is used for ties and by the timing. The work before an event begins when the process
-    last acted by itself; messages do not interrupt it, unless the timing says that one `resumes` it. The event happens
-    when the work is done and the process offers it; if it is part of an operation of several processes, when all
-    members have arrived and its seconds have passed. Of several events that are due at the same time one is drawn;
-    members leave an operation in its order. Messages of one channel arrive in the order in which they were sent, unless
-    the timing orders them.
+    A run is deterministic for its seed, which draws the order of simultaneous events and the timing's random numbers.
+    The work before an event begins when the process last acted by itself; messages do not interrupt it, unless the
+    timing says that one `resumes` it. The event happens when the work is done and the process offers it; if it is part
+    of an operation of several processes, when all members have arrived and its seconds have passed. Members leave an
+    operation in the order of its `members`. Messages from one process to another arrive in the order in which they were
+    sent, unless the timing has `keeps_order`.
     """
 
     def __init__(self, machine: Machine[Any], timing: Timing, *, seed: int = 0) -> None:
@@ -214,7 +215,7 @@ class VirtualMachine:
         self._offer(process)
 
     def _come(self, process: int, event: Hashable, meeting: Meeting) -> None:
-        """Record that a member arrived at its operation, which begins with the last one."""
+        """Record that a process arrived at its operation, which begins when the last member arrives."""
         present = self._present.setdefault(meeting.key, {})
         present[process] = event
         self._processes[process].waits_in = meeting.key

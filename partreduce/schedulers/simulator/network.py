@@ -32,7 +32,7 @@ class Way(NamedTuple):
 
 
 class Ways:
-    """The paths between workers, computed when first used."""
+    """The paths between workers: `between(source, to)` returns a Way, computed when first used."""
 
     def __init__(self, cluster: Cluster, hardware: Hardware) -> None:
         self.node_of = cluster.node_of().tolist()
@@ -85,8 +85,8 @@ class Ways:
 class _Flow(NamedTuple):
     """A transfer in progress: the links on its path, with the amount through a lane of each and the number of lanes.
 
-    `key` is returned to the sender at its end. `least` is the seconds that it takes even on free links, and `latency`
-    is added to them.
+    `go_to` returns `key` when the transfer ends. It takes at least `least` seconds, even on free links, and `latency`
+    more.
     """
 
     key: Any
@@ -114,7 +114,7 @@ class Network:
         self._kept_seconds: npt.NDArray[np.float64] | None = None
 
     def send(self, source: int, to: int, num_bytes: float, key: Any) -> None:  # noqa: ANN401 - what the sender gets back
-        """Start sending a message now; `go_to` returns `key` when it has arrived."""
+        """Start to send a message of `num_bytes` now; `go_to` returns `key` when it has arrived."""
         way, node_of = self._ways.between(source, to), self._ways.node_of
         here = node_of[source]
         if here != node_of[to]:
@@ -204,7 +204,7 @@ class InTurn:
         """The time when each link has finished the messages sent through it so far."""
 
     def seconds(self, source: int, to: int, num_bytes: float, now: float) -> float:
-        """Send a message now and return the seconds until it arrives."""
+        """Send a message at `now` and return the seconds until it arrives."""
         line = self._line(source, to)
         if line.nic_of is not None:
             self.nic_bytes[line.nic_of] += num_bytes

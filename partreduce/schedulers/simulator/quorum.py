@@ -69,12 +69,12 @@ class Waiting(Partial):
 class QuorumTiming(Recorder):
     """The durations of the calls (gradients handed over) and rounds (all-reduces) of partial all-reduce.
 
-    Each worker computes for `seconds` (num_rounds, num_workers) for each of its calls; a message from source to
-    destination takes `way`, an all-reduce of gradients or models `sum_seconds`; a thread waits up to `grace` for a
-    call.
+    Each worker computes for `seconds` (num_rounds, num_workers) for each of its calls; a message takes `way(source,
+    destination)` seconds, an all-reduce of gradients or models `sum_seconds`; a thread waits up to `grace` seconds for
+    a call.
 
     Records of shape (num_rounds, num_workers): when a worker began (`begun`) and ended (`computed`) to compute before
-    the call that took the round's result, when it had taken that, and averaged models if they are averaged then
+    the call that took the round's result, when it had taken the result and averaged models, if the round does
     (`finish`), and the number of its calls in the round (`gradients`). `summed` (2, num_rounds) is when each all-reduce
     began and ended. `rounds` has the round of every call, `ages` by how many rounds its weights were older.
     """
@@ -113,7 +113,7 @@ class QuorumTiming(Recorder):
         return self._way(source, to)
 
     def resumes(self, process: int, message: Hashable) -> bool:  # noqa: ARG002
-        """Whether a message, as of a round's start, begins a communication thread's wait of `grace` for a gradient."""
+        """Return whether a message, as of a round's start, starts a communication thread's wait for a gradient."""
         return self._grace > 0
 
     def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002

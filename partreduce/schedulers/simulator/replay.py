@@ -67,7 +67,8 @@ class Replay(SentValues):
     """A listener of `run_gaps` (Hop) that applies the run's averages to vectors. O(degree · numbers in a row) per call.
 
     Every worker has `COLUMNS` numbers of noise and then n, of which entry i is the contribution of worker i's
-    gradients. `now` (num_workers, numbers) are its parameters, `update` (the same shape) the progress of its own step.
+    gradients. `now` (num_workers, numbers) are the workers' parameters, `update` (the same shape) the progress of their
+    own steps.
     """
 
     def __init__(self, round_: Round, gap: IterationGap, *, seed: int = 0) -> None:
@@ -137,10 +138,10 @@ class Replay(SentValues):
 
 
 class Meetings:
-    """A listener that estimates consensus distance and drift of a run without common rounds, from its averages.
+    """A listener that estimates consensus distance and drift of a run without common rounds.
 
-    They are applied to stand-ins for gradients: `MEETING_COLUMNS` numbers of noise (consensus distance), and one unit
-    vector for each worker, a constant push of its data (drift). O(n · numbers in a row) per average.
+    It applies the run's averages to stand-ins for gradients: `MEETING_COLUMNS` numbers of noise (consensus distance),
+    and one unit vector for each worker, a constant push of its data (drift). O(n · numbers in a row) per average.
 
     `apart` holds, after each average, the mean and the largest number of rounds that workers have ended, and squared
     distances to the mean: of noise, and of zero-mean pushes by worker and by node.

@@ -58,7 +58,7 @@ class ShardsTiming(Recorder):
             """The same for each worker's parameters (axis 1): as its round began, in its newest answer, in its push."""
 
     def _computes(self, state: Any, event: Hashable) -> int | None:  # noqa: ANN401 - a worker's
-        """Return the number of the round whose computing an event of a worker ends; None if it ends none."""
+        """Return the number of the round whose computing ends with this event of a worker; None if there is none."""
         if isinstance(event, Push) and (state.round or not self._pushes_first):
             return int(state.round) - self._pushes_first
         return int(state.round) - 1 if isinstance(event, Take) and self._pushes_first else None

@@ -44,10 +44,8 @@ class Ages:
 class IndirectAge:
     """A listener (called for each average) that tracks how many rounds of each worker the parameters of others contain.
 
-    Rounds that arrived indirectly, in a third worker's parameters, count.
-
-    `known[w, v]` (num_workers, num_workers) is the number of rounds of v whose progress is in w's parameters. Above
-    `MAX_WORKERS` it is not tracked.
+    Rounds that arrived in a third worker's parameters count. `known[w, v]` (num_workers, num_workers) is the number of
+    rounds of v whose progress is in w's parameters. Above `MAX_WORKERS` nothing is tracked.
     """
 
     def __init__(self, worker_steps: npt.NDArray[np.int64]) -> None:
@@ -89,8 +87,8 @@ class SentValues:
 class ForwardedAge(SentValues):
     """As `IndirectAge`, for workers that send updates to others, which average them later.
 
-    A step's own progress counts as part of a worker's parameters when the worker sends an update with it, else when it
-    averages.
+    The progress of a worker's own step counts as in its parameters when it sends an update that contains it, else when
+    it averages.
     """
 
     def __init__(self, worker_steps: npt.NDArray[np.int64], targets: Sequence[Sequence[int]], staleness: int) -> None:

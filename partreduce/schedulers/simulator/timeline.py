@@ -118,20 +118,21 @@ class AsynchronousMetrics:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The times of every worker in every round, in seconds; all arrays have shape (rounds, num_workers).
+    """The times of every worker in every round, in seconds; arrays have shape (rounds, num_workers) unless stated.
 
     A worker computes from `compute_start` to `compute_end` and communicates from `communicate_start` to
-    `communicate_end` (equal if it is in no group); between them it waits. `finish` is the end of its round.
-    With `is_delayed` an operation runs during computing. With `free_running` workers have no common rounds
-    (groups at run time, pairs): row r then holds every worker's own round r.
+    `communicate_end` (equal if it is in no group); between them it waits. `finish` is the end of its round. With
+    `is_delayed` an operation runs during computing. With `free_running` workers have no common rounds (groups at run
+    time, pairs): row r then holds every worker's own round r.
 
-    Round r ends with the operation of row `awaited[r]`: its own, unless a pipeline of gradients awaits an older one, or
-    none (-1) while it fills. `drained` (num_workers,) is when the last operations of each worker have ended, which is
-    `finish[-1]` unless some are in flight. `operating` holds the seconds that the links of an operation were busy, if
-    it was sent in pieces with pauses; otherwise they were busy from its start to its end. `observed` is set for kinds
-    without fixed phases. `exchanging` and `waited` are set if rows of embedding tables are exchanged: seconds of a
-    round, between `compute_start` and `compute_end`, in which a worker's rows were exchanged, and in which it waited
-    for others to start the exchange.
+    `worker_steps` (num_workers,) are the steps per round. Round r ends with the operation of row `awaited[r]`, shape
+    (rounds,): its own, unless a pipeline of gradients awaits an older one, or none (-1) while it fills. `drained`
+    (num_workers,) is when the last operations of each worker have ended, which is `finish[-1]` unless some are in
+    flight. `operating` holds the seconds that the links of an operation were busy, if it was sent in pieces with
+    pauses; otherwise they were busy from its start to its end. `observed` is set for kinds without fixed phases.
+    `exchanging` and `waited` are set if rows of embedding tables are exchanged: seconds of a round, between
+    `compute_start` and `compute_end`, in which a worker's rows were exchanged, and in which it waited for others to
+    start the exchange.
     """
 
     worker_steps: npt.NDArray[np.int64]
