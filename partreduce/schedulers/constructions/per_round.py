@@ -71,7 +71,7 @@ def random_partitions(cluster: Cluster, group: int | None, phases: int, seed: in
 
 
 def random_phase(num_workers: int, group: int, rng: np.random.Generator) -> Phase:
-    """Return a random partition into groups of `group` workers; the rest form a smaller group, a single one skips."""
+    """Return a random partition into groups of `group` workers; the rest is a smaller group, a single worker skips."""
     labels = np.empty(num_workers, dtype=np.int64)
     labels[rng.permutation(num_workers)] = np.arange(num_workers) // group
     return Phase.from_labels(labels)

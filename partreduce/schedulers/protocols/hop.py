@@ -66,9 +66,9 @@ class HopState:
     """The state of one worker. Queues are in the order of `Digraph.sources` and `Digraph.targets`.
 
     `updates[q]` has bit b set when the update of step (step − staleness + b) from source q is in the queue, so the
-    queues move with the step. `tokens[q]` counts the tokens held from target q. `acked[q]` is whether target q
-    has acknowledged the update before this step's. `fresh[q]` is whether an update of source q has arrived since the
-    last reduce; it exists only under staleness in fine steps, where it decides which updates are averaged.
+    queues move with the step. `tokens[q]` counts the tokens held from target q. `acked[q]` is whether target q has
+    acknowledged the update before this step's. `fresh[q]` is whether an update of source q has arrived since the last
+    reduce; only under staleness with `Hop.fine`, where it decides which updates are averaged.
     """
 
     step: int
@@ -263,10 +263,10 @@ def weights_of(
     """Return the weights, of sum exactly 1, of a worker's own parameters and of the updates that it uses in a step.
 
     `edge_weights` are the graph's, by in-neighbor; `step` is k (before a skip: the last step that is skipped),
-    `own_step` the step of the worker's own parameters; `used` holds (source, step of its update), ascending.
-    O(in-neighbors). The setting `gap.weights` decides: with `graph` the weight of an unused update is added to the own
-    one; with `uniform` all are equal; with `iteration` and staleness s an update of step i, and the own parameters in
-    the same way, weigh in proportion to i − (k − s) + 1; the own ones, which may be older than s steps, to at least 1.
+    `own_step` the step of the worker's own parameters; `used` holds (source, step of its update), ascending. The
+    setting `gap.weights` decides. With `graph` the weight of an unused update is added to the worker's own. With
+    `uniform` all weights are equal. With `iteration` and staleness s, parameters of step i weigh in proportion to i −
+    (k − s) + 1, and the worker's own ones, which may be older than s steps, to at least 1. O(in-neighbors).
     """
     if gap.weights is EdgeWeighting.GRAPH:
         taken = [edge_weights[source] for source, _ in used]

@@ -52,7 +52,7 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Message: the sender has no more data; `round` is the last round with a gradient of it (−1: none)."""
+    """Message: the sender has no more data; `round` is the last round that has a gradient of the sender (−1: none)."""
 
     round: int
 
@@ -62,9 +62,9 @@ class Share:
     """Message: a worker's contribution to the sum of a round: which of its gradients are in it.
 
     A worker counts its gradients 0, 1, 2, …; `gradients` holds these numbers, since the protocol has no tensors. A
-    driver with a real collective starts that instead of sending shares. Two fields are for observers: `oldest` is how
-    many rounds the worker had taken when it began to compute its oldest gradient (−1: none), `ended` whether it has
-    ended.
+    driver with a real collective starts the collective instead of sending shares. Two fields are for observers:
+    `oldest` is how many rounds the worker had taken when it began to compute its oldest gradient (−1: none), `ended`
+    whether it has ended.
     """
 
     round: int
@@ -109,13 +109,13 @@ class PartialState:
     """The state of one worker under a partial collective. Its gradients are numbered 0, 1, 2, … in order of its calls.
 
     Its training side computes gradients: `calls` made, `version` rounds whose results it has taken, `stage`, whether it
-    is `resting` for good; `buffer` holds the gradients that are in no round, `oldest` is the version with which the
+    has ended (`resting`); `buffer` holds the gradients that are in no round, `oldest` is the version with which the
     oldest of them was begun (−1: none). Its thread takes part in the rounds: rounds `entered`, rounds `done`, `results`
     that wait for the training, `shares[w]` of worker w in rounds that are not done, `counted` own calls in rounds done.
 
     Knowledge about others: `arrived[w]` is 1 + the last round for which worker w has arrived, `lasts[w]` the last round
-    that w needs, `activated` how many rounds may start. `synchronized` is the round up to which models are averaged,
-    `here[w]` the round before which worker w waits to average models.
+    that w needs (`GOES_ON` before it ends), `activated` how many rounds may start. `synchronized` is the round up to
+    which models are averaged, `here[w]` the round before which worker w waits to average models.
     """
 
     calls: int = 0
@@ -156,10 +156,9 @@ class Partial:
     counts)` has the sum; `("taken", rounds, version)` applies these results, ascending, or their sum, and the worker
     has then taken `version` rounds; `("synchronized", round)` averages the models.
 
-    End of a run: a worker without data sends to all the last round for which it has arrived. For the quorum of a round,
-    workers that continue count as able to arrive. When none continues, a round starts if it, or a later one, is the
-    last round of some worker. So no round runs that no worker needs, and the last of all is the maximum of the rounds
-    sent.
+    End of a run: a worker without more data sends all workers the number of the last round for which it has arrived. A
+    quorum is counted among the workers that have arrived or still have data. When no worker has data, rounds start up
+    to the largest of these numbers, so every gradient is in a round and no further round runs.
 
     `calls` is how many calls each worker makes before it ends, None if a driver decides; `initiators` are, under
     `majority`, the workers that start rounds, in turn, None if they are drawn. With `collective` threads exchange
@@ -263,7 +262,7 @@ class Partial:
         return started, (*told, *actions, *self._to_others(process, Ended(last)))
 
     def _may_take(self, state: PartialState) -> bool:
-        """Whether the training may take results: there are some, and it waits for them or has ended."""
+        """Whether there are results that the training has not taken, and it does not wait to average models."""
         return state.stage != MEETING and state.done > state.version
 
     def _taken(self, process: int, state: PartialState) -> Outcome[PartialState]:
@@ -334,16 +333,16 @@ class Partial:
         return started, self._to_others(process, Activate(open_))
 
     def _is_quorate(self, come: int, counted: int) -> bool:
-        """Whether `come` arrived workers may start a round, if `counted` workers have arrived or still may."""
+        """Whether a round may start if `come` workers have arrived, of `counted` that have arrived or still may."""
         return come >= self.setting.needed(counted)
 
     def _initiator(self, round_: int, going_on: Sequence[int]) -> int:
-        """Return the worker that starts a round under quorum `majority`: the drawn one, or the next of `going_on`."""
+        """Return the worker that starts a round under quorum `majority`: the drawn one, or the next that continues."""
         drawn = self._drawn(round_)
         return min(going_on, key=lambda v: (v - drawn) % self.num_workers)
 
     def _drawn(self, round_: int) -> int:
-        """Draw the worker that starts a round under quorum `majority`: uniformly, from the seed and the round only."""
+        """Return the next of `initiators` or, without them, draw a worker uniformly, from seed and round only."""
         if self.initiators:
             return self.initiators[round_ % len(self.initiators)]
         words = f"partreduce quorum, seed {self.setting.seed}, round {round_}"

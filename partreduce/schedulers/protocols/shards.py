@@ -27,7 +27,7 @@ CLOSED, COMPUTING, WAITING = range(3)
 class Open:
     """Event of a worker: it starts in this round from other parameters, which begins a new generation.
 
-    They initialize the shards (parts of the model at a server) on its host.
+    These parameters initialize the shards (parts of the model at a server) that the worker hosts.
     """
 
     round: int
@@ -122,8 +122,8 @@ class ShardState:
 class Plan:
     """What all workers do in a run of the simulator or of the explorer, where no training script decides.
 
-    `rounds` is the number of rounds; before the rounds `pulls` workers request the newest model, and before the rounds
-    `drains` they drop open answers and end the generation (`Drain`).
+    `rounds` is the number of rounds. Before each round listed in `pulls` workers request the newest model; before each
+    round in `drains` they drop open answers and end the generation (`Drain`).
     """
 
     rounds: int
@@ -226,7 +226,7 @@ class Shards:
         return after, (*_note_taken(state), *(Send(shard, request) for shard in self.shards))
 
     def _opened(self, state: ShardState, generation: int, round_: int) -> Outcome[ServerState]:
-        """Begin a generation (other parameters) at a shard, at round `round_`; handle its requests that came before."""
+        """Begin a generation (other parameters) at a shard, in round `round_`; handle requests that came before."""
         if generation <= state.generation:
             return state, ()  # a duplicate
         n = self.num_workers

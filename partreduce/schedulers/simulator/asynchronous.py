@@ -54,7 +54,7 @@ class GroupTiming(Recorder):
         self._late: dict[int, Step] = {}
 
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float:  # noqa: ANN401, ARG002
-        """Return the seconds of a round's computing; 0 if it was computed before the request, or no round is left."""
+        """Return the seconds of a round's computing; 0 if it was computed before the request, or after all rounds."""
         return 0.0 if state.ask.computed or state.ask.last else self.seconds[state.rounds][process]
 
     def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002

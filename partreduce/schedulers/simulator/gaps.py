@@ -84,7 +84,7 @@ class GapTiming(Recorder):
         self._entries = 0
 
     def work(self, process: int, state: HopState, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
-        """Return the seconds of a step's computing: before the worker sends, or with D-PSGD while it waits."""
+        """Return the seconds of a step's computing before the update is sent, or (D-PSGD) after; None after the run."""
         if isinstance(event, SendUpdate):
             if state.step >= len(self.seconds):
                 return None

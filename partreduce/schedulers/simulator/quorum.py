@@ -54,7 +54,7 @@ class Waiting(Partial):
         return found
 
     def step(self, process: int, state: PartialState, event: object) -> Outcome[PartialState]:
-        """Step as the protocol does; the mean of models is an operation of all workers instead of messages."""
+        """Return the protocol's next state and actions; `Mean` averages models as one operation, without messages."""
         if isinstance(event, Mean):
             actions: tuple[Action, ...] = ()
             for other in range(self.num_processes):

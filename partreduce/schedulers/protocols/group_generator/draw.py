@@ -164,9 +164,9 @@ class Drawing:
         return order_from_salt(local & now.idle or local or others & now.idle or others, now.salt)
 
     def around(self, now: Situation, partners: Sequence[int], size: int) -> tuple[Members, ...]:
-        """Return one group of `size` workers, the initiator and the first partners.
+        """Return one group of `size` workers, the initiator and the first partners; () without partners.
 
-        If the initiator is in `max_known` distinct groups already, the result is one of these.
+        If the initiator is in `max_known` distinct groups already, the group is one of these.
         """
         if not partners:
             return ()
@@ -234,9 +234,9 @@ class Drawing:
         return (group,) if len(group) > 1 else ()
 
     def is_due(self, now: Situation, apart: int) -> bool:
-        """Whether workers that are not slow requested `all_every` rounds on average since the last group of all.
+        """Whether a group of all workers is due: after `all_every` requests per worker that is not slow.
 
-        `apart` is the number of requests since then.
+        `apart` is the number of all requests since the last group of all.
         """
         if self.setting.division != GroupSplit.NODE_THEN_ALL or self.is_limited(now):
             return False

@@ -184,11 +184,10 @@ class GroupGenerator:
         return state, (*voids, *actions)
 
     def failed(self, state: GeneratorState, worker: int, ask: Ask) -> Stepped:
-        """End a group for all its members after one, `worker`, reported with its request `ask` that it failed.
+        """End a group for all its members after one, `worker`, reported with its request `ask` that the group failed.
 
-        They sit out until they send their next request. It need not be known yet which member failed: a member that is
-        alive sends a request and takes part again; a dead one never does, so no further group is granted with it until
-        it is evicted.
+        The other members are not drawn until they send their next request. It need not be known yet which member
+        failed: a dead one never sends a request, so no further group is granted with it until it is evicted.
         """
         group = state.buffers.running_of(worker)
         if group is None or group.seq != ask.done:
@@ -309,7 +308,7 @@ class GroupGenerator:
         return state, (Send(worker, Evicted(state.generation)), *self.notify_void(state, groups, worker), *sent)
 
     def forgotten(self, state: GeneratorState, groups: tuple[Outstanding, ...]) -> GeneratorState:
-        """Replace recorded answers that name one of the canceled `groups` by `Alone`, so that no request gets it."""
+        """Replace recorded answers that name a canceled group by `Alone`, which repeated requests then receive."""
         seqs = {group.seq for group in groups}
         answers = tuple(
             Alone(a.generation, a.request) if isinstance(a, Grant) and a.seq in seqs else a for a in state.answers

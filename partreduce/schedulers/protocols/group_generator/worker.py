@@ -45,7 +45,7 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """An event after which the worker requests a group; `salt` is the random number for that draw."""
+    """An event after which the worker requests a group; `salt` is the draw's random number (None: by the seed)."""
 
     salt: int | None = None
 
@@ -98,7 +98,7 @@ Stepped = tuple[WorkerState, tuple[Action, ...]]
 
 
 class GroupWorker:
-    """The state machine of a worker of the group generator, which is process `service`; methods return the next state.
+    """The state machine of a worker, whose group generator is process `service`; methods return the next state.
 
     The worker runs `rounds` rounds (None: endless); request numbers wrap at `modulus` (None: never). With `collective`
     members of a group exchange `Here` messages; without it a worker may leave a group at any time after it entered,
@@ -265,7 +265,7 @@ class GroupSystem:
     restarts: int = 0
 
     def __post_init__(self) -> None:
-        """Raise InputError for breakers in an endless run: its numbers cannot tell their finished groups apart."""
+        """Raise InputError for breakers in an endless run, where request numbers repeat and would hide failures."""
         if self.rounds is None and self.breakers:
             raise InputError(f"breakers: is {self.breakers}; an endless run has none: give rounds")
 

@@ -377,7 +377,7 @@ class Decisions(Setting):
     def _view(self, state: Authority, members: Members) -> View:
         """Return the next view by the commit rule: if one survivor has committed an operation, all commit it.
 
-        It is decided from the votes of all members that continue, and from the commits of others.
+        It follows from the votes of the continuing `members`, and from the workers that have left, who committed all.
         """
         generation, votes = state.view.generation + 1, state.votes
         cast = {worker: vote for worker in members if (vote := votes[worker]) is not None and not vote.blank}
