@@ -115,10 +115,7 @@ class Entry:
         return values
 
     def why_not(self, cluster: Cluster, **parameters: object) -> str | None:
-        """Return why the family has no member for the cluster, with the nearest possible value; None if it has one.
-
-        Raises ScheduleError for an unknown or invalid parameter.
-        """
+        """Return why the family has no member for the cluster, or None; raise ScheduleError for a wrong parameter."""
         values = self.resolve(parameters)
         if cluster.num_workers < 2:
             return "there is 1 worker and no other to average with; the smallest cluster has 2 workers"

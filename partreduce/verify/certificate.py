@@ -14,10 +14,7 @@ VERSION = 1
 
 
 def certificate_of(read: Any, claims: Iterable[Claim]) -> dict[str, Any]:  # noqa: ANN401 - the checker's own schedule
-    """Return a schedule's certificate: its hash, size and period, and the entries of all proved claims.
-
-    `read` is the schedule as the checker's `read_schedule` returns it.
-    """
+    """Return the certificate of the schedule that the checker `read`: its hash, and the entries of proved claims."""
     return {
         "format": FORMAT,
         "version": VERSION,

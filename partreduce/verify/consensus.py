@@ -153,8 +153,7 @@ def tree_of_phases(phases: Sequence[Phase]) -> tuple[npt.NDArray[np.int64], npt.
     """Return a spanning forest of the workers, with edges inside groups of nonzero relaxation, and their components.
 
     The edges (phase, smallest member, member), shape (num_edges, 3), are those of Kruskal's algorithm in the order of
-    the phases; components have shape (num_workers,). Each phase is one vectorized minimum spanning forest over the
-    components of the earlier phases. O(size · log size).
+    the phases. The components, shape (num_workers,), are a number for each worker. O(size · log size).
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components, minimum_spanning_tree
@@ -195,7 +194,7 @@ def _edges(phase: Phase) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
 
 
 def why_no_average(rounds: tuple[Round, ...]) -> str:
-    """Return why some worker does not average with a positive weight on its own value; "" if all workers do."""
+    """Return a clause that a weight is negative or that some worker keeps no weight on itself; "" if neither is so."""
     if any(map(has_negative_entries, rounds)):
         return "a weight is negative."
     return "" if all(listed.keeps_something for listed in rounds) else "a worker keeps no weight on itself."

@@ -294,10 +294,7 @@ def mixed_radix_labels(phases: tuple[Phase, ...], radices: list[int]) -> npt.NDA
 
 
 def _merge(one: npt.NDArray[Any], two: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return each worker's connected component, where workers with an equal value in either array are connected.
-
-    The arrays hold a number ≥ 0 for each worker, shape (n,), and so does the result.
-    """
+    """Return each worker's component, (n,), if workers with equal numbers in either array (n,) are connected."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 

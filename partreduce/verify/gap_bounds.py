@@ -33,7 +33,7 @@ class Capacities:
     """Queue sizes that one worker needs: the most updates that can wait for it or that it can have in flight.
 
     `updates[u]`: updates of in-neighbor u from this worker's step on, queued or in flight. `slots[u]`: buffers that
-    their payloads need; under staleness 1, because a newer update replaces an older one. `sent[v]`: this worker's
+    their payloads need, one under staleness, where a newer update replaces an older one. `sent[v]`: this worker's
     updates that out-neighbor v may still have to reduce.
     """
 
@@ -58,7 +58,7 @@ def capacities_of(graph: Digraph, gap: IterationGap, worker: int, events: EventG
 
 
 def _room(events: EventGraph, source: int, target: int) -> int:
-    """Return the most updates of `source` that can wait for `target`: one more than the steps that it can be ahead."""
+    """Return one more than the steps that `source` can be ahead of `target`; raise ScheduleError if unlimited."""
     lead = events.leads(target, (source,), Work("gap", sys.maxsize)).get(source)
     if lead is None:
         raise ScheduleError(

@@ -107,7 +107,7 @@ MEMORY_OF_QUEUES = fact(
 
 
 def _prove_mean_preserved(facts: ScheduleFacts) -> Claim | None:
-    """Refute `mean-preserved` by an edge whose target may average without the source's update; None if none may."""
+    """Refute `mean-preserved` by an edge whose target may average without the source's update; None without any."""
     schedule, gap = facts.schedule, gap_of(facts.schedule)
     spare = gap.backups(schedule.num_workers)
     listened = (edge for edge in schedule.strategy.graphs[0].edges() if edge[2] and (gap.staleness or spare[edge[1]]))
@@ -172,10 +172,7 @@ def halves(sources: Sequence[Sequence[int]], spare: Sequence[int]) -> tuple[set[
 
     A set needs none if each member has at most as many in-neighbors outside as it has backup workers (updates that it
     need not wait for): the set can then train for ever without the others, so two of these sets refute consensus.
-
-    The search takes the half of the workers nearest to a start worker, by edges or by rank, and finds the largest such
-    set in it; then the largest one among the workers outside that set. `sources` holds the in-neighbors of every
-    worker, `spare` each worker's number of backup workers.
+    `sources` holds the in-neighbors of every worker, `spare` each worker's number of backup workers.
     """
     n = len(sources)
     targets: list[list[int]] = [[] for _ in sources]

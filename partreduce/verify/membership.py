@@ -205,7 +205,8 @@ def expand(function: PhaseFunction, cluster: Cluster, period: int) -> list[Phase
     The function is called for every member, and in a second period, which must repeat the first.
 
     Raises:
-        InputError: the function fails, returns other values than ranks, or is called too often.
+        InputError: the period is below 1, the function fails, returns other values than ranks, or would be called too
+            often.
     """
     n = cluster.num_workers
     if period < 1:

@@ -126,9 +126,8 @@ def statements_of(schedule: Schedule) -> tuple[Statement, ...]:
 def prove(schedule: Schedule) -> Proof:
     """Prove or refute everything that docs/certificates.md lists for this kind of schedule.
 
-    A rule takes milliseconds at any number of nodes. An explicit schedule takes time near-linear in num_workers ·
-    period; its rates are proved only up to the sizes that docs/certificates.md states. Strategies whose groups are
-    chosen at run time have no certificate; their protocols are model-checked instead.
+    Rates of explicit schedules are proved only up to the sizes stated there. Strategies whose groups are chosen at run
+    time have no certificate; their protocols are model-checked instead.
 
     Args:
         schedule: a schedule of any kind.
@@ -167,7 +166,7 @@ def prove(schedule: Schedule) -> Proof:
 
 @dataclass(frozen=True, slots=True)
 class FunctionProof:
-    """Result of `prove_function`: the proof, the schedule (None if members disagree), and the scope in words."""
+    """Result of `prove_function`: proof, schedule (None if the function is refuted), and the proof's scope in words."""
 
     proof: Proof
     schedule: Schedule | None
@@ -178,10 +177,12 @@ def prove_function(function: PhaseFunction, cluster: Cluster, period: int, name:
     """Expand a function `group_of(worker, step, cluster)` over a period, and prove the expansion.
 
     The function returns the group of a worker in a step, itself included (any iterable of ranks, or a Group with a
-    relaxation), or None if the worker skips. Members with different results refute the claim `membership`.
+    relaxation), or None if the worker skips. Members with different results, or results that do not repeat after
+    `period` steps, refute the claim `membership`.
 
     Raises:
-        InputError: the function fails, returns other values than ranks, or is called too often.
+        InputError: the period is below 1, the function fails, returns other values than ranks, or would be called too
+            often.
     """
     n, found = cluster.num_workers, expand(function, cluster, period)
     scope = (

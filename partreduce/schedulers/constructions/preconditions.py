@@ -28,7 +28,7 @@ def multiple_of(step: int, cluster: Cluster, *, least: int, called: str, **_: ob
 
 
 def power_of_two(instead: str, cluster: Cluster, **_: object) -> str | None:
-    """Return a sentence unless n is a power of two; `instead` names a family for other n."""
+    """Return a sentence unless n is a power of two; its end `instead` names a family for other n."""
     count = cluster.num_workers
     if count & (count - 1) == 0:
         return None

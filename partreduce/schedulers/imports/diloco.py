@@ -152,12 +152,12 @@ class Settings:
 
 
 def read_maxtext(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
-    """Read a schedule from the DiLoCo settings in MaxText's YAML; absent settings have the defaults of base.yml."""
+    """Read a schedule from MaxText's DiLoCo settings in YAML or JSON; absent settings have the defaults of base.yml."""
     return _import(_maxtext(_Members(_parse(data, source), MAXTEXT, source)), source, cluster)
 
 
 def read_torchft(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
-    """Read a schedule from a JSON object of torchft's `DiLoCo` arguments; `outer_optimizer` has those of outer SGD."""
+    """Read a schedule from torchft's `DiLoCo` arguments in JSON or YAML; `outer_optimizer` has those of outer SGD."""
     members = _Members(_parse(data, source), TORCHFT, source)
     members.check_unknown()
     return _import(_torchft(members), source, cluster)
@@ -269,10 +269,7 @@ def _torchft(members: _Members) -> Settings:
 
 
 def _coverage(members: _Members, sizes: list[list[int]] | None) -> Row:
-    """Return the claim that torchft averages every tensor of every fragment, with its status and reason.
-
-    `sizes` are the numbers of elements of each fragment's tensors; None if the file does not give them.
-    """
+    """Return the claim that every tensor is averaged; `sizes` are those of each fragment's tensors (None: unknown)."""
     claim = "every tensor is sent"
     if not members.flag("use_bucketization"):
         return claim, "proved", "each tensor of a fragment has its own sum"

@@ -114,10 +114,7 @@ def round_of(imported: ImportedGraph, method: str) -> Round:
 
 
 def weighted_round(imported: ImportedGraph) -> Round:
-    """Return the graph with its own weights as a round, without edges of weight 0, balanced by `balance_weights`.
-
-    Raises ScheduleError if it has no weights.
-    """
+    """Return the graph as a round with its own weights, without zeros, balanced; raise ScheduleError if it has none."""
     graph, weights = imported.graph, imported.weights
     if weights is None:
         raise ScheduleError("rows of 0 and 1 do not sum to 1; a stack holds mixing weights")

@@ -66,10 +66,9 @@ def import_schedule(
 
     Raises:
         FileError: the file cannot be read.
-        DocumentError: the file does not have the format.
+        InputError: the file does not have the format (DocumentError), or its format is not recognized.
         ScheduleError: an unknown format or option, or a graph that cannot be a topology.
         RefutedError: DiLoCo settings that do not have their documented effect.
-        MissingDependencyError: DiLoCo settings that a schedule file cannot express.
     """
     with gathering() as gathered:
         try:

@@ -48,10 +48,7 @@ def pairs_pairs_all(cluster: Cluster, pair_rounds: int) -> StaticGroups:
 
 
 def _pairs(size: int, shift: int) -> tuple[Block, ...]:
-    """Return pairs of neighboring local ranks, from rank `shift` (0 or 1) on; with 1 the last and the first are a pair.
-
-    An odd `size` leaves one local rank without a pair.
-    """
+    """Return neighboring local ranks in pairs, from `shift` (0 or 1) on; with 1 and an even `size` also (0, last)."""
     pairs = [(first, first + 1) for first in range(shift, size - 1, 2)]
     if shift and size % 2 == 0:
         pairs.append((0, size - 1))

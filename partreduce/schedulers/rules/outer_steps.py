@@ -24,10 +24,10 @@ from partreduce.topo.strategies.static import RulePhases, StaticGroups
 def diloco(
     cluster: Cluster, *, every: int, fragments: int, late: int, alpha: float, lr: float, momentum: float
 ) -> AllReduce:
-    """Return DiLoCo, or Streaming DiLoCo: an outer step every `every` steps, of each of `fragments` parts of the model.
+    """Return DiLoCo, or Streaming DiLoCo: every `every` steps an outer step of each of `fragments` parts of the model.
 
-    It is merged `late` steps late and keeps the share `alpha` of the local value; `lr` and `momentum` are those of the
-    outer SGD.
+    The result is merged `late` steps late, with the share `alpha` of the local value; `lr` and `momentum` are those of
+    the outer SGD.
     """
     del cluster
     sync = DelayedMerge(steps=late, alpha=Fraction(str(alpha))) if late or alpha else SYNCHRONOUS

@@ -54,9 +54,9 @@ class Listener(Protocol):
 class GapTiming(Recorder):
     """The durations of the steps of a `Hop`, whose updates of `num_bytes` and tokens are sent on `links`.
 
-    A token permits a neighbor to enter a step. It also records when each step was `reduced` (averaged), and numbers the
-    instants at which steps were left (`order`). `fill` (num_workers,) is the largest number of updates that a worker's
-    queue held. Listeners are called for every update, reduce and step.
+    Records when each step was `reduced` (averaged), and in `order` numbers the instants at which steps were left.
+    `fill` (num_workers,) is the largest number of updates that a worker's queue held. `listeners` are called for every
+    update, reduce and step.
     """
 
     sees_messages = False

@@ -77,7 +77,7 @@ class Timing:
         return 0.0
 
     def resumes(self, process: int, message: Hashable) -> bool:  # noqa: ARG002
-        """Return whether the process begins its next work when it receives this message, not at its own last event."""
+        """Return whether a process begins its next work on this message, instead of right after its last event."""
         return False
 
     def picked(self, offered: Sequence[Hashable], *, pending: bool, rng: np.random.Generator) -> Sequence[Hashable]:  # noqa: ARG002
@@ -132,9 +132,9 @@ class VirtualMachine:
     A run is deterministic for its seed, which draws the order of simultaneous events and the timing's random numbers.
     The work before an event begins when the process last acted by itself; messages do not interrupt it, unless the
     timing says that one `resumes` it. The event happens when the work is done and the process offers it; if it is part
-    of an operation of several processes, when all members have arrived and its seconds have passed. Members leave an
-    operation in the order of its `members`. Messages from one process to another arrive in the order in which they were
-    sent, unless the timing has `keeps_order`.
+    of an operation of several processes, when all members have arrived and the operation's time is over. Members leave
+    an operation in the order of its `members`. Messages from one process to another arrive in the order in which they
+    were sent, unless the timing has `keeps_order`.
     """
 
     def __init__(self, machine: Machine[Any], timing: Timing, *, seed: int = 0) -> None:

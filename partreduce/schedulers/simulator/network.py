@@ -85,8 +85,7 @@ class Ways:
 class _Flow(NamedTuple):
     """A transfer in progress: the links on its path, with the amount through a lane of each and the number of lanes.
 
-    `go_to` returns `key` when the transfer ends. It takes at least `least` seconds, even on free links, and `latency`
-    more.
+    The transfer takes at least `least` seconds, even on free links, and `latency` more; then `go_to` returns `key`.
     """
 
     key: Any
@@ -190,10 +189,9 @@ class _Line(NamedTuple):
 class InTurn:
     """The links of a cluster on which messages queue. `nic_bytes` (num_nodes,) counts the bytes that left each node.
 
-    `Network` shares a link among all concurrent messages, which takes O(messages) for each; here a message waits
-    at every link (NIC, uplink, bus) for all sent through it before, and arrives when the last link is done with it.
-    `topo.timing.cost.round_seconds` counts a round of a weighted graph in the same way, and both agree on the last
-    message if all workers send at once. Messages have to be sent in order of time. O(links on the path) for a message.
+    `Network` shares a link among all concurrent messages, which takes O(messages) for each; here a message waits at
+    every link (NIC, uplink, bus) for all sent through it before, and arrives when the last link is done with it.
+    Messages have to be sent in order of time. O(links on the path) for a message.
     """
 
     def __init__(self, cluster: Cluster, hardware: Hardware) -> None:

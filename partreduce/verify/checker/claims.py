@@ -174,7 +174,7 @@ class Fact(NamedTuple):
 
 
 def without_numbers(_: Schedule, __: Work) -> Numbers:
-    """Return no numbers: the fact holds for every schedule of its mode, by the theorem at the top of its file."""
+    """Return {}, the numbers of a fact that needs none: it holds for every schedule of its mode (`Schedule.mode`)."""
     return {}
 
 
@@ -218,7 +218,7 @@ OF_THE_FILE = SUMS.keys() | ASSUMED.keys()
 
 
 def fact(schedule: Schedule, name: str, limit: int | None = None) -> Fact | None:
-    """Return one fact of a schedule with disjoint groups, within `limit` units of work; None if it does not apply."""
+    """Return one fact of a schedule with disjoint groups, or None if it does not apply; `limit` bounds the work."""
     stated = FACTS[schedule.mode].get(name)
     if stated is None:
         return None

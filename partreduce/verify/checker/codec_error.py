@@ -73,7 +73,7 @@ ROUNDING = {
 
 
 def codec_error(schedule: Schedule, _: Work) -> Numbers | None:
-    """Fact `codec-error`: return the bounds `relative` and `absolute`, and the most `roundings`; None if not coded."""
+    """Fact `codec-error`: return the bounds `relative` and `absolute` and the most `roundings`; None without codec."""
     if schedule.transport["codec"] == "none":
         return None
     sums = [coded_sum(schedule.transport, *shape) for shape in set(_shapes(schedule))]
@@ -107,7 +107,7 @@ def rounded_up(*sums: FollowedSum) -> tuple[str, str]:
 
 
 def coded_sum(transport: Mapping[str, Any], inside: int, nodes: int) -> FollowedSum:
-    """Return the bound after all stages of `inside` members on each of `nodes` nodes; (1, k): ring, (k, 1): plain."""
+    """Return the error bound of a sum of `inside` members on each of `nodes` nodes; (1, k): ring, (k, 1): not coded."""
     codec, size = transport["codec"], inside * nodes
     relative, absolute = ROUNDING[codec]
     result = FollowedSum()

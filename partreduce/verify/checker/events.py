@@ -57,7 +57,7 @@ Edges = Sequence[tuple[int, int, Fraction]]
 
 
 class Need(NamedTuple):
-    """`event` happens for the k-th time only if all its sources (other events) but `spare` have k − `tokens` times."""
+    """A condition: `event` happens the k-th time only after all its sources but `spare` did k − `tokens` times."""
 
     event: int
     tokens: int

@@ -126,7 +126,7 @@ def two_closed_sets(
             targets[u].append(v)
 
     def struck(kept: set[int], without: set[int]) -> set[int]:
-        """Return `kept` less `without`, and less, in turn, every v with over spare[v] sources outside what remains."""
+        """Return the largest subset of `kept` less `without` whose members v have at most spare[v] sources outside."""
         work.spend(1000 + 50 * len(kept))
         left = kept - without
         waiting = {v for u in without for v in targets[u] if v in left}

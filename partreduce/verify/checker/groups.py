@@ -60,7 +60,7 @@ EVALUATED = 2**20
 
 
 def check_membership(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """Check claim `membership` of rules: the function that a worker evaluates at run time finds the group of its block.
+    """Raise a Refusal unless `entry` proves `membership` of a rule: `group_of` returns the group of the worker's block.
 
     `answers` is the SHA-256 of the results of all workers in every phase: the smallest member of the worker's group and
     the relaxation, or `-` if the worker skips. Workers with equal results form a group, so any difference in the groups
@@ -77,7 +77,7 @@ def check_membership(schedule: Schedule, entry: dict[str, Any], place: str) -> N
 
 
 def members_of_answers(schedule: Schedule) -> int:
-    """Return the total size of the groups that all workers compute in all phases of a rule; 1 for a skipped phase."""
+    """Return the total size of the groups that all workers of a rule compute in all phases; 1 for a skipped phase."""
     members = schedule.period * schedule.width
     for local_ranks, across, _ in chain.from_iterable(schedule.phases):
         size = len(local_ranks) * prod(schedule.radices[digit] for digit in across)

@@ -38,7 +38,7 @@ FACTOR_BITS = 60
 
 
 def pivots(matrix: Matrix, place: str, work: Work) -> list[Fraction]:
-    """Return the pivots of a symmetric matrix, which is overwritten; a zero pivot above other entries is a Refusal."""
+    """Return the pivots of a symmetric matrix, overwriting it; raise a Refusal for a zero above nonzero entries."""
     size = len(matrix)
     for k in range(size):
         below = [i for i in range(k + 1, size) if matrix[i][k]]
@@ -83,8 +83,8 @@ def confirm_norm(squared: Fraction, rows: IntegerMatrix, scale: int, place: str,
     """Confirm ‖M‖₂² ≤ c² = `squared` for a square M = rows / scale of n rows, by a factor rounded to integers.
 
     Let N be 2ᵇ·M with each entry rounded to the nearest integer, so ‖2ᵇ·M − N‖₂ ≤ ‖2ᵇ·M − N‖_F ≤ n/2. With r ≤ 2ᵇ·c and
-    m = r − ⌈n/2⌉ it suffices that ‖N‖₂ ≤ m, which is m²·I − NᵀN ⪰ 0. No entry of L is above m, so e = ⌈n·m/2⌉ is above
-    all that rounding leaves. With b chosen so that m has some 32 bits all this loses about n·2⁻³¹ of c².
+    m = r − ⌈n/2⌉ it suffices that ‖N‖₂ ≤ m, which is m²·I − NᵀN ⪰ 0. No entry of the factor is above m, so e = ⌈n·m/2⌉
+    is above all that rounding leaves. With b chosen so that m has some 32 bits all this loses about n·2⁻³¹ of c².
     """
     n = len(rows)
     work.spend(n**3 + n)

@@ -76,6 +76,6 @@ class Work:
         self.require(self.spent <= self.limit)
 
     def require(self, condition: object, problem: str = "too large for this check; use another method") -> None:
-        """Raise TooLarge, which says the `problem`, unless the condition, a limit of the claim at `place`, holds."""
+        """Raise TooLarge, which says the `problem` with the claim at `place`, unless the condition holds."""
         if not condition:
             raise TooLarge(f"{self.place}: {problem}", UNREADABLE)

@@ -115,14 +115,14 @@ class Table(NamedTuple):
         return ELEMENT[self.codec] * self.columns + (4 if self.codec == "int8" else 0)
 
     def rows_of(self, place: int) -> int:
-        """Return the number of rows on `hosts[place]`, which has ⌈(k−place)/H⌉ of the first k parts; H = len(hosts)."""
+        """Return the number of rows of `hosts[place]`, which has ⌈(k−place)/H⌉ of the first k parts; H = len(hosts)."""
         each, left = divmod(self.rows, self.partitions)
         parts, larger = (max(0, -(-(count - place) // len(self.hosts))) for count in (self.partitions, left))
         return each * parts + larger
 
 
 class FailurePlan(NamedTuple):
-    """The rule for the survivors' schedule after the failure of up to `failures` workers, or of one node."""
+    """The rule by which survivors get a schedule (`survives.py`) after up to `failures` workers, or one node, fail."""
 
     rule: Literal["keep_groups", "reapply_rule", "all_reduce"]
     failures: int

@@ -52,7 +52,7 @@ def with_defaults(value: dict[str, Any], schema: Schema = SCHEMA) -> dict[str, A
 
 
 def hold(column: list[Any], schema: Schema, place: str) -> None:
-    """Raise a Refusal unless all values in `column`, those at path `place`, fit the schema, and state no default."""
+    """Raise a Refusal unless all values in `column`, those at path `place`, fit the schema and leave defaults out."""
     schema = _resolve(schema)
     if not column:
         return

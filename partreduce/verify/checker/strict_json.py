@@ -22,7 +22,7 @@ LONGEST = 2**53
 def read_file(path: str, *, is_certificate: bool, limit: int = MAX_BYTES) -> Any:  # noqa: ANN401 - parsed JSON
     """Return the value in a JSON file; raise a Refusal for a duplicate key, a float, or an unpaired surrogate.
 
-    It may have 32 levels. A certificate has no true, false or null, a schedule no integer of 2⁵³ or above.
+    It may have 32 levels of nesting. A certificate has no true, false or null, a schedule no integer of 2⁵³ or above.
     """
 
     def object_of(members: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -283,7 +283,7 @@ def prime_factors(number: int) -> list[int]:
 
 
 def all_failures(num_workers: int, nodes: Iterable[Sequence[int]], most: int) -> Iterator[Failure]:
-    """Yield the ranks of every failure of up to `most` workers, smaller ones first, then of every larger node."""
+    """Yield the ranks of every failure of up to `most` workers, smaller ones first, then those of every larger node."""
     for count in range(1, most + 1):
         yield from combinations(range(num_workers), count)
     for node in nodes:

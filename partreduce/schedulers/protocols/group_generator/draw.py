@@ -123,10 +123,9 @@ class Drawing:
     def fast_enough(self, now: Situation, workers: frozenset[int]) -> frozenset[int]:
         """Return the workers w that pass the paper's filter: c_i − c_w < threshold, c being the rounds requested.
 
-        The initiator i, whose request is answered, always passes.
-
-        If `now.slow` is known, all workers outside it pass instead. By counts, a worker that was delayed once would be
-        excluded forever, and so would all workers that it then averages with, until no group spans nodes.
+        The initiator i, whose request is answered, always passes. If `now.slow` is known, all workers outside it pass
+        instead: by counts, a worker that was delayed once would be excluded forever, and so would all workers that it
+        then averages with, until no group spans nodes.
         """
         threshold = self.setting.slow_threshold
         if threshold is None:
@@ -244,7 +243,7 @@ class Drawing:
         return fast > 1 and apart >= self.setting.all_every * fast
 
     def further(self, apart: int) -> int:
-        """Return `apart`, the number of requests since the last group of all workers, plus one.
+        """Return `apart`, the number of requests since the last group of all workers, plus one, up to a limit.
 
         The result is 0 if the way to divide workers into groups (`division`) has no groups of all.
         """

@@ -265,7 +265,7 @@ class GroupSystem:
     restarts: int = 0
 
     def __post_init__(self) -> None:
-        """Raise InputError for breakers in an endless run, where request numbers repeat and would hide failures."""
+        """Raise InputError for breakers in an endless run: its repeating numbers cannot tell finished groups apart."""
         if self.rounds is None and self.breakers:
             raise InputError(f"breakers: is {self.breakers}; an endless run has none: give rounds")
 
