@@ -78,10 +78,10 @@ SEED = Parameter(name="seed", default=0, minimum=0, help="seed of the random dra
 class Entry:
     """A family of schedules in the catalogue, and how to build its member for a cluster.
 
-    `make(cluster, **parameters)` builds the strategy; `unsupported_reason(cluster, **parameters)` returns a sentence
-    that says why that is impossible and names the nearest possible cluster, or None. `partreduce design --list` prints
-    `condition` (on the cluster), `degree` (messages a worker sends per round), `period` (rounds in a period) and the
-    known `metrics`.
+    `kind` is the form of its schedules. `make(cluster, **parameters)` builds the strategy; `unsupported_reason(cluster,
+    **parameters)` returns a sentence that says why that is impossible and names the nearest possible cluster, or None.
+    `partreduce design --list` prints `condition` (on the cluster), `degree` (messages a worker sends per round),
+    `period` (rounds in a period) and the known `metrics`.
     """
 
     name: str

@@ -37,7 +37,7 @@ def power_of_two(instead: str, cluster: Cluster, **_: object) -> str | None:
 
 
 def shared_nodes(what_averages: str, cluster: Cluster, **_: object) -> str | None:
-    """Return a sentence unless some node has 2 or more workers; `what_averages` is as "Figure 10 averages"."""
+    """Return a sentence unless some node has 2 or more workers; `what_averages` is e.g. "Figure 10 averages"."""
     if len(local_ranks(cluster)) >= 2:
         return None
     return f"every node has 1 worker and {what_averages} inside nodes; use allreduce or hyper-cuboid"

@@ -29,8 +29,9 @@ Of all 32-bit numbers below 1, 2 % are the rounding of a fraction with a denomin
 class Notes:
     """The corrections of weights that an import made, and the settings that it read.
 
-    `singles` counts weights that were read as the fraction that a 32-bit number rounds, such as `example`; `balanced`
-    counts edges that `balance_weights` changed, by up to `change`; workers' own weights were off by up to `own`.
+    `singles` counts weights that were 32-bit roundings of a fraction and were read as the fraction, such as `example`;
+    `balanced` counts edges that `balance_weights` changed, by up to `change`; workers' own weights were off by up to
+    `own`.
     """
 
     singles: int = 0

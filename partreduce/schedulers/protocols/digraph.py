@@ -45,12 +45,12 @@ class Digraph:
 
     @classmethod
     def from_edges_of(cls, graph: Graph | Round) -> Digraph:
-        """Build from the edges of a graph or a round, without their weights."""
+        """Build a graph from the edges of a `Graph` or a round, without their weights."""
         return cls.of(graph.num_workers, zip(graph.sources.tolist(), graph.targets.tolist(), strict=True))
 
     @classmethod
     def undirected(cls, num_workers: int, edges: Iterable[Sequence[int]]) -> Digraph:
-        """Build from undirected edges, with both directions of each."""
+        """Build a graph from undirected edges, with both directions of each."""
         listed = [(int(u), int(v)) for u, v in edges]
         return cls.of(num_workers, listed + [(v, u) for u, v in listed])
 

@@ -141,7 +141,7 @@ class PartialState:
 
     @property
     def last(self) -> int | None:
-        """The last round of all workers; None while some worker continues, as far as this one knows."""
+        """The last round that any worker needs; None while some worker continues, as far as this one knows."""
         return None if GOES_ON in self.lasts else max(self.lasts)
 
 

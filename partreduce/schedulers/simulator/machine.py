@@ -27,8 +27,7 @@ from partreduce.topo.timing.loads import Loads
 class Meeting:
     """An operation of several processes, which begins when the last of `members` has arrived.
 
-    `key` identifies it among those in progress; it `takes` fixed seconds, or the time that its loads need on the
-    network.
+    `key` identifies it among those in progress; it `takes` fixed seconds, or as long as its loads on the links need.
     """
 
     key: Hashable

@@ -67,8 +67,8 @@ class Replay(SentValues):
     """A listener of `run_gaps` (Hop) that applies the run's averages to vectors. O(degree · numbers in a row) per call.
 
     Every worker has `COLUMNS` numbers of noise and then n, of which entry i is the contribution of worker i's
-    gradients. `now` (num_workers, numbers) are the workers' parameters, `update` (the same shape) the progress of their
-    own steps.
+    gradients. `now` (num_workers, numbers) are the workers' parameters, `update` (same shape) the progress of their
+    steps.
     """
 
     def __init__(self, round_: Round, gap: IterationGap, *, seed: int = 0) -> None:
@@ -141,7 +141,7 @@ class Meetings:
     """A listener that estimates consensus distance and drift of a run without common rounds.
 
     It applies the run's averages to stand-ins for gradients: `MEETING_COLUMNS` numbers of noise (consensus distance),
-    and one unit vector for each worker, a constant push of its data (drift). O(n · numbers in a row) per average.
+    and one unit vector for each worker, the constant gradient of its data (drift). O(n · numbers in a row) per average.
 
     `apart` holds, after each average, the mean and the largest number of rounds that workers have ended, and squared
     distances to the mean: of noise, and of zero-mean pushes by worker and by node.

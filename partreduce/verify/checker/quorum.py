@@ -66,7 +66,7 @@ def staleness(schedule: Schedule, _: Work) -> Numbers | None:
 
 
 def equal_replicas(schedule: Schedule, _: Work) -> Numbers | None:
-    """Fact `equal-replicas`: averaging `of` (gradients, models) makes models equal every `every` rounds; or None."""
+    """Fact `equal-replicas`: return by averages `of` what, and after how many rounds (`every`), models are equal."""
     if schedule.quorum["missed"] == "each":
         return {"of": "gradients", "every": 1}
     every = schedule.quorum["synchronize_every"]

@@ -89,7 +89,7 @@ class OuterStep(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Return whether the next model is the mean itself."""
+        """Return whether the result of the outer step is the mean itself."""
         return self.lr == 1 and self.momentum == 0
 
 

@@ -136,7 +136,7 @@ class Drawing:
         return frozenset(worker for worker in workers if mine - now.counts[worker] < threshold)
 
     def partners(self, now: Situation) -> list[int]:
-        """Return the other workers that pass the filter, or all others if none passes, in the order of the draw."""
+        """Return the other workers that pass the filter, or all others if none passes, in a random order."""
         everybody = now.alive - {now.initiator}
         return order_from_salt(self.fast_enough(now, everybody) or everybody, now.salt)
 
@@ -152,9 +152,10 @@ class Drawing:
         return frozenset(worker for worker, cost in costs.items() if middle and cost >= SLOW_FACTOR * middle)
 
     def small_partners(self, now: Situation) -> list[int]:
-        """Return the candidates for a lagging initiator's group.
+        """Return the candidates for a lagging initiator's group, in random order.
 
-        The first non-empty set of: idle workers of its node, all workers of its node, idle workers, all workers.
+        They are the first non-empty set of: idle workers of its node, all workers of its node, idle workers, all
+        workers.
         """
         others = now.alive - {now.initiator}
         if now.slow is not None:

@@ -161,7 +161,7 @@ class Workers(Setting):
 
     @staticmethod
     def _keep_message(state: Member, source: int, said: Share | Confirm | Here | Given) -> Member:
-        """Keep a message of this generation or a later one, which other workers may have entered first."""
+        """Return the state with a message added, unless the generation is over or the worker averages no more."""
         if state.phase in DONE or said.generation < state.view.generation:
             return state
         return replace(state, heard=state.heard | {(source, said)})
@@ -341,7 +341,7 @@ class Decisions(Setting):
         return self._written(state, View(state.view.generation + 1, ())) if state.view.members else (state, ())
 
     def _opened(self, state: Authority) -> Outcome[Authority]:
-        """Open a vote, requesting it once from all workers that have not voted; decide if none is missing."""
+        """Open a vote: request it once from all workers that have not voted; decide at once if all have voted."""
         asked: tuple[Action, ...] = ()
         if not state.is_open:
             state = replace(state, is_open=True)

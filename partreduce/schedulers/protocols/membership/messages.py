@@ -172,10 +172,10 @@ class Restart(Signal):
 class Setting:
     """The settings of a run of `num_workers`, whose last `outside` workers join on request, up to `knocks` times each.
 
-    At most `max_failures` workers may be missing at a time; else the run ends. `groups` is what an explored run
-    averages in each of its `rounds`, in the last over all workers if possible; None if a driver enters operations and
-    reports their results, and members exchange no messages. The authority may evict silent workers `leases` times, and
-    be restarted `restarts` times.
+    At most `max_failures` workers may be missing at a time; else the run ends. In runs of the explorer `groups(members,
+    round)` returns the groups of each of `rounds`; with None a driver enters operations and reports their results, and
+    members exchange no messages. The authority may evict silent workers `leases` times, and be restarted `restarts`
+    times.
     """
 
     num_workers: int
