@@ -152,10 +152,7 @@ SENT_BYTES = fact(
 
 
 def in_bytes(numbers: Mapping[str, Any], model_bytes: int) -> dict[str, int]:
-    """Convert the fact `sent-bytes`, which counts per byte of a fragment, to whole bytes for a model of `model_bytes`.
-
-    Fragments count as equally large. The keys of the result are `SENT`.
-    """
+    """Convert the fact `sent-bytes` (keys `SENT`) to bytes, rounded up, for a model with equally large fragments."""
     return {name: ceil(Fraction(numbers[name]) * model_bytes / numbers["parts"]) for name in SENT}
 
 

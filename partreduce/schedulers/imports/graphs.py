@@ -84,8 +84,8 @@ def from_edges(
 ) -> ImportedGraph:
     """Build a graph from edges between ranks; an undirected edge may be listed in one or both directions.
 
-    Raises ScheduleError for an edge with two weights, for a worker whose weights, with that of its self-loop, do not
-    sum to 1, and for less than 2 workers.
+    Raises ScheduleError for an edge with two weights, weights of a worker with a self-loop that do not sum to 1, or
+    less than 2 workers.
     """
     if not 2 <= num_workers <= MAX_WORKERS:
         raise ScheduleError(f"graph: has {num_workers} workers; graphs of 2 to {MAX_WORKERS} workers are read")

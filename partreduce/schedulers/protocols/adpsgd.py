@@ -33,7 +33,7 @@ class Choose:
 
 
 class Ask(Signal):
-    """Message with the sender's parameters: a request to average them with one's own, and to answer with the mean."""
+    """Message with the sender's parameters: a request to average them with the receiver's and answer with the mean."""
 
 
 class Answer(Signal):
@@ -78,7 +78,7 @@ class Pairing:
         return PairState(), ()
 
     def ready(self, process: int, state: PairState) -> Sequence[Choose]:
-        """Return an event per neighbor that the worker may pick, one that answers requests; none while it waits."""
+        """Return an event for each neighbor that answers requests, for the driver to pick one; none while it waits."""
         if state.waits_for >= 0 or self.roles[process] == Role.PASSIVE:
             return ()
         return tuple(Choose(v) for v in self.graph.targets[process] if self.roles[v] != Role.ACTIVE)

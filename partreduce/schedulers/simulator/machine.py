@@ -128,12 +128,12 @@ class _Process:
 class VirtualMachine:
     """The simulator: runs a machine (a protocol as pure functions over states of processes) in virtual time.
 
-    A run is deterministic for its seed, which draws the order of simultaneous events and the timing's random numbers.
-    The work before an event begins when the process last acted by itself; messages do not interrupt it, unless the
-    timing says that one `resumes` it. The event happens when the work is done and the process offers it; if it is part
-    of an operation of several processes, when all members have arrived and the operation's time is over. Members leave
-    an operation in the order of its `members`. Messages from one process to another arrive in the order in which they
-    were sent, unless the timing has `keeps_order`.
+    A run is deterministic for its `seed`, which draws the order of simultaneous events and the timing's numbers. The
+    work before an event begins when the process last acted by itself; messages do not interrupt it, unless the timing
+    says that one `resumes` it. The event happens when the work is done and the process offers it; if it is part of an
+    operation of several processes, when all members have arrived and the operation's time is over. Members leave an
+    operation in the order of its `members`. Messages from one process to another arrive in the order in which they were
+    sent, unless the timing has `keeps_order`.
     """
 
     def __init__(self, machine: Machine[Any], timing: Timing, *, seed: int = 0) -> None:

@@ -36,7 +36,7 @@ def gap(schedule: Schedule, work: Work) -> Numbers:
 
 
 def queues(schedule: Schedule, work: Work) -> Numbers:
-    """Fact `queues`: return for each edge the most updates that can wait, `update`, and the most tokens, `token`."""
+    """Fact `queues`: return for each edge the most waiting updates (`update`) and, with max_ig, tokens (`token`)."""
     bounds, max_ig = schedule.events.bounds(work), _setting(schedule).max_ig
     update = {"update": [_number(ahead + 1) for ahead, _ in bounds.values()]}
     return update if max_ig is None else update | {"token": [_number(back + max_ig) for _, back in bounds.values()]}

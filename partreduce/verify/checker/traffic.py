@@ -237,7 +237,7 @@ def _of_groups(schedule: Schedule, phase: Sequence[Average]) -> Sent:
 
 
 def _alike(size: int, nodes: int) -> Spread:
-    """Return a `Spread` with equally many workers on each of its nodes, in the order of ranks."""
+    """Return the `Spread` of `size` workers, equally many on each of `nodes` nodes, in the order of ranks."""
     return Spread(size, size // nodes, nodes, size // nodes, int(nodes > 1))
 
 
