@@ -141,7 +141,7 @@ class Schedule:
     averaged, late by a `pipeline` (empty: not late); otherwise parameters are, a round late if `is_late`. `gap` is None
     unless the protocol is an iteration gap, and `quorum` empty unless a quorum starts rounds. `tables` are in the order
     of their exchange; if `aggregates`, the workers of a node first combine their rows. A round averages the values of
-    `late_steps` steps before its end, and a worker keeps the share `kept` of its own.
+    `late_steps` steps before its end, and a worker keeps the share `kept` of its value.
     """
 
     form: Literal["rule", "groups", "graph"]
