@@ -121,7 +121,7 @@ class Proof:
 
     @property
     def can_part(self) -> list[list[int]]:
-        """Return the sets of workers that refute consensus: closed, or passing their values around in a cycle for ever.
+        """Return the sets of workers that refute consensus: closed to others, or passing values around in a cycle.
 
         Empty unless consensus is refuted, and for a rule, whose counterexample names local ranks instead of workers.
         """

@@ -61,8 +61,8 @@ class Exchange:
 def simple_base(num_workers: int, k: int) -> list[Exchange]:
     """Return the rounds of Simple Base-(k+1). O(n) per round.
 
-    With the first part of a₁(k+1)^{p₁} workers, there are p₁ + [a₁ > 1] rounds if it is the only part, else 2p₁ + [a₁ >
-    1] + 1.
+    If n = a₁(k+1)^{p₁}, a single part, these are p₁ + [a₁ > 1] rounds, else 2p₁ + [a₁ > 1] + 1, for a₁, p₁ of the
+    largest.
     """
     parts = _parts(num_workers, k)
     (first_size, first_count), *rest = parts

@@ -81,7 +81,7 @@ def complete_unsupported_reason(cluster: Cluster, **_: object) -> str | None:
 
 
 def de_bruijn_graph(cluster: Cluster, base: int | None) -> NeighborAveraging:
-    """Return averaging over the de Bruijn graph, with weight 1/base on every edge i → base·i + a mod n."""
+    """Return averaging over the de Bruijn graph: edges i → base·i + a mod n of weight 1/base (None: smallest base)."""
     chosen = preconditions.smallest_base(cluster.num_workers) if base is None else base
     length = preconditions.exponent(cluster.num_workers, chosen)
     assert length is not None
