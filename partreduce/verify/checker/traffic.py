@@ -23,22 +23,22 @@ def memory(schedule: Schedule, _: Work) -> Numbers:
 
     * `groups`: the most distinct groups (communicators) that one worker is in, over the period and the prologue, whose
       rounds have one group of all workers. 0 for weighted graphs, which exchange with single workers. With the codecs
-      int8 and int4 a group that goes as a ring counts twice: a thread sums it over a separate communicator.
+      int8 and int4 a group that a ring sums counts twice: a thread sums it over a separate communicator.
     * `connections`: the most other members that one worker has in its distinct groups, counted once for each group; for
-      weighted graphs the most workers that it sends to or hears from.
+      weighted graphs the most workers that it sends to or receives from.
     * `splits`: the distinct phases (or graphs) of the period that have a group (or an edge).
-    * `arrays`: arrays of the size of the parameters that are kept besides them, at most: one that takes the sums, or K
-      in a pipeline of width K (K − 1 in flight, and one that is applied or filled); the parameters with which a round
-      began, where averages are late or progress is normalized; of a weighted graph one for each in-neighbor of the
-      largest round; the reference that all share, with a codec of parameters or outer steps, and the momentum of these;
-      two of error feedback: what roundings left over of what the worker gave, and of the shards that it sums and hands
-      on (a half and a quarter at most).
+    * `arrays`: the most arrays of the parameters' size that are kept in addition to the parameters: one for the sums,
+      or K in a pipeline of width K (K − 1 in flight, one that is applied or filled); the parameters at the start of a
+      round, if averages are late or progress is normalized; in a weighted graph one for each in-neighbor of the largest
+      round; the reference that all workers share, with a codec of parameters or with outer steps, and the momentum of
+      outer steps; two for error feedback: the rounding errors of the values that the worker sends, and those of the
+      shards that it sums and sends (at most a half and a quarter of the size).
 
-    Equal blocks of a rule make equal groups, and unequal ones make none in common: their local ranks or, as all radices
-    are 2 or more, their nodes differ.
+    Two blocks of a rule that are equal make equal groups. Unequal blocks make no equal groups: their local ranks
+    differ or, as all radices are 2 or more, their nodes.
 
-    *Not counted:* what is allocated inside an operation (a codec's codes are up to half of what they code), two more
-    communicators of a group that the algorithm `hierarchical` fits, activations, gradients and optimizer state.
+    *Not counted:* what is allocated inside an operation (codes of a codec are up to half as large as their input), two
+    more communicators of a group with the algorithm `hierarchical`, activations, gradients and optimizer state.
     """
     transport = schedule.transport
     sums = schedule.lag + 1 if schedule.pipeline else 1
