@@ -220,7 +220,7 @@ def not_proved(claim: str, explanation: str) -> Claim:
 
 
 def fraction_above(value: float, bits: int = 32) -> Fraction:
-    """Round a positive float up to `bits` significant bits, for an upper bound in a certificate."""
+    """Round a positive float up to a fraction of `bits` significant bits, as an upper bound for a certificate."""
     unit = Fraction(2) ** (frexp(value)[1] - bits)
     return ceil(Fraction(value) / unit) * unit
 

@@ -300,7 +300,7 @@ class Partial:
         return tuple(Send(v, message) for v in range(self.num_workers) if v != process)
 
     def _come(self, process: int, state: PartialState) -> Outcome[PartialState]:
-        """Record that this worker has arrived (has a gradient) for the next round; send it if `quorum` is a number."""
+        """Record that this worker has a gradient for the next round; send `Arrived` to all if `quorum` is a number."""
         if state.arrived[process] > state.entered:
             return state, ()
         come = replace(state, arrived=replace_at(state.arrived, process, state.entered + 1))
