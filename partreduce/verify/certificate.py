@@ -14,7 +14,7 @@ VERSION = 1
 
 
 def certificate_of(read: Any, claims: Iterable[Claim]) -> dict[str, Any]:  # noqa: ANN401 - the checker's own schedule
-    """Return the certificate of the schedule that the checker `read`: its hash, and the entries of proved claims."""
+    """Return the certificate of `read`, the schedule as the checker reads it: its hash, and proved claims' entries."""
     return {
         "format": FORMAT,
         "version": VERSION,

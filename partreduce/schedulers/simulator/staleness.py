@@ -53,7 +53,7 @@ class IndirectAge:
         self.known = np.zeros((count, count) if count <= MAX_WORKERS else (0, 0), dtype=np.int64)
 
     def meet(self, members: Sequence[int], done: npt.NDArray[np.int64]) -> None:
-        """Record that `members` average after `done` rounds of each worker (num_workers,)."""
+        """Record that `members` average when each worker has ended `done` rounds, shape (num_workers,)."""
         listed = list(members)
         if not len(self.known):
             return

@@ -174,8 +174,7 @@ class Setting:
 
     At most `max_failures` workers may be missing at a time; else the run ends. In runs of the explorer `groups(members,
     round)` returns the groups of each of `rounds`; with None a driver enters operations and reports their results, and
-    members exchange no messages. The authority may evict silent workers `leases` times, and be restarted `restarts`
-    times.
+    members exchange no messages. The authority may evict silent workers `leases` times and restart `restarts` times.
     """
 
     num_workers: int
