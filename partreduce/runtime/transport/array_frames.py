@@ -23,12 +23,12 @@ PATIENCE = 0.1  # seconds to wait for a free snapshot before allocating more tha
 
 
 def frame_of(tensor: torch.Tensor) -> memoryview:
-    """Return a tensor's bytes; a contiguous CPU tensor's are its own memory, which must not change while it is sent."""
+    """Return a tensor's bytes. A contiguous CPU tensor is not copied, so it must not change until they are sent."""
     return tensor.detach().to("cpu").contiguous().view(torch.uint8).numpy().data
 
 
 def tensor_of(frame: Any, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - any buffer
-    """Return the bytes of a frame as a one-dimensional tensor: a view, or a copy if not aligned to the dtype."""
+    """Return a frame's bytes as a one-dimensional tensor of `dtype`: a view, or a copy if the frame is not aligned."""
     if not len(frame):
         return torch.empty(0, dtype=dtype)
     place = np.frombuffer(frame, dtype=np.uint8)
@@ -36,16 +36,16 @@ def tensor_of(frame: Any, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 -
 
 
 class Snapshots:
-    """Copies of tensors in reused memory (snapshots), to send while the tensors change.
+    """Copies of tensors (snapshots) in reused memory, to send the copies while the tensors change.
 
     The memory of a snapshot is reused only when no sender, queued message or libzmq references its frames any more. So
     data in flight never changes, however slow a peer is.
 
     Args:
-        streams: streams of the tensors' device. On CUDA copies are only queued in the current stream; a snapshot is
-            complete once a marker set after `take` is reached.
-        usual: how many snapshots are in use at most if no receiver is slow; before it allocates more, `take` waits
-            briefly for a free one. None: it never waits.
+        streams: streams of the tensors' device. On CUDA `take` only queues the copies in the current stream; they are
+            complete once a marker (`Streams.mark`) that is set afterwards is reached.
+        usual: number of snapshots that suffice if no receiver is slow. If as many are in use, `take` waits briefly for
+            a free one before it allocates another. None: it never waits.
     """
 
     def __init__(self, streams: Streams | None = None, usual: int | None = None) -> None:
@@ -53,7 +53,7 @@ class Snapshots:
         self._taken: list[_Snapshot] = []
 
     def take(self, tensors: Sequence[torch.Tensor]) -> list[memoryview]:
-        """Copy tensors, of the same sizes in every call, and return the bytes of the copies; not thread-safe."""
+        """Copy tensors, which have the same sizes in every call, and return the bytes of each copy; not thread-safe."""
         snapshot = self._free() or self._freed_soon() or _Snapshot([tensor.nbytes for tensor in tensors], self._streams)
         self._taken.append(snapshot)
         return snapshot.of(tensors)
@@ -75,7 +75,7 @@ class Snapshots:
         return snapshot
 
     def _free(self) -> _Snapshot | None:
-        """Return an unused snapshot, or None; keep up to `MAX_SPARE` other unused ones and release the rest."""
+        """Return an unused snapshot, or None. Of the other unused ones keep up to `MAX_SPARE` and release the rest."""
         free = [snapshot for snapshot in self._taken if snapshot.is_free()]
         used = [snapshot for snapshot in self._taken if snapshot not in free]
         self._taken = used + free[1 : 1 + MAX_SPARE]
@@ -95,7 +95,7 @@ class _Snapshot:
         return all(view() is None for view in self._lent)
 
     def of(self, tensors: Sequence[torch.Tensor]) -> list[memoryview]:
-        """Copy tensors into this memory; return the bytes of each copy. It counts as in use while these exist."""
+        """Copy tensors into this memory; return the bytes of each copy. The memory is in use while these exist."""
         for room, tensor in zip(self._rooms, tensors, strict=True):
             if len(room):
                 room.view(tensor.dtype).copy_(tensor.detach().reshape(-1), non_blocking=True)

@@ -23,7 +23,7 @@ SHORTEST_WAIT = 1e-3  # seconds; torch counts whole milliseconds
 
 
 class Sums(Protocol):
-    """Interface of all-reduces that run in several stages, such as encode, exchange, add, decode."""
+    """Interface of an object that runs all-reduces in several stages, such as encode, exchange, add, decode."""
 
     def start(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work: ...
 
@@ -31,10 +31,10 @@ class Sums(Protocol):
 
 
 class Communicator:
-    """One group of workers, the ranks `members`, and its collectives; `backend` is torch's object for the group.
+    """One group of workers, the ranks `members`, and its collectives; `backend` is torch's process group or backend.
 
-    `timeout` is that of operations, if it differs from the group's. Methods that start an operation raise
-    UnavailableError if the group was destroyed or a connection is broken.
+    `timeout` limits each operation; None: the timeout with which the group connected. Methods that start an operation
+    raise UnavailableError if the group was destroyed or a connection is broken.
     """
 
     def __init__(
@@ -69,7 +69,8 @@ class Communicator:
         """Start an all-reduce (sum) over the group, in place; with a `coding` (codec) numbers are sent encoded.
 
         The result is then the decoded sum. With a 16-bit codec the backend adds the encoded numbers. All members get
-        the same bits. Raises MissingDependencyError if the group was not prepared for int8 or int4.
+        the same bits. Raises MissingDependencyError for int8 or int4 if `World.make` did not prepare the group for
+        them.
         """
         if coding is not None and not (self.is_inside_a_node and coding.transport.where is CodecScope.ACROSS_NODES):
             return self._compressed_all_reduce(tensor, coding)
@@ -93,7 +94,7 @@ class Communicator:
     def exchange(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
     ) -> Sequence[Work]:
-        """Start sending and receiving tensors, given as (index of the member, tensor).
+        """Start sending and receiving tensors, each given as (index of the other member in the group, tensor).
 
         Two members list the tensors between them in the same order. All receives are posted before the first send, so
         that workers cannot wait in a circle: over gloo a send blocks until its receive is posted.
@@ -114,7 +115,7 @@ class Communicator:
         return [Work(work.is_completed, partial(work.wait, *limit)) for work in works]
 
     def broadcast(self, tensor: torch.Tensor) -> Work:
-        """Start a broadcast, in place, from the lowest rank of the group."""
+        """Start a broadcast of `tensor`, in place, from the lowest rank of the group."""
         options = self._with_timeout(dist.BroadcastOptions())
         options.rootRank = 0
         options.rootTensor = 0
@@ -123,19 +124,19 @@ class Communicator:
     def all_to_all(
         self, target: torch.Tensor, source: torch.Tensor, receives: Sequence[int], sends: Sequence[int]
     ) -> Work:
-        """Start an all-to-all: send one piece of `source` to each member, in order, and receive theirs in `target`.
+        """Start an all-to-all: send one piece of `source` to each member, and receive one piece from each in `target`.
 
         Args:
-            target: one-dimensional; receives the pieces of all members, in order of the members.
-            source: one-dimensional; must not change until the work has ended.
+            target: one-dimensional; receives the pieces in order of the members.
+            source: one-dimensional, the pieces in order of the members; must not change until the work has ended.
             receives: number of elements from each member.
-            sends: number of elements to each member; that from i to j equals what j expects from i.
+            sends: number of elements to each member; what i sends to j equals what j expects from i.
         """
         options, pieces = self._with_timeout(dist.AllToAllOptions()), (list(receives), list(sends))
         return self._start(target, lambda backend: backend.alltoall_base(target, source, *pieces, options))
 
     def all_gather(self, target: torch.Tensor, source: torch.Tensor) -> Work:
-        """Start an all-gather: collect `source`, equally long on all members, in `target`, in order of the members."""
+        """Start an all-gather: `target` receives the `source` of each member, in order; all are equally long."""
         options = self._with_timeout(AllgatherOptions())
         return self._start(
             target,
@@ -167,14 +168,14 @@ class Communicator:
 
 
 def _work(work: TorchWork, tensor: torch.Tensor) -> Work:
-    """Wrap an operation of torch; a wait for a gloo operation on CPU tensors may have a time limit."""
+    """Wrap torch's operation on `tensor` as a `Work`. Its wait inside torch has a time limit for CPU tensors only."""
     if tensor.device.type != "cpu":
         return Work(work.is_completed, work.wait)
     return Work(work.is_completed, work.wait, partial(_ended_within, work), on_main_thread=True)
 
 
 def _ended_within(work: TorchWork, seconds: float) -> bool:
-    """Wait up to `seconds`, at least 1 ms (torch takes 0 as no limit); return whether the operation has ended."""
+    """Wait up to `seconds` (at least 1 ms, since torch takes 0 as no limit); return whether the operation has ended."""
     try:
         work.wait(timedelta(seconds=max(SHORTEST_WAIT, seconds)))
     except RuntimeError:
@@ -198,12 +199,12 @@ def goes_in_rounds(longest: int, group_size: int, node_size: int) -> bool:
 def pairwise_exchange(
     group: Communicator, target: torch.Tensor, source: torch.Tensor, receives: Sequence[int], sends: Sequence[int]
 ) -> Iterator[Work]:
-    """Yield the works of an all_to_all (see `Communicator.all_to_all`) in rounds of pairs; wait for each in order.
+    """Run an all_to_all (arguments as of `Communicator.all_to_all`) in rounds of pairs, by the works that it yields.
 
-    It is for long messages: in round i each worker sends to rank + i, as in MPICH's pairwise exchange (Thakur,
-    Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH, 2005, section 4.4). Sent all
-    at once, they would overflow the queue of one link, and senders notice lost packets only after 0.2 s or more (TCP
-    incast: Phanishayee et al., FAST 2008). Short messages are sent at once, for the lowest latency.
+    The caller waits for each work before it asks for the next. In round i each worker sends to rank + i, as in MPICH's
+    pairwise exchange (Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH,
+    2005, section 4.4). It is for long messages: sent all at once, they would overflow the queue of one link, and
+    senders notice lost packets only after 0.2 s or more (TCP incast: Phanishayee et al., FAST 2008).
 
     A worker sends its next message when the messages of all rounds except the last `AHEAD` have arrived, so a late
     worker delays few others, and about `AHEAD` senders share a link.

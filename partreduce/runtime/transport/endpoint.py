@@ -41,7 +41,7 @@ MAX_LISTS = 2  # a header is a list that contains one list
 
 
 class Received(NamedTuple):
-    """A received message: sender's rank, kind, integers and arrays; `route` identifies the sender for `reply`."""
+    """A received message: the sender's rank, kind, integers and arrays; `reply` needs `route` to answer the sender."""
 
     route: bytes
     source: int
@@ -51,7 +51,7 @@ class Received(NamedTuple):
 
 
 class Seal:
-    """Signer of headers sent to `receiver` on one connection: a call returns MAC, nonce, counter and header joined."""
+    """Signer of headers to worker `receiver` on a connection; a call returns MAC, nonce, counter and header joined."""
 
     def __init__(self, secret: str, receiver: int) -> None:
         self._keyed_hash, self._nonce, self._count = _keyed_hash(secret, receiver), os.urandom(NONCE_BYTES), 0
@@ -63,14 +63,14 @@ class Seal:
 
 
 class SealCheck:
-    """Verifier of the headers that a `Seal` has signed for `receiver`, a rank; each header is accepted only once."""
+    """Verifier of headers that a `Seal` with the same secret signed for rank `receiver`; accepts each only once."""
 
     def __init__(self, secret: str, receiver: int) -> None:
         self._keyed_hash = _keyed_hash(secret, receiver)
         self._counts: dict[bytes, int] = {}
 
     def __call__(self, frame: bytes) -> bytes | None:
-        """Return the header in a frame; None if its MAC is wrong or it was received before."""
+        """Return the header in a frame; None if the MAC is wrong or this header was received before."""
         sealed = frame[TAG_BYTES:]
         if not hmac.compare_digest(frame[:TAG_BYTES], _tag(self._keyed_hash, sealed)):
             return None
@@ -98,7 +98,7 @@ def _derive_key(secret: str, purpose: str) -> bytes:
 
 
 class Connection:
-    """A socket to send messages: to another endpoint's inbox, or back to a sender."""
+    """A socket that sends messages to another endpoint's inbox, or answers back to a sender."""
 
     def __init__(self, socket: Any, seal: Seal) -> None:  # noqa: ANN401 - pyzmq's
         self.socket, self.seal = socket, seal
@@ -108,7 +108,8 @@ class Connection:
     ) -> None:
         """Queue a message in libzmq without blocking; the payload must not change until it was sent.
 
-        `source` is the sender's rank; `kind`, a word, says what the message is; `route`, for answers, is `Received`'s.
+        `source` is the sender's rank, `kind` a word that says what the message is, `numbers` integers and `payload`
+        arrays for the receiver. An answer needs the `route` of the message (`Received`) that it answers.
         """
         header = self.seal(json.dumps((source, kind, numbers)).encode())
         frames = (route, header, *payload) if route else (header, *payload)
@@ -176,7 +177,7 @@ class Endpoint:
         return f"{address.rpartition(':')[0]}:{inbox.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(':')[2]}"
 
     def connect(self, address: str, receiver: int, *, reads: bool = False) -> Connection:
-        """Connect to the inbox of worker `receiver` (−1: the group service); with `reads`, also read its answers."""
+        """Connect to the inbox of worker `receiver` (−1: the group service); with `reads`, `read` returns answers."""
         zmq = self._zmq
         dealer = self._socket(zmq.DEALER, address)
         dealer.plain_username, dealer.plain_password = USER, self._password
@@ -199,11 +200,11 @@ class Endpoint:
         return made
 
     def shared(self, frame: Any) -> Any:  # noqa: ANN401 - any buffer
-        """Wrap a buffer that several messages send, so that libzmq releases it once, after the last of them."""
+        """Wrap a buffer that several messages contain, so that libzmq releases it after it has sent the last one."""
         return self._zmq.Frame(frame, copy=False)
 
     def is_readable(self, seconds: float) -> bool:
-        """Wait up to `seconds` for a message or a wakeup; return whether a message may have arrived."""
+        """Wait up to `seconds` for a message or a call of `wake`; return whether a message may have arrived."""
         readable = False
         for source, _ in self._poller.poll(1000 * seconds):
             if source is self._inbox:
@@ -237,7 +238,7 @@ class Endpoint:
         return Received(route, source, kind, numbers, tuple(frame.buffer for frame in frames[1:]))
 
     def reply(self, route: bytes, to: int, kind: str, numbers: Sequence[int]) -> None:
-        """Send worker `to` a message (as `Connection.send`) on the `route` of one from it, if it still reads."""
+        """Answer worker `to` on the `route` of its message (see `Connection.send`); dropped if it has disconnected."""
         if to not in self._replies:
             self._replies[to] = Connection(self._inbox, Seal(self._secret, to))
         with contextlib.suppress(self._zmq.ZMQError):
@@ -258,7 +259,7 @@ class Endpoint:
         self._bell.ring()
 
     def thread(self, read: Callable[[], None], *, name: str, stop: Callable[[], None] | None = None) -> Background:
-        """Create, but do not start, a thread that runs `read`, then closes the sockets; `stop` makes `read` return."""
+        """Return a thread, not yet started, that runs `read` and then closes the sockets; `stop` makes `read` end."""
 
         def run() -> None:
             try:
@@ -270,7 +271,7 @@ class Endpoint:
         return self._thread
 
     def end(self) -> None:
-        """Wake the thread, wait briefly for it, and close all sockets; queued messages have a moment to leave."""
+        """Wake the thread, wait briefly for it, and close all sockets; queued messages have a second to be sent."""
         self.wake()
         thread = self._thread
         if thread is None or thread.ident is None:
@@ -283,7 +284,7 @@ class Endpoint:
 
 
 class Wakeup:
-    """Signal that wakes a thread from a poll; the creator must close it, after that thread has ended.
+    """Signal that wakes a thread from a poll; its creator closes it after that thread has ended.
 
     It uses sockets and a lock instead of a bare file descriptor: after a close, that number could belong to another
     file, into which a wakeup would write.

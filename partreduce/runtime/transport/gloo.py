@@ -21,12 +21,12 @@ GRACE_SECONDS = 1.0  # extra time for gloo's own error about a member that did n
 
 
 class GlooWorld(World):
-    """World (all workers of a run) whose groups use gloo over one shared network device and connect by `store`."""
+    """World (all workers of a run) whose groups use gloo over one shared network device and connect through `store`."""
 
     def __init__(
         self, store: Store, rank: int, size: int, timeout: timedelta, *, max_groups: int = MAX_GROUPS, attempt: int = 1
     ) -> None:
-        """Create the world; `attempt`, equal on all workers, is 1 for a process's first world and counts from there."""
+        """Create the world; `attempt`, equal on all workers, counts the worlds that this process creates, from 1."""
         # Separate keys, since addresses in the store from a failed attempt belong to closed connections.
         prefix = "partreduce/group" if attempt == 1 else f"partreduce/group/attempt-{attempt}"
         super().__init__(store, rank, size, timeout, prefix=prefix, max_groups=max_groups)
@@ -77,7 +77,7 @@ class GlooWorld(World):
             raise UnavailableError(f"{error}; {self.signs.describe_wait(members, None)}") from None
 
     def _soon_known(self, members: tuple[int, ...]) -> str | None:
-        """Return why a member is gone; wait briefly for that record, since a connection closes before it is written."""
+        """Return why a member is gone, or None; wait up to `DIAGNOSE_SECONDS` until the store says so."""
         signs, deadline = self.signs, time.monotonic() + DIAGNOSE_SECONDS
         while time.monotonic() < deadline:
             why = self.given_up() or (deaths_of(self.store, members) if signs is None else self._why(signs, members))
@@ -100,7 +100,7 @@ class GlooWorld(World):
         return UnavailableError(f"{text} ({reason})" if why in (None, reason) else f"{text}: {why} ({reason})")
 
     def gloo_device(self) -> object:
-        """Return gloo's device for all groups, on the interface GLOO_SOCKET_IFNAME, else on that towards the store."""
+        """Return gloo's network device, on interface GLOO_SOCKET_IFNAME, else on the interface towards the store."""
         if self._device is None:
             make = ProcessGroupGloo
             if interface := chosen_interface():

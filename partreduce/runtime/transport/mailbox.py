@@ -61,14 +61,14 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Limit of messages and bytes in flight from one worker to another, and also of those queued at the sender."""
+    """Limit of messages and bytes in flight from one worker to another; as many may wait in the sender's queue."""
 
     messages: int
     num_bytes: int
 
     @classmethod
     def of_largest(cls, num_bytes: int, messages: int = MESSAGES) -> Bound:
-        """Return a bound of `messages` messages and of the fewest bytes that allow `num_bytes` in one (see `holds`)."""
+        """Return a bound of `messages` messages, and of the fewest bytes that allow a message of `num_bytes`."""
         return cls(messages, 2 * max(num_bytes, 1))
 
     def holds(self, num_bytes: int) -> bool:
@@ -95,8 +95,8 @@ class Tally:
 class Account(Generic[Item]):
     """Flow control between one worker and one peer: what was sent, what the peer has processed, and what waits here.
 
-    Messages sent and not yet processed stay within the bound, and so do those that wait in this object's queue until
-    the peer has processed enough. No method blocks. Its owner must hold a lock during each call.
+    Messages sent and not yet processed stay within the bound, and so do those in this object's queue, which wait until
+    the peer has processed enough. No method blocks. The caller must hold a lock during each call.
     """
 
     bound: Bound
@@ -116,7 +116,7 @@ class Account(Generic[Item]):
         return Tally(len(self._waiting), sum(size for _, size in self._waiting))
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether a message of `num_bytes` may be sent now within the bound; False while earlier ones wait."""
+        """Return whether the bound allows to send `num_bytes` in a message now; False while earlier messages wait."""
         return not self._waiting and self._fits(num_bytes)
 
     def take(self, num_bytes: int) -> None:
@@ -124,7 +124,7 @@ class Account(Generic[Item]):
         self.sent.add(num_bytes)
 
     def hold(self, item: Item, num_bytes: int) -> bool:
-        """Put a message that may not be sent yet into the queue, from which `grant` releases it later; does not block.
+        """Put a message that may not be sent yet into the queue; `grant` releases it later.
 
         Returns False, without queuing it, if the queue has as many messages or bytes as the bound allows.
         """
@@ -143,7 +143,7 @@ class Account(Generic[Item]):
         self._waiting.append((item, 0))
 
     def grant(self, messages: int, num_bytes: int) -> list[Item]:
-        """Record the messages and bytes that the peer has processed in total; return queued ones that may be sent."""
+        """Record how much the peer has processed in total; unqueue and return the messages that may now be sent."""
         self.granted.messages = max(self.granted.messages, min(messages, self.sent.messages))
         self.granted.num_bytes = max(self.granted.num_bytes, min(num_bytes, self.sent.num_bytes))
         released = []
@@ -159,7 +159,7 @@ class Account(Generic[Item]):
         return items
 
     def owes(self) -> bool:
-        """Return whether messages of half the bound were processed since the last report, so that one is due."""
+        """Return whether a report is due: half the bound, in messages or bytes, was processed since the last one."""
         new = self.received - self.reported
         return 2 * new.messages >= self.bound.messages or 2 * new.num_bytes >= self.bound.num_bytes
 
@@ -182,11 +182,13 @@ class Mailbox:
         store: store in which workers publish their addresses.
         rank: this worker's rank.
         key: name of the mailbox in the run, equal on all workers.
-        deliver: called with each message, in the side thread; when it returns, the message counts as processed.
+        deliver: called with each received message, in the side thread; when it returns, the message counts as
+            processed.
         max_bytes: most bytes of arrays in one message; a larger frame closes the sender's connection.
         timeout: seconds to wait for a message, or for room to send one.
         bound: limit of messages in flight to each peer; by default 64 messages and twice `max_bytes`.
-        heartbeat: ends the wait for room if the receiver is gone; without it only the timeout ends that wait.
+        heartbeat: information on other workers; if it shows that a receiver is gone, the wait for room to send to it
+            ends. Without it only the timeout ends that wait.
     """
 
     def __init__(
@@ -234,11 +236,11 @@ class Mailbox:
     ) -> None:
         """Send a message, after waiting until the bound allows one more; inside `deliver`, queue it instead of waiting.
 
-        It goes to worker `to`, which may be this one; `kind` and `numbers` (a few integers) are for its `deliver`.
-        The arrays of `payload` are sent from their own memory, which must not change (see `array_frames.Snapshots`);
-        to this worker itself they are not copied. `urgent` messages keep their order, and may overtake others. Raises
-        PeerGoneError if `to` is gone or has not processed enough messages before the timeout, UnavailableError if the
-        mailbox has failed, `to` has published no address, or the queue is full.
+        It goes to worker `to`, which may be this one; `kind`, `numbers` (a few integers) and the arrays of `payload`
+        are given to that worker's `deliver`. The arrays are sent from their own memory, which must not change (see
+        `array_frames.Snapshots`); a message to this worker itself is not copied. `urgent` messages keep their order,
+        and may overtake others. Raises PeerGoneError if `to` is gone or has not processed enough messages before the
+        timeout, UnavailableError if the mailbox has failed, `to` has published no address, or the queue is full.
         """
         message = self._address(to, kind, numbers, payload, urgent=urgent)
         size = message.num_bytes
@@ -276,7 +278,7 @@ class Mailbox:
     def _address(
         self, to: int, kind: str, numbers: Sequence[int], payload: Sequence[Any] = (), *, urgent: bool = False
     ) -> Message:
-        """Create a message to worker `to` and find its address; raise UnavailableError if it publishes none in time."""
+        """Return a message to worker `to` after finding its address; UnavailableError if it publishes none in time."""
         assert kind != GRANT, "grants are sent by the side thread"
         if self.failure is not None:
             raise UnavailableError(self.failure)
@@ -284,7 +286,7 @@ class Mailbox:
         return Message(self.rank, kind, tuple(numbers), tuple(payload), urgent)
 
     def _went(self, to: int, message: Message, size: int) -> bool:
-        """Send a message of `size` bytes if the bound allows it now; return whether it was sent. Needs the lock."""
+        """Send a message of `size` payload bytes if the bound allows it; return whether it was sent. Needs the lock."""
         account = self._account(to)
         if room := account.has_room(size):
             account.take(size)
@@ -301,7 +303,7 @@ class Mailbox:
             raise PeerGoneError(self.failure)
 
     def traffic(self) -> dict[int, Account[Message]]:
-        """Return a copy of the flow-control state for each other worker, by rank."""
+        """Return a copy of the flow-control state (`Account`) for each other worker, by rank."""
         with self._changed:
             return {
                 peer: replace(one, sent=replace(one.sent), granted=replace(one.granted), received=replace(one.received))
@@ -310,7 +312,7 @@ class Mailbox:
             }
 
     def traffic_facts(self) -> dict[str, Any]:
-        """Return counts and bytes of messages to and from each worker as JSON values, for traces and reports."""
+        """Return, by rank as text, counts and bytes of messages to and from other workers, for traces and reports."""
         names = ("sent", "received", "on_the_way", "waiting")
         with self._changed:
             return {
@@ -328,8 +330,9 @@ class Mailbox:
     ) -> None:
         """Wait until messages have made `done()` true; it is called with the lock held.
 
-        Raises PeerGoneError after the timeout, or if `heartbeat` shows that one of `members` is gone in round `round_`
-        or the mailbox has failed. `purpose` describes the wait in error messages; with it, closing ends the wait too.
+        Raises PeerGoneError after the timeout, if `heartbeat` shows that one of `members` cannot take part in round
+        `round_`, or if the mailbox has failed. `purpose` describes the wait in errors; if it is given, closing also
+        ends the wait.
         """
         has_come = False
 
@@ -354,7 +357,7 @@ class Mailbox:
         return account if account is not None else self._accounts.setdefault(peer, Account(self.bound))
 
     def poke(self) -> None:
-        """Wake the waiting threads after a change that no message caused."""
+        """Make waiting threads check their condition again, after a change that no message caused."""
         with self._changed:
             self._changed.notify_all()
 
@@ -369,7 +372,7 @@ class Mailbox:
             self._endpoint.end()
 
     def _find(self, to: int) -> None:
-        """Wait until another worker has published its address, and store it."""
+        """Wait until worker `to` has published its address, and keep the address."""
         if to == self.rank or to in self._addresses:
             return
         lacks = f"worker {to}: left no address for messages"
@@ -429,7 +432,7 @@ class Mailbox:
             self._hand_over(Message(came.source, came.kind, tuple(numbers), came.payload))
 
     def _hand_over(self, message: Message) -> None:
-        """Pass a message to the strategy, and report it to the sender as processed when a report is due."""
+        """Pass a message to `deliver`, count it as processed, and send its sender a report (a grant) if one is due."""
         self._deliver(message)
         source, num_bytes = message.source, message.num_bytes
         with self._changed:
@@ -445,12 +448,12 @@ class Mailbox:
                 self._go(source, Message(self.rank, GRANT, urgent=True))
 
     def _take_grant(self, peer: int, messages: int, num_bytes: int) -> None:
-        """Record how many messages and bytes `peer` has processed in total; send what this allows. Needs the lock."""
+        """Record how much `peer` has processed in total; send the queued messages that this allows. Needs the lock."""
         for message in self._account(peer).grant(messages, num_bytes):
             self._go(peer, message)
         self._changed.notify_all()
 
 
 def size_text(num_bytes: int) -> str:
-    """Format a number of bytes for messages."""
+    """Format a number of bytes for error messages, such as "1.5 MB"."""
     return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 1e5 else f"{num_bytes} bytes"

@@ -85,7 +85,7 @@ class Stages(ABC):
             del call, tensor, coding, completion
 
     def wait(self, work: Work) -> None:
-        """Wait for one stage, in short waits inside torch's library, which cost less CPU time than polling.
+        """Wait for the transfer of one stage, inside torch's library for short times, which is cheaper than polling.
 
         Raises RuntimeError if the stages are closed meanwhile, as they are when the interpreter exits.
         """
@@ -98,7 +98,7 @@ class Stages(ABC):
 
 
 class QueuedSums:
-    """Runner of a group's `Stages` on a CUDA device: it queues all of them in a separate stream."""
+    """Runner of a group's `Stages` on a CUDA device: it queues all stages in a separate stream."""
 
     def __init__(self, stages: Stages, streams: Streams) -> None:
         self.stages, self._streams = stages, streams.another()
@@ -134,7 +134,7 @@ class StagedSums:
 
 
 def block_bounds(length: int, num_parts: int, block: int = 1) -> Bounds:
-    """Divide `length` elements into `num_parts` nearly equal (start, end), cut between blocks; some may be empty."""
+    """Divide `length` elements into `num_parts` nearly equal ranges (start, end), between blocks; some may be empty."""
     num_blocks = -(-length // block)
     cuts = [min(length, num_blocks * part // num_parts * block) for part in range(num_parts + 1)]
     return list(itertools.pairwise(cuts))
@@ -148,7 +148,7 @@ def lengths_of(bounds: Bounds) -> list[int]:
 def in_parts(
     tensor: torch.Tensor, num_parts: int, block: int, stages: Callable[[torch.Tensor, int], Iterator[None]]
 ) -> None:
-    """Run `num_parts` parts of a one-dimensional tensor through their stages, overlapped.
+    """Divide a one-dimensional tensor into `num_parts` parts, and run them through their stages, overlapped.
 
     Blocks of `block` elements are not split. `stages(part, number)` is a generator that yields while a transfer is in
     progress. All members advance the parts in the same order, the newest part first.
@@ -172,7 +172,7 @@ def code_size(bounds: Bounds, coding: Coding) -> int:
 
 
 class Stage(NamedTuple):
-    """Names for one transfer within an all-reduce: `place` of its rounding errors, `room` of its scratch arrays."""
+    """Names for one transfer of an all-reduce: `place` of its stored rounding errors, `room` of its scratch arrays."""
 
     place: str
     room: str
@@ -183,7 +183,7 @@ class Stage(NamedTuple):
 
 
 class CodedStages(Stages):
-    """Base class of all-reduces with a codec: encodes, exchanges and decodes shards, in arrays that all of them reuse.
+    """Base class of all-reduces with a codec: encodes, exchanges and decodes shards, in scratch arrays that it reuses.
 
     With `at_once`, every member sends its encoded sums to all others at once instead of around a ring, with equally
     many messages and bytes; in small groups this avoids waiting for each hop.
@@ -199,7 +199,7 @@ class CodedStages(Stages):
     def in_coded_parts(
         self, tensor: torch.Tensor, num_members: int, coding: Coding, stages: Callable[..., Iterator[None]]
     ) -> None:
-        """Run a tensor through `stages(part, number, coding)` in parts; their size depends on `num_members`."""
+        """Run `stages(part, number, coding)` on all parts of a tensor; `num_members` determines the size of a part."""
         size = min(LARGEST_PART, max(SMALLEST_MESSAGE * num_members, -(-tensor.nbytes // PARTS)))
         number = max(1, -(-tensor.nbytes // size))
         in_parts(tensor, number, unit_of(coding), lambda part, index: stages(part, index, coding))
@@ -209,7 +209,8 @@ class CodedStages(Stages):
     ) -> Callable[[], torch.Tensor]:
         """Start sending each member its shard (range) of `values`, encoded.
 
-        Returns a function that waits for all members' codes of this worker's shard and returns their decoded sum.
+        Returns a function that waits until all members' encoded shards for this worker have arrived, and returns their
+        decoded sum.
         """
         bounds = block_bounds(len(values), group.size, unit_of(coding))
         sizes = [code_bytes(length, coding) for length in lengths_of(bounds)]
@@ -221,7 +222,7 @@ class CodedStages(Stages):
         return lambda: self.total(work, codes, count, coding)
 
     def total(self, work: Work | None, received: torch.Tensor, count: int, coding: Coding) -> torch.Tensor:
-        """Wait for `work`; decode `count` numbers from each row of `received`, one per member; return their sum."""
+        """Wait for `work`, which fills `received`, a row of `count` codes per member; return the sum, decoded."""
         if work is not None:  # None for an empty tensor
             self.wait(work)
         codec = self._codec(coding)
@@ -235,7 +236,7 @@ class CodedStages(Stages):
     def encode(
         self, values: torch.Tensor, bounds: Bounds, codes: list[torch.Tensor], *, coding: Coding, place: str
     ) -> None:
-        """Encode the ranges `bounds` of `values` to `codes`; error feedback adds and stores the errors of `place`."""
+        """Encode ranges `bounds` of `values` to `codes`; error feedback adds and stores the rounding errors `place`."""
         codec, left = self._codec(coding), coding.leftovers
         if left is not None:
             left.add_to(place, values)
@@ -253,14 +254,14 @@ class CodedStages(Stages):
             codec.decode(code[: code_bytes(end - start, coding)], values[start:end])
 
     def own_code(self, total: torch.Tensor, size: int, coding: Coding, stage: Stage) -> torch.Tensor:
-        """Return `total`, the sum of this worker's shard, encoded in `size` bytes, enough for every member's shard."""
+        """Return `total`, the sum of this worker's shard, encoded; `size` bytes suffice for every member's shard."""
         code = self.room(f"{stage.room} code", size)
         own = code[: code_bytes(len(total), coding)]
         self.encode(total, [(0, len(total))], [own], coding=coding, place=f"{stage.place} sum")
         return code
 
     def gather(self, group: Communicator, code: torch.Tensor, stage: Stage) -> Callable[[], torch.Tensor]:
-        """Start an all-gather of encoded sums, `code`; return a function that waits and returns [members, bytes]."""
+        """Start an all-gather of `code`, encoded sums; return a function that waits and returns [members, bytes]."""
         gathered, sizes = self.room(f"{stage.room} gathered", group.size * len(code)), [len(code)] * group.size
         if self._at_once and self._device.type == "cpu":
             handed = self.room(f"{stage.room} handed", len(gathered))
@@ -282,14 +283,14 @@ class CodedStages(Stages):
         return self._codecs[key]
 
     def room(self, name: str, num_bytes: int) -> torch.Tensor:
-        """Return `num_bytes` bytes of the reusable array called `name`."""
+        """Return the first `num_bytes` bytes of the reusable scratch array called `name`."""
         if name not in self._rooms or len(self._rooms[name]) < num_bytes:
             self._rooms[name] = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
         return self._rooms[name][:num_bytes]
 
 
 class FlatCodedStages(CodedStages):
-    """All-reduces with a codec directly among all members of `group`, a communicator for no other operations."""
+    """All-reduces with a codec directly among all members of `group`, a communicator that nothing else uses."""
 
     def __init__(self, group: Communicator) -> None:
         super().__init__()
@@ -313,7 +314,7 @@ class FlatCodedStages(CodedStages):
 def levels_of(
     members: Sequence[int], nodes: Sequence[int], rank: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return this worker's groups in a hierarchical all-reduce: (members on its node, one member per node).
+    """Return this worker's two groups in a hierarchical all-reduce: the members on its node, and one member per node.
 
     The latter have the same local index on their nodes. None if a ring applies: fewer than two nodes, or fewer than two
     or unequally many members on them. `members` are ascending and contain `rank`; `nodes` has the node of every worker.
@@ -331,8 +332,8 @@ def levels_of(
 class HierarchicalCommunicator(Communicator):
     """Communicator of a group with equally many members on each node; all-reduces run inside nodes and across them.
 
-    `whole` connects all members, `inside` those on this node, `across` one member per node. All-reduces run in order of
-    the calls, in the thread or stream that `staged` makes; short ones and all other operations use `whole`.
+    `whole` connects all members, `inside` those on this node, `across` one member per node. The runner of stages that
+    `staged` makes keeps the order of the calls; short all-reduces and all other operations use `whole`.
     """
 
     def __init__(
@@ -358,7 +359,7 @@ class HierarchicalCommunicator(Communicator):
 class _Levels(CodedStages):
     """The stages of a hierarchical all-reduce: inside the node, across nodes, inside the node again.
 
-    Each shard is added up by one worker of a node in order of the members, and its sum is copied, so that all members
+    One worker of a node adds up each shard in order of the members, and the others copy that sum, so that all members
     end with the same bits, in every run.
     """
 
@@ -367,7 +368,7 @@ class _Levels(CodedStages):
         self.inside, self.across = inside, across
 
     def sum(self, tensor: torch.Tensor, coding: Coding | None) -> None:
-        """All-reduce a tensor in parts: while one part is sent between nodes, others are exchanged inside and coded."""
+        """All-reduce a tensor in parts: while one part is sent between nodes, others are coded or sent inside nodes."""
         self._device = tensor.device
         if coding is None:
             in_parts(tensor, -(-tensor.nbytes // PART_BYTES), 1, lambda part, _index: self._plain(part))
@@ -387,7 +388,7 @@ class _Levels(CodedStages):
     def _collect(self, part: torch.Tensor, bounds: Bounds, room: str) -> tuple[torch.Tensor, Work]:
         """Start receiving this worker's shard (one of the ranges `bounds`) of a part from all members on its node.
 
-        Returns (array [members, numbers], which reuses the array called `room`, work to wait for).
+        Returns the array [members, numbers], in the scratch array called `room`, and the work to wait for.
         """
         start, end = bounds[self.inside.place]
         rows = self._rows(part[start:end], room)
@@ -395,7 +396,7 @@ class _Levels(CodedStages):
         return rows, self.inside.all_to_all(rows.view(-1), part, sizes, lengths_of(bounds))
 
     def _add_rows(self, part: torch.Tensor, bounds: Bounds, rows: torch.Tensor, work: Work) -> torch.Tensor:
-        """Wait for `work`, which receives the shards `rows`; sum them, in order, into `part`; return that shard."""
+        """Wait for `work`, which fills `rows`; set this worker's shard of `part` to their sum, and return the shard."""
         self.wait(work)
         start, end = bounds[self.inside.place]
         own = part[start:end]
@@ -430,6 +431,6 @@ class _Levels(CodedStages):
             self.decode(shard, list(mine), part[start:stop], coding)
 
     def _rows(self, own: torch.Tensor, room: str) -> torch.Tensor:
-        """Return the reusable array called `room` for one shard, like `own`, of each member of the node."""
+        """Return the scratch array called `room` as one row, with `own`'s length and dtype, per member of the node."""
         rows = self.room(room, self.inside.size * own.nbytes)
         return rows.view(own.dtype).view(self.inside.size, len(own))

@@ -64,7 +64,7 @@ class NcclWorld(World):
         return QueuedSums(stages, self.streams(self.device))
 
     def _connect(self, members: tuple[int, ...], place: str, within: timedelta | None) -> Communicator:
-        """Connect as `World._connect`, in a thread that is abandoned after the timeout, since NCCL has no limit."""
+        """Connect as `World._connect` does, in a thread that is abandoned after the timeout: NCCL has no time limit."""
         limit = self.timeout if within is None else min(within, self.timeout)
 
         def connect() -> Communicator | UnavailableError:
@@ -114,7 +114,7 @@ class NcclWorld(World):
         super().abandon()
 
     def _end(self, backends: list[Any], seconds: float = DESTROY_SECONDS) -> None:
-        """Abort these NCCL backends together in a thread, and wait up to `seconds` for it."""
+        """Abort these NCCL backends together in a thread, and wait up to `seconds` for the thread."""
         if backends:
             ending = Background(_abort, backends, name="partreduce-destroy-group")
             ending.start()
@@ -151,7 +151,7 @@ def place_of(device: torch.device) -> str:
 
 
 def check_shared_gpus(store: Store, rank: int, size: int, device: torch.device, attempt: int) -> None:
-    """Raise InputError if two workers share a GPU; all call this, with an `attempt` that is new and equal on all."""
+    """Raise InputError if two workers share a GPU; all workers call this, with a new `attempt` that is equal on all."""
     notes = Notes(store, f"gpu/{attempt}")
     notes.write(str(rank), place_of(device))
     check_equal_places({other: notes.wait_for(str(other)) for other in range(size)})

@@ -38,7 +38,8 @@ AT = "partreduce/attempts"
 DESCRIPTORS = "/dev/fd"
 
 _worlds: dict[tuple[str, tuple[int, ...]], World] = {}
-"""This process's worlds, by kind of device and, if workers are the replicas of a mesh, the ranks that average."""
+"""This process's worlds, by kind of device and by the ranks that average if workers are sharded replicas (else
+empty)."""
 _attempts = 0
 
 
@@ -107,7 +108,7 @@ def _prepare_store(store: Store, rank: int, timeout: timedelta) -> Store:
 
 
 def hosts_store(rank: int, store: Store) -> bool:
-    """Return whether this process hosts the run's store, as far as known (rank 0 does if no launcher does)."""
+    """Return whether this process hosts the run's store: it is the first of worker 0, and no launcher does."""
     return processes_of(store, rank)[0] == 0 and isinstance(root_store(store), TCPStore) and not _by_launcher()
 
 
@@ -161,7 +162,7 @@ def has_joined() -> bool:
 
 
 def forget(world: World) -> None:
-    """Discard a world, or the one related to it, after a failure; this process's next optimizer creates another."""
+    """Discard a world, and its relatives, after a failure; this process's next optimizer creates another."""
     for kind in [kind for kind, known in _worlds.items() if known in (world, *world.relatives)]:
         del _worlds[kind]
 
@@ -180,12 +181,12 @@ def _number(name: str, default: int, *, least: int = 0, most: int = 2**31 - 1) -
 
 
 def may_be_started_again() -> bool:
-    """Return whether torchrun would restart the remaining nodes' workers after a failure (`--max-restarts`)."""
+    """Return whether torchrun may restart the remaining nodes' workers after a failure (`--max-restarts` is not 0)."""
     return env.RUN_ID in os.environ and os.environ.get(env.AGENT_MAX_RESTARTS, "0") != "0"
 
 
 def agreed_attempt(store: Store, rank: int, size: int, timeout: timedelta) -> str:
-    """Return a name of this start or restart of the job, equal on all workers that torchrun started together.
+    """Return a name for this start or restart of the job; all workers that torchrun started together get the same one.
 
     After a restart the store still has the keys of the last attempt, and torchrun's agents may disagree on the number
     of restarts. So each worker writes a random word to the store, and worker 0 writes the name under that word; words
@@ -224,7 +225,8 @@ def agreed_attempt(store: Store, rank: int, size: int, timeout: timedelta) -> st
 
 
 _listeners: set[int] = set()
-"""Inodes of the sockets of this process's store; by the time of a fork, its port may belong to another process."""
+"""Inodes of the listening sockets of this process's store. When the process forks, its port may belong to another
+one."""
 
 
 def close_in_forks(port: int) -> None:
@@ -256,7 +258,7 @@ def _close_sockets() -> None:
 
 
 def _tcp_sockets() -> Iterator[socket.socket]:
-    """Yield this process's TCP sockets; each may be used only until the next one is requested."""
+    """Yield this process's TCP sockets; the caller may use each one only until it requests the next."""
     for entry in os.listdir(DESCRIPTORS):  # noqa: PTH208 - names are numbers here
         with contextlib.suppress(OSError):  # not a socket, or the descriptor of the listing
             held = socket.socket(fileno=int(entry))
@@ -271,7 +273,7 @@ os.register_at_fork(after_in_child=_close_sockets)
 
 
 def is_alone(world: World | None, mesh: DeviceMesh | None = None) -> bool:
-    """Return whether this process is a job of one worker, without a given `world`: WORLD_SIZE is 1, or no launcher."""
+    """Return whether this process is a job of one worker: no `world` is given, and it is alone or has no launcher."""
     if world is not None or place(mesh)[1] != 1:
         return False
     if dist.is_initialized() or os.environ.get(env.WORLD_SIZE):

@@ -1,11 +1,11 @@
 """All-reduce over all workers through parameter servers: every host adds up one shard and sends the sum to all workers.
 
-Hosts are workers that are servers, too. The class has the interface of a group, so that a synchronous server uses the
-same tags, deadlines and commits as groups. A shard is added in rank order as soon as the next rank's part has arrived,
-so that the sum is the same in every run. Encoded parts are decoded, added in float32 and encoded again; the host's own
-worker uses the encoded sum too. Each worker sends and receives its model once; each host sends and receives its shard
-n − 1 times. No further copies are made: uncoded parts are sent from the array itself, which does not change until its
-sum has arrived, and are added up in the memory of the first part.
+Hosts are workers that are servers, too. `ServerCommunicator` has the interface of a group, so that a synchronous server
+uses the same tags, deadlines and commits as groups. A host adds up the workers' parts of its shard in rank order, each
+as soon as it and all earlier ones have arrived, so that the sum is the same in every run. Encoded parts are decoded,
+added in float32 and encoded again; the host's own worker uses the encoded sum too. Each worker sends and receives its
+model once; each host sends and receives its shard n − 1 times. No further copies are made: uncoded parts are sent from
+the array itself, which does not change until its sum has arrived, and are added up in the memory of the first part.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Running = tuple[Coding | None, dict[int, Any]]  # coding of a running all-reduc
 class ServerCommunicator(Communicator):
     """Communicator of all workers whose all-reduces run through parameter servers, on the workers `hosts`.
 
-    `key`, `max_bytes` and `timeout` (seconds) are those of its `Mailbox`.
+    `key`, `max_bytes` and `timeout` (seconds) are passed to the `Mailbox`; `heartbeat` tells which workers are gone.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ def _decode_answer(frame: Any, length: int, dtype: torch.dtype, coding: Coding |
 
 
 def _decode_push(message: Message, length: int) -> torch.Tensor:
-    """Return the numbers in the message by which a worker sends its part to a host; in float32 if they were encoded."""
+    """Return the numbers in a worker's message with its part, to a host; in float32 if they were encoded."""
     _, *algorithm = message.kind.split()
     if len(algorithm) == 1:
         return tensor_of(message.payload[0], getattr(torch, algorithm[0]))
@@ -109,7 +109,7 @@ def _decode_push(message: Message, length: int) -> torch.Tensor:
 
 
 def _code_of(frame: Any) -> torch.Tensor:  # noqa: ANN401 - any buffer
-    """Return a frame's encoded bytes as a tensor; copied if its memory is not aligned for the codec's scales."""
+    """Return a frame's encoded bytes as a tensor, copied if the frame is not aligned for the codec's scales."""
     code = tensor_of(frame, torch.uint8)
     return code.clone() if code.data_ptr() % SCALE_BYTES else code
 
@@ -136,7 +136,7 @@ class _Sum:
 
 
 class _ThroughServers:
-    """A world (set of groups) whose group of all workers is replaced by one that all-reduces through the hosts."""
+    """A wrapper of a world (set of groups) that replaces its group of all workers by `communicator`."""
 
     def __init__(self, world: World, communicator: ServerCommunicator) -> None:
         self._world, self._communicator = world, communicator

@@ -96,8 +96,8 @@ class StoreLine:
 class NamedPrefixStore(PrefixStore):  # type: ignore[misc]  # torch's stubs do not export it
     """A PrefixStore over `below` whose prefix can be read (torch's cannot), so that a StoreLine can use the same keys.
 
-    If workers are sharded replicas, `processes` maps each worker to the launcher's ranks of its processes; the first of
-    these is the process that connects to other replicas through this store.
+    If workers are sharded replicas, `processes` maps each worker to the launcher's ranks of its processes; the first
+    one connects to other replicas through this store.
     """
 
     def __init__(self, prefix: str, below: Store, processes: dict[int, list[int]] | None = None) -> None:
@@ -107,13 +107,13 @@ class NamedPrefixStore(PrefixStore):  # type: ignore[misc]  # torch's stubs do n
 
 
 _lines: dict[tuple[str, int] | int, tuple[StoreLine, Store]] = {}
-"""Connections by address, or by identity of the store if torch hides its prefix; each with a reference to the store."""
+"""Connections by address, or by the store's identity if torch hides its prefix; each with a reference to the store."""
 _making = threading.Lock()
 os.register_at_fork(after_in_child=_lines.clear)  # a child has neither the thread nor its own connection
 
 
 def line_to(store: Store) -> tuple[StoreLine, str] | None:
-    """Return (this process's separate connection to a store, the store's key prefix); None for a store without TCP."""
+    """Return this process's separate connection to a store, and the store's key prefix; None if it allows none."""
     root: Any = root_store(store)
     if not isinstance(root, TCPStore):
         return None
@@ -138,7 +138,7 @@ def line_to(store: Store) -> tuple[StoreLine, str] | None:
 
 
 def fresh_line(store: Store, timeout: float) -> None:
-    """Set the timeout in seconds of queries to this store, and discard connections to lost stores."""
+    """Set the timeout, in seconds, of the separate connection to this store; discard connections to lost stores."""
     with _making:
         for name in [name for name, (line, _) in _lines.items() if line.problem is not None]:
             del _lines[name]
@@ -176,7 +176,8 @@ class Pauses:
 class Notes:
     """Texts in the store (notes), by which workers inform each other; each key is `prefix`, "/" and a method's `key`.
 
-    Queries use the process's StoreLine, with a deadline, or `store` itself if `own_server`: this process hosts it.
+    Queries use the process's StoreLine, which has a deadline, or `store` itself if this process hosts it
+    (`own_server`).
     """
 
     def __init__(self, store: Store, prefix: str, *, own_server: bool = False) -> None:
@@ -193,7 +194,7 @@ class Notes:
         return self._at(lambda store, at: store.get(at[0]).decode() if store.check(at) else None, key)
 
     def read_all(self, keys: Sequence[str]) -> list[str] | None:
-        """Return these notes if all exist, else None; takes two queries."""
+        """Return the notes `keys` if all exist, else None; takes two queries."""
 
         def read(store: Store, places: list[str]) -> list[str] | None:
             bare: Any = store  # torch's stubs lack both
@@ -227,11 +228,11 @@ class Notes:
         self._at(lambda store, at: store.delete_key(at[0]), key)
 
     def count(self, key: str, increase: int = 0) -> int:
-        """Add `increase` to a counter that all workers share; return its new value."""
+        """Add `increase` to a counter in the store that all workers share; return its new value."""
         return self._at(lambda store, at: store.add(at[0], increase), key)
 
     def propose(self, key: str, text: str) -> str:
-        """Write a note unless it exists; return its text, that of the worker which wrote it first."""
+        """Write a note unless it exists; return the text of the worker that wrote it first."""
         return self._at(lambda store, at: store.compare_set(at[0], "", text).decode(), key)
 
     @property
@@ -245,7 +246,7 @@ class Notes:
         return f"{self._keys_begin}/{key}"
 
     def _at(self, action: Callable[[Store, list[str]], Answer], *keys: str) -> Answer:
-        """Return `action(store, full keys)` for the notes `keys`, run in the separate connection's thread if any."""
+        """Return `action(store, full keys)` for the notes `keys`, run by the separate connection if there is one."""
         places = [self.place(key) for key in keys]
         return self._ask(lambda store: action(store, places))
 
@@ -261,7 +262,7 @@ class Deaths(Notes):
         self._workers = store
 
     def of(self, worker: int) -> str | None:
-        """Return how a worker died, as a predicate; None if alive. A sharded replica dies with any of its processes."""
+        """Return how a worker (or a process of a sharded replica) died, as "was killed by signal 9"; None if alive."""
         processes = processes_of(self._workers, worker)
         deaths = ((rank, self.read(str(rank))) for rank in processes)
         named = (death if processes == [worker] else f"(its rank {rank}) {death}" for rank, death in deaths if death)
@@ -269,7 +270,7 @@ class Deaths(Notes):
 
 
 def deaths_of(store: Store, members: Iterable[int]) -> str | None:
-    """Return how one of `members` died, as a clause; None if the launcher recorded no death of them."""
+    """Return how one of `members` died, as a clause; None if the launcher recorded no death among them."""
     notes = Deaths(store)
     return next((f"worker {rank} {death}" for rank in members if (death := notes.of(rank)) is not None), None)
 
@@ -277,7 +278,7 @@ def deaths_of(store: Store, members: Iterable[int]) -> str | None:
 def publish_stage(store: Store, rank: int, stage: str, beat: str = "") -> None:
     """Write to the store how far this worker has come (its stage), for the launcher's message if the worker dies.
 
-    `stage` is a predicate such as "connected its groups", `beat` the key of the worker's heartbeat in the store. A
+    `stage` is a predicate such as "connected its groups", `beat` the full key of the worker's heartbeat in the store. A
     query confirms the write, since torch's store does not answer a `set`.
     """
     notes, process = Notes(root_store(store), STAGES), str(processes_of(store, rank)[0])
@@ -298,10 +299,10 @@ def read_stage(store: Store, rank: int) -> str:
 
 
 def own_host(store: Store) -> tuple[str, bool]:
-    """Return (this machine's address for other workers, whether it is IPv6), on the interface towards the run's store.
+    """Return this machine's address for other workers, on the interface towards the store, and whether it is IPv6.
 
-    `GLOO_SOCKET_IFNAME` selects another interface, as for gloo. Without a TCP store and MASTER_ADDR it is the loopback.
-    Raises UnavailableError if the interface has no IPv4 address, or the store's host cannot be resolved.
+    `GLOO_SOCKET_IFNAME` selects another interface, as for gloo. If the store's host is unknown, it is the loopback
+    address. Raises UnavailableError if the interface has no IPv4 address, or the store's host cannot be resolved.
     """
     if interface := chosen_interface():
         return _address_of(interface), False
@@ -324,7 +325,7 @@ def chosen_interface() -> str:
 
 
 def host_of(store: Store) -> str:
-    """Return the host of the run's store; empty if unknown."""
+    """Return the name or address of the host of the run's store; empty if unknown."""
     root: Any = root_store(store)
     return root.host if isinstance(root, TCPStore) else os.environ.get(MASTER_ADDR, "")
 

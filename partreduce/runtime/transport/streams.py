@@ -25,7 +25,7 @@ class Marker(Protocol):
         """Return whether the stream has reached the point."""
 
     def elapsed_time(self, end: Any, /) -> float:  # noqa: ANN401 - a mark of the same device
-        """Return the milliseconds from this point to a later one; both must be reached, and made with `timed`."""
+        """Return the milliseconds from this point to a later one; both must be reached, and marked as `timed`."""
 
 
 class Streams:
@@ -53,26 +53,26 @@ class Streams:
         return torch.tensor(numbers, dtype=dtype)
 
     def download(self, values: torch.Tensor) -> torch.Tensor:
-        """Return a copy in host memory, complete once a marker set afterwards is reached."""
+        """Return a copy of `values` in host memory, complete once a marker that is set afterwards is reached."""
         return values.cpu()
 
     def host_room(self, num_bytes: int) -> torch.Tensor:
-        """Return host memory of `num_bytes` bytes, pinned for a CUDA device, for copies without waiting."""
+        """Return `num_bytes` bytes of host memory; for a CUDA device it is pinned, so that copies need no wait."""
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def stage(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Return a device copy of a host array without waiting for the device; the host array may change at once."""
+        """Return a copy of a host array on `device` without waiting for the device; the array may change at once."""
         return values.to(device)
 
     def mark(self, *, timed: bool = False) -> Marker:
-        """Return a marker behind all work queued so far in the current stream; `elapsed_time` needs `timed` ones."""
+        """Return a marker behind all work queued so far in the current stream; `timed`: it allows `elapsed_time`."""
         raise NotImplementedError
 
     def settle(self) -> None: ...
 
 
 class CudaStreams(Streams):
-    """Streams of a CUDA device: the current stream, and one side stream, created at its first use; see `Streams`."""
+    """Streams of a CUDA device: the current stream, and a side stream, created at its first use; see `Streams`."""
 
     runs_ahead = True
 
@@ -136,7 +136,7 @@ def await_mark(mark: Marker) -> None:
 
 
 class DeviceClock:
-    """Converter of a device's timed markers to host time; it sets one marker at a known host time for reference."""
+    """Converter of a device's timed markers to host time; its reference is a marker whose host time it measured."""
 
     def __init__(self, streams: Streams) -> None:
         self._start = streams.mark(timed=True)

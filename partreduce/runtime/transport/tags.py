@@ -18,19 +18,20 @@ import torch
 
 TAG_LENGTH = 4
 Tail: TypeAlias = npt.NDArray[np.floating[Any]]
-"""The end of an array in host memory, tag last, as a NumPy view: NumPy accesses a few numbers 5× as fast as torch."""
+"""The last numbers of an array in host memory, ending with the tag, as a NumPy view, which is 5× as fast as torch for
+them."""
 EXACT_DTYPES = (torch.float32, torch.float64)
 """Dtypes in which sums of tags are exact, so that the tag can be part of the payload."""
 
 
 def tag_of(*fields: object) -> tuple[int, ...]:
-    """Return the tag of an operation: the CRC-32 of the fields' text, as four numbers from 1 to 256."""
+    """Return the tag of an operation, four numbers from 1 to 256: the CRC-32 of `fields`, its description, as text."""
     crc = zlib.crc32("\x1f".join(map(str, fields)).encode())
     return tuple([byte + 1 for byte in crc.to_bytes(TAG_LENGTH, "big")])
 
 
 def sums_agree(sums: torch.Tensor | Tail, tag: Sequence[int], num_members: int) -> bool:
-    """Return whether `sums`, the all-reduced tags, equal `num_members` times this worker's `tag`, as they must."""
+    """Return whether `sums`, the all-reduced tags, equal `num_members` times `tag`: all ran the same operation."""
     agree: bool = sums.tolist() == [number * num_members for number in tag]
     return agree
 
@@ -41,7 +42,7 @@ def agreement(
     num_members: int,
     upload: Callable[[Sequence[float], torch.dtype], torch.Tensor],
 ) -> torch.Tensor:
-    """Return as a 0-d bool tensor whether `sums`, the all-reduced tags on a device, equal `num_members` times `tag`.
+    """Return as a 0-d bool tensor, for `sums` on a device, what `sums_agree` returns, without waiting for the device.
 
     `upload` copies a few numbers in a given dtype to that device.
     """

@@ -26,7 +26,7 @@ def default_store() -> Store:
 
 
 def store_on(listening: socket.socket, host: str) -> Store:
-    """Return a TCPStore served on an already listening socket, which it takes over; `host` is this host's address."""
+    """Return a TCPStore that serves on a listening socket, which now belongs to it; `host` is this host's address."""
     port = listening.getsockname()[1]
     # Before torch 2.8 its libuv server does not accept such a socket (pytorch/pytorch#150215).
     libuv_listens = [int(number) for number in torch.__version__.split(".")[:2]] >= [2, 8]

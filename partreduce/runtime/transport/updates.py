@@ -38,7 +38,7 @@ ALIGNED = 16  # parts start at multiples of this many elements
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A range of one array of the flat model (all parameters in few arrays)."""
+    """A range of elements of one array of the flat model (all parameters in few arrays); `array` is its index."""
 
     array: int
     start: int
@@ -70,22 +70,22 @@ class Layout:
         return len(self.parts)
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield all pieces in the order in which they are sent."""
+        """Yield all pieces of all parts, in the order in which they are sent."""
         for part in self.parts:
             yield from part
 
     def bound(self, capacities: Sequence[int], small: int) -> Bound:
         """Return the limit of messages in flight between two neighbors, which the protocol never reaches.
 
-        `capacities` are proved maxima of updates in flight in either direction, `small` is that of other messages. The
-        limit is twice what is in flight, as half of it may be processed but not reported yet (see `mailbox`).
+        `capacities` are proved maxima of updates in flight, for each direction, `small` the maximum of other messages.
+        The limit is twice what is in flight, as half of it may be processed but not reported yet (see `mailbox`).
         """
         most = max(capacities, default=1)
         return Bound(2 * (most * len(self) + small), 2 * max(most * self.num_bytes, 1))
 
 
 def _cut(index: int, array: torch.Tensor, part_bytes: int) -> list[Piece]:
-    """Divide an array into the fewest nearly equal pieces of at most `part_bytes`."""
+    """Divide an array, number `index`, into the fewest nearly equal pieces of at most `part_bytes`."""
     size = array.numel()
     most = max(part_bytes // array.element_size() // ALIGNED * ALIGNED, ALIGNED)
     count = math.ceil(size / most)
@@ -96,10 +96,10 @@ def _cut(index: int, array: torch.Tensor, part_bytes: int) -> list[Piece]:
 class UpdateSender:
     """Sender of a worker's updates (its parameters of one step) to its out-neighbors, all from one copy, the snapshot.
 
-    It allocates one snapshot more than `capacity`, the most updates that an out-neighbor stores (see `PayloadRings`):
-    an older one has been received, or its receiver would be further behind than proved. Only a neighbor that is slow
-    and not waited for (Hop's backup workers) can need more, up to the mailbox's bound. On a device, snapshots are
-    copied to pinned memory in a side stream, and the host waits for that copy only.
+    It uses at most `capacity` + 1 snapshots, where `capacity` is the most updates that an out-neighbor stores (see
+    `PayloadRings`): older snapshots have been received, since no receiver is further behind than proved. Only a
+    neighbor that is slow and not waited for (Hop's backup workers) can need more, up to the mailbox's bound. On a
+    device, snapshots are copied to pinned memory in a side stream, and the host waits for that copy only.
     """
 
     def __init__(self, mailbox: Mailbox, layout: Layout, *, capacity: int, streams: Streams | None = None) -> None:
@@ -123,7 +123,7 @@ class UpdateSender:
                 self.mailbox.send(neighbor, kind, (index, *own), frames)
 
     def _copy_parts(self, arrays: Sequence[torch.Tensor]) -> Iterator[list[memoryview]]:
-        """Yield the parts of a snapshot, each as soon as it is copied."""
+        """Yield the bytes of each part of a new snapshot, as soon as that part is copied."""
         streams = self._streams
         if not streams.runs_ahead:
             for index in range(len(self.layout)):
@@ -158,10 +158,10 @@ class Arrival(Enum):
 class PayloadRings:
     """Ring buffers of updates that in-neighbors have sent ahead to `worker`; one thread adds, another takes them.
 
-    The ring of each in-neighbor has a proved number of slots (`capacities`) for (step, frames); tokens and
+    The ring of each in-neighbor has a proved number of slots, `capacities`, each for the frames of one step; tokens and
     acknowledgements inform senders of free slots. An update without a free slot is dropped if it is late, else an
     error. With staleness (`newest_only`) a ring has one slot, and a newer update replaces an older one. An update
-    counts once its last part has arrived. Taking an update frees its slot; the taker owns the memory.
+    counts once its last part has arrived. Taking an update frees its slot; the caller then owns the memory.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class PayloadRings:
         self.dropped = 0  # number of updates that were late or replaced by newer ones
 
     def receive(self, source: int, step: int, part: int, payload: Sequence[Any]) -> Arrival:
-        """Store part number `part` of the update of `step` from `source`, without a copy; return the update's state.
+        """Store part `part` of the update of `step` from `source`, without a copy; return what became of the update.
 
         Parts arrive in order. Raises PlaceTakenError if the update's slot is not free.
         """
@@ -207,20 +207,20 @@ class PayloadRings:
             return self._put(source, step, frames)
 
     def take(self, source: int, step: int) -> list[torch.Tensor]:
-        """Remove an in-neighbor's update of `step`; return its pieces, one-dimensional, in order of `Layout.pieces`."""
+        """Remove the update of `step` from `source`; return its one-dimensional pieces, in order of `Layout.pieces`."""
         with self._lock:
             payload = self._payload(source, step)
             self._free(source, [step])
         return self._tensors(payload)
 
     def peek(self, source: int, step: int | None = None) -> list[torch.Tensor]:
-        """Return the pieces of an in-neighbor's update, by default the newest, without removing it (see `take`)."""
+        """Return the pieces of an update from `source`, by default the newest, without removing it (see `take`)."""
         with self._lock:
             payload = self._payload(source, max(self._rings[source]) if step is None else step)
         return self._tensors(payload)
 
     def retire(self, before: int) -> None:
-        """Drop updates of steps before `before`, to free slots, before a message allows an in-neighbor to continue."""
+        """Drop updates of steps before `before`, which frees their slots; call it before in-neighbors may send more."""
         with self._lock:
             self._before = max(self._before, before)
             for source, ring in self._rings.items():
@@ -232,7 +232,7 @@ class PayloadRings:
             return tuple(sorted(self._rings[source]))
 
     def fill(self) -> dict[int, tuple[int, int]]:
-        """Return (used slots, slots) of each in-neighbor's ring, by rank."""
+        """Return, by rank, the number of used slots and of all slots in each in-neighbor's ring."""
         with self._lock:
             return {source: (len(ring), self._capacities[source]) for source, ring in self._rings.items()}
 
@@ -266,7 +266,7 @@ class PayloadRings:
             self._count(-_size(self._rings[source].pop(step)))
 
     def _forget_arriving(self, source: int) -> None:
-        """Forget the parts of the arriving update of in-neighbor `source`, and no longer count their bytes."""
+        """Drop the parts of an update from `source` that has not arrived completely; no longer count their bytes."""
         _, frames = self._arriving.pop(source, (None, []))
         self._count(-_size(frames))
 
@@ -314,10 +314,10 @@ def add_updates(
     into: Sequence[torch.Tensor] | None = None,
     streams: Streams | None = None,
 ) -> None:
-    """Set each array x to Σ_j w_j · u_j + (1 − Σ_j w_j) · x, in place, with the neighbors' updates u_j.
+    """Set each array x to Σ_j w_j · u_j + (1 − Σ_j w_j) · x, in place, with neighbors' updates u_j and `weights` w_j.
 
     With `into` the arrays are unchanged, and the change of each is written there (`into` may be the arrays themselves).
-    Each update is a list of pieces on the host from `PayloadRings.take` or `look`. On a device the sums run in a side
+    Each update is a list of pieces on the host from `PayloadRings.take` or `peek`. On a device the sums run in a side
     stream, for which the current stream waits.
     """
     streams = streams or Streams()

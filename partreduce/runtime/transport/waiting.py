@@ -60,7 +60,7 @@ class Deadline:
 
     @property
     def is_over(self) -> bool:
-        """Whether the deadline has passed; must be read several times a second, or the clock stops."""
+        """Whether the deadline has passed; read it several times a second, since longer gaps count as time not run."""
         return self.left < 0
 
 
@@ -79,7 +79,7 @@ class SignsOfLife:
     """
 
     def failure_reason(self, members: Iterable[int], round_: int | None = None) -> str | None:  # noqa: ARG002 - as a heartbeat
-        """Return why one of `members` cannot take part in round `round_`, as a clause; None if not known."""
+        """Return why one of `members` cannot take part in round `round_`, as a clause; None if no reason is known."""
         return None
 
     def lost(self, members: Iterable[int]) -> frozenset[int]:  # noqa: ARG002 - as above
@@ -94,25 +94,25 @@ class SignsOfLife:
         return 0
 
     def doing(self, text: str | Callable[[], str], waits: Iterable[int] = ()) -> None:
-        """Record this worker's activity, a clause or a function that returns it, and the ranks that it waits for."""
+        """Record this worker's activity (a clause, or a function that returns it), and the ranks that it waits for."""
 
     def watch(self, members: Iterable[int]) -> None: ...
 
     def describe_wait(self, members: Iterable[int], seconds: float | None) -> str:
-        """Return a clause: this worker waits for `members` (for `seconds`, if known), and whom these wait for."""
+        """Return as a clause that this worker waits for `members` (for `seconds`, if given), and whom they wait for."""
         names = ", ".join(f"worker {rank}" for rank in members)
         return f"waits for {names}" + ("" if seconds is None else f", for more than {seconds:g} s")
 
     def is_diagnosed(self, members: Iterable[int]) -> bool:  # noqa: ARG002 - as above
-        """Return whether the search for the worker that delays `members` is over: it is known, or cannot be found."""
+        """Return whether the search for the worker that delays `members` is over: it was found, or cannot be found."""
         return True
 
 
 class PeerWatch:
-    """Schedule of a wait's checks whether `members` are alive: quick checks often, full checks rarely.
+    """Timetable of the checks, during a wait, whether `members` are alive: quick checks often, full checks rarely.
 
-    A quick check reads a counter of failures from the store; a full one asks `heartbeat` about every member in round
-    `round_`. `glance` is the time between two quick checks in seconds.
+    A quick check reads a counter of failures from the store; a full one asks `heartbeat` whether every member can take
+    part in round `round_`. `glance` is the time between two quick checks in seconds.
     """
 
     def __init__(
@@ -152,11 +152,12 @@ class PeerWatch:
 
 
 class Wait(PeerWatch):
-    """One wait for `members`: it fails early if one can no longer take part, else after `timeout` seconds.
+    """One wait for `members`: it fails early if one of them can no longer take part, else after `timeout` seconds.
 
     The timeout counts only time in which this process runs (`OwnTime`). After it the wait continues briefly, until the
     responsible worker is known. `round_` is the round of the operation: a member may have finished the run before it.
-    `why`, called instead of `heartbeat.failure_reason`, returns why to stop, None, or raises. `glance`: see PeerWatch.
+    `why`, called instead of `heartbeat.failure_reason`, returns a reason to stop or None, or raises. `glance`: see
+    PeerWatch.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class Wait(PeerWatch):
         self._deadline.renew()
 
     def check(self) -> float:
-        """Return after how many seconds to check again whether to stop waiting.
+        """Check whether to stop waiting; return after how many seconds to check again.
 
         Raises PeerGoneError if there is a reason to stop, PeerTimeoutError after the timeout.
         """
@@ -190,14 +191,14 @@ class Wait(PeerWatch):
         return max(0.0, self.next - time.monotonic())
 
     def is_over(self) -> bool:
-        """Return whether the timeout has passed and the late worker is known or was sought for `DIAGNOSE_SECONDS`."""
+        """Return whether the timeout has passed and the late worker is known, or was sought for `DIAGNOSE_SECONDS`."""
         left = self._deadline.left
         if left >= 0:
             return False
         return left < -DIAGNOSE_SECONDS or self._heartbeat.is_diagnosed(self._members)
 
     def wait_until(self, condition: threading.Condition, done: Callable[[], bool]) -> None:
-        """Wait until `done()`, called with the lock of `condition`, is true; meanwhile call `look`, which may raise."""
+        """Wait until `done()`, called with the lock of `condition`, is true; `check`, called meanwhile, may raise."""
         while True:
             with condition:
                 if condition.wait_for(done, GLANCE_SECONDS):

@@ -15,7 +15,7 @@ import torch
 
 
 def unit_weights(others: Sequence[Fraction | float], dtype: torch.dtype) -> tuple[float, tuple[float, ...]]:
-    """Round the neighbors' weights `others`; return (own weight, rounded neighbors' weights), which sum to exactly 1.
+    """Round neighbors' weights, `others`; return the worker's own weight and the rounded ones, which sum to exactly 1.
 
     `dtype` is that of the averaged array: float64 arrays get float64 weights, all others float32 weights.
     """

@@ -30,8 +30,8 @@ class Work:
     Args:
         is_completed: returns whether the operation has ended, with or without an error.
         finish: waits without limit until it has ended, and raises its error; on a device the current stream waits.
-        ended_within: waits inside the library up to the given seconds and returns whether it has ended; None if the
-            library's wait has no time limit.
+        ended_within: waits inside the library up to the given seconds, and returns whether the operation has ended;
+            None if the library's wait has no time limit.
         on_main_thread: whether only the main thread may call `ended_within` for long waits.
     """
 
@@ -56,8 +56,8 @@ class Work:
         """Wait until the operation has ended; raise its error.
 
         Args:
-            look: called repeatedly meanwhile; raises an error to stop waiting, or returns after how many seconds to
-                call it again (see `Wait.check`).
+            look: called repeatedly during the wait; raises an error to stop waiting, or returns after how many seconds
+                to call it again (see `Wait.check`).
             for_moments: whether the times that `look` returns are so short that any thread may wait inside the library.
         """
         if look is not None:
@@ -85,7 +85,7 @@ class Work:
 
 
 class Completion:
-    """Flag with which a thread of this package records that an operation has ended, with or without an error.
+    """Flag by which a thread of this package records that an operation has ended, with or without an error.
 
     Only the text of an error is stored: its traceback would keep the connections of a failed group open.
     """
@@ -119,7 +119,7 @@ class Completion:
 
 
 def in_thread(works: Iterable[Work]) -> Work:
-    """Return one work that ends once all of `works` have; a new thread iterates over these and waits for each.
+    """Return one work that ends once all of `works` have ended; a new thread waits for each in turn.
 
     It is for point-to-point operations over gloo, where a wait with a time limit would break the connection.
     """
@@ -136,8 +136,8 @@ def _wait_for_all(works: Iterable[Work]) -> None:
 class Background(threading.Thread):
     """A daemon thread for which the interpreter waits at its exit, for about a second at most.
 
-    Otherwise a thread that returns from torch's C++ code during the exit is ended by Python, and C++ aborts the process
-    with SIGABRT. `stop` makes `run` return soon; None if it returns by itself.
+    Otherwise Python ends a thread that returns from torch's C++ code during the exit, and C++ aborts the process with
+    SIGABRT. `stop` is a function that makes `run` return soon; None if `run` returns by itself.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Background(threading.Thread):
 
 
 def end_all() -> None:
-    """Call `stop` of all running `Background` threads, and wait for them, about a second in total."""
+    """Call the `stop` function of all running `Background` threads, and wait for them, about a second in total."""
     running = [thread for thread in _threads if thread.is_alive()]
     for thread in running:
         if thread.stop is not None:
@@ -169,11 +169,11 @@ atexit.register(end_all)
 
 
 class OverdueError(Exception):
-    """Error for a call that did not return in time, or for which `given_up` stopped the wait; the message says why."""
+    """Error of `BoundedCall`: the call did not return in time, or `given_up` stopped the wait; the message says why."""
 
 
 class BoundedCall(Generic[Result]):
-    """Call to torch that may block forever, run in a separate thread that can be abandoned.
+    """A call of `action` that may block forever, run in a separate thread that can be abandoned.
 
     Connecting to a store whose port another program uses, or to a gloo group that loses a member meanwhile, can block
     far beyond the timeout.
@@ -189,7 +189,7 @@ class BoundedCall(Generic[Result]):
         return not self._completion.within(0)
 
     def result(self, seconds: float, given_up: Callable[[], str | None] = lambda: None) -> Result:
-        """Return the call's result; `given_up()` returns why to stop waiting, or None.
+        """Wait for the call and return its result; `given_up()` returns why to stop waiting, or None to continue.
 
         Raises:
             OverdueError: the call did not return within `seconds` (see `OwnTime`), or `given_up` stopped the wait.

@@ -66,7 +66,8 @@ class World:
         """Source of information on other workers, once set; names the worker that delays the creation of a group."""
         self._instances = 0
         self._groups: dict[tuple[tuple[int, ...], str], Communicator] = {}
-        """Communicators by (members, name); those of the same members are destroyed together. The first has no name."""
+        """Communicators by (members, name); those of the same members are destroyed together. A group's main one has no
+        name."""
         self._streams: dict[torch.device, Streams] = {}
         self.abandoned = False
         self.nodes: tuple[int, ...] | None = None
@@ -89,7 +90,7 @@ class World:
         return self.communicator(range(self.size))
 
     def next_instance(self) -> int:
-        """Return the number, from 1, of this world's next optimizer; it is equal on all workers."""
+        """Return a number for this world's next optimizer, counted from 1; it is equal on all workers."""
         self._instances += 1
         return self._instances
 
@@ -100,7 +101,7 @@ class World:
     def prepare(self, schedule: Schedule) -> None:
         """Connect all groups of this worker in the schedule; all workers call it.
 
-        Raises InputError if these are too many, UnavailableError if one does not connect.
+        Raises InputError if there are too many groups, UnavailableError if one does not connect.
         """
         own = member_sets(schedule, self.rank)
         wanted = own | {tuple(range(self.size))}
@@ -111,7 +112,7 @@ class World:
         self.make(wanted, of_codes=own if in_blocks else ())
 
     def make(self, wanted: Iterable[tuple[int, ...]], *, of_codes: Iterable[tuple[int, ...]]) -> None:
-        """Create those of the groups `wanted` that do not exist yet; prepare `of_codes` for int8 and int4."""
+        """Create those of the groups `wanted` that do not exist; prepare the groups `of_codes` for int8 and int4."""
         for members in sorted(members for members in set(wanted) if not self.has(members)):
             self.create(members)
         for members in sorted(of_codes):
@@ -166,7 +167,7 @@ class World:
             group.in_blocks = self._staged(stages)
 
     def _watch_over(self, members: tuple[int, ...]) -> Callable[[], str | None]:
-        """Return a function to call repeatedly while a group connects; it returns why to stop waiting, or None."""
+        """Return a function to call repeatedly while a group connects; it returns a reason to stop waiting, or None."""
         signs = self.signs
         if signs is None:
             return lambda: deaths_of(self.store, members)
@@ -181,7 +182,7 @@ class World:
         return signs.failure_reason(lost) if lost else None if (problem := signs.store_lost()) is None else str(problem)
 
     def communicator(self, members: Sequence[int], *, name: str = "") -> Communicator:
-        """Return the communicator of these members (ascending), or their separate one called `name`.
+        """Return the communicator of these members (ascending), or a separate one of the same members called `name`.
 
         Raises UnavailableError if it was not created at start or was destroyed.
         """
@@ -192,17 +193,17 @@ class World:
         return communicator
 
     def has(self, members: Sequence[int], *, name: str = "") -> bool:
-        """Return whether the communicator of these members, or their separate one called `name`, exists."""
+        """Return whether the communicator that `communicator` would return for these arguments exists."""
         return (tuple(members), name) in self._groups
 
     def streams(self, device: torch.device) -> Streams:
-        """Return the streams of a device, created once; all operations of this worker share its side stream."""
+        """Return the streams of a device, created once; all operations of this worker share the side stream."""
         if device not in self._streams:
             self._streams.setdefault(device, streams_of(device))  # another thread may have been faster
         return self._streams[device]
 
     def abandon(self) -> None:
-        """Destroy all groups at once, also of related worlds, so that peers notice a failure in milliseconds."""
+        """Destroy all groups at once, also those of related worlds, so that peers notice a failure in milliseconds."""
         self.abandoned = True
         self.destroy_with(range(self.size))
         for other in self.relatives:
@@ -210,7 +211,7 @@ class World:
                 other.abandon()
 
     def destroy(self, doomed: Iterable[tuple[int, ...]], *, seconds: float = DESTROY_SECONDS) -> None:
-        """Destroy some groups at once, and wait up to `seconds` for their connections to close."""
+        """Destroy the groups with these members at once, and wait up to `seconds` for their connections to close."""
         sets = set(doomed)
         # Another thread may destroy groups at the same time.
         taken = [self._groups.pop(key, None) for key in list(self._groups) if key[0] in sets]
@@ -232,14 +233,14 @@ class World:
             ending.join(max(0.0, deadline - time.monotonic()))
 
     def destroy_with(self, ranks: Iterable[int], *, seconds: float = DESTROY_SECONDS) -> None:
-        """Destroy all groups that contain one of the failed workers `ranks`."""
+        """Destroy all groups that contain one of the failed workers `ranks`; for `seconds` see `destroy`."""
         gone = frozenset(ranks)
         self.destroy([members for members, _ in list(self._groups) if not gone.isdisjoint(members)], seconds=seconds)
 
     def _warmed_up(
         self, members: tuple[int, ...], backend: object, device: str, timeout: timedelta | None
     ) -> Communicator:
-        """Return a communicator over `backend` after a first all-reduce, of a tag on `device`, by all `members`.
+        """Return a communicator of `members` over `backend`, after they have all-reduced a tag on `device`.
 
         Later operations have the given timeout. Raises UnavailableError if that all-reduce fails or the tags differ.
         """
@@ -269,7 +270,7 @@ def member_sets(schedule: Schedule, rank: int) -> set[tuple[int, ...]]:
 
 
 def check_budget(name: str, groups: Iterable[tuple[int, ...]], max_groups: int) -> None:
-    """Raise InputError if a worker's `groups` in schedule `name` exceed `max_groups` or the limit of open files."""
+    """Raise InputError if a worker's `groups` in schedule `name` exceed `max_groups`, or the limit of open files."""
     member_lists = list(groups)
     if len(member_lists) > max_groups:
         raise InputError(
@@ -286,12 +287,12 @@ def check_budget(name: str, groups: Iterable[tuple[int, ...]], max_groups: int) 
 
 
 def over_gloo() -> bool:
-    """Return whether PARTREDUCE_CUDA_OVER_GLOO makes CUDA tensors be sent over gloo."""
+    """Return whether PARTREDUCE_CUDA_OVER_GLOO is set to 1: CUDA tensors are then sent over gloo."""
     return os.environ.get(OVER_GLOO) == "1"
 
 
 def chosen_algorithm(algorithm: AllReduceAlgorithm | str, device: torch.device) -> AllReduceAlgorithm:
-    """Return the all-reduce algorithm as an enum.
+    """Return the all-reduce algorithm with this name as an enum; `device` is that of the parameters.
 
     Raises InputError for an unknown one, MissingDependencyError for `hierarchical` with CUDA tensors over gloo.
     """
@@ -309,7 +310,7 @@ def chosen_algorithm(algorithm: AllReduceAlgorithm | str, device: torch.device) 
 def check_stages_over_gloo(what: str, device: torch.device, instead: str) -> None:
     """Raise MissingDependencyError if all-reduces in several stages would send CUDA tensors over gloo.
 
-    The message names `what` needs such all-reduces, and what to do `instead`.
+    The error contains `what`, the setting that needs them, and `instead`, what to do in its place.
     """
     if device.type == "cuda" and over_gloo():
         raise MissingDependencyError(
