@@ -41,14 +41,15 @@ from partreduce.topo.errors import EvictedError, InputError, UnavailableError
 
 
 class _LostError(Exception):
-    """Raised when the connection to node 0's launcher has ended."""
+    """Error that ends an attempt: the connection to node 0's launcher has ended."""
 
 
 class _Orders:
     """Executes node 0's commands during one attempt (a run of all workers); `workers` are those that it has started.
 
-    `first` are forked processes of this node's workers, which wait to be started, `spares` further ones that may
-    replace failed workers; `variables` returns the environment variables of a rank.
+    `first` are forked processes, one per worker of this node, that wait to be started; `spares` are further ones that
+    may replace failed workers. `variables` returns the environment variables of a rank; `generator_key` is the group
+    service's.
     """
 
     def __init__(
@@ -120,7 +121,8 @@ class _Orders:
 class Follower:
     """Launcher of a node other than node 0: runs `script` in `num_workers` processes, as node 0 at `endpoint` commands.
 
-    `rank` is this node's number; `facts` are the settings that must equal node 0's (`same_on_all`).
+    `rank` is this node's number; `facts` are the settings that must equal node 0's (`same_on_all`). `threads` are torch
+    threads per worker. With `may_restart` it waits for the next attempt if the connection to node 0 ends.
     """
 
     endpoint: Endpoint
@@ -185,7 +187,8 @@ class Follower:
     def _is_accepted(self, connection: Connection, until: float, *, comes_back: bool) -> bool:
         """Join node 0's run before the time `until`; return False if that failed and may be tried again.
 
-        With `comes_back` this includes that node 0 still has this node's earlier connection. Else raises InputError.
+        With `comes_back` it may be tried again while node 0 still holds this node's earlier connection. Raises
+        InputError if node 0 rejects this node for another reason, or is no launcher of this version.
         """
         key = key_of(self.run_id)
         match connection.next(until):
@@ -238,7 +241,7 @@ class Follower:
         raise _LostError(connection.problem)
 
     def _attempt(self, connection: Connection, attempt: int, cluster: Cluster, spares: int, nonce: str) -> int:
-        """Run this machine's workers for one attempt; return an exit code if this launcher was asked to end, else 0.
+        """Run this node's workers for one attempt; return an exit code if this launcher was asked to end, else 0.
 
         `cluster` says which ranks run here, `spares` how many further processes are forked to replace failed workers;
         `nonce`, node 0's random number, makes the attempt's keys unique.

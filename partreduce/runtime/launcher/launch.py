@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from partreduce.runtime.transport.torch_api import Store
 
 FINAL = frozenset(error.exit_code for error in (InputError, FileError, MissingDependencyError, EvictedError))
-"""Exit codes after which no attempt follows: mistakes that would recur, and a run whose other workers succeeded."""
+"""Exit codes after which no attempt follows: mistakes that would recur, and runs that succeeded without an evicted
+worker."""
 LONGEST_PAUSE = 60.0  # longest pause in seconds between two attempts, while nodes recover
 THREAD_SECONDS = 10.0  # timeout for the threads of an ended attempt
 
@@ -63,7 +64,7 @@ def launch(
     """Run a script or function in `num_workers` processes; return the exit code of the first that failed, or 0.
 
     A worker that fails only because another one is missing (exit code 69) is ignored in favor of that other worker's
-    exit code. SIGTERM and SIGHUP are passed on to the workers as SIGTERM, and the exit code is the signal's.
+    exit code. SIGTERM and SIGHUP are passed on to the workers as SIGTERM, and the exit code is 128 plus the signal.
 
     Args:
         target: the script or function that each worker runs (see `Target`).
@@ -113,7 +114,7 @@ def launch(
 
 
 class _WorkersOfRun(NamedTuple):
-    """A prepared run: forked workers on all nodes that wait for `release`; `mine` are on this machine."""
+    """A prepared run: forked workers on all nodes, which `release` starts; `mine` are those on this machine."""
 
     workers: list[Worker]
     mine: list[Child]
@@ -121,7 +122,7 @@ class _WorkersOfRun(NamedTuple):
     generator: Generator | None
     release: Callable[[], None]
     start: Callable[[int, int], Worker | None]
-    """Starts the replacement of a failed rank, given the restart's number; returns None if that is impossible."""
+    """Starts the replacement of a failed rank, given the restart's number; returns None if none can be started."""
 
 
 def _prepare(
@@ -139,7 +140,8 @@ def _prepare(
 ) -> _WorkersOfRun:
     """Fork the workers and start store and group service; closing `stack` ends all of them.
 
-    `ranks` are those of this machine; `num_spares` processes wait to replace failed ones. For the rest see `launch`.
+    `ranks` are those of this machine; `num_spares` further processes wait to replace failed ones. The other parameters
+    are as in `launch`.
     """
     address, secret = (LOOPBACK, secrets.token_hex(32)) if nodes is None else (nodes.address, nodes.secret)
     shared = {env.MASTER_ADDR: address, env.RUN_SECRET: secret, **environment}
@@ -190,7 +192,7 @@ def _failure_rule(
     max_restarts: int,
     restarted: Callable[[], object],
 ) -> FailureRule[Worker]:
-    """Return the policy for failures of this run; for the parameters see `launch`."""
+    """Return the policy by which this run handles failures; the parameters are as in `launch`."""
     from partreduce.runtime.elastic import coordinator  # loads torch, as every worker does
 
     workers = prepared.workers
@@ -211,7 +213,7 @@ def failure_environment(max_failures: int, max_restarts: int) -> dict[str, str]:
 
 
 def check_failure_limits(num_workers: int, max_failures: int, max_restarts: int) -> None:
-    """Raise InputError unless one worker at least would remain, and restarts come with tolerated failures."""
+    """Raise InputError unless at least one worker may remain, and restarts are asked for only with `max_failures`."""
     if not 0 <= max_failures < num_workers:
         raise InputError(
             f"--tolerate-failures: expected 0 to {num_workers - 1} for {num_workers} workers, got {max_failures}"
@@ -226,7 +228,7 @@ def check_failure_limits(num_workers: int, max_failures: int, max_restarts: int)
 class Spares:
     """Processes, forked at the start, that wait to replace failed workers: a later fork would copy locks of threads.
 
-    `variables` returns the environment variables of a rank; `further` are the same for all.
+    `variables` returns the environment variables of a rank; `further` are those that all ranks share.
     """
 
     def __init__(
@@ -235,7 +237,7 @@ class Spares:
         self._waiting, self._variables, self._further = list(waiting), variables, further
 
     def started(self, rank: int, number: int) -> Child | None:
-        """Make a waiting process worker `rank`, as the run's replacement number `number`; None if none is waiting."""
+        """Let a waiting process run as worker `rank`, as replacement `number` of the run; None if none is waiting."""
         if not self._waiting:
             return None
         child = self._waiting.pop(0)
@@ -304,7 +306,7 @@ def threads_of_process() -> set[str]:
 
 
 def check_threads_ended(before: set[str]) -> None:
-    """Wait until all threads but `before` have ended, as a fork would copy their locks; else raise RuntimeError."""
+    """Wait until all threads but `before` have ended, as a fork would copy their locks; RuntimeError if they do not."""
     gc.collect()  # a lingering exception would keep the store and its server thread alive
     deadline = time.monotonic() + THREAD_SECONDS
     while left := threads_of_process() - before:
@@ -320,12 +322,12 @@ def check_threads_ended(before: set[str]) -> None:
 def worker_variables(
     cluster: Cluster, ranks: Sequence[int], threads: int | None, shared: dict[str, str]
 ) -> Callable[[int], dict[str, str]]:
-    """Return a function that maps a rank, one of `ranks` on this machine, to its environment variables."""
+    """Return a function from a rank, one of `ranks` on this machine, to its environment variables, with `shared`."""
     return lambda rank: worker_env(rank, cluster, threads, num_here=len(ranks)) | shared
 
 
 def worker_env(rank: int, nodes: Cluster, threads: int | None, *, num_here: int | None = None) -> dict[str, str]:
-    """Return the environment variables of worker `rank`, one of `num_here` (default: all) on this machine.
+    """Return the environment variables of worker `rank`, one of `num_here` (by default all) workers on this machine.
 
     `nodes` has each node's ranks; `threads` are torch threads per worker (None: the cores are divided).
     """

@@ -9,12 +9,12 @@ from typing import TextIO
 from partreduce.topo.errors import DocumentError, HandshakeError, InputError, ScheduleError
 
 MISTAKES = tuple(f"{kind.__name__}: " for kind in (InputError, DocumentError, HandshakeError, ScheduleError))
-"""Prefixes of error lines for mistakes in the script, which all workers report."""
+"""Beginnings of error lines about mistakes in the script, which all workers report."""
 ALIKE_SECONDS = 0.3  # how long the first such line is held back for the other workers'
 
 
 class LogMultiplexer:
-    """A launcher's output: writes whole lines to standard output and error, or all of them to the stream `output`."""
+    """A launcher's output: writes whole lines to standard output and error, or both to the stream `output`."""
 
     def __init__(self, output: TextIO | None = None) -> None:
         self._output = output
@@ -29,12 +29,12 @@ class LogMultiplexer:
 
 
 def write_line(text: str) -> None:
-    """Print a line of the launcher itself, to standard error."""
+    """Print a line of the launcher itself to standard error."""
     LogMultiplexer().log_line(text)
 
 
 class ErrorDeduplicator:
-    """Filter that prints an error only once if several of `num_workers` workers report it: `[0-3] InputError: …`."""
+    """Filter that prints a mistake only once if several of `num_workers` workers report it: `[0-3] InputError: …`."""
 
     def __init__(self, outlet: LogMultiplexer, num_workers: int) -> None:
         self._outlet, self._num_workers = outlet, num_workers
@@ -47,7 +47,7 @@ class ErrorDeduplicator:
         return True
 
     def show(self, *, everything: bool = False) -> None:
-        """Print errors held back long enough or reported by all workers; with `everything` print all that are held."""
+        """Print errors that were held back long enough or that all workers report; with `everything`, all held ones."""
         for line, (until, ranks) in list(self._held.items()):
             if everything or len(ranks) == self._num_workers or time.monotonic() > until:
                 del self._held[line]

@@ -77,7 +77,7 @@ def _is_host(name: str) -> bool:
 
 
 def same_on_all(schedule: str, **options: object) -> dict[str, str]:
-    """Return the settings that must be equal on all nodes, as texts by option name; of `schedule` only a hash."""
+    """Return the settings that must be equal on all nodes, as texts by option name; a hash for `schedule`, a text."""
     digest = hashlib.sha256(schedule.encode()).hexdigest()[:12] if schedule else "none"
     return {f"--{name.replace('_', '-')}": str(value) for name, value in options.items()} | {"--schedule": digest}
 
@@ -93,14 +93,14 @@ def derive_key(key: bytes, *parts: object) -> str:
 
 
 def is_proof(text: str, expected: str) -> bool:
-    """Compare a launcher's proof that it knows the key with the `expected` one, in constant time."""
+    """Return whether a launcher's proof that it knows the key equals the `expected` one; takes constant time."""
     return hmac.compare_digest(text.encode(errors="replace"), expected.encode())
 
 
 def listen(address: str, port: int = 0) -> tuple[socket.socket, str]:
-    """Listen on the loopback address if `address` is that, else on all addresses; by default on any free port.
+    """Listen on the loopback address if `address` is that, else on all addresses; `port` 0 chooses a free one.
 
-    Returns the socket and the loopback address of its family.
+    Returns the socket and the loopback address of its family (IPv4 or IPv6).
     """
     here, family = ("::1", socket.AF_INET6) if ":" in address else (LOOPBACK, socket.AF_INET)
     return socket.create_server((here if here == address else "", port), family=family, backlog=4096), here
@@ -166,7 +166,7 @@ def reason_of(error: OSError) -> str:
 
 @dataclass(slots=True)
 class RemoteWorker(Worker):
-    """A worker on another node, whose launcher reports the worker's exit and forwards signals to it."""
+    """A worker on another node; that node's launcher reports its exit and forwards signals to it."""
 
     node: _Node
     start: int = 0  # 0 for the first process of this rank, else the number of the restart
@@ -192,7 +192,7 @@ class RemoteWorker(Worker):
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """Node 0's record of another node: its connection and its workers."""
+    """Node 0's record of another node: its connection, its workers, and what its launcher has reported."""
 
     rank: int
     num_workers: int
@@ -204,7 +204,7 @@ class _Node:
 
     @property
     def problem(self) -> str:
-        """Why the node takes no part any more, such as a closed connection; empty if it does."""
+        """Why the node takes no part any more, such as a closed connection; empty if it takes part."""
         return "it did not answer" if self.was_given_up else self.connection.problem
 
     @property
@@ -212,7 +212,7 @@ class _Node:
         return bool(self.problem)
 
     def read_records(self, attempt: int) -> None:
-        """Process records of the node's launcher; reports on other attempts (runs of all workers) are ignored."""
+        """Process records of the node's launcher; ignore reports of exits that are not from attempt `attempt`."""
         while self.connection.records:
             match self.connection.records.popleft():
                 case ["ready", int(number)]:
@@ -268,7 +268,7 @@ class Nodes:
         self._selector.close()
 
     def take(self, _: int, *, last: bool = False) -> tuple[list[Line], bool]:
-        """Read the other launchers' records; `supervision` calls it as it does to read a worker's output.
+        """Read the other launchers' records; `supervision` calls this as if the records were a worker's output.
 
         Returns no lines, since those launchers print their workers' lines, and whether more records may follow.
         """
@@ -316,7 +316,7 @@ class Nodes:
             node.connection.send("go", kept)
 
     def started(self, rank: int, number: int) -> RemoteWorker | None:
-        """Start worker `rank` again on its node, as replacement number `number`; None if that node is gone."""
+        """Start the replacement of worker `rank` on its node, number `number` of the run; None if that node is gone."""
         node = next((node for node in self._nodes.values() if rank in node.workers), None)
         if node is None or node.is_gone:  # None if the node reconnected, to wait for the next attempt
             return None

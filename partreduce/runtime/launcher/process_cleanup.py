@@ -33,7 +33,7 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> bool:
 
 @contextlib.contextmanager
 def orphans_ended() -> Iterator[None]:
-    """Let this process adopt orphaned descendants in the context; at its end, end them and all other new children."""
+    """Let this process adopt orphaned descendants in the context; at its end, end all children that began inside it."""
     me = os.getpid()
     before = {pid for pid, parent, _, _ in _processes() if parent == me}
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -56,7 +56,7 @@ def orphans_ended() -> Iterator[None]:
 
 
 def end_groups(groups: Collection[int]) -> None:
-    """End all processes of these groups. A group's leader stays a zombie, so that the group ID stays reserved."""
+    """End all processes of these process groups. Their leaders stay zombies, so that the group IDs stay reserved."""
 
     def living() -> list[int]:
         return sorted({group for _, _, group, state in _processes() if group in groups and state != "Z"})
@@ -65,7 +65,7 @@ def end_groups(groups: Collection[int]) -> None:
 
 
 def _end(left: Callable[[], list[int]], send: Callable[[int, int], None]) -> None:
-    """Send SIGTERM to all processes or groups that `left` returns, and SIGKILL to those that do not end in time."""
+    """Send SIGTERM, later SIGKILL, by `send(id, signal)` to all processes or groups that `left` returns."""
     start, number = time.monotonic(), signal.SIGTERM
     asked: set[int] = set()
     while (targets := left()) and time.monotonic() < start + 2 * ASKED_SECONDS:
@@ -81,7 +81,7 @@ def _end(left: Callable[[], list[int]], send: Callable[[int, int], None]) -> Non
 
 
 def _processes() -> list[tuple[int, int, int, str]]:
-    """Return (pid, parent, group, state) of every process of this machine."""
+    """Return (process ID, parent, process group, state) of every process of this machine."""
     processes = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):
@@ -119,7 +119,7 @@ class CleanupProcess:
 
 
 def _guard(reading: int) -> None:
-    """Main function of the cleanup process: read process groups from a pipe, and end them if it closes early."""
+    """Run the cleanup process: read process groups from a pipe, and end them if it closes without a final message."""
     try:
         os.setsid()  # so that signals to the launcher's group do not reach it
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

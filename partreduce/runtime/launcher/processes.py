@@ -62,14 +62,14 @@ class Worker:
     children_until: float = field(default=float("inf"), kw_only=True)  # when its child processes are killed
 
     def reap(self) -> bool:
-        """Set `code` if the worker has ended; return whether it has."""
+        """Set `code`, the exit code, if the worker has ended; return whether it has."""
         raise NotImplementedError
 
     def signal(self, number: signal.Signals) -> None:
         raise NotImplementedError
 
     def give_up(self) -> None:
-        """Stop waiting for the worker, which was killed, although its exit was not reported."""
+        """Stop waiting for a killed worker of which no exit was reported."""
 
     def has_unread_errors(self) -> bool:
         """Return whether the worker, which has ended, wrote errors that are not printed yet."""
@@ -142,7 +142,7 @@ def import_once() -> None:
 
 @contextlib.contextmanager
 def fork_workers(target: Target, args: Sequence[str], variables: Sequence[Mapping[str, str]]) -> Iterator[list[Child]]:
-    """Yield forked processes, one per environment in `variables`, that wait for `release`; at the end kill them all."""
+    """Yield forked processes that wait for `release`, one per environment in `variables`; at the end kill them all."""
     import_once()
     reraise_pending()
     flush_everything()
@@ -266,7 +266,7 @@ def _become_worker(target: Target, args: Sequence[str], variables: Mapping[str, 
 
 
 def _code_of(error: BaseException) -> int:
-    """Print the error that ended the script, as Python does; return the exit code, or minus a signal."""
+    """Print the error that ended the script, as Python does; return the exit code, or minus the signal's number."""
     if isinstance(error, SystemExit):
         if error.code is not None and not isinstance(error.code, int):
             sys.stderr.write(f"{error.code}\n")
@@ -289,7 +289,7 @@ def _code_of(error: BaseException) -> int:
 
 
 def _warn_if_schedule_unused(script: str | Path, variables: Mapping[str, str]) -> None:
-    """Print which lines the script lacks if it was started with a schedule and ended without using that."""
+    """If the script was started with a schedule and ended without following it, print the lines that it lacks."""
     from partreduce.runtime.transport.rendezvous import has_joined
 
     schedule = variables.get(env.SCHEDULE)
@@ -311,7 +311,7 @@ def fill_standard_descriptors() -> None:
 
 
 def own_standard_streams(output: int, errors: int) -> None:
-    """Make the pipes `output` and `errors` this process's standard output and error, and standard input empty."""
+    """Make the pipes `output` and `errors` this process's standard output and error; make standard input empty."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     for descriptor, number in ((nothing, 0), (output, 1), (errors, 2)):
         os.dup2(descriptor, number)
@@ -323,7 +323,7 @@ def own_standard_streams(output: int, errors: int) -> None:
 
 
 def _seed_from_system() -> None:
-    """Give torch's and NumPy's generators random seeds, as at import; the fork itself does so with Python's."""
+    """Give torch's and NumPy's generators new random seeds, as an import does; the fork has done so with Python's."""
     import torch
 
     torch.default_generator.seed()
@@ -332,7 +332,7 @@ def _seed_from_system() -> None:
 
 
 def leave_clean_up_to_parent() -> None:
-    """Drop, in a forked worker, the parent's finalizers: of temporary folders, daemon processes and file buffers."""
+    """Drop, in a forked worker, the parent's pending cleanup: of temporary folders, child processes and open files."""
     gc.freeze()  # so that gc.get_objects() later lists only the worker's own objects
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # noqa: SLF001 - no public way
         finalizer.atexit = False
@@ -341,7 +341,7 @@ def leave_clean_up_to_parent() -> None:
 
 
 def end_as_python_does() -> None:
-    """Wait for the script's threads and pools, or for Ctrl-C; then run exit functions and close open files."""
+    """Wait for the script's threads and pools, or for Ctrl-C; then run its exit functions and close open files."""
     with contextlib.suppress(KeyboardInterrupt):
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing does for its processes
     atexit._run_exitfuncs()  # noqa: SLF001 - one of them notifies the other workers
@@ -353,7 +353,7 @@ def end_as_python_does() -> None:
 
 
 def _outermost_first(file: io.IOBase) -> tuple[bool, bool, bool]:
-    """Return a sort key by which wrappers are closed first: text, then compressed file, buffer, raw file."""
+    """Return a sort key that closes wrappers before what they wrap: text, then compressed file, buffer, raw file."""
     is_buffer = isinstance(file, io.BufferedWriter | io.BufferedRandom)
     return isinstance(file, io.RawIOBase), is_buffer, not isinstance(file, io.TextIOBase)
 
@@ -370,7 +370,7 @@ _explanations: list[Callable[[BaseException], PartreduceError | None]] = []
 
 
 def add_error_translator(explanation: Callable[[BaseException], PartreduceError | None]) -> None:
-    """Register a function that returns a clearer PartreduceError for an error that ends the script, or None."""
+    """Register a function that returns a clearer PartreduceError for an error that ends a script, or None."""
     _explanations.append(explanation)
 
 
@@ -386,7 +386,10 @@ def print_error(error: PartreduceError) -> int:
 
 
 def install_excepthook(*, own_process: bool = True) -> None:
-    """Print a PartreduceError that ends the script as one line, unless the program has its own excepthook."""
+    """Print a PartreduceError that ends the script as one line, by a hook, unless the program has its own excepthook.
+
+    Nothing is installed in an interactive session, or if workers are threads of one process (not `own_process`).
+    """
     global _before
     is_typed = hasattr(sys, "ps1") or sys.flags.interactive
     if own_process and not is_typed and _is_default(sys.excepthook):

@@ -1,4 +1,4 @@
-"""Raise signals that end a launcher as exceptions where it waits, and block them in critical sections."""
+"""Turn signals that end a launcher into exceptions where it waits, and block these signals in critical sections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import FrameType
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SIGNALLED = 128  # a shell reports a process killed by a signal as this plus the signal's number
 AGAIN_SECONDS = 1.0
-"""Signals closer together count as one request: GNU `timeout` signals a process and then its whole process group."""
+"""Signals within this time count as one request: GNU `timeout` signals a process and then its whole process group."""
 
 
 _unheard: list[int] = []  # signals whose exception was raised and is not known to be caught
@@ -21,7 +21,7 @@ _asked = float("-inf")  # time of the last request to end, on the monotonic cloc
 
 
 class Terminated(BaseException):
-    """Raised when SIGTERM or SIGHUP asks the launcher to end; it then ends everything that it started."""
+    """Exception for SIGTERM or SIGHUP, which ask the launcher to end; it then ends everything that it started."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by signal {number}")
@@ -30,12 +30,12 @@ class Terminated(BaseException):
 
 
 def shell_exit_code(returncode: int) -> int:
-    """Convert subprocess's `returncode` to the exit code that a shell reports (128 + signal)."""
+    """Convert a `returncode` as of subprocess to the exit code that a shell reports (128 + signal)."""
     return returncode if returncode >= 0 else SIGNALLED - returncode
 
 
 def format_end(returncode: int) -> str:
-    """Describe how a process with this subprocess `returncode` ended, to follow its name in a message."""
+    """Describe how a process with this `returncode`, as of subprocess, ended, to follow its name in a message."""
     if returncode >= 0:
         return f"ended with exit code {returncode}"
     known = -returncode in set(signal.Signals)  # most real-time signals have no name
@@ -43,7 +43,7 @@ def format_end(returncode: int) -> str:
 
 
 def end_by_signal(number: int) -> None:
-    """Kill this process by the default action of a signal."""
+    """Kill this process by a signal, with the signal's default action."""
     signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
     os.kill(os.getpid(), number)
@@ -53,7 +53,8 @@ def end_by_signal(number: int) -> None:
 def raise_on_sigterm() -> Iterator[None]:
     """Let SIGTERM and SIGHUP raise `Terminated` in the context, unless the program handles or ignores them itself.
 
-    A signal (or Ctrl-C) less than `AGAIN_SECONDS` after another raises nothing. SIGCHLD interrupts waits.
+    A signal (or Ctrl-C) less than `AGAIN_SECONDS` after another raises nothing. SIGCHLD is not ignored in the context,
+    otherwise the kernel would drop the exit codes of child processes.
     """
     global _asked  # noqa: PLW0603 - belongs to the process, as its handlers do
     ours: list[signal.Signals] = []
@@ -98,13 +99,13 @@ def _exception(number: int) -> BaseException:
 
 
 def reraise_pending() -> None:
-    """Raise the exception of a signal again if it was lost, having been raised in a finalizer or callback."""
+    """Raise the exception of a signal again if a finalizer or callback, in which it was raised, has swallowed it."""
     if _unheard:
         raise _exception(_unheard[0])
 
 
 def end_requested() -> bool:
-    """Return whether a signal has asked the process to end since `raise_on_sigterm` was entered."""
+    """Return whether a signal has asked the process to end since the outermost `raise_on_sigterm` was entered."""
     return _asked > float("-inf")
 
 
@@ -115,7 +116,7 @@ def mark_delivered() -> None:
 
 @contextlib.contextmanager
 def defer_signals() -> Iterator[set[int]]:
-    """Block, in the context, signals that would end this process, as for a fork; yield the signal mask from before."""
+    """Block signals that would end this process, as for a fork, in the context; yield the signal mask from before."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     try:
         yield before
@@ -125,7 +126,7 @@ def defer_signals() -> Iterator[set[int]]:
 
 @contextlib.contextmanager
 def allow_signals(before: set[int]) -> Iterator[None]:
-    """Unblock signals in a part of `defer_signals`, given the mask that it yielded."""
+    """Unblock signals in the context, inside `defer_signals`; `before` is the mask that `defer_signals` yielded."""
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         yield
@@ -134,6 +135,6 @@ def allow_signals(before: set[int]) -> Iterator[None]:
 
 
 def default_signals() -> None:
-    """Restore the default signal handlers and unblock all signals, in a forked child."""
+    """Restore, in a forked child, the default handlers of signals that end a process, and unblock these signals."""
     _restore(number for number in ENDING if signal.getsignal(number) is _raise)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)

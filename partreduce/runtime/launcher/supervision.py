@@ -41,7 +41,7 @@ CHILDREN_SECONDS = 2.0  # how long child processes of a failed worker may take t
 
 
 class Source(Protocol):
-    """Interface of what the launcher reads from: a worker's output, or records of other nodes' launchers."""
+    """Interface of an object that the launcher reads from: a worker's output, or records of other nodes' launchers."""
 
     streams: dict[int, bytes]  # unfinished line by file descriptor
 
@@ -50,7 +50,7 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class Shutdown:
-    """Orderly end of a run after a failure or Ctrl-C: a grace period, then SIGTERM, then SIGKILL."""
+    """Orderly end of a run after a failure or Ctrl-C: a grace period until `deadline`, then SIGTERM, then SIGKILL."""
 
     code: int = 0  # the run's exit code; 128 + signal, as in a shell
     cause: str = ""  # the failure that ended the run, as a clause
@@ -59,13 +59,13 @@ class Shutdown:
     signals: list[signal.Signals] = field(default_factory=lambda: [signal.SIGTERM, signal.SIGKILL])
 
     def begin(self, code: int, grace: float, cause: str = "") -> None:
-        """Start a grace period of `grace` seconds; keep code and cause of the first failure that no other caused."""
+        """Start a grace period of `grace` seconds; store `code` and `cause` unless the first cause is already known."""
         if not self.knows_cause and not self.has_signalled:
             self.code, self.cause = shell_exit_code(code), cause
         self.deadline = min(self.deadline, time.monotonic() + grace)
 
     def end_on_request(self, number: int, grace: float, workers: Sequence[Worker]) -> None:
-        """Pass on to the workers a signal that asks the run to end; if it is repeated, send SIGKILL instead."""
+        """Pass on to the workers signal `number`, which asks the run to end; if it is repeated, send SIGKILL."""
         gentle = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
         _signal(workers, signal.SIGKILL if self.request == number else gentle)
         self.request, self.code = number, shell_exit_code(-number)
@@ -75,7 +75,7 @@ class Shutdown:
 
     @property
     def knows_cause(self) -> bool:
-        """Whether a worker has failed, not only because another one is missing."""
+        """Whether a worker has failed for another reason than a missing worker."""
         return self.code not in (0, CONSEQUENCE)
 
     @property
@@ -86,7 +86,7 @@ class Shutdown:
     def failed(self, worker: Worker, rule: FailureRule[Worker], grace: float) -> bool:
         """Return whether the policy `rule` lets the run continue without a failed worker.
 
-        Otherwise start the others' grace period of `grace` seconds, without end for a patient rule.
+        Otherwise start the grace period of the others, `grace` seconds long, or without end for a patient rule.
         """
         assert worker.code is not None
         is_failed = _is_lost(worker)
@@ -97,7 +97,7 @@ class Shutdown:
         return False
 
     def escalate(self, workers: Sequence[Worker], outlet: LogMultiplexer | None = None) -> None:
-        """Once the deadline has passed, send SIGTERM, later SIGKILL; finally give up on workers that do not exit."""
+        """After the deadline, send SIGTERM, later SIGKILL; finally stop waiting for workers that do not exit."""
         if time.monotonic() <= self.deadline:
             return
         if self.signals:
@@ -152,9 +152,9 @@ def watch(
 ) -> None:
     """Forward output and signals, and call `collect` repeatedly until it returns False: no worker runs any more.
 
-    Calls `release` first, which lets the workers begin, and reads at least every `pause()` seconds. A signal that ends
-    the run leaves workers `grace` seconds to save. `num_workers` is the number of workers of the run, `num_here` of
-    those whose output this launcher prints.
+    Calls `release` first, which lets the workers begin, and reads at least every `pause()` seconds. After a signal that
+    ends the run, workers have `grace` seconds to save. `num_workers` is the number of workers of the run, `num_here`
+    the number of those whose output this launcher prints.
     """
     drained = float("inf")
     width = len(str((num_workers or len(workers)) - 1))
@@ -196,13 +196,13 @@ def watch(
 
 
 def _is_lost(worker: Worker) -> bool:
-    """Return whether a worker was killed, evicted or lost with its node; if tolerated, the run then continues."""
+    """Return whether a worker was killed, evicted or lost with its node: failures after which others may continue."""
     assert worker.code is not None
     return worker.code < 0 or worker.code == EvictedError.exit_code or bool(worker.lost)
 
 
 def _ended_by_itself(worker: Worker) -> bool:
-    """Return whether no signal killed the worker; a sort key, by which killed workers come first."""
+    """Return whether neither a signal killed the worker nor its node was lost; sorts killed and lost workers first."""
     assert worker.code is not None
     return worker.code >= 0 and not worker.lost
 
@@ -230,13 +230,13 @@ def _collect(
 
 
 def ask_children_to_end(worker: Worker) -> None:
-    """Send SIGTERM to a failed worker's child processes, and set the time at which they are killed."""
+    """Send SIGTERM to a failed worker's child processes, and set the time at which `end_children` kills them."""
     worker.signal(signal.SIGTERM)
     worker.children_until = time.monotonic() + CHILDREN_SECONDS
 
 
 def end_children(workers: Sequence[Worker]) -> None:
-    """Kill child processes of failed workers whose time to clean up is over."""
+    """Kill child processes of failed workers if their time to clean up is over."""
     for worker in workers:
         if time.monotonic() > worker.children_until:
             worker.children_until = float("inf")
@@ -252,7 +252,7 @@ def _forward(
     *,
     last: bool = False,
 ) -> bool:
-    """Print a source's complete lines after their workers' ranks, of `width` digits; return False once it has ended."""
+    """Print a source's complete lines, each after its worker's rank in `width` digits; return False if it has ended."""
     lines, is_open = source.take(descriptor, last=last)
     for errors, written in groupby(lines, key=lambda line: line.errors):
         shown = []
@@ -266,7 +266,10 @@ def _forward(
 
 
 def _publish_failure(store: Store, worker: Worker, outlet: LogMultiplexer, *, first: bool, ended: bool) -> None:
-    """Write to the store how a worker ended, for the others' errors; print it if the worker could not."""
+    """Write to the store how a worker ended, for the others' errors; print it if the worker could not.
+
+    `first`: no earlier failure is the cause; `ended`: the launcher has ended this worker, so that nothing is printed.
+    """
     from partreduce.runtime.transport.store import CHANGES, DEATHS, Notes, read_stage  # loads torch, as workers do
 
     assert worker.code is not None

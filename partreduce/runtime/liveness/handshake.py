@@ -69,7 +69,10 @@ def handshake(
 
 
 def compare(everybody: Mapping[int, Mapping[str, str]]) -> tuple[str, int, int, str] | None:
-    """Find the first field that differs: (field, differing rank, majority rank, sentence for an error); else None."""
+    """Find the first field that differs: (field, differing rank, majority rank, sentence for an error); else None.
+
+    `everybody` has the facts (text by field) of each rank.
+    """
     fields = list(dict.fromkeys(field for facts in everybody.values() for field in facts))
     for field in fields:
         values = {rank: facts.get(field, "nothing") for rank, facts in sorted(everybody.items())}
@@ -130,7 +133,7 @@ def _collect(
 
 
 def _first_difference(notes: Notes, field: str, odd: int, usual: int) -> str:
-    """Return where details of `field` first differ between two ranks, as the end of a sentence; empty if unknown."""
+    """Return where the details of `field` of two ranks first differ, as the end of a sentence; empty if not known."""
     odd_lines, usual_lines = notes.read(f"{field}/{odd}"), notes.read(f"{field}/{usual}")
     if odd_lines is None or usual_lines is None:
         return ""
@@ -142,7 +145,7 @@ def _first_difference(notes: Notes, field: str, odd: int, usual: int) -> str:
 
 
 def _linger(notes: Notes, hosts: bool, *, size: int) -> None:
-    """If this process `hosts` the store, let `size` workers read it before the exit, up to 2 s (size 0: 0.5 s)."""
+    """If this process `hosts` the store, wait up to 2 s until `size` workers have read it; for size 0 wait 0.5 s."""
     deadline = time.monotonic() + 2
     try:
         gone = notes.count("leaving", 1)

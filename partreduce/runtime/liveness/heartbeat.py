@@ -63,8 +63,9 @@ class Heartbeat(SignsOfLife):
     *exchange* is another operation of all workers that belongs to no round, such as a lookup in tables. Each worker
     counts both, and notes the gathering that it waits in, so that workers that wait elsewhere stop with a reason.
 
-    `key` names the optimizer; with `beats` a thread writes the heartbeat every `BEAT_SECONDS`; `lifelines` show which
-    processes are gone; `worker_steps` (steps per round) choose the advice in errors; `way_to_continue` returns a hint.
+    `key` names the optimizer; with `beats` a thread writes the heartbeat every `BEAT_SECONDS`; `lifelines`, if given,
+    are closed by `stop`; `worker_steps`, each worker's steps per round, decide which advice errors give;
+    `way_to_continue` returns a hint for errors, how the run could have survived a failure.
     """
 
     def __init__(
@@ -92,7 +93,8 @@ class Heartbeat(SignsOfLife):
         self.line = self._notes.line
         self._changes = 0
         self.settled = 0
-        """Number of noted failures and ends that the launcher's last decision includes; workers ignore these."""
+        """Number of noted failures and ends that the launcher's last decision takes into account; workers ignore
+        these."""
         self._given_up: dict[int, float] = {}
         self._stop = threading.Event()
         self.with_each: Callable[[], None] = lambda: None  # called after each heartbeat, in the heartbeat thread
@@ -101,14 +103,15 @@ class Heartbeat(SignsOfLife):
         self.counts = (0, 0)
         """How many gatherings and exchanges this worker has entered; a joining worker copies another one's."""
         self._gathered = (0, "", "")
-        """Last gathering: rounds completed before it, its name, and advice for workers that do not arrive."""
+        """Last gathering: rounds completed before it, its name, and advice for errors about workers that do not
+        arrive."""
         self._place = ""  # "gathering" or "exchange" inside one; else empty
         if beats:
             Background(self._beat, name="partreduce-heartbeat", stop=self._stop.set).start()
 
     @property
     def place(self) -> str:
-        """This worker's heartbeat key in the store, with all prefixes, by which the launcher finds it."""
+        """This worker's heartbeat key in the store, with all prefixes; the launcher reads the heartbeat by it."""
         return self._notes.place(f"beat/{self.rank}")
 
     def doing(self, text: str | Callable[[], str], waits: Iterable[int] = ()) -> None:
@@ -126,14 +129,14 @@ class Heartbeat(SignsOfLife):
         return text if isinstance(text, str) else text(), tuple(rank for rank in waits if rank != self.rank)
 
     def note(self, kind: str, text: str) -> None:
-        """Write a note about this worker: `failed`, `explained`, `left` or `finished`; the first of a kind counts."""
+        """Write a note about this worker, of kind `failed`, `explained`, `left` or `finished`; each kind only once."""
         if kind not in self._noted:
             self._noted.add(kind)
             self._try(lambda: self._notes.write(f"{kind}/{self.rank}", text))
             self._try(lambda: self._deaths.count(CHANGES, 1))
 
     def num_changes(self) -> int:
-        """Return how many failures and ends of workers were noted since the last change of members.
+        """Return how many failures and ends of workers were noted since the last change of members (and a lost store).
 
         This is one query of the store; as long as the number is unchanged, no other note has to be read.
         """
@@ -154,7 +157,7 @@ class Heartbeat(SignsOfLife):
     def gather(self, what: str, round_: int, advice: str | None = None) -> None:
         """Note that this worker waits for all others in `what`, an operation outside the rounds, after `round_` rounds.
 
-        `advice` is for the error of workers that do not come. All workers count gatherings, and so know which are over.
+        `advice` is for errors about workers that do not come. All workers count gatherings, and so know which are over.
         """
         self.counts = self.gatherings + 1, self.counts[1]
         self._note_exchanges()
@@ -190,12 +193,12 @@ class Heartbeat(SignsOfLife):
             self._place = before
 
     def _note_exchanges(self) -> None:
-        """Write the number of exchanges entered; called before a note of a gathering or end, so that both are found."""
+        """Write the number of exchanges entered, before a gathering or the end is noted, so that readers find both."""
         if exchanges := self.counts[1]:
             self._try(lambda: self._notes.write(f"exchanges/{self.rank}", str(exchanges)))
 
     def _has_been_here(self, rank: int) -> bool | None:
-        """Return whether `rank` has entered the operation of all workers that this worker is in; None outside one."""
+        """Return whether `rank` has entered the gathering or exchange that this worker is in; None outside of both."""
         if self._place == "gathering":
             return rank in self.gathered([rank])
         if self._place == "exchange":
@@ -205,7 +208,7 @@ class Heartbeat(SignsOfLife):
 
     @contextlib.contextmanager
     def with_advice(self, advice: str) -> Iterator[None]:
-        """Let errors about a worker that has ended contain `advice`, inside the context."""
+        """In the context, let errors about a worker that has ended contain `advice`."""
         self._together = advice
         try:
             yield
@@ -216,13 +219,13 @@ class Heartbeat(SignsOfLife):
         return self._get(self._notes, f"{kind}/{rank}")
 
     def record_failure(self, text: str) -> None:
-        """Note this worker's failure as the first of the run, unless another worker's was earlier."""
+        """Note this worker's failure, `text`, as the first of the run, unless another one was noted earlier."""
         mine = json.dumps([self.rank, text])
         self._try(lambda: self._notes.propose("first", mine))
         self._try(lambda: self._deaths.count(CHANGES, 1))
 
     def first_failure(self) -> str | None:
-        """Return the first failed worker's error, as a clause; None if no worker has failed, or this one was first."""
+        """Return the error of the first failed worker, as a clause; None if none has failed, or this one was first."""
         stored = self._get(self._notes, "first")
         if stored is None:
             return None
@@ -230,11 +233,11 @@ class Heartbeat(SignsOfLife):
         return None if rank == self.rank else f"worker {rank} gave up first, with: {text}"
 
     def cause(self, members: Iterable[int], round_: int | None = None) -> str | None:
-        """Return why a member cannot take part, as a clause like `worker 3 was killed by signal 9`; else None.
+        """Return why one of `members` cannot take part, as a clause like `worker 3 was killed by signal 9`; else None.
 
-        With `round_`, a member that ended after at most that many rounds counts too; inside an operation of all
-        workers, one that did not enter it. Of several reasons, a signal, an exception or a death comes before the run's
-        first failure, and that before its consequences: exit codes, and workers that gave up.
+        With `round_`, a member that ended after at most that many rounds counts too; inside a gathering or exchange,
+        one that did not enter it. Of several reasons, a signal, an exception or a death comes before the run's first
+        failure, and that before its consequences: exit codes, and workers that gave up.
         """
         others = [rank for rank in members if rank != self.rank]
         deaths = {rank: self._death(rank) for rank in others}
@@ -271,13 +274,13 @@ class Heartbeat(SignsOfLife):
         return self.unequal if self.unequal in (MET, TOGETHER) else ALL_CALL.format(what, self.unequal)
 
     def survival_hint(self, why: str) -> str:
-        """Return a hint how a run can survive a failure described by `why`, to end a sentence; empty if it cannot."""
+        """Return how a run can survive the failure `why` describes, to end a sentence with; empty if it cannot."""
         return self._way_to_continue() if any(words in why for words in SURVIVABLE) else ""
 
     def not_in_gathering(self, members: Iterable[int], round_: int) -> str | None:
-        """Return, as a clause for an error, which members are not in the operation of all workers that this one is in.
+        """Return, as a clause for an error, which members are not in the gathering that this worker is in.
 
-        If all are in it, or this worker is in none, see `elsewhere`.
+        If all are in it, or this worker is in none, return what `in_other_gathering` returns.
         """
         members = list(members)
         others = sorted(set(members) - self.gathered(members)) if self._place == "gathering" else []
@@ -287,7 +290,7 @@ class Heartbeat(SignsOfLife):
         return f"this worker {self.rank} is in {what} after {reached} rounds, {format_workers(others)} not: {advice}"
 
     def differing_settings(self, members: Iterable[int], step: int, settings: Settings) -> str | None:
-        """Return which member has other hyperparameters than this worker (`settings`), as a clause; None if none has.
+        """Return, as a clause, which member has other hyperparameters than this worker's `settings`; None if none has.
 
         Called when workers' tags differ in the average of step `step`. Also None if members' notes do not arrive soon.
         """
@@ -307,8 +310,8 @@ class Heartbeat(SignsOfLife):
     def in_other_gathering(self, members: Iterable[int], round_: int, way_out: str | None = None) -> str | None:
         """Return a clause about a member that waits in a gathering which this worker has not entered; else None.
 
-        It counts if it entered after at most `round_` rounds, and so does not come to round `round_`, in which this
-        worker waits. Inside a gathering, a member in another one counts, too. `way_out` replaces the usual advice.
+        A member counts if it entered after at most `round_` rounds, and so does not come to round `round_`, in which
+        this worker waits. Inside a gathering, a member in another one counts, too. `way_out` replaces the usual advice.
         """
         for rank in members:
             noted = self.read("gathering", rank) if rank != self.rank else None
@@ -338,7 +341,7 @@ class Heartbeat(SignsOfLife):
         )
 
     def gathered(self, members: Iterable[int]) -> frozenset[int]:
-        """Return the members that have entered the operation of all workers (gathering) that this one entered last."""
+        """Return those of `members` that have entered the gathering that this worker entered last."""
         notes = {rank: self.read("gathering", rank) for rank in members}
         return frozenset(
             rank
@@ -349,7 +352,7 @@ class Heartbeat(SignsOfLife):
     def failure_reason(self, members: Iterable[int], round_: int | None = None) -> str | None:
         """Return why a member can no longer take part, as a clause; None if no reason is known.
 
-        Like `cause`, but members that gave up count too, and not those that have ended, if this worker has.
+        Like `cause`, but members that gave up count, too; and if this worker has ended, members that have ended do not.
         """
         if (problem := self._notes.problem) is not None:
             return problem
@@ -368,7 +371,7 @@ class Heartbeat(SignsOfLife):
         return f"worker {rank} {self.read('failed', rank)}"
 
     def last_heartbeat(self, rank: int) -> Sign:
-        """Return a worker's last heartbeat: its activity, and for how many seconds it has not changed."""
+        """Return a worker's last heartbeat, and for how many seconds this worker has seen no newer one."""
         beat = self._get(self._notes, f"beat/{rank}")
         if beat is None:
             return Sign("", (), None)

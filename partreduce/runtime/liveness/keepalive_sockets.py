@@ -25,7 +25,7 @@ from partreduce.topo.errors import StoreLostError, UnavailableError
 
 WATCHED = 2  # connections per worker; with two, adjacent workers may die together
 BACKLOG = 64
-"""Room for connections, none of which is accepted: those of watching workers, and of watchers that have died."""
+"""Room for connections, of which none is accepted: those of watching workers, and of watchers that have died."""
 LAST_WORD_SECONDS = 0.2  # how long to wait for the more precise note of the dead worker or its launcher
 LOOK_SECONDS = 0.1
 CONNECT_SECONDS = 1.0
@@ -36,9 +36,9 @@ _open: weakref.WeakSet[KeepaliveSockets] = weakref.WeakSet()
 
 
 class KeepaliveSockets:
-    """One worker's listening socket and its connections to the next two workers, by which their deaths are noticed.
+    """One worker's listening socket and its connections to the next two of `size` workers, which show their deaths.
 
-    A thread watches them. No connection is accepted, read or written; the kernel keeps it open. `key` names the
+    A thread watches the connections. None is accepted, read or written; the kernel keeps them open. `key` names the
     optimizer; `place` is this worker's address from `own_host`.
     """
 
@@ -57,7 +57,7 @@ class KeepaliveSockets:
         _open.add(self)
 
     def start(self) -> None:
-        """Connect to the next two workers, whose addresses are in the store, and watch the connections from then on."""
+        """Connect to the next two workers, whose addresses are in the store, and start to watch the connections."""
         behind = [(self.rank + step) % self.size for step in range(1, self.size)]
         watched, others = behind[:WATCHED], behind[WATCHED:]
         with contextlib.suppress(RuntimeError, StoreLostError):
@@ -65,20 +65,20 @@ class KeepaliveSockets:
         Background(self._run, watched, others, name="partreduce-lifelines", stop=self.close).start()
 
     def close(self) -> None:
-        """End the thread and close the sockets; if this worker has noted no end, others record its death."""
+        """End the thread and close the sockets; unless this worker has noted its end, others then record its death."""
         self._stop.set()
         self.forget()
 
     def forget(self) -> None:
-        """Close the sockets; also called in a forked child, whose open copies would hide this process's death."""
+        """Close the sockets; a forked child calls it too, since its open copies would hide this process's death."""
         for held in [self._listener, *list(self._connections.values())]:
             with contextlib.suppress(OSError):
                 held.close()
 
     def _run(self, watched: list[int], others: list[int]) -> None:
-        """Watch connections to `watched` (ranks); record a death, and then watch the next of `others` in its place."""
+        """Watch connections to the ranks `watched`; record a death, and watch the next of `others` in its place."""
         known, deadline = set(self._connections), time.monotonic() + REACH_SECONDS
-        """Ranks that were once connected; before the first connection a refusal means nothing."""
+        """Ranks that were connected at some time; before the first connection a refusal means nothing."""
         with contextlib.suppress(RuntimeError, StoreLostError, OSError, ValueError):  # closed, or without a store
             while not self._stop.is_set():
                 for rank in [rank for rank in watched if rank not in self._connections]:
@@ -93,7 +93,7 @@ class KeepaliveSockets:
                 self._wait(all(rank in self._connections for rank in watched))
 
     def _wait(self, are_all_connected: bool) -> None:
-        """Wait until a connection ends, at most 1 s, or 0.1 s if some workers are not connected yet."""
+        """Wait until a connection ends, at most 1 s, or 0.1 s if some watched workers are not connected yet."""
         poller = select.poll()
         ranks = {held.fileno(): rank for rank, held in self._connections.items()}
         for descriptor in ranks:
@@ -122,7 +122,7 @@ class KeepaliveSockets:
         return False
 
     def _note(self, rank: int) -> None:
-        """Record that a worker's process is gone, unless it or its launcher records its end within 0.2 s."""
+        """Record that a worker's process is gone, unless that worker or the launcher records its end within 0.2 s."""
         end = time.monotonic() + LAST_WORD_SECONDS
         while time.monotonic() < end:
             said = any(self._last_words.read(f"{kind}/{rank}") is not None for kind in LAST_WORDS)
@@ -136,7 +136,7 @@ class KeepaliveSockets:
 
 
 def lifelines_of(store: Store, rank: int, size: int, key: str) -> KeepaliveSockets | None:
-    """Create the KeepaliveSockets of this worker, of `size`; None without a TCPStore, a known address or a socket."""
+    """Return new KeepaliveSockets of worker `rank` of `size`; None without a TCPStore, a known address or a socket."""
     if not isinstance(root_store(store), TCPStore):
         return None
     try:

@@ -17,7 +17,7 @@ def settings_of(optimizer: torch.optim.Optimizer) -> Settings:
 
 
 def difference(mine: Settings, theirs: Settings) -> tuple[str, object, object] | None:
-    """Find the first hyperparameter that differs: (name, this worker's value, other value); None if all are equal."""
+    """Find the first hyperparameter that differs: (name, this worker's value, the other's); None if all are equal."""
     if len(mine) != len(theirs):
         return "number of parameter groups", len(mine), len(theirs)
     for index, (group, another) in enumerate(zip(mine, theirs, strict=True)):

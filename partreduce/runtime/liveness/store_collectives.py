@@ -16,11 +16,11 @@ from partreduce.topo.errors import InputError, PartreduceError, PeerFailedError,
 POLL_SECONDS = 0.005
 LOOK_SECONDS = 0.2
 ABSENT: dict[str, type[PartreduceError]] = {"PeerFailedError": PeerFailedError, "UnavailableError": UnavailableError}
-"""Errors of worker 0 that are no mistake of the user, by name."""
+"""Errors of worker 0, by name, that all workers raise as they are; any other becomes an InputError."""
 
 
 def broadcast_decision(world: World, prefix: str, decide: Callable[[], Any], timeout: float, *, who: str) -> Any:  # noqa: ANN401 - JSON
-    """Return worker 0's result of `decide()`, a JSON value, on all workers; an error there is raised on all.
+    """Return worker 0's result of `decide()`, a JSON value, on all workers; a PartreduceError there is raised on all.
 
     Each decision needs a new `prefix` of keys in the store; `who` begins error messages; `timeout` is in seconds.
     """
@@ -38,9 +38,10 @@ def broadcast_decision(world: World, prefix: str, decide: Callable[[], Any], tim
 
 
 def gather_from_store(world: World, prefix: str, writers: Mapping[str, int], timeout: float, *, who: str) -> list[str]:
-    """Wait for the texts that the workers in `writers` (key → rank) write to the store; return them in that order.
+    """Return the texts that workers write to the store, in the order of `writers`, which maps keys to ranks.
 
-    `who` begins error messages. Raises PeerFailedError if a writer dies, UnavailableError after `timeout` seconds.
+    Keys start with `prefix`; `who` begins error messages. Raises PeerFailedError if a writer dies, UnavailableError
+    after `timeout` seconds.
     """
     notes, deadline, look = Notes(world.store, prefix), Deadline(timeout), 0.0
     said: dict[str, str] = {}

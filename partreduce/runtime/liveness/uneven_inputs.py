@@ -22,7 +22,7 @@ BEHIND = (
 
 
 class UnevenInputs:
-    """Record in the store of which workers still have data inside `join`; the loops of all end at the same round.
+    """Record in the store of the workers that still have data inside `join`; it ends all loops at the same round.
 
     `size` is the number of workers, `key` names the optimizer, `timeout` limits each wait, in seconds.
     """
@@ -49,7 +49,8 @@ class UnevenInputs:
     def another(self, round_: int, lost: Callable[[], frozenset[int]] | None = None) -> bool:
         """Wait until it is known whether any worker trains in round `round_`; return whether one does.
 
-        If none does, the data of all have ended. `lost()` returns failed workers, which are not waited for.
+        If none does, the data of all have ended. `lost()` returns failed workers, which are not waited for; without it
+        a failure raises PeerFailedError. Raises UnavailableError after the timeout.
         """
         begun, ended = f"{self.generation}/round/{round_}", f"{self.generation}/ended"
         wait = Wait(self.heartbeat, range(self.size), self.timeout)
@@ -84,9 +85,10 @@ class UnevenInputs:
             time.sleep(POLL_SECONDS)
 
     def meet(self, round_: int, lost: Callable[[], frozenset[int]] | None = None) -> tuple[int, ...]:
-        """Wait for all workers at the end, check that all took `round_` rounds, and return the ranks present.
+        """Wait for all workers at the end of the run, and return the ranks present.
 
-        `lost()` returns failed workers, which are not waited for. Raises PeerFailedError if numbers of rounds differ.
+        `lost()` returns failed workers, which are not waited for. Raises PeerFailedError if a worker has not taken
+        `round_` rounds, or fails and there is no `lost`; UnavailableError after the timeout.
         """
         self.heartbeat.finished(round_)
         waiting = [rank for rank in range(self.size) if rank != self.rank]

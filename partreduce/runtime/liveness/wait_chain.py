@@ -1,8 +1,8 @@
 """Find the worker that is the actual cause of a wait.
 
 If a worker waits for a healthy one, which waits for a stopped one, the error must name the stopped one. Each heartbeat
-contains the ranks that its worker waits for, which form chains. The worker at the end of a chain blocks the rest: it
-sends no heartbeats, or it is alive and waits for no other.
+contains the ranks that its worker waits for; followed from worker to worker, they form chains. The last worker of a
+chain blocks the rest: it sends no heartbeats, or it is alive and waits for no other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_LOOKED_AT = 64
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A worker's last heartbeat: activity (`text`), ranks it waits for, seconds since then (`silent`, None: never)."""
+    """A worker's last heartbeat: activity `text`, ranks that it waits for, and age in seconds (None: no heartbeat)."""
 
     text: str
     waits: tuple[int, ...]
@@ -29,7 +29,7 @@ class Sign:
         return self.silent is None or self.silent > SILENCE_SECONDS
 
     def __str__(self) -> str:
-        """Describe the heartbeat as a clause, to follow "which"."""
+        """Describe the heartbeat as a clause that follows "which"."""
         if self.silent is None:
             return "gave no sign of life"
         # A silent worker's last activity may be outdated: half a second later it may be many steps further.
@@ -39,7 +39,7 @@ class Sign:
 
 
 def clause(rank: int, members: Sequence[int], sign: Callable[[int], Sign], seconds: float | None) -> str:
-    """Describe the chain of waits for an error: `waits for worker 1, which waits for worker 2, …`.
+    """Describe the chain of waits of worker `rank` for an error: `waits for worker 1, which waits for worker 2, …`.
 
     `members` are the ranks that `rank` waits for directly; `sign` returns a worker's last heartbeat; `seconds`, if
     given, is how long it has waited.
@@ -62,7 +62,7 @@ def format_workers(ranks: Sequence[int]) -> str:
 
 
 def is_diagnosed(rank: int, members: Sequence[int], sign: Callable[[int], Sign]) -> bool:
-    """Return whether a worker in the chain of waits (see `clause`) has fallen silent; `sign` gives a rank's `Sign`."""
+    """Return whether a worker in the chains of waits has fallen silent; the arguments are as in `clause`."""
     signs, _ = _chains(rank, members, sign)
     return any(seen.is_silent and seen.silent is not None for seen in signs.values())
 
@@ -70,7 +70,7 @@ def is_diagnosed(rank: int, members: Sequence[int], sign: Callable[[int], Sign])
 def _chains(
     rank: int, members: Sequence[int], sign: Callable[[int], Sign]
 ) -> tuple[dict[int, Sign], dict[int, int | None]]:
-    """Return heartbeats by rank, of the workers in the chains of waits, nearest first, and each one's predecessor."""
+    """Return, for the workers in the chains of waits, nearest first, heartbeat and predecessor, each by rank."""
     signs: dict[int, Sign] = {}
     before: dict[int, int | None] = dict.fromkeys(members)
     next_ones = list(members)
