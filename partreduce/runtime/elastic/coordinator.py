@@ -51,7 +51,7 @@ P = TypeVar("P", bound=Process)
 
 
 class FailureRule(Generic[P]):
-    """Policy of the launcher after a worker fails: whether the other workers continue. This base class ends the run.
+    """Policy of the launcher for a failed worker: whether the other workers continue. In this base class they do not.
 
     With `patient`, the others may run longer than their grace period if a signal has killed a worker.
     """
@@ -68,7 +68,7 @@ class FailureRule(Generic[P]):
     def continue_without(self, worker: P, *, is_failed: bool) -> bool:  # noqa: ARG002 - for other rules
         """Return whether the others continue without a worker whose process has exited.
 
-        `is_failed` says that it was killed, evicted or lost with its node; no error of the script ended it.
+        `is_failed`: it was killed, evicted or lost with its node; otherwise an error ended its script.
         """
         return False
 
@@ -76,13 +76,13 @@ class FailureRule(Generic[P]):
         return any(one is worker for one, _ in self._ended)
 
     def restart(self, worker: P) -> P | None:  # noqa: ARG002 - as above
-        """Start and return a process in place of a failed worker's; None if no restart is left or the run is over."""
+        """Start and return a process that replaces a failed worker's; None if no restart is left or the run is over."""
         return None
 
     def exited_well(self, worker: P) -> None: ...
 
     def poll(self) -> None:
-        """Handle new events, and stop waiting for killed processes that do not exit in time."""
+        """Handle new events, and give up killed processes that do not exit in time."""
         for worker, deadline in self._ended:
             if worker.code is None and deadline.is_over:
                 deadline.renew()
@@ -154,7 +154,7 @@ class Coordinator(FailureRule[P]):
         self._seen, self._has_begun = dict[str, int](), False
         self._lease = Deadline(float("inf"))
         self._asked: dict[int, str] = {}
-        """Last request to join of each restarted worker, by rank, so that each is handled once."""
+        """Last request to join of each restarted worker, by rank, so that the launcher handles each request once."""
 
     @property
     def pause(self) -> float:
@@ -210,7 +210,7 @@ class Coordinator(FailureRule[P]):
         return self._has_begun
 
     def _read(self) -> None:
-        """Process new votes, requests to join and ends of workers, in order of ranks, from the store."""
+        """Process new votes, requests to join and notes of workers that left, from the store, in order of ranks."""
         generation = self._state.view.generation + 1
         some_left, some_ask = self._is_new(LEFT), self._is_new(JOIN)
         for worker in range(len(self._workers)):
@@ -287,15 +287,15 @@ class Coordinator(FailureRule[P]):
         return f"{names} joined in {self._place(view)} {with_}, and all {m} continue together; {moved}"
 
     def _place(self, view: View) -> str:
-        """Return, as text for the log, the round (and fragment) in which the members of a view average next."""
+        """Return, as text for the log, the round (and fragment) of the next average of a view's members."""
         turns = int(self._facts()["turns"])
         round_, fragment = divmod(view.resume[0], turns)
         return f"round {round_}" if turns == 1 else f"round {round_} (fragment {fragment})"
 
     def _moved(self, part: int, whole: int, model: str) -> str:
-        """Describe how far a change of members moved the mean model: by `part`/`whole` of its distance to another one.
+        """Return, for the log, how far a change of members moved the mean model: `part`/`whole` of a distance.
 
-        `model` names that other model, of the workers that failed or joined, in the sentence.
+        It is the distance to the model that `model` names in words: that of the workers that failed or joined.
         """
         if self._facts()["are_equal"]:
             return "their models are equal, so the mean did not move"
@@ -304,6 +304,6 @@ class Coordinator(FailureRule[P]):
         return f"the mean moved {how_far} {model} from it"
 
     def _facts(self) -> dict[str, Any]:
-        """Return what a worker published at its start: timeout, averages per round, and whether models are equal."""
+        """Return what a member published at its start: timeout, averages per round, and whether models are equal."""
         facts: dict[str, Any] = json.loads(self._notes.wait_for(f"{JOINED}/{self._state.view.members[0]}"))
         return facts

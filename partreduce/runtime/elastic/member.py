@@ -2,7 +2,7 @@
 
 After a failed operation a worker votes, reads the launcher's decision (`elastic.coordinator`), connects to the other
 survivors (`elastic.regroup`) and continues. A replacement joins in the same way. The protocol is that of
-`schedulers.protocols.membership`. Workers keep their initial ranks, in groups and in messages.
+`schedulers.protocols.membership`. Workers keep the ranks that they had at the start, in groups and in messages.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def joins() -> bool:
 
 
 class _BrokenError(UnavailableError):
-    """Internal error for a failed operation, raised before it is decided whether the run continues."""
+    """Internal error for a failed operation, raised before it is known whether the run continues."""
 
     def __init__(self, recorder: Recorder, operation: Operation, why: Exception) -> None:
         super().__init__(str(why))
@@ -91,14 +91,16 @@ class Member(FixedMembership):
         self._is_fit = not os.environ.get(MAX_RESTARTS)
         self._key = key
         self.views: list[tuple[int, messages.Members]] = [(-1, tuple(range(world.size)))]
-        """For each change of members (index of the first average, members from then on); samplers use it."""
+        """For each change of members: index of the first average after it, and the members from then on; samplers use
+        it."""
         self.since: dict[int, int] = {}
         """Index of the first average of each member that joined later, by rank."""
 
     def connect_all(self, reducers: Sequence[Reducer], state: State) -> None:
-        """Wait until all workers have started; as a replacement, join the run instead.
+        """Wait until all workers have started; a replacement joins the run instead.
 
-        `reducers` run the operations. `state` is this worker's training state, which joining workers copy.
+        `reducers` run the operations. `state` is this worker's training state, which joining workers copy. Raises
+        PeerFailedError if a worker fails before all have started.
         """
         self.regroup.reducers, self.regroup.held = {reducer: reducer.key for reducer in reducers}, state
         self.heartbeat.with_each = self.poll
@@ -131,7 +133,7 @@ class Member(FixedMembership):
         return self.state.view.resume[0]
 
     def begin(self, flight: Flight) -> None:
-        """Start an operation and queue it, in the same order on all members; only `wait` reports a failure."""
+        """Start an operation and queue it, in the same order on all members. It raises no failure; `wait` does."""
         self.flights.append(flight)
         self._start_ahead(flight)
 
@@ -191,11 +193,11 @@ class Member(FixedMembership):
             flight.release()
 
     def skip(self, turn: int) -> None:
-        """Take part in operation `turn` (its index) without averaging, since all members count operations."""
+        """Take part in the operation with index `turn` without averaging, since all members count operations."""
         self.wait(Flight(turn=turn, step=turn, round=turn // self.turns, start=lambda *_: []))
 
     def check_to_go_back(self, round_: int) -> None:
-        """Raise InputError if round `round_` is before the last change of members."""
+        """Raise InputError if a load would go back to a round `round_` before the last change of members."""
         if round_ * self.turns < self.resumes:
             raise InputError(
                 f"load_checkpoint: this would go back to round {round_}, and since a worker was lost or came back the "
@@ -203,7 +205,7 @@ class Member(FixedMembership):
             )
 
     def givers(self, step: int) -> int:
-        """Return how many current members have taken step `step`, if a round is one step; later joiners have not."""
+        """Return how many current members have taken step `step`, where a round is one step; later joiners have not."""
         return max(1, sum(self.since.get(member, 0) <= step for member in self.members))
 
     def average_model(self, reducers: Sequence[Reducer], members: messages.Members, step: int, round_: int) -> None:  # noqa: ARG002 - the survivors
@@ -217,10 +219,10 @@ class Member(FixedMembership):
     def common_start(
         self, reducer: Reducer, step: int, round_: int, *, name: str, starts: int, host: Streams | None
     ) -> Reference:
-        """Return this worker's parameters as reference parameters. Raises InputError unless they equal all members'.
+        """Return this worker's parameters, to measure changes from. Raises InputError unless they equal all members'.
 
-        Keys in the store have `name`, of these parameters, and `starts`, how often they were set before. `round_` is
-        the present round, `step` is unused; `host` are streams that offload the parameters to host memory.
+        Keys in the store contain `name`, of these parameters, and `starts`, how often they were set before. `round_` is
+        the present round, `step` is unused; with `host` the result is in host memory.
         """
         del step
 
@@ -249,7 +251,7 @@ class Member(FixedMembership):
         return self._failed
 
     def _failed(self) -> frozenset[int]:
-        """Return the ranks that are no members now, after taking part in a vote if the launcher has called one."""
+        """Return the ranks that are not members now; if the launcher has called a vote, first take part in it."""
         if self.is_open:
             self.vote()
             self._continue(None)
@@ -264,7 +266,10 @@ class Member(FixedMembership):
         return self.members
 
     def _carry_out(self, flight: Flight, entry: messages.Enter) -> None:
-        """Run operation `flight`, in the protocol event `entry`, until its sums may be written; retry on failures."""
+        """Run operation `flight` until its sums may be written, again after each failure.
+
+        `entry` is the event by which this worker enters the operation in the membership protocol.
+        """
         while True:
             group = Group(self.members) if entry.meets else self.regroup.group_of(flight.turn // self.turns)
             self.handle(replace(entry, group=() if group is None else group.members))
@@ -301,7 +306,7 @@ class Member(FixedMembership):
             broken.record()
 
     def _start(self, flight: Flight) -> None:
-        """Start a later operation's all-reduces, if this worker is in one of its groups."""
+        """Start the all-reduces of an operation ahead of its turn, if this worker is in one of its groups."""
         if self.is_between or flight.turn < self.resumes or flight.sums is not None:
             return
         if (group := self.regroup.group_of(flight.turn // self.turns)) is not None:
@@ -334,7 +339,7 @@ class Member(FixedMembership):
         return self.called > self.state.view.generation
 
     def handle(self, event: object) -> None:
-        """Apply an event to the membership protocol's state machine and carry out the actions that it returns."""
+        """Apply an event to the membership protocol's state machine, and carry out the actions that it returns."""
         state, actions = self._machine.step(self.world.rank, self.state, event)
         assert isinstance(state, MemberState), "a worker"
         self.state, rank = state, self.world.rank
@@ -370,7 +375,7 @@ class Member(FixedMembership):
         self._receive(messages.Open(self.state.view.generation + 1))
 
     def await_view(self) -> bool:
-        """Wait for the launcher's decision on a vote, or on leaving; return False if none arrives in time."""
+        """Wait for the launcher's decision on a vote, or its permission to leave; return False if neither arrives."""
         generation, deadline = self.state.view.generation + 1, Deadline(2 * self.timeout + CONNECT_SECONDS)
         leaves = self.state.phase is messages.Phase.LEAVING
         what = "that it may leave" if leaves else f"who continues in generation {generation}"
@@ -394,7 +399,7 @@ class Member(FixedMembership):
         self._receive(self._await_answer())
 
     def _await_answer(self) -> messages.View:
-        """Wait, without a deadline, for the list of members with which the launcher answers a request to join."""
+        """Wait, without a deadline, for the launcher's answer to a request to join; return the new view."""
         self.heartbeat.doing("waits to join")
         pauses = Pauses()
         while (generation := self.notes.read(f"{ANSWER}/{self.world.rank}/{self._question}")) is None:
@@ -410,7 +415,7 @@ class Member(FixedMembership):
 
     @property
     def _question(self) -> str:
-        """Identifier of this worker's current request to join, which no other process with this rank has used."""
+        """Identifier of this worker's current request to join; no other process of this rank has used it."""
         return f"{os.environ[RESTARTED]}.{self._asked}"
 
     def _recover(self, broken: _BrokenError) -> None:
@@ -420,9 +425,10 @@ class Member(FixedMembership):
         broken.record()
 
     def _continue(self, broken: _BrokenError | None) -> None:
-        """Get from a vote, or a request to join, to the next list of members, connected to all of them.
+        """Go from a vote, or a request to join, to the next list of members, and connect to all of them.
 
-        Raises EvictedError if they continue without this worker. `broken` is the failed operation, for other errors.
+        Raises EvictedError if they continue without this worker, and another error if the run ends, for which `broken`
+        is the failed operation.
         """
         while self.state.phase is not messages.Phase.RUN:
             match self.state.phase:

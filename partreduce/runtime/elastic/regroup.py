@@ -33,7 +33,7 @@ class State(Protocol):
     def give(self) -> bytes: ...
 
     def take(self, data: bytes, turn: int) -> None:
-        """Load the state that the donor packed; training continues with the step before average `turn` of the run."""
+        """Load `data`, which the donor packed; training continues with the step before average `turn` of the run."""
 
     def check_unfit(self) -> None:
         """Raise InputError if the script holds state that a joining worker could not copy."""
@@ -62,7 +62,7 @@ class Regroup:
         return next(iter(self.reducers))
 
     def group_of(self, round_: int) -> Group | None:
-        """Return this worker's group in a round, in ranks that workers had at the start; None if it has none then."""
+        """Return this worker's group in a round, in ranks of the run's start; None if it has none in that round."""
         rank, members = self.world.rank, self._members
         if self._now is self.schedule:
             return self._now.group_of(rank, round_)
@@ -75,7 +75,7 @@ class Regroup:
     def connect(self, view: View, is_open: Callable[[], bool], healed: Callable[[], None]) -> bool:
         """Connect to all members of a view (the launcher's list of members); return False if another worker fails.
 
-        `is_open` says whether another vote has been called; `healed` is called after this worker has copied a state.
+        `is_open` returns whether another vote has been called; `healed` is called after this worker has copied a state.
         """
         world, name, members = self.world, name_of(view.generation), view.members
         failed = frozenset(range(world.size)) - frozenset(members)
@@ -119,9 +119,9 @@ class Regroup:
         handshake(store, place, len(view.members), facts, key=f"{self.key}-{name}{what}", timeout=self.timeout)
 
     def _hand_over(self, view: View, members: Members, is_open: Callable[[], bool], healed: Callable[[], None]) -> None:
-        """Copy the donor's state to the joining workers by an all-reduce among all of these, `members`.
+        """Copy the donor's state to the joining workers, by an all-reduce among these workers, `members`.
 
-        For `is_open` and `healed` see `connect`. The joining workers add zeros.
+        The joining workers add zeros. For `is_open` and `healed` see `connect`.
         """
         held, first = self.held, self.first
         assert held is not None, "as above"

@@ -27,7 +27,7 @@ def supports_elastic(schedule: Schedule, world: World, key: str, replica: Sequen
     """Return whether this run can continue after failures, given launcher, schedule and transport.
 
     `key` is the optimizer's ("1" for the first of the process), `replica` the ranks of a sharded model. Raises
-    InputError if the launcher is to tolerate failures and the run cannot.
+    InputError if the launcher is to tolerate failures and the run cannot; warns if it would not use a failure plan.
     """
     if not os.environ.get(MAX_FAILED):
         if schedule.failure_plan is not None and not world.rank and not may_be_started_again():
@@ -62,7 +62,7 @@ def _blocker_of_run(schedule: Schedule, world: World, key: str, replica: Sequenc
 
 
 def elastic_blocker(schedule: Schedule) -> str:
-    """Return why a schedule cannot continue after a failure, as a clause for a message; empty if it can."""
+    """Return why runs of this schedule cannot continue after a failure, as a clause for an error; empty if they can."""
     try:
         check_covered(schedule.strategy)
         if schedule.num_workers > 2 and schedule.strategy.payload.outer.has_own_outer_params:
@@ -75,7 +75,7 @@ def elastic_blocker(schedule: Schedule) -> str:
 def schedule_for_present_nodes(schedule: Schedule) -> Schedule:
     """Return the schedule for the workers that torchrun has started: the failure plan's if nodes are missing.
 
-    Raises InputError if the plan has none for them.
+    Raises InputError if there is no plan for the present workers.
     """
     size, wanted = place()[1], schedule.num_workers
     if not may_be_started_again() or not 1 < size < wanted:

@@ -24,7 +24,7 @@ CONNECT_SECONDS = 15.0  # timeout for connecting members that have all arrived; 
 class Survivors(FixedMembership):
     """Membership of a run with dynamic groups, in which any worker may fail.
 
-    `evicted` returns the ranks that the group service gave up. A worker that is silent for `timeout` seconds is no
+    `evicted` returns the ranks that the group service has evicted. A worker that is silent for `timeout` seconds is no
     longer waited for. `key` names the optimizer in the store.
     """
 
@@ -49,7 +49,7 @@ class Survivors(FixedMembership):
         return self.failed
 
     def failed(self) -> frozenset[int]:
-        """Return the ranks known to have failed, from the store or the group service; destroy groups with them."""
+        """Return the ranks known to have failed, by the store or the group service; destroy groups that have them."""
         now = time.monotonic()
         if now > self._glanced + GLANCE_SECONDS:
             self._glanced = now
@@ -59,7 +59,7 @@ class Survivors(FixedMembership):
         return self.forget()
 
     def forget(self) -> frozenset[int]:
-        """Return the ranks known to have failed, without a query of the store; destroy groups with them."""
+        """Do as `failed`, but without a query of the store."""
         if new := (self._noted | self._evicted()) - self._failed:
             self._failed |= new
             self.world.destroy_with(new)
@@ -70,7 +70,7 @@ class Survivors(FixedMembership):
         return f"worker {failed[0]} has failed" if failed else None
 
     def connected(self, members: tuple[int, ...], instance: str, why: Callable[[], str | None]) -> bool:
-        """Create a communicator of `members`, who all call this; return False if one of them does not arrive.
+        """Create a communicator of `members`, which all call this; return False if one of them does not arrive.
 
         `why()` returns why to stop waiting, or None; `instance` distinguishes repeated creations for the same members.
         """
@@ -92,10 +92,10 @@ class Survivors(FixedMembership):
         return True
 
     def gathered(self, place: str) -> tuple[int, ...]:
-        """Wait until all workers that have not failed are in this worker's gathering; connect them, return their ranks.
+        """Wait until all workers that have not failed are in the gathering `place`; connect them, return their ranks.
 
-        `place` is the name of the gathering, an operation of all workers outside the rounds, such as a checkpoint.
-        Raises UnavailableError if a worker does not arrive before the timeout, or fails while they connect.
+        A gathering is an operation of all workers outside the rounds, such as a checkpoint; `place` is its name. Raises
+        UnavailableError if a worker does not arrive before the timeout, or fails while they connect.
         """
         members: tuple[int, ...] = ()
 
@@ -118,7 +118,7 @@ class Survivors(FixedMembership):
 
 
 def await_gathering(heartbeat: Heartbeat, place: str, missing: Callable[[], Collection[int]], timeout: float) -> None:
-    """Wait until `missing()` is empty: all living workers have reached `place`. Raises UnavailableError."""
+    """Wait until no worker is `missing()` at `place`. Raises UnavailableError after `timeout` seconds."""
     wait, pauses = Wait(heartbeat, (), timeout), Pauses()
     while awaited := sorted(missing()):
         heartbeat.check_without_store()

@@ -1,6 +1,6 @@
 """Connect a worker to the group service, by a thread that requests groups ahead, resends, and sends heartbeats.
 
-The thread runs the state machine `GroupWorker` that the model checker explores; training only starts and ends rounds.
+The thread runs the state machine `GroupWorker`, which the model checker explores; training starts and ends rounds.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class GeneratorClient:
                 self._step(protocol.NextRound())
 
     def group(self) -> tuple[int, tuple[int, ...]] | None:
-        """Wait for this round's group; return (sequence number, ranks), or None if this worker has none."""
+        """Wait for this round's group; return (sequence number, ranks), or None if this worker has no group."""
         with self._changed:
             self._note_cost()
             deadline = Deadline(self.timeout)
@@ -121,7 +121,7 @@ class GeneratorClient:
             return self._granted
 
     def _note_cost(self) -> None:
-        """Record how long this round's computation took; requests carry the minimum over the last rounds."""
+        """Record how long this round's computation took; requests contain the minimum over the last rounds."""
         leaving = self._worker.rounds is not None  # rounds while leaving compute nothing
         if self._begun is not None and self._state is not None and not leaving:
             self._costs.append(time.monotonic() - self._begun)
@@ -144,7 +144,7 @@ class GeneratorClient:
     def leave(self) -> tuple[int, tuple[int, ...]] | None:
         """Stop requesting groups; return a group in which others wait for this worker, or None if none is left.
 
-        A group is (sequence number, ranks). After averaging with it, call `leave` again.
+        A group is (sequence number, ranks). Average with it, then call `leave` again.
         """
         while True:
             with self._changed:
@@ -160,7 +160,7 @@ class GeneratorClient:
                 return group
 
     def close(self) -> None:
-        """End thread and connection. Without `leave` before, the service waits until the lease has expired."""
+        """End thread and connection. Without `leave` before, the service evicts this worker once its lease is over."""
         if not self._closing:
             self._closing = True
             self._endpoint.end()

@@ -1,4 +1,4 @@
-"""Write the group service's write-ahead log: each received message is on disk before its answer is sent."""
+"""Write the group service's write-ahead log: each received message is on disk before it is answered."""
 
 from __future__ import annotations
 
@@ -125,6 +125,6 @@ class Log:
 
 
 def _has_commit(frames: bytes) -> bool:
-    """Return whether frames of SQLite's WAL file contain the end of a complete commit; zeros were never written."""
+    """Return whether the bytes `frames` of SQLite's WAL file contain the end of a commit; zeros are unwritten space."""
     whole = (frames[place : place + FRAME_BYTES] for place in range(0, len(frames) - FRAME_BYTES + 1, FRAME_BYTES))
     return any(any(frame[4:8]) and frame[-1] for frame in whole)

@@ -39,7 +39,7 @@ def new_key() -> str:
 
 
 def key_in(text: str, source: str) -> str:
-    """Return the job's key from the text of a file or environment variable, named `source` in InputError."""
+    """Return the job's key in `text`, the text of the file or variable `source`. Raises InputError if it holds none."""
     if re.fullmatch(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\s*", text) is None:
         raise InputError(f"{source}: does not hold the keys of a job; let `partreduce generator` write them")
     return text.strip()
@@ -62,7 +62,7 @@ def write_key(path: str | os.PathLike[str], key: str) -> None:
 
 
 def read_key(path: str | os.PathLike[str]) -> str:
-    """Read the job's key from a file. Raises FileError if users other than the owner may read the file."""
+    """Read the job's key from a file. Raises FileError if other users may read it, InputError if it holds no key."""
     try:
         with open(path, encoding="utf-8") as stream:  # noqa: PTH123 - the open file's mode is what counts
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
@@ -76,10 +76,10 @@ def read_key(path: str | os.PathLike[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FromWorker:
-    """Message from a worker to the group service: a heartbeat, with the request that it waits for (`ask`), if any.
+    """Message from a worker to the group service: a heartbeat, with the request that awaits an answer (`ask`), if any.
 
-    `session` is a random number of the worker's process; `goodbye` says that it has ended; `patience` is the run's
-    timeout in milliseconds (0: unknown).
+    `session` is a random number of the worker's process; `goodbye` says that the worker has ended; `patience` is the
+    run's timeout in milliseconds (0: unknown).
     """
 
     rank: int
@@ -95,7 +95,7 @@ class FromWorker:
 
 
 def unpack_request(rank: int, kind: str, numbers: Sequence[int], num_workers: int) -> FromWorker:
-    """Parse a worker's message of this `kind` (such as `ASK`), received from `rank`. InputError if it is not valid."""
+    """Parse a worker's message of this `kind` (such as `ASK`), received from `rank`. Raises InputError if not valid."""
     if not 0 <= rank < num_workers:
         raise InputError(f"rank: is not a number in 0..{num_workers - 1}")
     if kind not in (ASK, ALIVE, GOODBYE) or len(numbers) < 2:
@@ -126,7 +126,7 @@ def ask_of(numbers: Sequence[int]) -> protocol.Ask:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The service's answer to a heartbeat: the failed ranks, and the ms of silence after which it evicts the worker."""
+    """The service's answer to a heartbeat: the failed ranks, and `lease`, the ms of silence after which it evicts."""
 
     failed: tuple[int, ...]
     lease: int
@@ -166,7 +166,7 @@ def unpack_reply(kind: str, numbers: Sequence[int]) -> protocol.Reply | Rejectio
 
 
 def pack_state(state: protocol.GeneratorState) -> dict[str, Any]:
-    """Encode the state of the service as a JSON object, for the log's first record."""
+    """Encode the state of the service as a JSON object, for a log that begins with this state."""
     buffers = state.buffers
     names = [field.name for field in fields(state) if field.name not in ("buffers", "answers")]
     raw: dict[str, Any] = {name: getattr(state, name) for name in names}
@@ -176,7 +176,7 @@ def pack_state(state: protocol.GeneratorState) -> dict[str, Any]:
 
 
 def unpack_state(raw: dict[str, Any]) -> protocol.GeneratorState:
-    """Decode a state that `pack_state` encoded; the caller has checked it by the log's checksum."""
+    """Decode a state that `pack_state` encoded; its checksum in the log was checked before."""
     groups = tuple(Outstanding(seq, tuple(members), tuple(active)) for seq, members, active in raw["groups"])
     buffers = GroupBuffers(groups, tuple(map(tuple, raw["queues"])), tuple(raw["locks"]), raw["next_seq"])
     answers: tuple[Any, ...] = tuple(None if answer is None else unpack_reply(*answer) for answer in raw["answers"])

@@ -64,7 +64,7 @@ def generator_process(schedule: Path, host: str = "127.0.0.1", key: str | None =
 
 
 class GeneratorProcess:
-    """The group service's process, which the launcher starts by `command` and restarts if it is killed."""
+    """The group service's process; the launcher starts it by `command`, and restarts it if a signal kills it."""
 
     def __init__(self, command: list[str], key: str, host: str) -> None:
         self.command, self.key, self._host = command, key, host
@@ -84,7 +84,7 @@ class GeneratorProcess:
         return process
 
     def serve(self, address_file: Path) -> None:
-        """Wait until the service writes its address to `address_file`; from then on restart it if it is killed."""
+        """Wait until the service writes its address to `address_file`; from then on restart it if a signal kills it."""
         deadline = time.monotonic() + START_SECONDS
         while not address_file.exists():
             if self.process.poll() is not None:
@@ -106,7 +106,7 @@ class GeneratorProcess:
         return frozenset(self._evicted)
 
     def _keep(self) -> None:
-        """Read the evicted ranks that the process reports, and restart it with its log and port if a signal killed it.
+        """Read the evicted ranks that the process reports; if a signal kills it, restart it with its log and port.
 
         The kernel kills a process when the thread that started it ends, so this thread lives as long as the process.
         """
@@ -162,7 +162,8 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
     """Let this process, the group service, end with process `parent`; at the end remove `files` and their folder.
 
-    It creates the folder, since a killed parent could not remove it. After SIGKILL the files stay, for a restart.
+    This process creates the folder, since a killed parent could not remove it. After SIGKILL the files stay, for a
+    restart.
     """
     try:
         with raise_on_sigterm():
@@ -182,13 +183,13 @@ def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
 
 
 class Launcher:
-    """The group service's pipes to its launcher, from which it reads its key and failed ranks."""
+    """The group service's pipes to its launcher: it reads its key and failed ranks, and writes evicted ones."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def first_line(self) -> str:
-        """Read the first line from the launcher, the job's key."""
+        """Wait for the first line from the launcher, the job's key, and return it."""
         while b"\n" not in self._rest and (read := os.read(STANDARD_INPUT, 4096)):
             self._rest += read
         line, _, self._rest = self._rest.partition(b"\n")

@@ -86,7 +86,7 @@ class GeneratorService:
             raise
 
     def _recover(self) -> None:
-        """Compute the state from the log (InputError for another job's); after a restart, start a new generation."""
+        """Compute the state from the log, as a new generation after a restart. InputError for a log of another job."""
         if self._log is None:
             return
         head = {"job": self.job, "workers": self.setting.num_workers}
@@ -213,7 +213,7 @@ class GeneratorService:
         return message
 
     def _stage(self, record: dict[str, Any]) -> tuple[Any, ...]:
-        """Apply a record (a received message, or an eviction) to the state; queue it for the log if the state changed.
+        """Apply a record (such as a request, or an eviction) to the state; queue it for the log if the state changed.
 
         Returns the state machine's actions, such as answers, to carry out once the record is on disk.
         """
@@ -230,7 +230,7 @@ class GeneratorService:
         return [(action.to, action.message) for action in actions if isinstance(action, Send)]
 
     def _expire(self) -> None:
-        """Evict workers that have been silent for longer than their lease."""
+        """Evict workers that have been silent for longer than their lease, except those whose end is known."""
         now = self._clock()  # excludes time in which this process was stopped
         late = [worker for worker, seen in self._seen.items() if now - seen > self.lease_of(worker)]
         for worker in late:
@@ -252,7 +252,7 @@ class GeneratorService:
         return tuple(worker for worker, status in enumerate(self.state.status) if status == DEAD)
 
     def lease_of(self, worker: int) -> float:
-        """Return a worker's lease: after how many seconds of silence it is evicted."""
+        """Return a worker's lease: the seconds of silence after which it is evicted."""
         return messages.LEASE_SHARE * self._patience.get(worker, PATIENCE_SECONDS) if self.lease is None else self.lease
 
     def _compact(self) -> None:

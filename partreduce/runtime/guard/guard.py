@@ -1,4 +1,4 @@
-"""Watch one worker's run for misuse: hooks and the engine call the checks of `table.TABLE`."""
+"""Watch one worker's run for misuse: hooks and the engine run the checks of `table.TABLE`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from partreduce.topo.strategies.axes import GradientBuckets
 
 
 class Guard(Facts):
-    """Checks for misuse of one optimizer's run (`table.TABLE`), with the hooks that trigger them at the right moments.
+    """Runner of the checks for misuse (`table.TABLE`) of one optimizer's run, with the hooks that trigger some of them.
 
-    If several optimizers wrap the same model, its forward hooks belong to the newest.
+    If several optimizers wrap the same model, its forward hooks belong to the newest optimizer.
     """
 
     def __init__(self, engine: Any) -> None:  # noqa: ANN401 - an Engine, whose module imports this one
@@ -86,13 +86,13 @@ class Guard(Facts):
                     self._part_hooks.append(part.register_forward_pre_hook(_BeforeForward()))
 
     def pause(self) -> None:
-        """Stop checking the use of the model, while it holds the mean over all workers."""
+        """Stop checking forward passes and `state_dict()` of the model, while it holds the mean over all workers."""
         _remove(self._hooks)
         _remove(self._part_hooks)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Check no use of the model in the context; at its end warn if a state was loaded into the mean model."""
+        """`pause` in the context, `resume` at its end; then warn if a state was loaded into the mean model."""
         self.pause()
         loads = self.loads
         try:
@@ -123,14 +123,14 @@ class Guard(Facts):
         training.model_inside_distributed_data_parallel(self)
 
     def before_averaging(self, *, skip: bool) -> None:
-        """Run the checks before `step()` averages gradients; with `skip` this worker sends zeros."""
+        """Run the checks that precede the averaging of gradients in `step()`; with `skip` this worker sends zeros."""
         self.skips = skip
         for row in self._before_averaging:
             row(self)
         self.made.clear()
 
     def compare_first(self, *, gradients: bool) -> None:
-        """Compare the models before the first average; with `gradients` also the data sets and first gradients."""
+        """Compare the workers' models before the first average; with `gradients` also their data sets and gradients."""
         if self.starts is not None:
             training.models_begin_apart(self)
         if self.notes is not None and gradients:
@@ -138,17 +138,17 @@ class Guard(Facts):
             training.same_batches(self)
 
     def compares_data(self, store: Store, key: str, num_workers: int) -> None:
-        """Let workers compare first gradients and data sets by hashes in the run's store, under names with `key`."""
+        """Let workers compare data sets and first gradients by hashes in the run's store, under names with `key`."""
         self.notes, self.num_compared = Notes(store, f"data/{key}"), num_workers
 
     def after_averaging(self) -> None:
-        """Record the averaged gradients after `average_gradients()`, to detect a change before `step()`."""
+        """Record the averaged gradients after `average_gradients()`, to detect whether the script then changes them."""
         self._hook_gradients()
         self.added = ""
         self.means = self._gradients()
 
     def means_changed(self) -> bool:
-        """Return whether the script changed an averaged gradient; raise InputError if a backward pass added to one."""
+        """Return whether the script changed an averaged gradient. Raises InputError if a backward pass added to one."""
         run_checks(Moment.AFTER_AVERAGING, self)
         return self.means is not None and self._gradients() != self.means
 
@@ -181,7 +181,7 @@ class Guard(Facts):
 
     @contextlib.contextmanager
     def comparing_models(self) -> Iterator[None]:
-        """Warn once if an average over all workers, inside the context, changes models that should be equal already."""
+        """Warn once if an average over all workers, run in the context, changes models that should already be equal."""
         expected = self.averages_gradients and not self.engine.differs and "models part" not in self.said
         before = sample_of(self.flat) if expected else []
         yield
@@ -202,7 +202,7 @@ class Guard(Facts):
 
     @torch_compile_disable
     def _gradient_made(self, parameter: torch.Tensor) -> None:
-        """Gradient hook that records a change of `parameter.grad`; autograd's threads call it, so it must not raise."""
+        """Record, as a hook, that `parameter.grad` has changed; autograd's threads call it, so it must not raise."""
         if self.means is not None:
             if not self.added:
                 self.added = next(slot.names[0] for slot in self.flat.slots() if slot.parameter is parameter)
@@ -232,8 +232,8 @@ NOTHING = contextlib.nullcontext.__exit__  # takes any positional arguments, doe
 class ModuleHook:
     """Base of module hooks that are left out of copies and saved files of the module.
 
-    `torch.save(model)` and `copy.deepcopy(model)` copy hooks too. In the copy, a function of the standard library takes
-    this hook's place, so that the file loads without this package and the copy is not checked.
+    `torch.save(model)` and `copy.deepcopy(model)` copy hooks, too. In the copy, a function of the standard library that
+    does nothing replaces this hook, so that the file loads without this package and the copy is not checked.
     """
 
     def __deepcopy__(self, _memo: object) -> Callable[..., object]:
@@ -279,7 +279,7 @@ class _AfterLoad(ModuleHook):
 
 
 class _BeforeStateDict(ModuleHook):
-    """Hook before a module's `state_dict()`; it is pickled with the module, and so notices pickling, too."""
+    """Hook before a module's `state_dict()`. It is pickled with the module, and so notices pickling, too."""
 
     def __init__(self, guard: ReferenceType[Guard], name: str) -> None:
         self._guard, self._name = guard, name

@@ -1,4 +1,4 @@
-"""Check that a model keeps the tensors and modules that it was wrapped with, at 0.15 µs per parameter.
+"""Check that a model still has the tensors and modules that it was wrapped with, in 0.15 µs per parameter.
 
 The checks compare addresses and object identities in C.
 """
@@ -23,7 +23,7 @@ _address, _is_trainable = torch.Tensor.data_ptr, attrgetter("requires_grad")
 
 
 class Layout:
-    """Record of a model's parameters, buffers and modules at wrapping, with memory addresses, to detect changes.
+    """Record of a model's parameters, buffers and modules at wrapping, with memory addresses, to detect later changes.
 
     `tables` are embedding parameters that are exchanged separately.
     """
@@ -53,7 +53,7 @@ class Layout:
         self.groups: list[tuple[int, int]] | None = None  # ids and lengths of the groups when last correct
 
     def note_parts(self) -> None:
-        """Record each submodule that has parameters, with its parent module and its name there."""
+        """Record each submodule that has parameters, with its parent module and its name in the parent."""
         parts = [
             (parent._modules, name, part)  # noqa: SLF001 - as above
             for parent in self.flat.model.modules()
@@ -70,19 +70,19 @@ class Layout:
             row(self)
 
     def prepare(self) -> None:
-        """Reshard FSDP's parameters if the model is sharded: all-gathered ones would look replaced."""
+        """Reshard FSDP's parameters if the model is sharded, since all-gathered ones would look replaced."""
         if self.is_sharded:
             self.flat.sharders.reshard()
 
 
 class _Memory:
-    """Memory addresses that a bucket's parameters should have in its flat array, to detect one that was moved."""
+    """Memory addresses that a bucket's parameters should have in its flat array, to detect moved parameters."""
 
     def __init__(self, bucket: Bucket) -> None:
         self.bucket = bucket
         self.slots = [slot for slot in bucket.slots if slot.values.numel()]  # empty ones have no storage
         self.whole = [slot.parameter for slot in self.slots if slot.values is slot.parameter]
-        """Parameters that are not shards; local shards may be new tensor objects each time."""
+        """Parameters that are not sharded; local shards may be new tensor objects each time."""
         self.is_whole = len(self.whole) == len(self.slots)
         self._starts = [slot.start * bucket.dtype.itemsize for slot in self.slots]
         self._known: dict[int, list[int]] = {}
@@ -145,7 +145,7 @@ def storage_moved(layout: Layout) -> Found:
 
 
 def _cudnn(slot: Slot) -> str:
-    """Return a further cause of moved storage, flatten_parameters(), for recurrent layers on a GPU; else ""."""
+    """For a recurrent layer on a GPU, return a further call that moves storage, flatten_parameters(); else ""."""
     recurrent = any(isinstance(module, torch.nn.RNNBase) for module, _ in slot.owners)
     return ", and for recurrent layers flatten_parameters()" if recurrent and slot.parameter.is_cuda else ""
 

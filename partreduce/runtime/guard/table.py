@@ -1,8 +1,8 @@
 """List all checks for misuse: what each inspects, when it runs, its cost, and its message.
 
-`@check(...)` registers a function that returns None if all is well, and otherwise the values for the message. All
-checks run at wrapping and in the first steps. Later steps run only those that cost almost nothing or state a reason
-(`why`); `PARTREDUCE_CHECK=always` runs all checks in each step. `docs/errors.md` is generated from `TABLE`.
+`@check(...)` registers a function that returns None if all is well, and otherwise the values for the message. The first
+steps run all checks of a step. Later steps run only those that cost almost nothing or state a reason (`why`);
+`PARTREDUCE_CHECK=always` runs all of them in each step. `docs/errors.md` is generated from `TABLE`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from partreduce.topo.errors import InputError
 FIRST_STEPS = 3  # steps in which all checks run, since misuse in a training loop shows from the start
 
 Found: TypeAlias = "Mapping[str, object] | None"
-"""Result of a check, whose docstring says "Whether …": None if not; if so, the values for the names in its message."""
+"""Result of a check whose docstring says "Whether …": None if that is false, else the values for the names in its
+message."""
 
 
 class Moment(StrEnum):
-    """A moment of a run at which checks are made, such as before a step; in the order of a run."""
+    """A moment of a run at which checks are made, such as before a step; listed in the order of a run."""
 
     WRAP_OPTIMIZER = "Wrapping: the optimizer"
     WRAP_MODEL = "Wrapping: the model"
@@ -48,7 +49,7 @@ class Moment(StrEnum):
 
 
 class When(StrEnum):
-    """Steps of a run in which a check runs."""
+    """The steps in which a check runs, if it belongs to a moment of a step."""
 
     ALWAYS = "every step"
     FIRST_STEPS = "first 3 steps"
@@ -60,7 +61,7 @@ class Check:
     """A check for misuse: the moments at which it runs, its cost, and its error or, if `warns`, its warning.
 
     `look` returns None if all is well, else the values for the names in braces in `message`. `looks_at` says in words
-    what is checked, and `why` why it runs in every step.
+    what is checked, and `why` gives the reason for running it in every step.
     """
 
     name: str
@@ -90,8 +91,8 @@ def check(
 ) -> Callable[[Callable[..., Found]], Check]:
     """Return a decorator that registers a function as a check at `moments`, in the steps `when`.
 
-    A fault raises InputError with the text `refuses`, or gives the warning `warns`; `cost` and `why` are as in `Check`.
-    The function's docstring is the text of the column "what is checked" in `docs/errors.md`.
+    If the check finds a fault, it raises InputError with the text `refuses`, or gives the warning `warns`; `cost` and
+    `why` are as in `Check`. The function's docstring is the text of the column "what is checked" in `docs/errors.md`.
     """
 
     def register(look: Callable[..., Found]) -> Check:
@@ -108,13 +109,13 @@ def checks_at(moment: Moment) -> tuple[Check, ...]:
 
 
 def run_checks(moment: Moment, *facts: object) -> None:
-    """Call all checks of a moment with the arguments `facts`; for a fault they raise InputError or give a warning."""
+    """Run all checks of a moment on the arguments `facts`; for a fault they raise InputError or give a warning."""
     for row in checks_at(moment):
         row(*facts)
 
 
 def checks_always() -> bool:
-    """Return whether `PARTREDUCE_CHECK=always` is set: all checks run in every step. InputError for another value."""
+    """Return whether `PARTREDUCE_CHECK=always` is set: all checks run in every step. InputError for other values."""
     asked = os.environ.get(CHECK, "")
     if asked not in ("", "always"):
         raise InputError(f"{CHECK}: expected 'always', got {asked!r}; set it to that, or unset it")

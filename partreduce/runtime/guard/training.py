@@ -1,4 +1,4 @@
-"""Check what a script does while it trains; the checks read `Facts`, the state of one run."""
+"""Check what a script does while it trains; most checks read `Facts`, the state of one run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Version = tuple[int, int]
 
 
 def version_of(parameter: torch.Tensor) -> Version:
-    """Return the identity of a parameter's gradient and its version, which counts in-place changes; (0, 0) for None."""
+    """Return the id of a parameter's gradient, and its version, a count of in-place changes; (0, 0) if it has none."""
     gradient = parameter.grad
     return (0, 0) if gradient is None else (id(gradient), gradient._version)  # noqa: SLF001 - torch has no public way
 
@@ -79,7 +79,7 @@ class Facts(Layout):
         return is_new
 
     def frozen_now(self) -> dict[str, str]:
-        """Return each frozen parameter's hash by name; empty in runs without a launcher, and while models are equal."""
+        """Return each frozen parameter's hash by name; empty for a single process, and while models are equal."""
         if self.run.alone or (self.averages_gradients and not self.engine.differs):
             return {}
         return {name: digest_of([values]) for name, values in self.flat.named_frozen()}
@@ -93,7 +93,7 @@ class Facts(Layout):
         return share
 
     def first_local(self, optimizer: torch.optim.Optimizer) -> Found:
-        """Find a parameter of another optimizer with a gradient that was not averaged; None if there is none."""
+        """Return a parameter of another optimizer whose gradient was not averaged, as values for a message, or None."""
         for slot in self.share_of(optimizer):
             left = self.left.get(slot.parameter)
             is_mean = self.has_stepped if left is None else left == version_of(slot.parameter)
@@ -103,7 +103,7 @@ class Facts(Layout):
 
 
 def _parameters_of(group: Mapping[str, Any]) -> list[torch.nn.Parameter]:
-    """Return the parameters of an optimizer's group, which may also list (name, parameter)."""
+    """Return the parameters of an optimizer's group; the group may list pairs (name, parameter) instead."""
     return [entry[1] if isinstance(entry, tuple) else entry for entry in group["params"]]
 
 
@@ -145,7 +145,7 @@ def state_of_a_new_group(facts: Facts, group: Mapping[str, Any]) -> Found:
     "optimizer.mean_model():`, which all workers enter, or after optimizer.finish()",
 )
 def live_model_used(facts: Facts, what: str) -> Found:
-    """Whether the model or a submodule is evaluated or saved (`what`: how) while it may differ from the mean model."""
+    """Whether the model or a submodule is evaluated or saved, as `what` says, while it may differ from the mean."""
     step = facts.run.progress.step
     is_own = step and "own model" not in facts.said and facts.engine.differs and facts.once("own model")
     return {"step": step, "what": what, "rank": facts.rank} if is_own else None
@@ -210,7 +210,7 @@ def loaded_in_mean_model(undone: int) -> Found:
     "a step call zero_grad() and step() on all ranks",
 )
 def rank_of_a_sharded_model_alone(facts: Facts, step: Special) -> Found:
-    """Whether one rank of a sharded model would skip a step, or look for infinities, on its own."""
+    """Whether one rank of a sharded model would alone skip a step, or look for infinities."""
     if not facts.is_sharded:
         return None
     return {

@@ -22,10 +22,8 @@ from partreduce.topo.schedule import Schedule
 _SHARDS, _OWN_MOMENTUM = "shards its step over the workers", "averages momentum by itself"
 _BROADCASTS = "steps its share of the parameters and broadcasts them to all workers"
 WRITE_OTHERS = {"PostLocalSGDOptimizer": "averages parameters by itself"}
-"""Optimizers whose step changes other workers' parameters or gradients, by the name of one of their base classes.
-
-They are from torch, fairscale, apex, Megatron and DeepSpeed; by name, since many repositories copy these classes.
-"""
+"""Optimizers whose step changes other workers' parameters or gradients: name of a base class, and what the step does.
+They are from torch, fairscale, apex, Megatron and DeepSpeed; by name, since many repositories copy these classes."""
 WRITE_OTHERS |= dict.fromkeys(("ZeroRedundancyOptimizer", "OSS"), _BROADCASTS)
 WRITE_OTHERS |= dict.fromkeys(("DistributedOptimizer", "DeepSpeedOptimizer"), "communicates by itself")
 WRITE_OTHERS |= dict.fromkeys(("DistributedFusedAdam", "DistributedFusedLAMB"), _SHARDS)
@@ -60,7 +58,7 @@ def check_module(model: torch.nn.Module) -> torch.nn.Module:
 
 
 class WrappedModel(NamedTuple):
-    """A model that is about to be wrapped; `apart` are parameters that are exchanged separately (tables)."""
+    """A model that is about to be wrapped; `apart` has the parameters that are exchanged separately (tables)."""
 
     model: torch.nn.Module
     apart: Mapping[torch.nn.Parameter, str]
@@ -73,16 +71,16 @@ class WrappedModel(NamedTuple):
 def check_model(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, apart: Mapping[torch.nn.Parameter, str]
 ) -> None:
-    """Check a model and its optimizer before FlatModel moves the parameters. Raises InputError.
+    """Check a model and its optimizer before FlatModel moves the parameters. Raises InputError for a fault.
 
-    `apart` are parameters that are exchanged separately (tables), each with a description.
+    `apart` has the parameters that are exchanged separately (tables), each with a description.
     """
     Sharders(model)  # reshards parameters that a forward pass may have left gathered
     run_checks(Moment.WRAP_MODEL, WrappedModel(model, apart, optimizer))
 
 
 def check_run(world: World, optimizer: Any) -> None:  # noqa: ANN401 - a DistributedOptimizer, whose module imports this one
-    """Raise InputError if the schedule is for another number of workers, or conflicts with another one here."""
+    """Raise InputError if the schedule is for another number of workers, or conflicts with another optimizer's."""
     run_checks(Moment.WRAP_RUN, world, optimizer.schedule, optimizer)
 
 
@@ -117,7 +115,7 @@ def optimizer_that_communicates(optimizer: torch.optim.Optimizer) -> Found:
 
 
 def with_inner(optimizer: object) -> Iterator[object]:
-    """Yield an optimizer and all optimizers in its attributes, also those in lists and dicts; each once."""
+    """Yield an optimizer and all optimizers that its attributes hold, also in lists and dicts; each once."""
     waiting, seen = [optimizer], set[int]()
     while waiting:
         one = waiting.pop()
@@ -203,7 +201,7 @@ def model_on_several_devices(wrapped: WrappedModel) -> Found:
 
 
 class _Place(NamedTuple):
-    """Memory range of a tensor, in byte addresses: its start, and the end of its last element."""
+    """Memory range of a tensor, from its first byte to behind its last; `trains`: it is a trainable parameter."""
 
     first: int
     last: int
@@ -323,7 +321,7 @@ def rounds_of_several_optimizers(world: World, mine: Schedule, optimizer: object
 
 
 def framework_advice() -> str:
-    """Return what to do instead if a framework that wraps models itself is among the callers; else empty."""
+    """Return advice if a framework that wraps models itself, such as Lightning, is among the callers; else empty."""
     callers = set(_callers())
     state = sys.modules.get("accelerate.state")
     if state is not None and state.PartialState._shared_state:  # noqa: SLF001 - set while an Accelerator lives
@@ -332,7 +330,7 @@ def framework_advice() -> str:
 
 
 def wrapped_by(module: torch.nn.Module) -> str:
-    """Return which library replaced a module's parameters and what to do instead; empty if unknown."""
+    """Return which library has replaced a module's parameters, and what to do instead; empty if not known."""
     if getattr(module, "_is_fsdp_managed_module", False):
         return (
             "FullyShardedDataParallel has sharded the model after DistributedOptimizer was made; "

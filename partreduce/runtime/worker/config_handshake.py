@@ -32,7 +32,7 @@ from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScop
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """The user's options for buffers, optimizer state, initial parameters, and where outer parameters are stored."""
+    """The user's options `buffers`, `optimizer_state`, `initial` (`broadcast`) and `outer_state` (`keeps_on_host`)."""
 
     buffers: BufferPolicy
     optimizer_state: StatePolicy
@@ -100,8 +100,8 @@ def agree(
 ) -> HandshakeResult:
     """Connect to the run, and compare `facts` and their `details` over all workers, as `handshake` does.
 
-    `world` is a connection that exists already; without it the launcher's is used. With a `mesh` each sharded replica,
-    whose ranks are `replica`, is one worker. `timeout` is in seconds.
+    `world` is a connection that exists already; without it the launcher's is used, or none in a single process. With a
+    `mesh` each sharded replica, whose ranks are `replica`, is one worker. `timeout` is in seconds.
     """
     if is_alone(world, mesh):
         return HandshakeResult(SingleProcessWorld(), "alone")
@@ -189,7 +189,7 @@ def with_codec(schedule: Schedule, algorithm: AllReduceAlgorithm, codec: str | N
 
 
 NORMALIZES = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Rprop", "Lion", "LAMB", "Lamb")
-"""Parts of names of optimizers whose step size does not depend on the size of the gradient."""
+"""Parts of the names of optimizers whose step size does not depend on the size of the gradient."""
 
 
 def warn_of_rounded_signs(schedule: Schedule, optimizer: torch.optim.Optimizer) -> None:
@@ -206,7 +206,7 @@ def warn_of_rounded_signs(schedule: Schedule, optimizer: torch.optim.Optimizer) 
 
 
 def fact_of(transport: Transport) -> str:
-    """Describe a codec, where it applies, and how gradients are sent, for the handshake."""
+    """Describe, for the handshake, a codec, where it applies, and how gradients are sent."""
     if transport.codec is Codec.NONE:
         return f"none, sending {transport.gradient_buckets}"
     text = f"{transport.codec} {transport.where}"

@@ -16,7 +16,7 @@ from partreduce.topo.errors import InputError
 
 
 class Engine:
-    """One worker's training steps: takes them, and counts steps and rounds of `steps_per_round` steps.
+    """One worker's training steps: takes them, and counts steps and rounds.
 
     Before and after each step it calls the runner, which averages as the schedule's strategy defines.
     """
@@ -49,7 +49,7 @@ class Engine:
 
     @property
     def has_local_gradients(self) -> bool:
-        """Whether gradients are averaged, but those of the next step are not yet."""
+        """Whether the schedule averages gradients, and those of the next step are not averaged yet."""
         return self.traits.averages_gradients and self._arrived is None
 
     # Steps.
@@ -159,7 +159,7 @@ class Engine:
         self.guard.after_step()
 
     def _end(self, step: int) -> None:
-        """Call the runner after step `step`, for example to average, and count the steps of rounds that it skips."""
+        """Call the runner after step `step`, for example to average; count the steps of rounds that it skips."""
         skipped, self._are_equal = self.runner.after_step(step)
         steps = skipped * self._steps_per_round
         self.skipped += steps
@@ -179,7 +179,7 @@ class Engine:
     # Operations of all workers.
 
     def pause(self, place: str, *, apply: bool = True) -> None:
-        """Advance to a round common to all before operation `place`; with `apply=False` drop delayed averages."""
+        """Advance to a round common to all workers before operation `place`; without `apply` drop delayed averages."""
         if apply and self._arrived is not None and self.traits.agrees_on_end:
             raise InputError(
                 "average_gradients: the means that it has put in place were not applied here, and with a quorum other "
@@ -198,17 +198,17 @@ class Engine:
         self._arrived, self.run.applier.changes_means = None, False
 
     def catch_up(self) -> None:
-        """In a replacement's script, skip the batches of steps that the other workers have already taken."""
+        """In a replacement's script, skip the batches of the steps that the run has already taken."""
         self.is_behind, self._batches_to_drop = True, self._progress.step
 
     def drops_batch(self) -> bool:
-        """Return whether the next batch belongs to a skipped step; to be called once per batch."""
+        """Return whether the next batch belongs to a skipped step; call it once per batch."""
         drops = self._batches_to_drop > 0
         self._batches_to_drop -= drops
         return drops
 
     def check_load(self, steps: int) -> None:
-        """Raise InputError if a state of step `steps` cannot be loaded, being inside a round whose start is needed."""
+        """Raise InputError if step `steps` is inside a round and the strategy can load only states between rounds."""
         if self.traits.needs_round_start and steps % self._steps_per_round:
             raise InputError(
                 f"load_state_dict: step {steps} lies inside a round of {self._steps_per_round} steps, whose "
@@ -219,9 +219,9 @@ class Engine:
 
     @contextlib.contextmanager
     def joining(self, after_averaging: Callable[[], object] | None = None) -> Iterator[None]:
-        """Declare each round before it starts, inside the context, so that workers without data take part in it.
+        """In the context, declare each round before it starts, so that workers without data take part in it.
 
-        There `after_averaging` changes averaged gradients, as the script does, for example clips them.
+        `after_averaging` is the function by which the script changes averaged gradients, for example clips them.
         """
         self._joining = not self.traits.agrees_on_end
         self.run.applier.after_averaging = after_averaging if self.traits.averages_gradients else None
@@ -259,7 +259,7 @@ class Engine:
             self.runner.settle(ends=True)
 
     def _take_part(self, after_averaging: Callable[[], object] | None) -> bool:
-        """Take part, without data, in a round of the others; return False if none of them takes a step in it."""
+        """Take part, without data, in a round of other workers; return False if none of them takes a step in it."""
         if not self.traits.averages_gradients:
             return self._take_part_in_round(after_averaging)
         if not self._has_stepped:  # unknown whether the others use a GradScaler
@@ -282,7 +282,7 @@ class Engine:
         return True
 
     def _take_part_in_round(self, after_averaging: Callable[[], object] | None) -> bool:
-        """Run the rest of a round with unchanged parameters, though rows of tables that this worker owns may change.
+        """Run the rest of a round without changing parameters, except rows of tables that this worker owns.
 
         Returns False if no worker takes a step in it.
         """
@@ -304,7 +304,7 @@ class Engine:
                 return True
 
     def _serves_tables(self, after_averaging: Callable[[], object] | None) -> bool:
-        """Send this worker's table rows to others in one of their steps; return whether any worker takes a step."""
+        """Exchange table rows with the workers that take a step; return whether any takes one, True without tables."""
         for table in self.run.tables:
             table.parameter.grad = None
         return not self.run.tables or self.run.tables.serve(changes_means=after_averaging is not None)

@@ -60,7 +60,7 @@ class Ending:
         return self.state in (RUNNING, EVALUATING)
 
     def check_unless_running(self, what: str) -> None:
-        """Raise InputError, which names the call `what`, after the end of the run or inside `mean_model`."""
+        """Raise InputError after the end of the run or inside `mean_model`; the error names `what`, the call."""
         if self.state != RUNNING:
             raise InputError(f"{what}: the optimizer is {self.state}; call it before finish() and outside mean_model()")
 
@@ -70,7 +70,7 @@ class Ending:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Let any PartreduceError in the context but InputError end the run; a new optimizer then connects again."""
+        """In the context, let any PartreduceError but InputError end the run; a new optimizer then connects again."""
         try:
             if self.state == RUNNING:
                 self.run.reducer.heartbeat.check_without_store()
@@ -118,7 +118,7 @@ class Ending:
             atexit.unregister(self.leave)
 
     def _warn_if_apart(self, rounds: int) -> None:
-        """Warn if after `rounds` rounds not all workers had averaged with one another, directly or through others."""
+        """Warn if in `rounds` rounds not all workers had averaged with one another, directly or through others."""
         schedule = self.run.schedule
         if self.run.rank or not self.engine.steps or not isinstance(schedule.strategy, HasGroups):
             return
@@ -130,7 +130,7 @@ class Ending:
             )
 
     def after(self, error: PartreduceError) -> None:
-        """End the run, unless the error is an InputError: destroy the groups, then report to the others."""
+        """Handle an error: unless it is an InputError, end the run, destroying the groups and notifying the others."""
         if isinstance(error, InputError):
             self._refused = (self.engine.steps, _text(error))
             return
@@ -166,7 +166,7 @@ class Ending:
         return None
 
     def leave(self) -> None:
-        """At the interpreter's exit, record why this worker ends without `finish()`, if so, and close everything."""
+        """At the interpreter's exit, close everything; if the run ends without `finish()`, first record why."""
         heartbeat = self.run.reducer.heartbeat
         if self.state in (RUNNING, EVALUATING):
             error = getattr(sys, "last_value", None)
@@ -203,7 +203,7 @@ class Meeting:
     def exchange(
         self, what: str, mine: Mapping[str, object], members: Sequence[int] | None = None
     ) -> list[dict[str, Any]]:
-        """Gather the facts `mine` (JSON values by name) from all workers, or from `members`, in their order.
+        """Gather `mine`, JSON values by name, from all workers or from `members`; return them in order of the members.
 
         `what` names the operation. Called once per gathering (see `Heartbeat`), whose number makes keys unique.
         """
