@@ -66,10 +66,7 @@ class FailureRule(Generic[P]):
         return IDLE_SECONDS
 
     def continue_without(self, worker: P, *, is_failed: bool) -> bool:  # noqa: ARG002 - for other rules
-        """Return whether the others continue without a worker whose process has exited.
-
-        `is_failed`: it was killed, evicted or lost with its node; otherwise an error ended its script.
-        """
+        """Return whether the others continue without `worker`; `is_failed`: it was killed, evicted or lost."""
         return False
 
     def has_ended(self, worker: P) -> bool:
@@ -82,7 +79,7 @@ class FailureRule(Generic[P]):
     def exited_well(self, worker: P) -> None: ...
 
     def poll(self) -> None:
-        """Handle new events, and give up killed processes that do not exit in time."""
+        """Handle new events, and stop waiting for killed processes that do not exit in time."""
         for worker, deadline in self._ended:
             if worker.code is None and deadline.is_over:
                 deadline.renew()
@@ -293,10 +290,7 @@ class Coordinator(FailureRule[P]):
         return f"round {round_}" if turns == 1 else f"round {round_} (fragment {fragment})"
 
     def _moved(self, part: int, whole: int, model: str) -> str:
-        """Return, for the log, how far a change of members moved the mean model: `part`/`whole` of a distance.
-
-        It is the distance to the model that `model` names in words: that of the workers that failed or joined.
-        """
+        """Return text for the log: the mean model moved by `part`/`whole` of its distance to `model` (a phrase)."""
         if self._facts()["are_equal"]:
             return "their models are equal, so the mean did not move"
         share = Fraction(part, whole)

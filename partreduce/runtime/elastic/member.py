@@ -91,8 +91,7 @@ class Member(FixedMembership):
         self._is_fit = not os.environ.get(MAX_RESTARTS)
         self._key = key
         self.views: list[tuple[int, messages.Members]] = [(-1, tuple(range(world.size)))]
-        """For each change of members: index of the first average after it, and the members from then on; samplers use
-        it."""
+        """For each change of members (index of the first average, members from then on); samplers use it."""
         self.since: dict[int, int] = {}
         """Index of the first average of each member that joined later, by rank."""
 
@@ -427,8 +426,7 @@ class Member(FixedMembership):
     def _continue(self, broken: _BrokenError | None) -> None:
         """Go from a vote, or a request to join, to the next list of members, and connect to all of them.
 
-        Raises EvictedError if they continue without this worker, and another error if the run ends, for which `broken`
-        is the failed operation.
+        Raises EvictedError if they continue without this worker; if the run ends, the error of the operation `broken`.
         """
         while self.state.phase is not messages.Phase.RUN:
             match self.state.phase:

@@ -119,7 +119,7 @@ class Regroup:
         handshake(store, place, len(view.members), facts, key=f"{self.key}-{name}{what}", timeout=self.timeout)
 
     def _hand_over(self, view: View, members: Members, is_open: Callable[[], bool], healed: Callable[[], None]) -> None:
-        """Copy the donor's state to the joining workers, by an all-reduce among these workers, `members`.
+        """Copy the donor's state to the joining workers, by an all-reduce of donor and joining workers, `members`.
 
         The joining workers add zeros. For `is_open` and `healed` see `connect`.
         """

@@ -118,7 +118,7 @@ class Survivors(FixedMembership):
 
 
 def await_gathering(heartbeat: Heartbeat, place: str, missing: Callable[[], Collection[int]], timeout: float) -> None:
-    """Wait until no worker is `missing()` at `place`. Raises UnavailableError after `timeout` seconds."""
+    """Wait until `missing()`, the ranks not yet at `place`, is empty. Raises UnavailableError after `timeout` s."""
     wait, pauses = Wait(heartbeat, (), timeout), Pauses()
     while awaited := sorted(missing()):
         heartbeat.check_without_store()

@@ -162,8 +162,7 @@ def _close(process: subprocess.Popen[bytes]) -> None:
 def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
     """Let this process, the group service, end with process `parent`; at the end remove `files` and their folder.
 
-    This process creates the folder, since a killed parent could not remove it. After SIGKILL the files stay, for a
-    restart.
+    It creates the folder, which a killed parent could not remove. After SIGKILL the files stay, for a restart.
     """
     try:
         with raise_on_sigterm():

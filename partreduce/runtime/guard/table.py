@@ -1,8 +1,8 @@
 """List all checks for misuse: what each inspects, when it runs, its cost, and its message.
 
-`@check(...)` registers a function that returns None if all is well, and otherwise the values for the message. The first
-steps run all checks of a step. Later steps run only those that cost almost nothing or state a reason (`why`);
-`PARTREDUCE_CHECK=always` runs all of them in each step. `docs/errors.md` is generated from `TABLE`.
+`@check(...)` registers a function that returns None if all is well, and otherwise the values for the message. All
+checks of a step run in the first steps; later ones run only those that cost almost nothing or state a reason (`why`),
+unless `PARTREDUCE_CHECK=always` is set. `docs/errors.md` is generated from `TABLE`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from partreduce.topo.errors import InputError
 FIRST_STEPS = 3  # steps in which all checks run, since misuse in a training loop shows from the start
 
 Found: TypeAlias = "Mapping[str, object] | None"
-"""Result of a check whose docstring says "Whether …": None if that is false, else the values for the names in its
-message."""
+"""Result of a check: None if its docstring's "Whether …" is false, else the values for the names in its message."""
 
 
 class Moment(StrEnum):

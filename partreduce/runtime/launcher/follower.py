@@ -47,9 +47,8 @@ class _LostError(Exception):
 class _Orders:
     """Executes node 0's commands during one attempt (a run of all workers); `workers` are those that it has started.
 
-    `first` are forked processes, one per worker of this node, that wait to be started; `spares` are further ones that
-    may replace failed workers. `variables` returns the environment variables of a rank; `generator_key` is the group
-    service's.
+    `first` are forked processes, one per worker of this node, `spares` further ones to replace failed workers; all wait
+    to be started. `variables` returns the environment variables of a rank.
     """
 
     def __init__(
@@ -121,8 +120,8 @@ class _Orders:
 class Follower:
     """Launcher of a node other than node 0: runs `script` in `num_workers` processes, as node 0 at `endpoint` commands.
 
-    `rank` is this node's number; `facts` are the settings that must equal node 0's (`same_on_all`). `threads` are torch
-    threads per worker. With `may_restart` it waits for the next attempt if the connection to node 0 ends.
+    `rank` is this node's number; `facts` are the settings that must equal node 0's (`same_on_all`). `may_restart`: if
+    the connection to node 0 ends, it waits for the next attempt.
     """
 
     endpoint: Endpoint

@@ -4,8 +4,8 @@ Workers see the environment variables that torchrun sets, so an ordinary torch s
 store, which thus outlives every worker, and notices failures at once. However the launcher ends, none of its child
 processes remains (see `process_cleanup`).
 
-torch's elastic agent would suffice for one node, with 57 lines of overrides (torch 2.13) to keep survivors. But it
-starts each worker in its own interpreter, which imports torch: 8 workers take 14 to 17 s on 2 cores, not 3 to 4 s.
+torch's elastic agent (torch 2.13) starts each worker in its own interpreter, which imports torch: 8 workers take 14 to
+17 s on 2 cores, not 3 to 4 s.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from partreduce.runtime.transport.torch_api import Store
 
 FINAL = frozenset(error.exit_code for error in (InputError, FileError, MissingDependencyError, EvictedError))
-"""Exit codes after which no attempt follows: mistakes that would recur, and runs that succeeded without an evicted
-worker."""
+"""Exit codes after which no attempt follows: mistakes that would recur, and success without an evicted worker."""
 LONGEST_PAUSE = 60.0  # longest pause in seconds between two attempts, while nodes recover
 THREAD_SECONDS = 10.0  # timeout for the threads of an ended attempt
 
@@ -140,8 +139,7 @@ def _prepare(
 ) -> _WorkersOfRun:
     """Fork the workers and start store and group service; closing `stack` ends all of them.
 
-    `ranks` are those of this machine; `num_spares` further processes wait to replace failed ones. The other parameters
-    are as in `launch`.
+    `ranks` are those of this machine; `num_spares` processes wait to replace failed ones. The rest is as in `launch`.
     """
     address, secret = (LOOPBACK, secrets.token_hex(32)) if nodes is None else (nodes.address, nodes.secret)
     shared = {env.MASTER_ADDR: address, env.RUN_SECRET: secret, **environment}
@@ -192,7 +190,6 @@ def _failure_rule(
     max_restarts: int,
     restarted: Callable[[], object],
 ) -> FailureRule[Worker]:
-    """Return the policy by which this run handles failures; the parameters are as in `launch`."""
     from partreduce.runtime.elastic import coordinator  # loads torch, as every worker does
 
     workers = prepared.workers

@@ -77,7 +77,7 @@ def _is_host(name: str) -> bool:
 
 
 def same_on_all(schedule: str, **options: object) -> dict[str, str]:
-    """Return the settings that must be equal on all nodes, as texts by option name; a hash for `schedule`, a text."""
+    """Return the settings that must be equal on all nodes, as texts by option name; `schedule` (a text) is hashed."""
     digest = hashlib.sha256(schedule.encode()).hexdigest()[:12] if schedule else "none"
     return {f"--{name.replace('_', '-')}": str(value) for name, value in options.items()} | {"--schedule": digest}
 
@@ -268,10 +268,7 @@ class Nodes:
         self._selector.close()
 
     def take(self, _: int, *, last: bool = False) -> tuple[list[Line], bool]:
-        """Read the other launchers' records; `supervision` calls this as if the records were a worker's output.
-
-        Returns no lines, since those launchers print their workers' lines, and whether more records may follow.
-        """
+        """Read the other launchers' records; return no lines, which they print, and whether more records may follow."""
         self._look(0)
         return [], not last
 

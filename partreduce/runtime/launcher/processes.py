@@ -418,7 +418,6 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
 
 
 def _show_of_thread(ended: threading.ExceptHookArgs) -> None:
-    """Print a PartreduceError that ends a thread as one line."""
     if isinstance(ended.exc_value, PartreduceError):
         print_error(ended.exc_value)
     else:

@@ -69,10 +69,7 @@ def handshake(
 
 
 def compare(everybody: Mapping[int, Mapping[str, str]]) -> tuple[str, int, int, str] | None:
-    """Find the first field that differs: (field, differing rank, majority rank, sentence for an error); else None.
-
-    `everybody` has the facts (text by field) of each rank.
-    """
+    """Return the first field that differs as (field, differing rank, majority rank, sentence for an error), or None."""
     fields = list(dict.fromkeys(field for facts in everybody.values() for field in facts))
     for field in fields:
         values = {rank: facts.get(field, "nothing") for rank, facts in sorted(everybody.items())}

@@ -93,8 +93,7 @@ class Heartbeat(SignsOfLife):
         self.line = self._notes.line
         self._changes = 0
         self.settled = 0
-        """Number of noted failures and ends that the launcher's last decision takes into account; workers ignore
-        these."""
+        """Number of noted failures and ends that the launcher's last decision includes; workers ignore these."""
         self._given_up: dict[int, float] = {}
         self._stop = threading.Event()
         self.with_each: Callable[[], None] = lambda: None  # called after each heartbeat, in the heartbeat thread
@@ -103,8 +102,7 @@ class Heartbeat(SignsOfLife):
         self.counts = (0, 0)
         """How many gatherings and exchanges this worker has entered; a joining worker copies another one's."""
         self._gathered = (0, "", "")
-        """Last gathering: rounds completed before it, its name, and advice for errors about workers that do not
-        arrive."""
+        """Last gathering: rounds completed before it, its name, and advice for errors about absent workers."""
         self._place = ""  # "gathering" or "exchange" inside one; else empty
         if beats:
             Background(self._beat, name="partreduce-heartbeat", stop=self._stop.set).start()
@@ -274,7 +272,7 @@ class Heartbeat(SignsOfLife):
         return self.unequal if self.unequal in (MET, TOGETHER) else ALL_CALL.format(what, self.unequal)
 
     def survival_hint(self, why: str) -> str:
-        """Return how a run can survive the failure `why` describes, to end a sentence with; empty if it cannot."""
+        """Return a hint how a run can survive the failure described by `why`, to end a sentence with; else empty."""
         return self._way_to_continue() if any(words in why for words in SURVIVABLE) else ""
 
     def not_in_gathering(self, members: Iterable[int], round_: int) -> str | None:

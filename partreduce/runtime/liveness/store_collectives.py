@@ -38,10 +38,9 @@ def broadcast_decision(world: World, prefix: str, decide: Callable[[], Any], tim
 
 
 def gather_from_store(world: World, prefix: str, writers: Mapping[str, int], timeout: float, *, who: str) -> list[str]:
-    """Return the texts that workers write to the store, in the order of `writers`, which maps keys to ranks.
+    """Return the texts that workers write to the store under `prefix`, in the order of `writers` (key → rank).
 
-    Keys start with `prefix`; `who` begins error messages. Raises PeerFailedError if a writer dies, UnavailableError
-    after `timeout` seconds.
+    `who` begins error messages. Raises PeerFailedError if a writer dies, UnavailableError after `timeout` seconds.
     """
     notes, deadline, look = Notes(world.store, prefix), Deadline(timeout), 0.0
     said: dict[str, str] = {}

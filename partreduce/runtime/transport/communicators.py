@@ -69,8 +69,7 @@ class Communicator:
         """Start an all-reduce (sum) over the group, in place; with a `coding` (codec) numbers are sent encoded.
 
         The result is then the decoded sum. With a 16-bit codec the backend adds the encoded numbers. All members get
-        the same bits. Raises MissingDependencyError for int8 or int4 if `World.make` did not prepare the group for
-        them.
+        the same bits. Raises MissingDependencyError if `World.make` did not prepare the group for int8 or int4.
         """
         if coding is not None and not (self.is_inside_a_node and coding.transport.where is CodecScope.ACROSS_NODES):
             return self._compressed_all_reduce(tensor, coding)
@@ -202,14 +201,11 @@ def pairwise_exchange(
     """Run an all_to_all (arguments as of `Communicator.all_to_all`) in rounds of pairs, by the works that it yields.
 
     The caller waits for each work before it asks for the next. In round i each worker sends to rank + i, as in MPICH's
-    pairwise exchange (Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH,
-    2005, section 4.4). It is for long messages: sent all at once, they would overflow the queue of one link, and
-    senders notice lost packets only after 0.2 s or more (TCP incast: Phanishayee et al., FAST 2008).
-
-    A worker sends its next message when the messages of all rounds except the last `AHEAD` have arrived, so a late
-    worker delays few others, and about `AHEAD` senders share a link.
-
-    All receives are posted first. Empty messages are not sent. O(group.size) messages.
+    pairwise exchange (Thakur et al., Optimization of Collective Communication Operations in MPICH, 2005, section 4.4).
+    Long messages sent all at once would overflow the queue of one link, and senders notice lost packets only after 0.2
+    s or more (TCP incast: Phanishayee et al., FAST 2008). A worker sends its next message when the messages of all
+    rounds except the last `AHEAD` have arrived, so a late worker delays few others, and about `AHEAD` senders share a
+    link. All receives are posted first. Empty messages are not sent. O(group.size) messages.
     """
     theirs, mine = torch.split(target, list(receives)), torch.split(source, list(sends))
     theirs[group.place].copy_(mine[group.place])

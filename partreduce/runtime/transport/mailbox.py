@@ -11,8 +11,8 @@ difference never exceeds a bound that both know. Grants are totals, so a late or
 piggybacked on other messages, and sent separately when half the bound is processed. A slow or stopped worker thus makes
 its senders wait, until it continues, is known to be gone, or the timeout has passed. The side thread itself never waits
 for room, otherwise two workers could wait for each other: messages sent inside `deliver` are queued, up to the bound
-again; more end the side thread with an error. Nothing is dropped. (libzmq's high-water marks count messages, not bytes,
-and a socket that has reached one blocks or drops all messages, including answers that other workers wait for.)
+again; more end the side thread with an error. Nothing is dropped. (libzmq's own limits count messages, not bytes, and
+block or drop all messages, including answers that other workers wait for.)
 
 Small urgent messages use a second connection, so that they do not wait behind large arrays. Each of the two connections
 keeps its order; grants use the urgent one, since totals may arrive in any order.
@@ -116,7 +116,7 @@ class Account(Generic[Item]):
         return Tally(len(self._waiting), sum(size for _, size in self._waiting))
 
     def has_room(self, num_bytes: int) -> bool:
-        """Return whether the bound allows to send `num_bytes` in a message now; False while earlier messages wait."""
+        """Return whether the bound allows sending `num_bytes` in a message now; False while earlier messages wait."""
         return not self._waiting and self._fits(num_bytes)
 
     def take(self, num_bytes: int) -> None:
@@ -182,13 +182,11 @@ class Mailbox:
         store: store in which workers publish their addresses.
         rank: this worker's rank.
         key: name of the mailbox in the run, equal on all workers.
-        deliver: called with each received message, in the side thread; when it returns, the message counts as
-            processed.
+        deliver: called in the side thread with each received message, which counts as processed when the call ends.
         max_bytes: most bytes of arrays in one message; a larger frame closes the sender's connection.
         timeout: seconds to wait for a message, or for room to send one.
         bound: limit of messages in flight to each peer; by default 64 messages and twice `max_bytes`.
-        heartbeat: information on other workers; if it shows that a receiver is gone, the wait for room to send to it
-            ends. Without it only the timeout ends that wait.
+        heartbeat: ends the wait for room if it shows that the receiver is gone; without it only the timeout does.
     """
 
     def __init__(
@@ -330,9 +328,8 @@ class Mailbox:
     ) -> None:
         """Wait until messages have made `done()` true; it is called with the lock held.
 
-        Raises PeerGoneError after the timeout, if `heartbeat` shows that one of `members` cannot take part in round
-        `round_`, or if the mailbox has failed. `purpose` describes the wait in errors; if it is given, closing also
-        ends the wait.
+        Raises PeerGoneError after the timeout, if `heartbeat` shows that one of `members` is gone in round `round_`, or
+        if the mailbox has failed. `purpose` describes the wait in errors; with it, closing also ends the wait.
         """
         has_come = False
 
@@ -372,7 +369,6 @@ class Mailbox:
             self._endpoint.end()
 
     def _find(self, to: int) -> None:
-        """Wait until worker `to` has published its address, and keep the address."""
         if to == self.rank or to in self._addresses:
             return
         lacks = f"worker {to}: left no address for messages"

@@ -16,9 +16,8 @@ groups with the same number l ≥ 2 of workers on each of m ≥ 2 nodes; any oth
 the tensor over its link to the next worker. The two levels are pipelined, as `topo.timing.cost` assumes. A codec
 applies to all messages, or only to those between nodes; encoded sums from other nodes are distributed as they are.
 
-Shards are exchanged by all_to_all. gloo's own reduce-scatter (torch 2.13) sends as much as an all-reduce and never
-reports its end; with it and all_gather inside the nodes, all-reduces of 4x4 workers took 1.04 to 1.17 times as long,
-over links of 80 Mbit/s to 1 Gbit/s.
+Shards are exchanged by all_to_all: gloo's own reduce-scatter (torch 2.13) sends as much as an all-reduce and never
+reports its end; with it, all-reduces of 4x4 workers took 1.04 to 1.17 times as long.
 """
 
 from __future__ import annotations
@@ -209,8 +208,7 @@ class CodedStages(Stages):
     ) -> Callable[[], torch.Tensor]:
         """Start sending each member its shard (range) of `values`, encoded.
 
-        Returns a function that waits until all members' encoded shards for this worker have arrived, and returns their
-        decoded sum.
+        Returns a function that waits for all members' codes of this worker's shard, and returns the decoded sum.
         """
         bounds = block_bounds(len(values), group.size, unit_of(coding))
         sizes = [code_bytes(length, coding) for length in lengths_of(bounds)]
@@ -222,7 +220,7 @@ class CodedStages(Stages):
         return lambda: self.total(work, codes, count, coding)
 
     def total(self, work: Work | None, received: torch.Tensor, count: int, coding: Coding) -> torch.Tensor:
-        """Wait for `work`, which fills `received`, a row of `count` codes per member; return the sum, decoded."""
+        """Wait for `work`; decode `received`, a row of `count` numbers per member, and return the sum of the rows."""
         if work is not None:  # None for an empty tensor
             self.wait(work)
         codec = self._codec(coding)
@@ -236,7 +234,7 @@ class CodedStages(Stages):
     def encode(
         self, values: torch.Tensor, bounds: Bounds, codes: list[torch.Tensor], *, coding: Coding, place: str
     ) -> None:
-        """Encode ranges `bounds` of `values` to `codes`; error feedback adds and stores the rounding errors `place`."""
+        """Encode ranges `bounds` of `values` to `codes`; error feedback adds and stores the errors called `place`."""
         codec, left = self._codec(coding), coding.leftovers
         if left is not None:
             left.add_to(place, values)
@@ -254,7 +252,7 @@ class CodedStages(Stages):
             codec.decode(code[: code_bytes(end - start, coding)], values[start:end])
 
     def own_code(self, total: torch.Tensor, size: int, coding: Coding, stage: Stage) -> torch.Tensor:
-        """Return `total`, the sum of this worker's shard, encoded; `size` bytes suffice for every member's shard."""
+        """Return `total`, the sum of this worker's shard, encoded in `size` bytes, enough for any member's shard."""
         code = self.room(f"{stage.room} code", size)
         own = code[: code_bytes(len(total), coding)]
         self.encode(total, [(0, len(total))], [own], coding=coding, place=f"{stage.place} sum")

@@ -38,8 +38,7 @@ AT = "partreduce/attempts"
 DESCRIPTORS = "/dev/fd"
 
 _worlds: dict[tuple[str, tuple[int, ...]], World] = {}
-"""This process's worlds, by kind of device and by the ranks that average if workers are sharded replicas (else
-empty)."""
+"""This process's worlds, by kind of device and the averaging ranks, if workers are replicas of a mesh (else empty)."""
 _attempts = 0
 
 
@@ -108,7 +107,7 @@ def _prepare_store(store: Store, rank: int, timeout: timedelta) -> Store:
 
 
 def hosts_store(rank: int, store: Store) -> bool:
-    """Return whether this process hosts the run's store: it is the first of worker 0, and no launcher does."""
+    """Return whether worker `rank`'s process hosts the run's store: that of rank 0 does, unless a launcher does."""
     return processes_of(store, rank)[0] == 0 and isinstance(root_store(store), TCPStore) and not _by_launcher()
 
 
@@ -225,16 +224,14 @@ def agreed_attempt(store: Store, rank: int, size: int, timeout: timedelta) -> st
 
 
 _listeners: set[int] = set()
-"""Inodes of the listening sockets of this process's store. When the process forks, its port may belong to another
-one."""
+"""Inodes of the sockets of this process's store; later their port may belong to a socket of another process."""
 
 
 def close_in_forks(port: int) -> None:
     """Close the store's sockets at this port in all child processes that are forked from now on.
 
     A forked child, such as a data loader's worker, may outlive this process and keep the sockets open, so that other
-    workers' queries to the store would get no answer. The sockets are found by their port, since torch does not expose
-    them.
+    workers' queries to the store would get no answer. The sockets are found by their port, since torch hides them.
     """
     _listeners.update(
         os.fstat(held.fileno()).st_ino
@@ -273,7 +270,7 @@ os.register_at_fork(after_in_child=_close_sockets)
 
 
 def is_alone(world: World | None, mesh: DeviceMesh | None = None) -> bool:
-    """Return whether this process is a job of one worker: no `world` is given, and it is alone or has no launcher."""
+    """Return whether this process is a job of one worker: without `world`, and with WORLD_SIZE 1 or no launcher."""
     if world is not None or place(mesh)[1] != 1:
         return False
     if dist.is_initialized() or os.environ.get(env.WORLD_SIZE):

@@ -100,7 +100,7 @@ def _decode_answer(frame: Any, length: int, dtype: torch.dtype, coding: Coding |
 
 
 def _decode_push(message: Message, length: int) -> torch.Tensor:
-    """Return the numbers in a worker's message with its part, to a host; in float32 if they were encoded."""
+    """Return the part (numbers) in a worker's message to a host; in float32 if it was sent encoded."""
     _, *algorithm = message.kind.split()
     if len(algorithm) == 1:
         return tensor_of(message.payload[0], getattr(torch, algorithm[0]))
@@ -136,8 +136,6 @@ class _Sum:
 
 
 class _ThroughServers:
-    """A wrapper of a world (set of groups) that replaces its group of all workers by `communicator`."""
-
     def __init__(self, world: World, communicator: ServerCommunicator) -> None:
         self._world, self._communicator = world, communicator
 

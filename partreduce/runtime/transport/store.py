@@ -176,8 +176,8 @@ class Pauses:
 class Notes:
     """Texts in the store (notes), by which workers inform each other; each key is `prefix`, "/" and a method's `key`.
 
-    Queries use the process's StoreLine, which has a deadline, or `store` itself if this process hosts it
-    (`own_server`).
+    Queries use the process's StoreLine, with a deadline; with `own_server` (this process hosts the store) `store`
+    itself.
     """
 
     def __init__(self, store: Store, prefix: str, *, own_server: bool = False) -> None:
@@ -262,7 +262,7 @@ class Deaths(Notes):
         self._workers = store
 
     def of(self, worker: int) -> str | None:
-        """Return how a worker (or a process of a sharded replica) died, as "was killed by signal 9"; None if alive."""
+        """Return how a worker (or a process of a sharded replica) died, such as "was killed by signal 9", or None."""
         processes = processes_of(self._workers, worker)
         deaths = ((rank, self.read(str(rank))) for rank in processes)
         named = (death if processes == [worker] else f"(its rank {rank}) {death}" for rank, death in deaths if death)

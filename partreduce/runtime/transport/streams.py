@@ -25,7 +25,7 @@ class Marker(Protocol):
         """Return whether the stream has reached the point."""
 
     def elapsed_time(self, end: Any, /) -> float:  # noqa: ANN401 - a mark of the same device
-        """Return the milliseconds from this point to a later one; both must be reached, and marked as `timed`."""
+        """Return the milliseconds from this point to a later one; both must be reached and `timed` (`Streams.mark`)."""
 
 
 class Streams:

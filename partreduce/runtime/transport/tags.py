@@ -18,8 +18,7 @@ import torch
 
 TAG_LENGTH = 4
 Tail: TypeAlias = npt.NDArray[np.floating[Any]]
-"""The last numbers of an array in host memory, ending with the tag, as a NumPy view, which is 5× as fast as torch for
-them."""
+"""The end of an array in host memory, tag last, as a NumPy view: NumPy accesses a few numbers 5× as fast as torch."""
 EXACT_DTYPES = (torch.float32, torch.float64)
 """Dtypes in which sums of tags are exact, so that the tag can be part of the payload."""
 

@@ -2,16 +2,15 @@
 
 The parameters are copied once per step for all neighbors, into reused memory (`array_frames.Snapshots`), so that data
 in flight never change and training continues at once. Large updates are sent in parts of `PART_BYTES`, so that libzmq
-requests memory that the C library caches: beyond 32 MB glibc requests every array from the system again, and a transfer
-of 50 MB took 30 ms with fresh memory and 17 ms with cached memory. Smaller parts cost more in messages than they hide.
+requests memory that the C library caches; beyond 32 MB glibc requests every array from the system again, which made a
+transfer of 50 MB take 30 ms instead of 17 ms. Smaller parts cost more in messages than they hide.
 
 Received updates wait in ring buffers, whose capacity is proved to suffice (`verify.gap_bounds`), until the protocol
-decides which are averaged. A ring holds the frames into which libzmq received, without a copy: receiving into other
-memory (`recv_into`) is one more copy, which took 1.2 to 1.5 times as long for 2 to 50 MB. Averaging proceeds part by
-part: a part stays in the CPU's cache while the parts of all neighbors are added to it.
+decides which are averaged. A ring holds the frames into which libzmq received; a copy to other memory (`recv_into`)
+took 1.2 to 1.5 times as long for 2 to 50 MB. Averaging proceeds part by part: a part stays in the CPU's cache while the
+parts of all neighbors are added to it.
 
-Source: Hop (Luo et al., ASPLOS 2019), section 6.1, for what is stored of an update; Theorem 2 for how many there can
-be.
+Source: Hop (Luo et al., ASPLOS 2019), section 6.1, for what is stored of an update; Theorem 2 for their maximal number.
 """
 
 from __future__ import annotations

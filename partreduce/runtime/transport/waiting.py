@@ -21,9 +21,8 @@ MOST_SECONDS = 1.0  # longest time that counts between two reads of the clock, b
 class OwnTime:
     """Clock of the time in which this process runs: between two reads at most `most` seconds count; thread-safe.
 
-    A process that was stopped (by SIGSTOP, a debugger, or with its machine) must not count that time as silence of
-    other workers. A waiting thread reads this clock several times a second, so a longer gap means that the process did
-    not run.
+    Time in which this process was stopped (by SIGSTOP, a debugger, or with its machine) must not count as silence of
+    other workers. Waiting threads read this clock several times a second, so in a longer gap the process did not run.
     """
 
     def __init__(self, most: float = MOST_SECONDS) -> None:
@@ -156,8 +155,7 @@ class Wait(PeerWatch):
 
     The timeout counts only time in which this process runs (`OwnTime`). After it the wait continues briefly, until the
     responsible worker is known. `round_` is the round of the operation: a member may have finished the run before it.
-    `why`, called instead of `heartbeat.failure_reason`, returns a reason to stop or None, or raises. `glance`: see
-    PeerWatch.
+    `why`, called instead of `heartbeat.failure_reason`, returns why to stop, None, or raises. `glance`: see PeerWatch.
     """
 
     def __init__(

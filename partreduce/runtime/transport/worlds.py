@@ -66,8 +66,8 @@ class World:
         """Source of information on other workers, once set; names the worker that delays the creation of a group."""
         self._instances = 0
         self._groups: dict[tuple[tuple[int, ...], str], Communicator] = {}
-        """Communicators by (members, name); those of the same members are destroyed together. A group's main one has no
-        name."""
+        """Communicators by (members, name); those of the same members are destroyed together. The main one is
+        unnamed."""
         self._streams: dict[torch.device, Streams] = {}
         self.abandoned = False
         self.nodes: tuple[int, ...] | None = None
@@ -156,7 +156,6 @@ class World:
         return group
 
     def _levels(self, members: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Return this worker's two groups in a hierarchical all-reduce (see `levels_of`); None if a ring is used."""
         return None if self.nodes is None else levels_of(members, self.nodes, self.rank)
 
     def _sum_in_blocks(self, members: tuple[int, ...]) -> None:
