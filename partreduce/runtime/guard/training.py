@@ -145,7 +145,7 @@ def state_of_a_new_group(facts: Facts, group: Mapping[str, Any]) -> Found:
     "optimizer.mean_model():`, which all workers enter, or after optimizer.finish()",
 )
 def live_model_used(facts: Facts, what: str) -> Found:
-    """Whether the model or a submodule is evaluated or saved, as `what` says, while it may differ from the mean."""
+    """Whether the model or a submodule is evaluated or saved (how: `what`) while it may differ from the mean model."""
     step = facts.run.progress.step
     is_own = step and "own model" not in facts.said and facts.engine.differs and facts.once("own model")
     return {"step": step, "what": what, "rank": facts.rank} if is_own else None
@@ -210,7 +210,7 @@ def loaded_in_mean_model(undone: int) -> Found:
     "a step call zero_grad() and step() on all ranks",
 )
 def rank_of_a_sharded_model_alone(facts: Facts, step: Special) -> Found:
-    """Whether one rank of a sharded model would alone skip a step, or look for infinities."""
+    """Whether one rank of a sharded model alone would skip a step, or look for infinities."""
     if not facts.is_sharded:
         return None
     return {
