@@ -204,7 +204,7 @@ class Member(FixedMembership):
             )
 
     def givers(self, step: int) -> int:
-        """Return how many current members have taken step `step`, where a round is one step; later joiners have not."""
+        """Return how many current members have taken step `step`, not those that joined later; a round is one step."""
         return max(1, sum(self.since.get(member, 0) <= step for member in self.members))
 
     def average_model(self, reducers: Sequence[Reducer], members: messages.Members, step: int, round_: int) -> None:  # noqa: ARG002 - the survivors

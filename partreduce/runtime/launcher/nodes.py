@@ -166,7 +166,7 @@ def reason_of(error: OSError) -> str:
 
 @dataclass(slots=True)
 class RemoteWorker(Worker):
-    """A worker on another node; that node's launcher reports its exit and forwards signals to it."""
+    """A worker on another node, whose launcher forwards signals and has `reported` the exit code of restart `start`."""
 
     node: _Node
     start: int = 0  # 0 for the first process of this rank, else the number of the restart
@@ -192,7 +192,7 @@ class RemoteWorker(Worker):
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """Node 0's record of another node: its connection, its workers, and what its launcher has reported."""
+    """Node 0's record of another node: connection, workers, the attempt for which it is `ready`, and its `refusal`."""
 
     rank: int
     num_workers: int

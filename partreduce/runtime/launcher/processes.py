@@ -53,7 +53,11 @@ torch threads before, since forked copies would wait for these threads for ever.
 
 @dataclass(slots=True)
 class Worker:
-    """A worker process as the launcher sees it, on this machine or on another node."""
+    """A worker process as the launcher sees it, on this machine or on another node.
+
+    `lost` says why its exit code is unknown; `has_complained`: it wrote to standard error; `children_until` is the
+    monotonic time at which its child processes are killed.
+    """
 
     rank: int
     code: int | None = field(default=None, kw_only=True)  # exit code, or minus the signal that killed it

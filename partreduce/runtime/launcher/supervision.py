@@ -50,7 +50,10 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class Shutdown:
-    """Orderly end of a run after a failure or Ctrl-C: a grace period until `deadline`, then SIGTERM, then SIGKILL."""
+    """Orderly end of a run: after a failure or Ctrl-C (`request`), a grace period until `deadline`, SIGTERM, SIGKILL.
+
+    `code` and `cause` are the run's exit code and the failure that ended it; `signals` are those still to be sent.
+    """
 
     code: int = 0  # the run's exit code; 128 + signal, as in a shell
     cause: str = ""  # the failure that ended the run, as a clause

@@ -46,7 +46,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message between workers: its kind, its sender, a few integers, and arrays as raw bytes."""
+    """A message between workers: sender, kind, a few integers, arrays as raw bytes, and whether it is urgent."""
 
     source: int
     kind: str

@@ -1,8 +1,7 @@
 """Run all-reduces of several stages: with a codec, and hierarchical ones inside and across nodes.
 
-A stage starts when the one before it has ended, so something must wait between them. On the CPU it is a thread with its
-own groups, so that no other operation is mixed in. On a device it is a stream: the host queues all stages and
-continues.
+A stage starts when the one before it has ended. On the CPU a thread waits between stages; it has its own groups, so
+that no other operation is mixed in. On a device the host queues all stages in a stream and continues.
 
 All-reduces with a codec have these stages: encode, all-to-all, add in float32, encode again, all-gather. Each member
 adds up one shard, in order of the members, and sends its encoded sum; it also uses the decoded numbers itself, so that
