@@ -96,10 +96,9 @@ class Member(FixedMembership):
         """Index of the first average of each member that joined later, by rank."""
 
     def connect_all(self, reducers: Sequence[Reducer], state: State) -> None:
-        """Wait until all workers have started; a replacement joins the run instead.
+        """Wait until all workers have started (PeerFailedError if one fails); a replacement joins the run instead.
 
-        `reducers` run the operations. `state` is this worker's training state, which joining workers copy. Raises
-        PeerFailedError if a worker fails before all have started.
+        `reducers` run the operations. `state` is this worker's training state, which joining workers copy.
         """
         self.regroup.reducers, self.regroup.held = {reducer: reducer.key for reducer in reducers}, state
         self.heartbeat.with_each = self.poll

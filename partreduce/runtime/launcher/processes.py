@@ -55,8 +55,8 @@ torch threads before, since forked copies would wait for these threads for ever.
 class Worker:
     """A worker process as the launcher sees it, on this machine or on another node.
 
-    `lost` says why its exit code is unknown; `has_complained`: it wrote to standard error; `children_until` is the
-    monotonic time at which its child processes are killed.
+    `lost`: why its exit code is unknown; `has_complained`: it wrote errors; `children_until`: when its children are
+    killed.
     """
 
     rank: int
