@@ -1,8 +1,8 @@
 """Run copies and all-reduces on a side stream of a CUDA device, or in the calling thread on CPU, by one interface.
 
 On a CUDA device the host only queues work in the side stream and runs ahead. The side stream and the current stream
-must wait for each other's data before they read them; `side` and `rejoin` do this, and no other code of the runtime
-orders streams. `World.streams` provides the objects, so that tests can replace a device.
+must wait for each other's data before they read them; `side`, `rejoin` and `follow` do this, and no other code of the
+runtime orders streams. `World.streams` provides the objects, so that tests can replace a device.
 """
 
 from __future__ import annotations
