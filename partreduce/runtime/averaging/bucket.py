@@ -23,7 +23,7 @@ ALIGN_BYTES = 64
 class Slot:
     """Position of one parameter in the flat array of a bucket; `start` is the index of its first element.
 
-    Tied weights have several `names` and `owners` (module, attribute).
+    `stride` is the parameter's, in elements. Tied weights have several `names` and `owners` (module, attribute).
     """
 
     names: tuple[str, ...]
@@ -53,7 +53,7 @@ class Slot:
         return torch.as_strided(flat, self.values.shape, self.stride, flat.storage_offset() + self.start)
 
     def window(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return the parameter's view in a flat array, with a separate storage, so that `torch.save` writes only it."""
+        """Return the parameter's view in a flat array, of which `torch.save` writes only the parameter's elements."""
         own: torch.Tensor = from_dlpack(to_dlpack(flat[self.start : self.start + self.room]))
         return own.as_strided(self.values.shape, self.stride)
 
@@ -62,13 +62,13 @@ class Slot:
         self.parameter.data = window
 
     def returns(self, flat: torch.Tensor) -> bool:  # noqa: ARG002 - for shards
-        """Return False: only shards of FSDP (see `ShardSlot`) may have to be moved back into the flat array."""
+        """Return whether the parameter was moved back into `flat`: never here, as only FSDP moves shards away."""
         return False
 
 
 @dataclass(frozen=True, slots=True)
 class Piggybacked:
-    """A buffer or optimizer state that is sent along with a bucket of parameters.
+    """A buffer or optimizer state that is sent with a bucket of parameters, at `start` in the bucket's array.
 
     `fetch` returns its current value, or None. Under the buffer rule `own` (each worker keeps its own values) the
     tensor is sent as bytes, and only when the model is set to the mean over all workers.
@@ -98,7 +98,7 @@ class Piggybacked:
 
 @dataclass(slots=True)
 class _Parts:
-    """Cached views of one scratch array of a bucket; the reference to the array keeps Python from reusing its `id`."""
+    """Cached views of one scratch array: per parameter (`windows`), and of its end (`tail`, see `Bucket.tail_of`)."""
 
     array: torch.Tensor
     windows: list[torch.Tensor] | None = None
@@ -130,7 +130,7 @@ class Bucket:
 
     @property
     def exact(self) -> bool:
-        """Whether the array includes the tag, as sums of tags are exact in its dtype; else a float32 tensor has it."""
+        """Whether sums of tags are exact in this dtype: arrays then end with the tag; else a float32 tensor has it."""
         return self.dtype in EXACT_DTYPES
 
     @property
@@ -159,7 +159,7 @@ class Bucket:
         return parts.windows
 
     def tail_of(self, array: torch.Tensor) -> Tail:
-        """Return a NumPy view of the end of a scratch array on CPU: presence flags, then the tag if `exact`."""
+        """Return a NumPy view of a CPU array from index `length` on: presence flags, then the tag if `exact`."""
         parts = self._parts_of(array)
         if parts.tail is None:
             parts.tail = array[self.length :].numpy()
@@ -194,15 +194,12 @@ class Bucket:
         self.count_own_users()
 
     def count_own_users(self) -> None:
-        """Record how many tensors share the parameters' memory, after each move of the parameters.
-
-        If more share it later, the script holds some of them, and `swap` must copy.
-        """
+        """Record how many tensors share the parameters' memory; if more do later, the script holds some of them."""
         self._own_users = max(map(_users, (slot.values for slot in self.slots)), default=0)
 
 
 def copy_to(arrays: list[torch.Tensor], buckets: Sequence[Bucket]) -> list[torch.Tensor]:
-    """Copy the parameters of each bucket into the array at the same index, or into new arrays if `arrays` is empty."""
+    """Copy each bucket's parameters into the array at its index, or into new ones if `arrays` is empty; return them."""
     arrays = arrays or [torch.empty_like(bucket.flat) for bucket in buckets]
     for array, bucket in zip(arrays, buckets, strict=True):
         array.copy_(bucket.flat)
@@ -223,7 +220,7 @@ def align_count(count: int, dtype: torch.dtype) -> int:
 
 
 def drop_repetitions(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of an expanded tensor, such as `mask.expand(8, n, n)`, with size 1 in its expanded dimensions."""
+    """Return a view of `tensor` with size 1 in each expanded dimension (stride 0), as of `mask.expand(8, n, n)`."""
     if tensor.layout is not torch.strided or 0 not in tensor.stride():
         return tensor
     once = (slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
@@ -235,8 +232,8 @@ def commit_mean(
 ) -> None:
     """Write an average back in place: x ← x + relaxation · (mean − x), where `sums` has the group's mean.
 
-    `swap` exchanges the arrays instead of copying if `relaxation` is 1 and `ok` is None. If `ok` is a 0-d bool tensor,
-    the device's check of the average, and False, nothing changes.
+    `swap` exchanges the arrays instead of copying if `relaxation` is 1 and `ok` is None. If the device's check `ok` is
+    not None but False, nothing changes.
     """
     mean, live = sums[: bucket.size], bucket.flat
     if relaxation != 1:
@@ -288,7 +285,7 @@ def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_fi
     """Copy a bucket's buffers and optimizer state into a scratch array, divided by `divisor` if their rule is the mean.
 
     The others are zero except in the array of the group's lowest rank (`is_first`), from which all members copy them.
-    Raises InputError if a buffer has changed its shape or dtype.
+    Raises InputError, which names worker `rank` (this one), if a buffer has changed its shape or dtype.
     """
     for tensor in bucket.piggybacked:
         value = tensor.fetch()

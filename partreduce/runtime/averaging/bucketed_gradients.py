@@ -29,7 +29,7 @@ SEGMENT_BYTES = 128 * 2**10  # smaller layers share a segment: 5 ms at 200 Mbit/
 
 
 class Segment(NamedTuple):
-    """A range of one bucket's flat array whose gradients are sent together; `slots` are the parameters in it."""
+    """The range `start:stop` of the array of bucket number `bucket`, sent together; `slots` are its parameters."""
 
     bucket: int
     start: int
@@ -146,7 +146,7 @@ class LayerSender:
 
     @torch_compile_disable
     def _ready(self, parameter: torch.Tensor) -> None:
-        """Record a finished gradient and send complete segments; keep errors for `step()`, as autograd calls this."""
+        """Autograd hook: record a complete gradient and send complete segments; keep errors for `step()`."""
         if self._problem is not None:
             return
         number, slot = self._of[parameter]

@@ -1,8 +1,7 @@
 """Define how a model's buffers are averaged: one table of rules for all strategies.
 
 A rule depends on the buffer's type and name and on its module's class, so the handshake can compare the rules of all
-workers. Only one rule depends on values: a buffer of zeros and ones is a mask. It is applied where all workers have the
-same values or have exchanged them.
+workers. Only masks are also recognized by values (zeros and ones), once workers have compared or equalized these.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def buffer_kind(attribute: str, buffer: torch.Tensor, module: torch.nn.Module) -
 
 
 class Values(StrEnum):
-    """Class of a buffer's values, to detect masks: buffers of zeros and ones."""
+    """Class of a buffer's values, to detect masks: zeros and ones, only one of these (`uniform`), or others."""
 
     MASK = "mask"  # zeros and ones
     UNIFORM = "uniform"  # only zeros, or only ones: a mask or new running statistics
@@ -102,9 +101,9 @@ class BufferSpec(NamedTuple):
 
 
 def change_of(buffer: torch.Tensor | None, spec: BufferSpec, rank: int, then: str = AT_WRAPPING) -> str:
-    """Describe how a buffer differs from its `spec` and what to do about it; empty if it does not.
+    """Describe how a buffer differs from its `spec` and what the user can do about it; empty if it does not.
 
-    All floating-point dtypes count as equal. In the text, `rank` is this worker's, `then` when the buffer had the spec.
+    All floating-point dtypes count as equal. The text names this worker's `rank`, and `then`, when the spec was taken.
     """
     if buffer is None:
         return f"was removed on worker {rank}, and was there {then}; keep it, or remove it on every worker {BEFORE}"
@@ -128,6 +127,6 @@ def change_of(buffer: torch.Tensor | None, spec: BufferSpec, rank: int, then: st
 
 
 def check_spec(name: str, buffer: torch.Tensor | None, spec: BufferSpec, rank: int, then: str = AT_WRAPPING) -> None:
-    """Raise InputError if buffer `name` differs from `spec` in shape, dtype or layout; arguments as of `change_of`."""
+    """Raise InputError if buffer `name` differs from `spec` in shape, dtype or layout, with the text of `change_of`."""
     if change := change_of(buffer, spec, rank, then):
         raise InputError(f"buffer {name!r}: {change}")

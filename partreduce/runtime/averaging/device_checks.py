@@ -3,7 +3,7 @@
 A tag is four numbers that each member adds to an all-reduce; their sum shows whether all members ran the same
 operation. No step waits for the device: an average whose check is false changes nothing, and neither does any later
 average; the host reads the check a few operations later. A watch thread looks at the oldest operation once a second. If
-a member can no longer take part, or the timeout has passed, the thread destroys the groups, which ends their kernels.
+a member can no longer take part, or after twice the timeout, it destroys the groups, which ends their kernels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ IDLE_SECONDS = 10.0  # an idle watch thread ends after this time; the next opera
 
 @dataclass(slots=True)
 class _Pending:
-    """An operation queued on the device whose end the host has not seen; at its end `check` is whether it was valid."""
+    """An operation queued on the device at `since`, and its tag `check`, whose failure is reported as `complaint`."""
 
     operation: Operation
     since: float
@@ -42,7 +42,7 @@ class _Pending:
 class DeviceChecks:
     """Queue of a reducer's all-reduces that a CUDA device has not finished, oldest first; thread-safe.
 
-    A watch thread destroys the groups of `world` if an operation hangs: after `timeout` seconds or if a member died.
+    A watch thread destroys the groups of `world` if an operation takes twice `timeout` seconds or a member died.
     """
 
     def __init__(self, world: World, recorder: Recorder, heartbeat: Heartbeat, *, timeout: float) -> None:
@@ -72,7 +72,7 @@ class DeviceChecks:
     def add(self, operation: Operation, checks: list[torch.Tensor], streams: Streams, complaint: str) -> torch.Tensor:
         """Return, as a 0-d bool tensor on the device, whether the checks of this and all earlier operations hold.
 
-        `look` later reads the result on the host and raises PeerGoneError with `complaint` if it is False.
+        `check` later reads the result on the host and raises PeerGoneError with `complaint` if it is False.
         """
         healthy = torch.stack(checks).all()
         with self._lock:
@@ -88,7 +88,7 @@ class DeviceChecks:
         return healthy
 
     def drop(self, operation: Operation) -> None:
-        """Ignore the device's check of an operation that has already failed on the host."""
+        """Forget an operation that has failed on the host, and its check on the device."""
         with self._lock:
             self._pending = [one for one in self._pending if one.operation is not operation]
             self._healthy = None
@@ -158,7 +158,7 @@ class DeviceChecks:
         return why
 
     def _look_now_and_then(self) -> None:
-        """Main function of the watch thread: a training loop that waits for the device cannot call `look` itself."""
+        """Main function of the watch thread: a training loop that waits for the device cannot call `check` itself."""
         idle = 0.0
         while idle < IDLE_SECONDS and self.why is None and not self._closed:
             time.sleep(LOOK_SECONDS)

@@ -74,7 +74,7 @@ class ShardSlot(Slot):
             self.held._sharded_param_data = window.as_strided((self.room,), (1,))  # noqa: SLF001 - as above: it gathers from there
 
     def returns(self, flat: torch.Tensor) -> bool:
-        """Move the shard back into the flat array if FSDP padded it (first forward, loads); return whether it moved."""
+        """Move a shard that FSDP padded (first forward, loads) back into the flat array; return whether it could."""
         values = self.values
         if self.held is None or values.dtype != flat.dtype or values.device != flat.device:
             return False
@@ -84,7 +84,7 @@ class ShardSlot(Slot):
 
 
 class Sharders:
-    """Access to a model's FSDP2 modules: reshards, and creates slots of shards; raises InputError for CPU offload."""
+    """Access to a model's FSDP2 modules: reshards them, creates slots of shards; InputError for CPU offload."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._modules: list[Any] = []
@@ -167,7 +167,7 @@ def replica_of(model: torch.nn.Module, mesh: DeviceMesh | None, schedule: Schedu
 
 
 def replica_group(model: torch.nn.Module) -> dist.ProcessGroup:
-    """Return the process group of the ranks over which a model is sharded. Raises InputError unless there is one."""
+    """Return the process group of the ranks over which a model is sharded. InputError for several mesh dimensions."""
     sharded: list[Any] = [parameter for parameter in model.parameters() if is_sharded(parameter)]
     mesh, *others = {parameter.device_mesh for parameter in sharded}
     if others or mesh.ndim > 1:

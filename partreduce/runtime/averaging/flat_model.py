@@ -33,7 +33,7 @@ def newest_of(parameter: torch.Tensor) -> FlatModel | None:
 
 
 class BufferPolicy(StrEnum):
-    """Option `buffers`: averages apply the buffers' rules, leave buffers local, or copy them from the lowest rank."""
+    """Option `buffers`: apply the buffers' rules, keep buffers local, or copy the lowest rank's in place of means."""
 
     AVERAGE = "average"
     LOCAL = "local"
@@ -126,7 +126,7 @@ class FlatModel:
         return [buffer for _, buffer in self.named_buffers()]
 
     def layout(self) -> list[str]:
-        """Describe each parameter and buffer (name, shape, dtype) in a line; lines must be equal on all workers."""
+        """Describe each parameter and buffer (name, shape, dtype) in a line; the lines must be equal on all workers."""
         lines = []
         for bucket in self.buckets:
             for slot in bucket.slots:
@@ -158,12 +158,12 @@ class FlatModel:
         return {name: values_of(named[name]).value for name in self._undecided if name in named}
 
     def masks_among(self, seen: Sequence[Mapping[str, str]]) -> list[str]:
-        """Return the names of masks by all workers' `undecided_values`, `seen`: `mask` on one, and `other` on none."""
+        """Return the names of masks, by all workers' values `seen`: `mask` on some worker and `other` on none."""
         looks = {name: {one.get(name) for one in seen} for name in self._undecided}
         return [name for name, found in looks.items() if Values.MASK in found and Values.OTHER not in found]
 
     def copy_masks(self, masks: Sequence[str]) -> None:
-        """Copy the buffers `masks` from the lowest rank in all later averages; called on all workers."""
+        """Let later averages copy the buffers named `masks` from the lowest rank; called on all workers."""
         for bucket in self.buckets + self.buffer_buckets:
             bucket.piggybacked = [
                 replace(tensor, rule=BufferRule.FIRST) if tensor.name in masks else tensor
@@ -291,7 +291,7 @@ def state_keys(optimizer: torch.optim.Optimizer, group: Mapping[str, Any] | None
     """Return the names of an optimizer's per-parameter state tensors, found by a step of a new optimizer.
 
     The new one has the settings of `group`, by default the optimizer's defaults. Raises InputError if it cannot be
-    created or if it has tensors of other shapes than the parameter's.
+    created or has state, other than single numbers, of another shape than the parameter's.
     """
     device = optimizer.param_groups[0]["params"][0].device  # some settings, such as `capturable`, need a GPU
     probe = torch.nn.Parameter(torch.zeros(2, 3, device=device))

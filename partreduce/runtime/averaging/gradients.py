@@ -31,7 +31,7 @@ def sparse_gradient(name: str) -> InputError:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Copy of a bucket's parameters or gradients at one step; `array` is None if this worker did not take the step."""
+    """Copy of a bucket's parameters or gradients (`absent`: slots without); `array` is None if no step was taken."""
 
     bucket: Bucket
     array: torch.Tensor | None
@@ -64,7 +64,7 @@ class Snapshot:
 def load_gradients(
     bucket: Bucket, scratch: torch.Tensor, divisor: int, tail: Tail | None = None, kept: Snapshot | None = None
 ) -> frozenset[int]:
-    """Fill `scratch` with gradients (or with `kept`) divided by `divisor`, and with presence flags (`load_presence`).
+    """Fill `scratch` with gradients, or with their copy `kept`, divided by `divisor`, and with presence flags.
 
     Returns the indices of the slots without a gradient. `tail` is the end of `scratch` as a NumPy view, if it has one.
     """
@@ -214,7 +214,7 @@ class OptimizerStepper:
         """Take an optimizer step that the training loop did not call, and return whether it was taken.
 
         `put` writes the gradients. It returns a 0-d bool tensor on the device, False if the average is invalid, in
-        which case the step is undone; or None if the host has checked. With `check_finite` the step is skipped unless
+        which case the step is undone; or None if the host has checked. With `check_finite` the step is taken only if
         all are finite.
         """
         aside = [parameter.grad for parameter in self._apart]
@@ -228,7 +228,7 @@ class OptimizerStepper:
         return taken
 
     def step(self, *, check_finite: bool) -> bool:
-        """Step with the current gradients, if finite or without `check_finite`; return whether it was taken."""
+        """Step with the current gradients, with `check_finite` only if all are finite; return whether it stepped."""
         if check_finite and not averaged_are_finite(self._flat.buckets):
             return False
         self.plain_step()
@@ -244,7 +244,7 @@ class OptimizerStepper:
             self.is_stepping = False
 
     def _known_loss(self, loss: Any) -> Callable[[], Any]:  # noqa: ANN401 - what the closure returned
-        """Return a closure that returns `loss`; it raises InputError if called twice or after a change of the model."""
+        """Return a closure that returns the known `loss`; InputError if called twice or after a change of the model."""
         begun, asked = self._versions(), 0
 
         def closure() -> Any:  # noqa: ANN401 - as above
@@ -261,7 +261,7 @@ class OptimizerStepper:
         return closure
 
     def _versions(self) -> list[tuple[int, int, int]]:
-        """Return (parameter's version, gradient's id, its version) by parameter, to detect changes."""
+        """Return (parameter's version, gradient's id, gradient's version) of each parameter, to detect changes."""
         parameters = [slot.parameter for slot in self._flat.slots()]
         gradients = [parameter.grad for parameter in parameters]
         return [
@@ -278,7 +278,7 @@ class OptimizerStepper:
             self._before = copy_to(self._before, self._flat.buckets)
 
     def undo(self) -> None:
-        """Restore the saved parameters if the average was invalid: its gradients were zero, but momentum moved them."""
+        """Restore the saved parameters if the average was invalid: gradients were zero, but momentum moved these."""
         if self._ok is None:
             return
         wrong = ~self._ok

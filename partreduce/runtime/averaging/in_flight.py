@@ -34,7 +34,7 @@ KEY = "flight"  # prefix of saved tensors that belong to an operation in flight
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Flight:
-    """An average in flight: started in one step, waited for and written back in a later one."""
+    """An average that starts in step `step` and is written back later, at the schedule's operation number `turn`."""
 
     turn: int  # index of the schedule's operation at which it is committed
     step: int
@@ -102,7 +102,7 @@ class FixedMembership:
     # Operations.
 
     def outliving(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which a failed operation restarts if members may change; here it does nothing."""
+        """Return a context that restarts operations that fail in it, if members may change; here it does nothing."""
         return contextlib.nullcontext()
 
     def begin(self, flight: Flight) -> None:
@@ -119,7 +119,7 @@ class FixedMembership:
     def wait(self, flight: Flight, *, meets: bool = False) -> Flight:  # noqa: ARG002 - for members that change
         """Wait for an operation, starting it first if it is not queued; remove it from the queue and return it.
 
-        `meets` marks an operation of all members outside the schedule; it has no effect with fixed members.
+        `meets` marks an operation of all members outside the schedule, such as a mean model; it has no effect here.
         """
         is_queued = flight in self.flights
         if not is_queued and flight.sums is None and flight.group is not None:
@@ -174,18 +174,18 @@ class FixedMembership:
         return None
 
     def gathered(self, place: str) -> tuple[int, ...]:  # noqa: ARG002 - for runs that lose workers
-        """Return the ranks that take part in the operation named `place`; if workers can fail, wait for them first."""
+        """Return the ranks that take part in the operation named `place`; if members may change, once they agree."""
         return self._members
 
     def connect(self, members: tuple[int, ...], place: str) -> None:
-        """Connect the ranks `members`, which all call it, by store keys under `place`; here nothing is left to do."""
+        """Create the group of the ranks `members`, which all call it, by store keys under `place`; it exists here."""
 
     def check_to_go_back(self, round_: int) -> None:
         """Raise InputError if other members would not restart averaging at round `round_`; here none is raised."""
 
 
 def state_of(flight: Flight, prefix: str, buckets: Sequence[Bucket], *, joins: bool = False) -> State:
-    """Return the tensors that save an operation in flight (an average, not written back yet), by name.
+    """Return the tensors that save an operation in flight (not written back yet); their names start with `prefix`.
 
     For a worker that `joins`, only the inputs are returned, from which the operation restarts.
     """
@@ -221,7 +221,7 @@ def restore_flights(
     """Return the operation in flight (an average, not written back yet) that `state_of` saved under `prefix`.
 
     `start` is that of the new `Flight`, `group` returns its group by round; `lag` and `since` (by group) are those of
-    its `Content`. Raises KeyError, ValueError or RuntimeError for another model.
+    its `Content`. Raises KeyError, ValueError or RuntimeError for a state of another model.
     """
     turn, step, round_, scaled, with_sums, with_before = map(int, state[f"{prefix}/facts"])
     kind, settings = _tuples(json.loads(bytes(state[f"{prefix}/common"].tolist())))

@@ -38,7 +38,7 @@ def average_model(reducers: Sequence[Reducer], members: tuple[int, ...], step: i
 
 
 def commit_plain_mean(_index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
-    """Write means over a group, in `sums`, to a bucket's parameters, buffers and state, unless `ok` is False."""
+    """Write group means, in `sums`, to a bucket's parameters, buffers and optimizer state, unless `ok` is False."""
     commit_mean(bucket, sums, 1.0, ok)
     commit_piggybacked(bucket, sums, ok)
 
@@ -47,7 +47,8 @@ def commit_plain_mean(_index: int, bucket: Bucket, sums: torch.Tensor, ok: torch
 def restore_local_values(flat: FlatModel, rank: int) -> Iterator[list[torch.Tensor]]:
     """Context in which the model may change; at its end parameters, buffers and averaged optimizer state are restored.
 
-    Yields copies of the parameters, one array per bucket. Raises InputError at its end if a buffer changed its shape.
+    Yields copies of the parameters: one array per bucket, then the frozen ones. Raises InputError at its end if a
+    buffer changed its shape.
     """
     tensors, buffers = _values(flat), dict(flat.named_buffers())
     with torch.no_grad():
@@ -150,10 +151,10 @@ ADVICE = "call load_state_dict() on all workers at the same round, or on none"
 def common_start(
     reducer: Reducer, members: tuple[int, ...], starts: int, step: int, round_: int, *, host: Streams | None = None
 ) -> Reference:
-    """Return reference parameters that are equal on all workers: those of the first worker, sent only if any differ.
+    """Return reference parameters that are equal on all workers: those of the first worker, which it broadcasts.
 
-    `starts` counts the references of this run, for unique names in the store; with `host` the result is in host memory.
-    Raises PeerFailedError if a member is gone or calls this in another round.
+    On CPU they are sent only if any differ. `starts` counts the references of this run, for unique names in the store;
+    with `host` the result is in host memory. Raises PeerFailedError if a member is gone or calls this in another round.
     """
     arrays = [bucket.flat.detach().clone() for bucket in reducer.buckets]
     gathering = reducer.heartbeat.gathering("a new start", round_, ADVICE)

@@ -40,7 +40,7 @@ class Neighborhood:
 
 
 class PeerReducer(Reducer):
-    """Reducer like `base` whose operation is a round of neighbor averaging; `neighborhoods` has the edges by round."""
+    """Reducer like `base` that averages with neighbors; `neighborhoods` has this worker's edges by round."""
 
     sums_up = False
 
@@ -83,7 +83,7 @@ class PeerReducer(Reducer):
     def _arrive(self, reduction: Reduction, index: int, checks: list[torch.Tensor]) -> None:
         """Replace x_i in bucket `index`'s scratch array by w_ii · x_i + Σ_j w_ij · x_j, for received arrays x_j.
 
-        On a GPU `checks`, tensors that must be true for the result to be committed, gets one if it is empty.
+        The commit on a GPU needs at least one tensor in `checks`; if there is none, one that is true is added.
         """
         near, length = self._near(reduction.operation.round), self.buckets[index].length
         mean = reduction.arrays[index][:length]

@@ -51,7 +51,8 @@ def p_reduce(
         world: connection to the other workers; by default from the launcher's environment or the process group.
 
     Raises:
-        InputError: this worker is no member, the tensors cannot be averaged, or a launcher's variables are incomplete.
+        InputError: this worker is no member or the only one, the tensors cannot be averaged, or a launcher's variables
+            are incomplete.
         PeerFailedError: a member is gone, late or runs another operation; the tensors are unchanged.
     """
     reducer = queue_p_reduce(tensors, group, relaxation, timeout=timeout, world=world)
@@ -70,7 +71,7 @@ def queue_p_reduce(
 ) -> Reducer | None:
     """Start a P-Reduce like `p_reduce`, but do not wait on CUDA; a failure is raised by a later call or by `flush`.
 
-    Returns the reducer, whose `flush` waits, or None in a script without a launcher. After a failure the tensors are
+    Returns the reducer, which has `flush`, or None in a script without a launcher. After a failure the tensors are
     unchanged.
     """
     all_tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
@@ -160,7 +161,7 @@ def _checked_group(group: Group | Iterable[int]) -> Group:
 
 
 def _checked_relaxation(relaxation: float | Fraction) -> float:
-    """Return the factor as a float. Raises InputError unless it is finite: NaN would spread to all members."""
+    """Return the factor as a float. Raises InputError unless it is a finite number: NaN would spread to all members."""
     if not isinstance(relaxation, Real) or isinstance(relaxation, bool) or not isfinite(relaxation):
         value = str(relaxation)[:80]
         raise InputError(f"p_reduce: relaxation is {value!r}; it is a finite number, 1 for the plain mean")

@@ -38,7 +38,7 @@ SPLIT_BYTES = 4 * 2**20
 
 
 class FailureHandler(Protocol):
-    """Interface of a run's policy for failed operations, used where the run may continue; without a handler it ends."""
+    """Policy of a run that may continue after failed operations; waits look for failures every `glance` seconds."""
 
     glance: float  # seconds between two checks for failed workers while waiting
 
@@ -46,7 +46,7 @@ class FailureHandler(Protocol):
         """Return why an operation cannot complete, or None to keep waiting."""
 
     def broke(self, operation: Operation, error: Exception) -> UnavailableError:
-        """Return the error to raise for a failed operation."""
+        """Return the error to raise for a failed operation, of which `error` is the cause."""
 
 
 class Reducer:
@@ -83,15 +83,15 @@ class Reducer:
     def begin(self, kind: str, step: int, round_: int, group: Group, content: Content = PARAMETERS) -> Reduction:
         """Copy parameters (or gradients, by `content`) into scratch arrays and start their all-reduce over the group.
 
-        `kind`, `step` and `round_` identify the operation in traces and errors; its tag has `kind` and `round_`. Raises
-        PeerFailedError if a member is gone, as all methods that start or await an operation.
+        `kind`, `step` and `round_` identify the operation in traces and errors; its tag has `kind` and `round_`. Like
+        all methods that start or await an operation, it raises PeerFailedError if a member is gone.
         """
         reduction = self.announce(kind, step, round_, group, content)
         self.send(reduction, lambda: self._start(reduction))
         return reduction
 
     def begin_parts(self, kind: str, step: int, group: Group, content: Content) -> Reduction:
-        """Start an operation (see `begin`) that the caller sends in parts by `send`, in one order on all members."""
+        """Start an operation (see `begin`) of round `step`, whose parts all members send by `send` in one order."""
         reduction = self.announce(kind, step, step, group, content)
         self.send(reduction, lambda: self._look(reduction.operation))
         return reduction
@@ -137,7 +137,7 @@ class Reducer:
         *,
         num_bytes: int | None = None,
     ) -> Reduction:
-        """Create an operation (see `begin`) without sending yet; traces, with `num_bytes`, and heartbeats show it."""
+        """Create an operation (see `begin`) without sending; it is traced with `num_bytes` (default: all buckets')."""
         self._check_after_abort()
         name, communicator, copies = self._line_of(group, round_)
         num_bytes = sum([bucket.num_bytes for bucket in self.buckets]) * copies if num_bytes is None else num_bytes
@@ -148,7 +148,7 @@ class Reducer:
         return Reduction(communicator, group, operation, tag, self.buckets, content=content)
 
     def _line_of(self, group: Group, round_: int) -> tuple[str, Communicator, int]:  # noqa: ARG002 - of neighbors
-        """Return (the group's name in tags, its communicator, how many copies of the arrays this worker sends)."""
+        """Return the group's name in tags, its communicator, and how often this worker sends its arrays (here 1)."""
         line = self._lines.get(group.members)
         if line is None or line[2].is_closed or (line[0] is not group and line[0] != group):
             is_alone = len(group.members) == 1
@@ -163,7 +163,7 @@ class Reducer:
                 self._launch(reduction, index, bucket)
 
     def _look(self, operation: Operation, *, watched: bool = True) -> None:
-        """On CUDA, read the checks of finished operations and start to watch this one; on CPU do nothing."""
+        """On CUDA, read the checks of finished operations and queue this one (see `DeviceChecks.begun`)."""
         if self.streams.runs_ahead:
             self.checks.check()
             self.checks.begun(operation, self.streams, watched=watched)
@@ -260,12 +260,12 @@ class Reducer:
         return (reduction.buckets[index].tail_of(reduction.arrays[index])[-TAG_LENGTH:],)
 
     def _arrive(self, reduction: Reduction, index: int, checks: list[torch.Tensor]) -> None:
-        """Turn the arrays received for bucket `index` into the result to commit; `checks` may get device checks."""
+        """Turn the arrays received for bucket `index` into the result to commit; on CUDA add its check to `checks`."""
         if self.streams.runs_ahead and index in reduction.coded:
             checks.append(reduction.coded[index].stays_in_range())
 
     def _reject(self, reduction: Reduction, why: str, place: str) -> NoReturn:
-        """Release an operation with an unusable sum, as all members do, and raise InputError: at `place`, for `why`."""
+        """Release an operation with an unusable sum and raise InputError with text `place: why`, as all members do."""
         self.recorder.end(reduction.operation, f"failed: {why}")
         reduction.release()
         raise InputError(f"{place}: {why}")
@@ -306,7 +306,7 @@ class Reducer:
     def recorded(
         self, kind: str, step: int, round_: int, members: tuple[int, ...], num_bytes: int = 0, *, lag: int = 0
     ) -> Iterator[Operation]:
-        """Context that records its block as operation `kind`, without an all-reduce; an error destroys all groups."""
+        """Context that records its block as operation `kind`, `lag` rounds late; an error in it destroys all groups."""
         operation = self.recorder.begin(kind, step, round_, members, num_bytes, lag=lag)
         try:
             yield operation
@@ -349,7 +349,7 @@ class Reducer:
         return streams.side() if streams.runs_ahead else _NOTHING
 
     def rejoin(self) -> None:
-        """Make the current CUDA stream wait for the side stream, after a commit."""
+        """Make the current CUDA stream wait for the side stream's work; no effect on CPU."""
         if self.streams.runs_ahead:
             self.streams.rejoin()
 
@@ -406,7 +406,10 @@ class Reducer:
             works.append(communicator.all_reduce(side))
 
     def wait_for(self, work: Work, operation: Operation, given_up: Callable[[], str | None] | None = None) -> None:
-        """Wait for `work`, part of `operation`; raise RuntimeError early if `given_up` or the heartbeat returns why."""
+        """Wait for `work`, part of `operation`; on CUDA only the current stream waits.
+
+        Raises RuntimeError once `given_up`, by default the run's failure handler or the heartbeat, returns a reason.
+        """
         members, round_ = operation.members, operation.rounds_before
         if not self.streams.runs_ahead:
             self.heartbeat.now = operation.entered, members
@@ -431,7 +434,7 @@ class Reducer:
         work.wait(Wait(self.heartbeat, members, self.timeout, why=why, glance=glance).check)
 
     def _why(self, operation: Operation, error: Exception) -> str:
-        """Return why a collective failed: what is known of a member, the run's first failure, or who is silent."""
+        """Return why a collective failed: the failure of a member if one is known, else which members are silent."""
         first = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
         members = operation.members
         deadline = time.monotonic() + DIAGNOSE_SECONDS

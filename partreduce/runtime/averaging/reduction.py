@@ -49,10 +49,7 @@ class CodedPart:
     def made(
         cls, bucket: Bucket, array: torch.Tensor, tag: tuple[int, ...], given: CodecInput, streams: Streams
     ) -> CodedPart:
-        """Create the state of an array whose parameters are being sent encoded already.
-
-        `tag` identifies the operation; `given` describes this worker's values before they were encoded.
-        """
+        """Create the state of an array whose parameters (described by `given`) are being sent already, encoded."""
         with_rest = bucket.exact and not streams.runs_ahead
         rest = array[bucket.size :] if with_rest else streams.upload(tag, torch.float32)
         extra = torch.cat((rest, given.not_finite.to(rest.dtype)))
@@ -64,21 +61,21 @@ class CodedPart:
         return [self.extra] if self.with_rest or not len(rest) else [rest, self.extra]
 
     def take_back(self) -> torch.Tensor:
-        """Copy the sums of the uncoded rest back into the array; return the sums of the members' tags."""
+        """Copy the sums in `extra` back into the end of the array; return the sums of the members' tags."""
         if not self.with_rest:
             return self.extra[:TAG_LENGTH]
         self.array[self.bucket.size :].copy_(self.extra[:-1])
         return self.array[-TAG_LENGTH:]
 
     def stays_in_range(self) -> torch.Tensor:
-        """Return whether no sum exceeded the codec's range, as a 0-d bool tensor on the array's device."""
+        """Return, as a 0-d bool tensor on the device, whether no sum exceeded the codec's range; zero the padding."""
         whole = torch.isfinite(self.array[: self.bucket.size]).all() | (self.extra[-1] > 0)
         if self.coding.in_blocks:
             self._clear_padding()
         return whole
 
     def beyond_range(self) -> str:
-        """Return a message on the parameter whose sum exceeded the codec's range, or ""; wait for the device."""
+        """Return a message on the parameter whose sum exceeded the codec's range, or ""; zero the padding."""
         values = self.array[: self.bucket.size]
         if _peak(values) < math.inf:
             return ""
@@ -107,7 +104,7 @@ class CodedPart:
 
 
 class CodecInput(NamedTuple):
-    """Facts about a worker's values before they are encoded: the coding, whether all are finite, and the largest."""
+    """A worker's coding, whether its values were finite, and the largest one (parameter, value) beyond the range."""
 
     coding: Coding
     not_finite: torch.Tensor  # one element on the values' device: 1 if any value is infinite or NaN, else 0
@@ -207,7 +204,7 @@ class Reduction:
         self.arrays = []
 
     def abandon(self) -> None:
-        """Drop the sums and their arrays for good, since the backend may still write to them."""
+        """Drop the sums and never reuse the scratch arrays, since the backend may still write to them."""
         self.works.clear()
         for bucket, array in zip(self.buckets, self.arrays, strict=True):
             bucket.lose(array)

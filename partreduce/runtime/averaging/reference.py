@@ -20,7 +20,7 @@ WHOLE = slice(None)
 
 
 class OffloadedArray:
-    """An array that is used only while workers average; with `host` it lies in pinned host memory between averages."""
+    """An array used only while workers average; on CUDA, with `host`, in pinned host memory between averages."""
 
     def __init__(self, values: torch.Tensor, host: Streams | None) -> None:
         self.device = values.device
@@ -48,8 +48,8 @@ class OffloadedArray:
 class Reference:
     """Parameters that are equal on all workers, one array per bucket; workers send only their change since then.
 
-    They are the model at the run's `starts`-th start, or, if `round` is not −1, the mean over all workers in that
-    round.
+    They are the first worker's when the run took its `starts`-th reference, at the start or after a load, or, if
+    `round` is not −1, the mean over all workers in that round.
     """
 
     arrays: list[OffloadedArray]
@@ -78,7 +78,7 @@ class Reference:
 
     @classmethod
     def of(cls, arrays: Sequence[torch.Tensor], starts: int, host: Streams | None) -> Reference:
-        """Create the reference of the run's start `starts`, an array per bucket; with `host` it lies in host memory."""
+        """Create the run's `starts`-th reference, with one array per bucket; with `host` it is in host memory."""
         return cls([OffloadedArray(array, host) for array in arrays], starts)
 
     @classmethod
