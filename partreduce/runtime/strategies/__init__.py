@@ -21,7 +21,7 @@ from partreduce.topo.schedule import Schedule
 
 
 def _all_reduce(strategy: st.AllReduce, run: Run) -> Runner:
-    """Return the runner of an all-reduce: of gradients if these are averaged in each step, else of parameters."""
+    """Return the runner of an all-reduce: of gradients (partial, in a pipeline, or in each step), or of parameters."""
     if isinstance(strategy.sync, st.PartialAllReduce):
         return QuorumGradients(strategy.sync, run)
     if isinstance(strategy.sync, st.Pipeline):
@@ -37,9 +37,9 @@ def _neighbor(strategy: st.NeighborAveraging, run: Run) -> Runner:
 
 
 def _server(server: st.Server, run: Run) -> Runner:
-    """Return the runner of a parameter server: for a synchronous one that of an all-reduce.
+    """Return the runner of a parameter server; a synchronous one is run as an all-reduce.
 
-    The server's hosts (workers that hold a part of the model each) then compute the sums of that all-reduce.
+    The hosts, workers that each hold a part of the model, then compute the sums of the all-reduce.
     """
     if not server.synchronous:
         return AsynchronousServer(server, run)

@@ -197,7 +197,7 @@ class AsynchronousServer(OneSided):
 
 
 class _Shard(ProtocolDriver[Any]):
-    """One host's part of the model, (start, end) in each bucket, with its protocol; the mailbox's thread changes it."""
+    """A host's part of the model, (start, end) in each bucket, and its protocol; the mailbox's thread changes it."""
 
     def __init__(self, machine: shards.Shards, process: int, bounds: list[tuple[int, int]]) -> None:
         super().__init__(machine, process, is_open=True)
@@ -208,7 +208,7 @@ class _Shard(ProtocolDriver[Any]):
         self._snapshots = Snapshots()
 
     def take(self, arrays: list[torch.Tensor]) -> None:
-        """Copy this host's part of `arrays`, one per bucket, to start from when the protocol next opens."""
+        """Copy this host's part of `arrays`, one per bucket; the model starts from it when the protocol next opens."""
         self._opening = [
             array[start:end].detach().to("cpu", copy=True)
             for array, (start, end) in zip(arrays, self._bounds, strict=True)

@@ -24,7 +24,7 @@ from partreduce.topo.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Properties of a schedule's kind on which the engine, which counts steps and rounds, and checkpoints depend."""
+    """Properties of a schedule's kind, each explained at its field, on which the engine and checkpoints depend."""
 
     averages_gradients: bool  # gradients before each step; if False, parameters after a round's last step
     keeps_equal: bool  # all workers apply the same averages, so models are equal in operations of all workers
@@ -37,7 +37,7 @@ class Traits:
 
 
 def traits_of(schedule: Schedule) -> Traits:
-    """Return the properties of a schedule's kind on which engine, checkpoints and checks depend."""
+    """Return the traits of a schedule's kind."""
     strategy = schedule.strategy
     has_equal_steps = len(set(schedule.worker_steps().tolist())) == 1
     normalizes = strategy.averaging is st.Averaging.STEP_NORMALIZED
@@ -97,7 +97,7 @@ class Run:
         return self.schedule.steps_per_round_of(self.rank)
 
     def progress_factor(self, members: Sequence[int]) -> float:
-        """Return the factor by which step-normalized averaging multiplies this worker's change in a round.
+        """Return by what step-normalized averaging multiplies this worker's change in a round.
 
         It is the mean steps per round of `members` (ranks) divided by this worker's, as if all took equally many steps.
         """
@@ -120,7 +120,7 @@ class Run:
 
 
 class AveragedGradients(NamedTuple):
-    """Result of `Runner.before_step`: steps already taken (`more`), and whether gradients come from a scaled step."""
+    """Result of `Runner.before_step`: steps already taken (`more`), and whether a GradScaler scaled the gradients."""
 
     more: int = 0  # steps taken already; that for which gradients are set now does not count
     scaled: bool = False  # whether these gradients are of an earlier step that used a GradScaler
@@ -136,7 +136,7 @@ class StepRequest(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """Result of averaging after a step: rounds that this worker skips, being behind; whether all models are equal."""
+    """Result of averaging after a step: how many rounds this worker skips, and whether all models are equal now."""
 
     skipped: int = 0  # rounds that this worker skips because it is behind
     are_equal: bool = False  # whether all workers are known to hold the same model now
@@ -164,7 +164,7 @@ class Runner:
     ) -> Mailbox:
         """Open a mailbox, for messages between two workers, that is closed with this runner; for arguments see Mailbox.
 
-        `kind` is a part of its name in the store; a side thread calls `deliver` with each message that arrives.
+        `kind` is part of its name in the store; a side thread calls `deliver` with each message that arrives.
         """
         reducer = self.run.reducer
         store, heartbeat, name = reducer.world.store, reducer.heartbeat, f"{reducer.key} {kind}"
@@ -179,7 +179,7 @@ class Runner:
     def before_step(self, step: int) -> AveragedGradients:  # noqa: ARG002 - the signature of all
         """Average gradients, if the strategy averages these, before the wrapped optimizer takes step `step` with them.
 
-        Returns how many steps it has taken already by itself, and whether a GradScaler had scaled the gradients.
+        Returns how many steps the runner has taken already, and whether a GradScaler had scaled the gradients.
         """
         return ON_TIME
 
@@ -196,9 +196,9 @@ class Runner:
     def pause(self, place: str, *, apply: bool = True) -> int:  # noqa: ARG002 - as above
         """Advance to a round common to all workers, before an operation of all named `place`, such as a checkpoint.
 
-        Meanwhile it answers other workers' requests. With `apply=False` averages that complete are dropped, since other
-        parameters are about to be loaded. Returns how many steps were taken. Raises InputError if a started operation
-        can only be completed by the next step.
+        Meanwhile the runner answers other workers' requests. With `apply=False` averages that complete are dropped,
+        since other parameters are about to be loaded. Returns how many steps were taken. Raises InputError if a started
+        operation can only be completed by the next step.
         """
         return 0
 

@@ -80,7 +80,7 @@ class GeneratedMeans(Runner):
         return DIFFERENT
 
     def _group(self) -> tuple[int, tuple[int, ...]] | None:
-        """Return (sequence number, ranks) of the round's group; None without one. UnavailableError if the run ends."""
+        """Return (sequence number, ranks) of the round's group, if any. Raises UnavailableError if the run ends."""
         try:
             return self.client.group()
         except UnavailableError as error:
@@ -90,9 +90,9 @@ class GeneratedMeans(Runner):
             raise (error if why is None else UnavailableError(f"{error}; {why}")) from None
 
     def pause(self, place: str, *, apply: bool = True) -> int:  # noqa: ARG002 - the signature of all
-        """Average in the groups granted already, since others wait in them; then request none until the next round.
+        """Average in the groups granted already, since others wait in them, then request none until the next round.
 
-        An operation of all workers, `place`, can follow. `apply` has no effect. Returns 0: it takes no further steps.
+        `place` names the operation of all workers that follows; `apply` has no effect. Returns 0: no step is taken.
         """
         while (group := self.client.leave()) is not None:
             self._average(0, *group)
@@ -115,7 +115,7 @@ class GeneratedMeans(Runner):
         self.client.close()
 
     def _average(self, step: int, seq: int, members: tuple[int, ...]) -> None:
-        """Average over `members`, group number `seq`: x ← mean. If that fails, restore x and tell the group service."""
+        """Average over `members`, group number `seq`: x ← mean. If that fails, restore x and inform the service."""
         reducer, buckets = self.run.reducer, self.run.flat.buckets
 
         def why() -> str | None:

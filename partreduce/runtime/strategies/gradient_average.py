@@ -39,8 +39,8 @@ class GradientAverage(Runner):
     With a `divisor` of 1 gradients are summed. With a `pipeline` of width K a step waits for the oldest all-reduce,
     starts that of the newest gradients, and applies the oldest, of K - 1 steps ago: at most K - 1 are in flight, in K
     arrays of model size, and K - 1 more if workers may fail or join. The first K - 1 steps apply zeros, as in Algorithm
-    1. Averaged buffers x become x + (mean - own value) of K - 1 steps ago. They are sent with every (K - 1)-th gradient
-    only: a second correction before the first has arrived would oscillate.
+    1. An averaged buffer x becomes x + (mean - own value), both of K - 1 steps ago. Buffers are sent with every (K -
+    1)-th gradient only: a second correction before the first has arrived would oscillate.
     """
 
     def __init__(self, run: Run, *, divisor: int | None = None, pipeline: Pipeline | None = None) -> None:
@@ -100,7 +100,7 @@ class GradientAverage(Runner):
         return AveragedGradients(scaled=arrived.scaled)
 
     def _start(self, flight: Flight, group: Group) -> Sums:
-        """Start the all-reduce of the gradients of `flight` in `group`; if they are sent by layers, finish sending."""
+        """Start the all-reduce of the gradients of `flight` in `group`, or of those that no backward pass has sent."""
         is_late, flight.before = flight.turn > flight.step, ()
         if is_late and flight.step % self._lag == 0 and len(group.members) > 1:
             flight.before = [snapshot_piggybacked(bucket) for bucket in self.run.flat.buckets]
@@ -136,7 +136,7 @@ class GradientAverage(Runner):
         return ok
 
     def _correct_buffers(self, flight: Flight) -> None:
-        """Add to averaged buffers their (mean − own value) of an earlier step, which arrived in `flight`."""
+        """Add to each averaged buffer (mean − own value) of the step in which `flight` started."""
         for reducer, reduction in flight.sums if flight.sums and flight.before else ():
             with torch.no_grad():
                 for bucket, sums, before in zip(reduction.buckets, reduction.arrays, flight.before, strict=True):
@@ -152,7 +152,7 @@ class GradientAverage(Runner):
         )
 
     def after_step(self, step: int) -> StepResult:
-        """Undo the step if a check on the device found its averaged gradients invalid; no effect on a CPU."""
+        """Undo the step if a check on the device found its averaged gradients invalid (only on CUDA)."""
         if self._lag and (flights := self.membership.flights) and flights[-1].step == step:
             flights[-1].scaled = self.run.applier.scaled
         if self.run.reducer.streams.runs_ahead:
@@ -162,7 +162,7 @@ class GradientAverage(Runner):
         return DIFFERENT
 
     def check_step(self, asked: StepRequest) -> None:
-        """Raise InputError for a step that changes gradients which per-layer buckets sent during the backward pass."""
+        """Raise InputError for a step that would change gradients which the backward pass has sent by layers."""
         if self.layers is None:
             return
         if asked.skip:
@@ -176,7 +176,7 @@ class GradientAverage(Runner):
             self.layers.check_late()
 
     def pause(self, place: str, *, apply: bool = True) -> int:
-        """Return 0; with `apply`, raise InputError for operation `place` if sent gradients wait for their step."""
+        """Return 0; with `apply`, raise InputError (for operation `place`) if sent gradients wait for their step."""
         if apply and self.layers is not None and self.layers.is_under_way:
             raise InputError(
                 f"{place}: this step's gradients have left during backward(), since they are sent by layers; "

@@ -50,7 +50,7 @@ class PairMeans(OneSided):
         return ON_TIME
 
     def end_round(self, step: int, round_: int) -> StepResult:
-        """Add the round's change of the parameters to this worker's model x; if active, start or end an exchange."""
+        """Add the round's change of the parameters to this worker's model x; if active, average with a neighbor."""
         self.run.reducer.check_if_gone(self._peer_watch, step, round_)
         self._open()
         self.pair.add([part.mul_(self._factor).to("cpu") for part in self._progress()])
@@ -160,7 +160,7 @@ class _Pair(GenerationDriver[PairState]):
             self._begin(self.open_state)
 
     def _is_over(self, message: Message) -> bool:
-        """Return whether to drop a message from before the last restart; a request is still answered."""
+        """Return whether to drop `message`, which is from before the last restart: only pauses are dropped."""
         return message.kind == "pause"
 
     def _received(self, message: Message) -> None:
@@ -194,7 +194,7 @@ class _Pair(GenerationDriver[PairState]):
                         self.answered = message.numbers[1]
 
     def _meet(self, message: Message) -> list[Any]:
-        """Average this worker's model with that in a request; return the mean, written over the request's arrays."""
+        """Average this worker's model with that in a request; return the mean, in the memory of the request."""
         if message.numbers[0] != self.generation:
             return list(message.payload)  # the requester restarts too, and drops the answer
         means = [tensor_of(frame, model.dtype) for frame, model in zip(message.payload, self.model, strict=True)]

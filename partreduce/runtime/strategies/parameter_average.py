@@ -82,7 +82,7 @@ class Part:
         self._is_of_all = False  # whether all members at its start take part in the operation in flight
 
     def open(self, step: int, round_: int, *, first: bool) -> None:
-        """Prepare a round before its `first` step: copy parameters if needed; with a delay start its first average."""
+        """Before a round's `first` step, copy parameters if needed and, with a delay, start the round's average."""
         self._is_inside = True
         if (first or (self._is_outer and self.reference is None)) and self._started < round_:
             self._begin_round(step, round_)
@@ -113,7 +113,7 @@ class Part:
     def merge(self, round_: int) -> bool:
         """Complete the average in flight and write it to the model; return whether all models are now equal.
 
-        Without one, only count the schedule's operation in round `round_`, so that all members count equally.
+        If none is in flight, only count the schedule's operation in round `round_`, so that all members count equally.
         """
         if (flight := self.flight) is None:
             self.membership.skip(self._turn(round_))
@@ -148,7 +148,7 @@ class Part:
         return begun or self.reference is not None
 
     def state(self) -> State:
-        """Return, for a checkpoint: reference, momentum, rounding errors, the round's first parameters, and flights."""
+        """Return, for a checkpoint: reference, momentum, rounding errors, the round's first parameters, flights."""
         joins, named = self.membership.is_between, dict[str, torch.Tensor]()
         if self.run.host is not None:
             self.run.host.settle()
@@ -279,7 +279,7 @@ class Part:
     # Rounds.
 
     def _turn(self, round_: int) -> int:
-        """Return the index, in the whole run, of this part's operation in a round, which has one per fragment."""
+        """Return the index of this part's operation in a round, counted over the whole run and all fragments."""
         return round_ * self._count + self._number
 
     def _group(self, round_: int) -> Group | None:
@@ -386,7 +386,7 @@ class ParameterAverage(Runner):
         return any(part.is_measured for part in self.parts)
 
     def state(self) -> State:
-        """Return each part's state; with several parts, names start with the part's number."""
+        """Return the state of each fragment's `Part`; names start with the fragment's number if there are several."""
         if not self._takes_turns:
             return self.parts[0].state()
         named = ((number, part.state()) for number, part in enumerate(self.parts))

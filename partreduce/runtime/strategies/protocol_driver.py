@@ -21,10 +21,7 @@ MAX_EVENTS = 200_000
 
 
 class ProtocolDriver(Generic[State]):
-    """A protocol's state machine for one worker: holds its state and applies events under a lock.
-
-    The model checker explores the same machine, a pure function of state and event.
-    """
+    """A protocol's state machine for one worker: holds its state and applies events under a lock (`condition`)."""
 
     def __init__(self, machine: Machine[State], process: int, *, is_open: bool = False) -> None:
         self.machine, self.process = machine, process
@@ -44,7 +41,7 @@ class ProtocolDriver(Generic[State]):
         return () if self._state is None else self.machine.ready(self.process, self._state)
 
     def offers(self, kind: type) -> bool:
-        """Return whether the protocol allows an event of class `kind` now; if so, it does until an event is applied."""
+        """Return whether the protocol allows an event of class `kind` now, and then until the next event is applied."""
         return any(isinstance(event, kind) for event in self.ready())
 
     def raised(self, event: Hashable) -> tuple[Action, ...]:
@@ -103,7 +100,7 @@ class GenerationDriver(ProtocolDriver[State]):
         return self._state is not None
 
     def _is_over(self, message: Message) -> bool:  # noqa: ARG002 - subclasses use it
-        """Return whether to drop this message of an earlier generation (a run of the protocol between two restarts)."""
+        """Return whether to drop this message, which is of an earlier generation."""
         return True
 
     def _received(self, message: Message) -> Any:  # noqa: ANN401 - as above
@@ -169,8 +166,8 @@ class GapEvent:
     """One event of a worker under Hop's protocol, for traces.
 
     Values of `kind`: the worker `entered` a step (`by` steps after its last one), `sent` its update, `reduced` the
-    updates `used`, or `renewed` its parameters before a skip; or an `update`, `tokens` (`by` of them) or an `ack`
-    arrived from worker `source`. Steps count from the first one and include skipped ones.
+    updates `used`, (source, step) each, or `renewed` its parameters before a skip; or an `update`, `tokens` (`by` of
+    them) or an `ack` arrived from worker `source`, of which `fill` updates are queued. Steps include skipped ones.
     """
 
     seconds: float  # on the monotonic clock, which all processes of a machine share

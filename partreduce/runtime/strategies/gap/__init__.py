@@ -1,1 +1,1 @@
-"""Run strategy `neighbor` with an iteration gap, as workers of Hop (Luo et al., ASPLOS 2019) do; start at `means`."""
+"""Run strategy `neighbor` with an iteration gap, as workers of Hop (Luo et al., ASPLOS 2019) do; read `means` first."""

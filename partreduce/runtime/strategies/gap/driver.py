@@ -27,6 +27,7 @@ class Letter(NamedTuple):
     """A message without arrays to a neighbor: tokens, an acknowledgement, or the mark of a pause.
 
     A token lets the neighbor enter one more step; a mark says that all messages before the pause have been sent.
+    `numbers` are the generation and how many of this kind were sent; in a mark, then the other two counts.
     """
 
     to: int
@@ -35,7 +36,7 @@ class Letter(NamedTuple):
 
 
 class NeighborUpdates(NamedTuple):
-    """Neighbors' parameters that a step averages: (source, step) of each, in ascending order, and its arrays."""
+    """Neighbors' parameters that a step averages: (source, step) of each, ascending (`used`), and each one's arrays."""
 
     step: int
     used: tuple[tuple[int, int], ...]
@@ -57,7 +58,7 @@ Totals = Counter[tuple[int, str]]  # totals by (neighbor, "token" or "ack")
 
 @dataclass(slots=True)
 class _Part:
-    """Counters of messages in one generation, the time between two restarts of the protocol."""
+    """This worker's step and its totals of messages (`given`, `taken`) since the protocol was last restarted."""
 
     step: int  # current step, for messages and the log
     given: Totals = field(default_factory=Counter)  # totals sent to each neighbor since the start; part of messages
@@ -150,8 +151,8 @@ class GapDriver(GenerationDriver[hop.HopState]):
     def fire(self, kind: type[hop.Reduce | hop.Advance]) -> Outcome:
         """Average (`kind` is `Reduce`) or enter the next step (`Advance`), for which the protocol must be ready.
 
-        The caller sends the messages that are returned, without the lock. The lock is held while the event is chosen,
-        since an arriving token can turn a step into a skip, or a skip into a longer one.
+        The caller then sends the returned messages, without holding the lock. The lock is held while the event is
+        chosen, since an arriving token can turn a step into a skip, or a skip into a longer one.
         """
         with self.condition:
             return self._fire(
@@ -159,9 +160,9 @@ class GapDriver(GenerationDriver[hop.HopState]):
             )
 
     def offer(self, tokens: Sequence[Letter]) -> Outcome:
-        """Offer this step's update (the parameters); return what the caller must send now, with the messages `tokens`.
+        """Offer this step's update (the parameters); return what the caller must send now, which includes `tokens`.
 
-        If the protocol does not allow the update yet, the mailbox's thread sends it later.
+        If the protocol allows the update only later, the mailbox's thread then sends it.
         """
         with self.condition:
             self._part.is_offered = True
@@ -200,7 +201,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
             return Missing(f"a token to enter step {step + 1}", of, len(of))
 
     def pause(self) -> tuple[Letter, ...]:
-        """Start a pause, before an operation of all workers; return a message for each neighbor, to be sent last."""
+        """Start a pause, before an operation of all workers; return a mark for each neighbor, to be sent last."""
         with self.condition:
             self._paused += 1
             given: Totals = Counter() if self._state is None else self._part.given
@@ -355,7 +356,7 @@ def _hopeless(heartbeat: Heartbeat, lack: Missing, step: int | None) -> str | No
 
 
 def _unequal(heartbeat: Heartbeat, lack: Missing, step: int, paused: frozenset[int]) -> str | None:
-    """Return why too few messages can arrive, as neighbors wait for this worker elsewhere; None if enough can."""
+    """Return why too few messages can arrive, as neighbors wait for this worker in another operation; else None."""
     waiting = [rank for rank in lack.of if rank in paused or heartbeat.in_other_gathering([rank], step) is not None]
     if len(lack.of) - len(waiting) >= lack.needed:
         return None

@@ -1,7 +1,4 @@
-"""Average with neighbors under an iteration gap, as Hop's workers do (Luo et al., ASPLOS 2019).
-
-A worker may run ahead of its neighbors within proved bounds.
-"""
+"""Average with neighbors within a proved iteration gap, as Hop's workers do (Luo et al., ASPLOS 2019)."""
 
 from __future__ import annotations
 
@@ -111,7 +108,7 @@ class GapMeans(OneSided):
         self.run.reducer.recorder.end(operation)
 
     def drain(self) -> str:
-        """Clear the queues of neighbors' parameters; the next step starts from the own ones. Returns "", no warning."""
+        """Clear the queues of neighbors' parameters; the next step starts from this worker's own. Returns ""."""
         self.driver.drop()
         self._start = []
         return ""
@@ -187,7 +184,7 @@ class GapMeans(OneSided):
             raise self.run.reducer.failure(operation, error) from None
 
     def _send(self, recipients: Recipients) -> None:
-        """Send this step's update (the parameters) to `recipients`, ranks with the integers of the message to each.
+        """Send this step's update (the parameters) to `recipients`: ranks, each with the integers of its message.
 
         The mailbox's thread calls it for an update that is allowed late; the arrays do not change until then.
         """

@@ -30,7 +30,10 @@ from partreduce.schedulers.protocols.partial import Partial
 
 @dataclass(slots=True, eq=False)
 class GradientSum:
-    """Gradients in host memory, one array per bucket: a worker's contribution to a round, and later the round's sum."""
+    """Gradients in host memory, one array per bucket: a worker's contribution to a round, and later the round's sum.
+
+    `scaled` says whether a GradScaler was used.
+    """
 
     arrays: list[torch.Tensor]  # one per bucket, and one of float32 if no bucket's dtype can hold exact counts
     is_empty: bool = True  # whether nothing was added yet; the arrays then have old values
@@ -209,7 +212,7 @@ class Spread:
         self._has_tree = num_workers > DIRECT
 
     def send(self, targets: Iterable[int], kind: str, numbers: tuple[int, ...]) -> None:
-        """Send a `Word`'s message to the ranks `targets`, directly or, to all workers of a large run, along a tree."""
+        """Send a `Word`'s message to the ranks `targets`, or along a tree if to all workers of a large run."""
         told = tuple(targets)
         if self._has_tree and len(told) == self._size - 1:
             self._pass_on(self._mailbox.rank, kind, numbers)
@@ -237,7 +240,7 @@ KINDS = {word: kind for kind, word in WORDS.items()}
 
 
 class StartedRound(NamedTuple):
-    """A round that the collective thread has started; `payload` sums this worker's gradients, `share` numbers them."""
+    """A round that the collective thread has started: numbers of this worker's gradients (`share`), and their sum."""
 
     segment: int
     round: int
@@ -253,7 +256,7 @@ class TakenResult(NamedTuple):
 
 
 class Word(NamedTuple):
-    """A message of the partial all-reduce's protocol to several workers, such as "round r may start"."""
+    """A message of the partial all-reduce's protocol to the ranks `to`, such as "round r may start"."""
 
     kind: str
     numbers: tuple[int, int]  # segment and round
@@ -263,7 +266,8 @@ class Word(NamedTuple):
 class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
     """The partial all-reduce's protocol on one worker, with its gradients and the sums of rounds.
 
-    It restarts in each segment, the time between two operations of all workers. `grace` is in seconds.
+    It restarts in each segment, the time between two operations of all workers. A worker without a gradient waits up to
+    `grace` seconds for one before it joins a round.
     """
 
     machine: Partial
@@ -333,7 +337,7 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
             self._state = None
 
     def missing(self) -> Missing | None:
-        """Return what the training loop waits for; None if for nothing, or for a running round (with a deadline)."""
+        """Return what the training loop waits for; None if nothing, or if a round runs, which has its own deadline."""
         with self.condition:
             state = self.open_state
             ready = self.machine.ready(self.rank, state)
@@ -346,7 +350,7 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
             return Missing(f"round {state.entered} to be started", of)
 
     def publish_activity(self, doing: Callable[[str], None]) -> None:
-        """Call `doing` with what this worker computes, unless its collective thread is in a round and reports that."""
+        """Call `doing` with a text on what this worker computes, unless its collective thread is in a round."""
         with self.condition:
             state = self._state
             if state is None or state.is_running or state.stage != partial_machine.COMPUTING or state.resting:
@@ -358,10 +362,7 @@ class QuorumDriver(GenerationDriver[partial_machine.PartialState]):
     # The collective thread.
 
     def begin(self) -> StartedRound | None:
-        """Wait until the protocol allows the next round, and start it with this worker's contribution.
-
-        Returns None once the driver is closed. The collective thread calls this.
-        """
+        """Wait until the protocol allows the next round, and start it with this worker's share; None once closed."""
         with self.condition:
             self.condition.wait_for(lambda: self.is_closing or self.offers(partial_machine.Begin))
             if self._grace and not self.is_closing and self._is_awaited():

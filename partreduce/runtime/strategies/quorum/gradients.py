@@ -185,7 +185,7 @@ class QuorumGradients(Runner):
         return further
 
     def check_step(self, asked: StepRequest) -> None:
-        """Raise InputError for early averaging with a GradScaler, or for changed means if a step may apply several."""
+        """Raise InputError for `average_gradients()` with a GradScaler, or changed means without `after_averaging`."""
         if asked.early and self.run.applier.scaled:
             raise InputError(
                 "average_gradients: sends gradients before a GradScaler's verdict on them is known, and with a quorum "
@@ -204,7 +204,7 @@ class QuorumGradients(Runner):
         return self.driver.state is not None and bool(self.driver.state.calls)
 
     def _open(self) -> None:
-        """Start a segment: from now on other workers' rounds run here, too, even while this worker has no gradient."""
+        """Start a segment: from now on this worker takes part in the others' rounds, even while it has no gradient."""
         self._met, self._base = 0, None
         self.driver.open()
 
@@ -253,7 +253,7 @@ class QuorumGradients(Runner):
         average_model(self.run.mean_reducers, self.run.everyone, round_, round_ - 1)
 
     def count_from_here(self) -> None:
-        """Count rounds since the last operation of all workers from this step, which a checkpoint may have set."""
+        """Make this step the base from which rounds are counted until the next operation of all workers."""
         if self._base is None:
             self._base = self.run.progress.step
 
@@ -263,7 +263,7 @@ class QuorumGradients(Runner):
         return self.run.progress.step if (base := self._base) is None else base
 
     def settle(self, *, ends: bool = False) -> None:
-        """If the run `ends`, record that all workers reached the end, so that others may use its communicator."""
+        """If the run `ends`, record it: a later optimizer may then reuse the name of this communicator."""
         self._is_concluded = self._is_concluded or ends
 
     def close(self, *, failed: bool = False) -> None:
@@ -311,7 +311,7 @@ def _free_line(world: World) -> str:
     """Return a communicator name that no other optimizer of this process uses; equal on all workers.
 
     Workers take names when they create optimizers and give them back in `finish()`, in the order of the script, so all
-    choose the same. A worker that fails in either place leaves this world.
+    choose the same.
     """
     in_use = _lines_in_use.setdefault(world, set())
     name = next(name for number in range(len(in_use) + 1) if (name := f"quorum {number}") not in in_use)
