@@ -64,7 +64,10 @@ def _take(rest: deque[int], count: int) -> list[int]:
 
 
 def by_steps_per_round(loader: Iterable[Batch], schedule: Schedule, rank: int) -> Iterable[Batch]:
-    """Return p of every P batches of a loader: p is this worker's steps per round, P the most of any worker."""
+    """Return p of every P batches of a loader: p is this worker's steps per round, P the most of any worker.
+
+    Batches of a RoundSampler are divided this way already, and all returned.
+    """
     steps_per_round, most = int(schedule.worker_steps()[rank]), int(max(schedule.worker_steps()))
     if sampler_of(loader) is not None or all(each == most for each in schedule.worker_steps()):
         return loader
@@ -98,7 +101,7 @@ class RoundSampler(torch.utils.data.Sampler[int]):
         rank: this worker's rank; by default the launcher's.
 
     Raises:
-        InputError: less data than one round needs, or numbers below 1.
+        InputError: less data than one round needs, numbers below 1, or a `rank` that the schedule does not have.
     """
 
     @check_arguments
@@ -147,7 +150,7 @@ class RoundSampler(torch.utils.data.Sampler[int]):
         """Select the epoch's order; `skip_steps` skips steps already taken when a run resumes inside the epoch.
 
         Raises:
-            InputError: more steps than an epoch has.
+            InputError: `skip_steps` below 0, or more than an epoch has.
         """
         if not 0 <= skip_steps <= self.num_steps:
             raise InputError(f"skip_steps: is {skip_steps}; an epoch of this worker has {self.num_steps} steps")
@@ -206,7 +209,7 @@ Data = TypeVar("Data")
 
 
 class ShardOrder(StrEnum):
-    """How elements are assigned to workers: strided or contiguous."""
+    """How elements are assigned to workers: every n-th element (strided), or one range (contiguous)."""
 
     STRIDED = "strided"  # every n-th element, for independent samples
 
@@ -229,7 +232,7 @@ def shard_dataset(data: Data, *, order: ShardOrder | str | None = None) -> Data 
         The same type as `data` if it can be sliced, else a Subset.
 
     Raises:
-        InputError: data without length or order, or fewer elements than workers.
+        InputError: data without length, order or slices of its type, or fewer elements than workers.
     """
     rank, num_workers = place()
     chosen = None if order is None else ShardOrder(checked_choice("order", order, ShardOrder))
@@ -311,7 +314,7 @@ def record_fingerprint(data: Any) -> None:  # noqa: ANN401 - anything with a len
 
 
 def pop_fingerprint() -> dict[str, str]:
-    """Return and forget the hashes of the data sets sharded since the last call, by type and length."""
+    """Return the hashes of the data sets sharded since the last call, by type, length and number; forget them."""
     taken = dict(_sketches)
     _sketches.clear()
     return taken

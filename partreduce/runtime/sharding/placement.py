@@ -1,7 +1,7 @@
 """Find the tables that a schedule names, check that they can be placed as it says, and distribute their rows.
 
 The user's embedding modules, their parameters and the optimizer's references to these stay the same objects. Only a
-module's class is replaced, as by torch's `fully_shard`, by one that looks rows up on other workers. A lookup fetches
+module's class is replaced (as in torch's `fully_shard`), by one that looks rows up on other workers. A lookup fetches
 every needed row once and computes its result by torch's own functions.
 """
 
@@ -236,7 +236,7 @@ WHOLE_TENSOR = ("Adafactor", "LBFGS", "Muon")  # optimizers whose update of an e
 
 
 def embeddings_of(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Parameter, tuple[Embeddings, ...]]]:
-    """Return the weight of each embedding, with all modules that use it, by its first name in the model."""
+    """Return, by its first name in the model, the weight of each embedding with all modules that use it."""
     modules: dict[torch.nn.Parameter, list[Embeddings]] = {}
     names: dict[torch.nn.Parameter, str] = {}
     for prefix, module in model.named_modules():
@@ -385,9 +385,9 @@ def _check_module(route: TablePlacement, module: Embeddings) -> None:
 
 
 def spread(tables: Tables, optimizer: torch.optim.Optimizer, *, broadcast: bool) -> None:
-    """Keep only this worker's rows of sharded tables and of their optimizer states; all workers call it.
+    """Keep only this worker's rows of sharded tables and their optimizer states, and route lookups to the owners.
 
-    With `broadcast` all tables first take the values of worker 0's.
+    All workers call it. With `broadcast` all tables first take worker 0's values.
     """
     assert tables.is_connected, "tables are connected before they are spread"
     for table in tables:

@@ -51,7 +51,7 @@ def sample_row_access(
 ) -> SampledRows:
     """Run the model on this worker's first `num_batches` batches and return the rows that they look up.
 
-    `forward` calls the model with a batch; None: see `call`. Raises InputError if there is no batch.
+    `forward` calls the model with a batch, by default `call`. Raises InputError if there is no batch.
     """
     with record_lookups(model, forward or call) as look:
         seen = [look(batch) for batch in itertools.islice(batches, num_batches)]
@@ -118,7 +118,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 
 def union(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    """Return the rows that occur in any part, ascending."""
+    """Return the row numbers that occur in any part, ascending."""
     return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
 
 
@@ -151,7 +151,7 @@ def inputs_of(model: torch.nn.Module, batch: object) -> tuple[Sequence[Any], dic
 
 
 def message_of(rank: int, seen: SampledRows | str) -> str:
-    """Encode worker `rank`'s sampled rows, or the error (a text) because of which it has none, for worker 0."""
+    """Return worker `rank`'s sampled rows, or a text that says why it has none, as JSON for worker 0."""
     if isinstance(seen, str):
         return json.dumps({"problem": f"worker {rank}: {seen}"})
     packed = [{name: _pack_rows(rows, seen.sizes[name]) for name, rows in batch.items()} for batch in seen.batches]
@@ -207,7 +207,7 @@ def shares_of(steps: Sequence[Sequence[Rows]], sizes: Mapping[str, int], cluster
 
 
 def gather_texts(world: World, key: str, text: str, timeout: float) -> list[str]:
-    """Return all workers' texts on worker 0, else only `text`; `key` tells texts apart. Raises after `timeout` s."""
+    """On worker 0 return all workers' texts by rank, within `timeout` seconds, else `[text]`; `key` must be new."""
     place = f"parallelize/{key}"
     Notes(world.store, place).write(f"says/{world.rank}", text)
     if world.rank:
@@ -231,7 +231,7 @@ def _unpack_rows(text: str, size: int) -> npt.NDArray[np.int64]:
 class OtherUses(TorchFunctionMode):
     """Torch function mode that finds uses of a table's weight by functions other than a lookup.
 
-    `found` maps a table's name to the name of the first of these functions.
+    `found` has the name of the first of these functions by the table's name.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:

@@ -77,7 +77,7 @@ class RowLayout:
 
 @dataclass(frozen=True, slots=True)
 class OnFirst:
-    """Layout in which worker 0 owns all rows, for example of a part of a table that it has read from a file."""
+    """Layout in which worker 0 owns all rows, such as those of a file that it reads; `place_of` gives their index."""
 
     place_of: Callable[[torch.Tensor], torch.Tensor]
 
@@ -129,7 +129,6 @@ class RowCode:
         return torch.cat([levels.view(torch.uint8), scales[:, None].view(torch.uint8)], dim=1)
 
     def decode(self, code: torch.Tensor) -> torch.Tensor:
-        """Return the decoded rows, [rows, columns]."""
         if self.codec is not Codec.INT8:
             return code.contiguous().view(DTYPES[self.codec]).to(self.dtype)
         levels, scales = code[:, : self.columns].view(torch.int8), code[:, self.columns :]
@@ -138,7 +137,7 @@ class RowCode:
         return (levels.to(torch.float32) * scales).to(self.dtype)
 
     def lost(self, rows: torch.Tensor, code: torch.Tensor) -> float | None:
-        """Return the largest finite value that the code made infinite (int8: its row NaN), or None without one."""
+        """Return the largest finite value that decodes to infinity (int8: its row decodes to NaN), or None."""
         if not rows.numel():
             return None
         least, most = (float(end) for end in torch.aminmax(rows))
@@ -201,10 +200,10 @@ class Staging:
 
 @dataclass(eq=False)
 class Table:
-    """One separately placed embedding parameter, as one worker holds it.
+    """One separately placed embedding parameter, as one worker holds it; `route` is its placement by the schedule.
 
-    If sharded, the parameter holds only this worker's rows, otherwise all rows. Parameter, gradient and optimizer state
-    are on the parameter's device; row numbers, and rows to send, on the host.
+    If sharded, the parameter holds only this worker's rows, otherwise all. Parameter, gradient and optimizer state are
+    on one device; row numbers, and rows to send, on the host. Gradients are summed or, if `average`, averaged.
     """
 
     index: int
@@ -246,12 +245,12 @@ class Table:
         return rows if self.layout is None else self.layout.place_of(rows)
 
     def put(self, array: torch.Tensor, ids: torch.Tensor, rows: torch.Tensor) -> None:
-        """Write `rows`, values in host memory of the rows `ids`, into `array`, which holds this worker's rows."""
+        """Write `rows`, host values of the rows numbered `ids`, into `array`, which is sharded like the table."""
         places = self.staging.to_device(self.placed(ids), array.device)
         array[places] = self.staging.to_device(rows, array.device)
 
     def taken(self) -> Part | None:
-        """Return and forget the gradients of all rows looked up in a backward pass, each row once; None without any."""
+        """Return and forget the gradients of rows looked up in a backward pass, each row once; None if none were."""
         if not self.pending:
             return None
         brought, self.pending = self.pending, []

@@ -30,7 +30,7 @@ NAME = "tables"  # of communicators that only tables use, so that no other opera
 
 
 class Kind(IntEnum):
-    """Kind of a table operation, in which all workers exchange rows or numbers."""
+    """Kind of a table operation of all workers: any, lookup, gradients, end of a step, norm, or a whole table."""
 
     ANY = 0  # any operation of the others, for a worker whose data has ended
     LOOKUP = 1
@@ -49,7 +49,8 @@ PROBLEM, LONGEST = 5, 6  # indices of the problem flag, and of the most rows or 
 class Call:
     """The table operation that a worker starts; before each operation all workers send each other theirs.
 
-    Calls are equal if their operations are. `value` is the worker's part of a norm.
+    Calls are equal if they start the same operation. `copy` is the number of the model's copy, 0 the trained one;
+    `trains` says whether gradients follow a lookup, or are clipped in a step; `value` is this worker's part of a norm.
     """
 
     kind: Kind
@@ -87,7 +88,7 @@ class Call:
 
 @dataclass
 class CollectiveCalls:
-    """The calls (see `Call`) of all workers for one operation, as this worker received them from a group."""
+    """All workers' calls for one operation (`said`, as integers), and the number and `ids` of rows requested here."""
 
     members: tuple[int, ...]
     said: torch.Tensor  # their calls as integers, int64 [members, LENGTH]
@@ -116,7 +117,7 @@ class CollectiveCalls:
 
     @property
     def longest(self) -> int:
-        """The most rows that a member requests of another, or, for gradients, bytes that one sends to another."""
+        """The most rows that one member requests from another, or, for gradients, bytes that one sends to another."""
         return int(self.said[:, LONGEST].max())
 
     @property
@@ -312,7 +313,7 @@ class Wire:
     def gather(self, what: str, step: int, columns: Sequence[torch.Tensor], counts: torch.Tensor) -> list[torch.Tensor]:
         """All-gather the rows of all columns (arrays with one entry per row) around a ring, in order of workers.
 
-        `what` names the rows in errors; `counts` has each worker's number of rows, int64 [workers, columns].
+        `what` names the rows in errors; `counts` has the number of rows, int64 [workers, columns].
         """
         group, sizes = self.everyone, bytes_of(columns, counts)
         lengths = sizes.sum(1).tolist()
@@ -350,7 +351,7 @@ class Wire:
 class _Room:
     """Room for row numbers in the calls that start an operation, so that few lookups need a second message.
 
-    `size`, in row numbers, follows from the requests before, and all members of the group know it.
+    Its `size`, in row numbers, is computed from earlier requests and equal on all members of the group.
     """
 
     def __init__(self) -> None:
@@ -358,11 +359,11 @@ class _Room:
         self.longest: dict[int, int] = {}  # the most rows requested from one member in each table's last lookup
 
     def used_by(self, counts: torch.Tensor) -> torch.Tensor:
-        """Return which entries of the room are used, bool [members, size], if member m has `counts[m]` row numbers."""
+        """Return which entries of the room are used, bool [members, size]: the first `counts[m]` for member m."""
         return torch.arange(self.size) < counts[:, None]
 
     def fit(self) -> None:
-        """After a step, set the size to 5/4 of the most rows requested, at most `ROOM`, unless it is near that."""
+        """After a step, if the room is too small or 4 times too large, make it 5/4 of what was needed."""
         needed = max((one for one in self.longest.values() if one <= ROOM), default=0)
         if not needed <= self.size <= 4 * needed:
             self.size = min(ROOM, (needed + needed // 4 + 15) // 16 * 16)

@@ -134,7 +134,7 @@ def gathered_of(tables: Tables) -> dict[str, torch.Tensor]:
 
 
 def layouts_of(tables: Tables, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return, as JSON by table, how the rows of each sharded table are divided, and a description of its state."""
+    """Return, as JSON by table, how the rows of each sharded table are divided, and what its optimizer state is."""
     found: dict[str, Any] = {
         table.name: [layout.num_rows, list(layout.hosts), layout.partitions, None]
         for table in tables
@@ -166,7 +166,7 @@ def _describe_state(state: Mapping[str, Any], table: Table, index: int, kind: li
 
 
 def _kind(optimizer: torch.optim.Optimizer, table: Table) -> list[str]:
-    """Return the optimizer's class and the options that are True for a table: these decide what its state has."""
+    """Return the optimizer's class and the options that are True for a table: these decide what the state contains."""
     group = next(group for group in optimizer.param_groups if any(one is table.parameter for one in group["params"]))
     return [type(optimizer).__name__, *sorted(key for key, value in group.items() if value is True)]
 

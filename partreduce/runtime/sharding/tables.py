@@ -36,7 +36,7 @@ LOOKUPS = (Kind.LOOKUP, Kind.WHOLE)
 
 
 class Outcome(NamedTuple):
-    """Result of a table operation: the operation (`did`), all workers' calls for it (`met`), and rows or `parts`."""
+    """Result of a table operation: what all workers did (`did`), their calls (`met`), and rows or gradients."""
 
     did: Call
     met: CollectiveCalls
@@ -90,9 +90,9 @@ class Exchange:
         return Outcome(did, leg.met, parts=self._sum_parts(leg, did) if did.kind is Kind.REDUCE else None)
 
     def _targets(self, parts: Parts, source: Source, call: Call, places: torch.Tensor) -> dict[int, torch.Tensor]:
-        """Return, by sharded table, the member of the group through which each row reaches its owner.
+        """Return, by sharded table, the member of the group to which each row's request or gradient is sent.
 
-        `places` has that member for each owner; `source` gives the layout of a lookup's rows.
+        `places` has the member by owner of a row; `source` gives the layout of a lookup's rows.
         """
         lookup = source(call)[0] if call.kind in LOOKUPS else None
         layouts = {table: lookup or self.tables[table].layout for table in parts}
@@ -227,7 +227,7 @@ class Leg:
     def hand(self, did: Call, rows: torch.Tensor, odd: int | None) -> tuple[torch.Tensor, int | None]:
         """Send `rows`, those that other members requested, and receive those requested here.
 
-        `odd` is a rank whose rows exceeded the codec's range, or None. Returns the rows and the lowest such rank.
+        `odd` is a rank whose rows exceeded the codec's range, or None. Returns the rows, and the lowest `odd` of all.
         """
         what = f"rows of {self._exchange.tables[did.table].name}{' in a node' if self._is_node else ''}"
         one, columns, longest = [did.table], [rows], self.met.longest * width_of(rows)
@@ -252,8 +252,8 @@ class Leg:
     ) -> dict[int, Part]:
         """Exchange gradients of `tables` (indices) with the group in operation `did`; return those received, by table.
 
-        Each member sends each row's gradient to the member that `targets` of this leg names; with `to_all`, to all. For
-        a table of which this worker has no gradient it sends `nothing(table)`, a part without rows.
+        Each member sends each row's gradient to the member that the leg's `targets` name; with `to_all`, to all. For a
+        table of which this worker has no gradient it sends `nothing(table)`, a part without rows.
         """
         if not tables:
             return {}
@@ -273,7 +273,7 @@ class Leg:
 
 
 class Steps(Protocol):
-    """Interface of what tables use of a worker's training engine: the numbers of its current step and round.
+    """Interface of a worker's training engine as tables use it: the numbers of the current step and round.
 
     `declare` informs the workers without data (inside `join`) that this worker trains in the current round.
     """
@@ -431,7 +431,7 @@ class Tables:
         """End a step's lookups, before dense gradients are averaged or the optimizer steps.
 
         `value()`, called after gradients are exchanged, returns this worker's part of a norm. Returns all workers'
-        values; None if they need another message, since the step was closed before or a worker has no data.
+        values; None without `value`, or if they must be exchanged yet (closed before, or a worker has no data).
         """
         if not self.tables or self._closed:
             return None
@@ -476,7 +476,7 @@ class Tables:
         return [call.value for call in outcome.met.calls.values()]
 
     def _current_step(self) -> int:
-        """Return this worker's current step, after telling workers without data that it has started."""
+        """Return this worker's current step, after informing workers without data that the step has started."""
         assert self._engine is not None, "tables are connected before they are used"
         self._engine.declare()
         return self._engine.steps

@@ -50,7 +50,7 @@ def file_of(rank: int) -> str:
 
 
 def folders(directory: Path) -> list[Path]:
-    """Return the folders of all checkpoints, complete or not; none if the directory does not exist."""
+    """Return the folders of all checkpoints, complete or not. Raises FileError for an unreadable directory."""
     try:
         inside = list(directory.iterdir())
     except FileNotFoundError:
@@ -61,7 +61,7 @@ def folders(directory: Path) -> list[Path]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read a checkpoint's manifest. Raises FileError if that fails, DocumentError for wrong content."""
+    """Return a checkpoint's manifest. Raises FileError if it cannot be read, DocumentError for wrong content."""
     place = folder / MANIFEST
     manifest = read_json(place, MAX_MANIFEST_BYTES)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -108,7 +108,7 @@ def source_of(manifest: Mapping[str, Any], rank: int) -> int:
 def list_checkpoints(directory: Path, rank: int | None) -> list[CheckpointReport]:
     """Report on the checkpoints that have a manifest, newest first, until three can be loaded.
 
-    With a `rank` only that worker's file is checked, otherwise all files.
+    With a `rank` only that worker's file is checked, otherwise all files. Unreadable manifests come first.
     """
     manifests: list[tuple[Path, dict[str, Any]]] = []
     seen: list[CheckpointReport] = []
@@ -152,8 +152,9 @@ def newest_common(
 ) -> tuple[str | None, str]:
     """Return the name of the newest checkpoint that all `ranks` can load, and a warning about damaged newer ones.
 
-    The name is None if there is no checkpoint, the warning empty if none is damaged. `reports` has what each worker
-    found. Raises FileError if all are damaged, InputError if a later version wrote one.
+    The name is None if there is no checkpoint, the warning empty if none is damaged. `reports` has, for each rank, what
+    it has `seen` (CheckpointReports as dicts), or a `problem`. Raises FileError for a problem or if all are damaged,
+    InputError if a later version wrote one.
     """
     problem = next((f"worker {r}: {p}" for r, e in zip(ranks, reports, strict=True) if (p := e.get("problem"))), None)
     if problem is not None:
@@ -204,7 +205,7 @@ def save_status(directory: Path, plain: str) -> dict[str, Any]:
 def checkpoints_to_delete(directory: Path, lineage: str, rank: int, *, keep: int, written: str) -> list[Path]:
     """Return this lineage's folders to delete after checkpoint `written` was saved, so that `keep` complete ones stay.
 
-    Incomplete ones are recognized by worker `rank`'s file in them.
+    They include incomplete ones in which worker `rank` has a file.
     """
     whole: list[tuple[int, Path]] = []
     unfinished: list[Path] = []

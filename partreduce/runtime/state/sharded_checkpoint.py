@@ -28,9 +28,9 @@ OWN = ("buffer/", "random/")  # prefixes of state that each rank saves separatel
 
 
 def newest(directory: Path, worker: int) -> Path | None:
-    """Return the newest checkpoint that all replicas have; None without one. All ranks of the job call it.
+    """Return the newest checkpoint that all replicas have; None if none exists. All ranks of the job call it.
 
-    `worker` is the number of this rank's replica. Raises FileError if no checkpoint has all replicas' parts.
+    `worker` is the number of this rank's replica. Raises FileError if none of the checkpoints has all replicas' parts.
     """
     seen = [path.name for path in directory.glob("round-*") if (_place(path, worker) / METADATA).exists()]
     said = all_gather_json(seen)
@@ -95,9 +95,10 @@ def save(folder: Path, worker: int, flat: FlatModel, tensors: Tensors, facts: di
 def load(
     folder: Path, worker: int, flat: FlatModel, optimizer: torch.optim.Optimizer
 ) -> tuple[Tensors, dict[str, Any], bool]:
-    """Load the state of replica `worker`: (tensors, other values, whether as many shards wrote it).
+    """Load the state of replica `worker`; all ranks of the replica call it.
 
-    All ranks of the replica call it. Raises FileError, or InputError for state that only as many shards can load.
+    Returns (tensors, other values, whether the same number of shards wrote it). Raises FileError, or InputError for
+    state that only the same number of shards can load.
     """
     group, place, dcp = replica_group(flat.model), _place(folder, worker), _torchs()
     trained = [parameter for held in optimizer.param_groups for parameter in held["params"]]
