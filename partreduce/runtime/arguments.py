@@ -28,7 +28,7 @@ def checked_timeout(timeout: float) -> float:
 
 
 def checked_number(place: str, value: float | torch.Tensor) -> float:
-    """Convert a number or one-element tensor to float. Raises InputError, which names `place`, otherwise."""
+    """Return a number or one-element tensor as a float. Raises InputError, which names `place`, for anything else."""
     try:
         return float(torch.as_tensor(value).detach())
     except (TypeError, ValueError, RuntimeError):
@@ -36,7 +36,7 @@ def checked_number(place: str, value: float | torch.Tensor) -> float:
 
 
 def checked_choice(place: str, value: str, choices: Iterable[str]) -> str:
-    """Return `value` if it is one of `choices`. Raises InputError, which names the argument `place`, otherwise."""
+    """Return `value`. Raises InputError, which names the argument `place`, unless it is one of `choices`."""
     names = [str(choice) for choice in choices]
     if value not in names:
         raise InputError(f"{place}: {value!r} is not one of {', '.join(names)}")
@@ -44,7 +44,7 @@ def checked_choice(place: str, value: str, choices: Iterable[str]) -> str:
 
 
 def checked_directory(place: str, path: str | Path | None) -> Path | None:
-    """Return `path`, a directory that need not exist, as a Path (or None). InputError, naming `place`, for a file."""
+    """Return `path` as a Path, or None; it need not exist. Raises InputError, which names `place`, for a file."""
     if path is None:
         return None
     found = Path(of_type(path, (str, os.PathLike), place, "give the path of a directory"))
@@ -61,7 +61,7 @@ def checked_world(world: World | None) -> World | None:
 
 
 def checked_mesh(mesh: DeviceMesh | None, world: World | None) -> DeviceMesh | None:
-    """Return `mesh` if it is None or a one-dimensional DeviceMesh, without `world`. Raises InputError otherwise."""
+    """Return `mesh`. Raises InputError unless it is None, or a one-dimensional DeviceMesh while `world` is None."""
     if mesh is None:
         return None
     of_type(mesh, DeviceMesh, "mesh", 'pass a DeviceMesh\'s dimension, mesh["dp_replicate"]')
@@ -76,7 +76,7 @@ def checked_mesh(mesh: DeviceMesh | None, world: World | None) -> DeviceMesh | N
 
 
 def checked_steps(saved: object) -> int:
-    """Return the number of steps in the `partreduce` entry of a state dict. Raises InputError if there is none."""
+    """Return the number of steps in `saved`, a state dict's entry `partreduce`. Raises InputError if there is none."""
     steps = saved.get("steps") if isinstance(saved, dict) else None
     if not isinstance(steps, int) or isinstance(steps, bool) or not 0 <= steps < 2**53:
         raise InputError(

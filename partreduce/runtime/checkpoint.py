@@ -36,8 +36,8 @@ from partreduce.topo.errors import FileError, InputError, PartreduceError
 class Resumed:
     """Result of `load_checkpoint`: the checkpoint that a run resumed from.
 
-    `steps` and `round` are where this worker continues, `num_workers` is how many workers saved it, and `extra` what
-    the script passed to `save_checkpoint`.
+    `steps` and `round` are those of the checkpoint, where this worker continues (at step 0 with `allow_different_run`),
+    `num_workers` is how many workers saved it, and `extra` what the script passed to `save_checkpoint`.
     """
 
     folder: Path
@@ -199,12 +199,13 @@ def load_checkpoint(
         allow_different_run: accept a checkpoint of another number of workers or another schedule.
 
     Returns:
-        The folder, this worker's step and round, the number of workers and `extra` of the checkpoint; None if there is
-        no checkpoint, or if this worker has joined a running job and got its state from there.
+        The checkpoint that was loaded; None if there is none, or if this worker has joined a running job and got its
+        state from there.
 
     Raises:
         InputError: the checkpoint belongs to another model, or to another schedule or number of workers that is not
-            part of this schedule's failure plan; or it has a newer format; or members changed since it was saved.
+            part of this schedule's failure plan; or it has a newer format; or members changed since it was saved; or
+            the model is sharded, with `allow_different_run`.
         FileError: there are checkpoints, but none that all workers can read; the message names one and the cause.
         DocumentError: a file has the right SHA-256 but is no checkpoint file.
         PeerFailedError: a worker is gone.

@@ -26,13 +26,13 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> torch.Tensor:
-    """Clip gradients in place by the norm that a single device with the whole batch and model would compute.
+    """Clip gradients in place by their global norm, with the arguments of `torch.nn.utils.clip_grad_norm_`.
 
-    Same arguments as `torch.nn.utils.clip_grad_norm_`. All workers call it, between `backward()` and `step()`. If the
-    schedule averages gradients, they are averaged first (see `average_gradients`). The norms of sharded rows are summed
-    over their owners, and gradients that are equal on all workers count once. If the schedule averages parameters,
-    dense gradients differ between workers; their norms (to the power of `norm_type`) are then averaged over the
-    workers, so that all clip by the same factor.
+    All workers call it, between `backward()` and `step()`. If the schedule averages gradients, they are averaged first
+    (see `average_gradients`), and the norm is that of a single device with the whole batch. The norms of sharded rows
+    are summed over their owners. If the schedule averages parameters, each worker clips by its own norm; with
+    separately placed tables, by a common one, for which dense norms (to the power of `norm_type`) are averaged over
+    workers.
 
     Args:
         parameters: parameters whose gradients are clipped, all of one DistributedOptimizer or of none.
@@ -42,11 +42,11 @@ def clip_grad_norm_(
         foreach: passed to torch's function.
 
     Returns:
-        The norm before clipping, equal on all workers.
+        The norm before clipping.
 
     Raises:
-        InputError: parameters of several optimizers, a `norm_type` of 0 or below with sharded tables or sparse
-            gradients, or workers that call different operations.
+        InputError: parameters of several optimizers, a `norm_type` of 0 or below with separately placed tables or
+            sparse gradients, or workers that call different operations.
         PeerFailedError: a worker is gone.
         RuntimeError: the norm is not finite, with `error_if_nonfinite`.
     """
@@ -89,8 +89,8 @@ def _check(norm_type: float) -> None:
 class _Apart:
     """Global norm of gradients that no worker has completely, computed in float32 or a wider dtype.
 
-    Of sharded embedding tables each worker has only some rows. `equal` is whether all other gradients are equal on all
-    workers; if not, the workers' norms of these are exchanged, too, and averaged.
+    Of sharded embedding tables each worker has only some rows. `equal` says whether all other gradients are equal on
+    all workers; if not, workers also exchange the norms of those and average them.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class _Apart:
         return _powers(self._rows, self._norm_type) + _powers(self._differing, self._norm_type) / self._num_workers
 
     def norm(self, said: Sequence[float]) -> torch.Tensor:
-        """Return the global norm from all workers' contributions (`share`) and the gradients that are equal on all."""
+        """Return the global norm from all workers' shares (`said`) and the gradients that are equal on all workers."""
         dtype = torch.float32
         for parameter in (*self._rows, *self._differing, *self._known):
             if parameter.grad is not None:

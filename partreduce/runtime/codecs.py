@@ -22,7 +22,7 @@ DTYPES = {Codec.FLOAT16: torch.float16, Codec.BFLOAT16: torch.bfloat16}
 
 
 class Leftovers:
-    """Error feedback: stores each repeated sum's rounding errors, and adds them to the same values before the next sum.
+    """Error feedback: stores the rounding errors of a repeated sum, and adds them to the values of the next sum.
 
     A `place` names what was rounded: this worker's contribution, or the sum of the shard that it adds up; each has its
     own error. Sources: Seide et al., Interspeech 2014; for both roundings, Tang et al., DoubleSqueeze, ICML 2019.
@@ -54,7 +54,7 @@ class Leftovers:
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How the values of one all-reduce are encoded: codec, block size and, with error feedback, its rounding errors."""
+    """How the values of one all-reduce are encoded: codec, block size and, for error feedback, rounding errors."""
 
     transport: Transport
     leftovers: Leftovers | None = None
@@ -220,7 +220,7 @@ class HalfPrecisionCodec:
 
 
 def codec_of(codec: Codec, block: int, device: torch.device = CPU) -> BlockCodec | HalfPrecisionCodec:
-    """Return a codec object for one thread or CUDA stream; `block` is how many numbers share a scale (int8, int4)."""
+    """Return a codec object for one thread or CUDA stream; for int8 and int4, `block` numbers share a scale."""
     if not codec.has_blocks:
         return HalfPrecisionCodec(codec)
     return BlockCodec(codec, block, PIECE if device.type == "cpu" else 0)

@@ -111,6 +111,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         HandshakeError: workers differ in a setting; the message, equal on all workers, names it and a rank.
         UnavailableError: a worker did not arrive within the timeout; the message names it.
         InputError: a model, optimizer or option that this schedule cannot run.
+        FileError, DocumentError, RefutedError: an unreadable or wrong schedule file; a certificate that does not hold.
     """
 
     @in_default_modes
@@ -257,7 +258,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def skipped(self) -> int:
-        """Number of steps since the script began that this worker skipped as it was behind; not calls of `skip()`."""
+        """Number of steps that this worker has skipped because it was behind, without calls of `skip()`."""
         return self.engine.skipped
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
@@ -459,7 +460,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         `partreduce report` compares runs by their `loss`, and Perfetto draws each as a line.
 
         Args:
-            **numbers: numbers by name, or tensors with one element, for which the call waits.
+            **numbers: numbers by name, or tensors with one element, for which the call waits; InputError for others.
         """
         if self.run.reducer.recorder.directory is not None:
             self.run.reducer.recorder.note(**{name: checked_number(f"log: {name}", n) for name, n in numbers.items()})
@@ -506,15 +507,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         If gradients are averaged, the strategy state includes gradients that a pipeline has not applied yet and the
         rounding errors of error feedback, so a run continues bit for bit. If parameters are averaged, momentum differs
-        between workers, as the models do, so each worker's state must be saved. With outer steps the strategy state
-        has the outer parameters and the outer momentum, which are equal on all workers. With sharded tables all workers
-        must call it, and only worker 0's dict has the states of whole tables.
+        between workers, as the models do, so each worker's state must be saved. With outer steps the strategy state has
+        the outer parameters and the outer momentum (except for NoLoCo, equal on all workers). With sharded tables all
+        workers must call it, and only worker 0's dict has the states of whole tables.
 
         Returns:
             The wrapped optimizer's dictionary with one more key, `partreduce`.
 
         Raises:
-            PeerFailedError: a worker is gone while gradients are in flight.
+            PeerFailedError: a worker is gone while gradients are in flight or tables are gathered.
         """
         state = full_optimizer_states(self.run.tables, self.optimizer, dict(self.optimizer.state_dict()))
         own: dict[str, Any] = {"steps": self.steps, "schedule": self.schedule.name}
@@ -536,7 +537,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Raises:
             InputError: the state was saved inside a round, and the schedule can resume only at the start of a round;
-                or the key `partreduce` has no step count.
+                or the dict is no state dict, or its key `partreduce` has no step count.
         """
         if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
             raise InputError("load_state_dict: holds no 'state' and 'param_groups'; give what state_dict() returned")
@@ -625,7 +626,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
 
     def __repr__(self) -> str:
-        """Describe the schedule, this worker's rank and the wrapped optimizer."""
         place = f"worker {self.rank} of {self.num_workers}"
         return f"DistributedOptimizer({self.schedule.name!r}, {place}, {self.optimizer!r})"
 
@@ -646,7 +646,7 @@ def _connecting(world: World, heartbeat: Heartbeat) -> Iterator[None]:
 
 
 def _prepare(world: World, schedule: Schedule, heartbeat: Heartbeat, *, own_process: bool, connects: bool) -> None:
-    """Create this worker's groups; a worker that joins a running job (not `connects`) does so later (see `Member`)."""
+    """Create this worker's groups; one that joins a running job (`connects` is False) does so later (see `Member`)."""
     world.signs = heartbeat
     if own_process:
         publish_stage(world.store, world.rank, "connected its groups")
@@ -660,7 +660,7 @@ def _run(
     plan: Schedule, reducer: Reducer, flat: FlatModel, optimizer: torch.optim.Optimizer, policies: Policies, *,
     tables: Tables, membership: FixedMembership,
 ) -> Run:  # fmt: skip
-    """Create the `Run`: the schedule, model, reducers and options from which the strategy's runner is built."""
+    """Create the `Run` for the strategy's runner: schedule, model, reducers and options."""
     nodes = plan.cluster.node_of().tolist()
     reducer.recorder.attach("run", lambda: {"schedule": plan.name, "words": describe(plan), "node_of": nodes})
     mean_reducers = [reducer, *([reducer.of(flat.buffer_buckets, "buffers")] if flat.buffer_buckets else [])]

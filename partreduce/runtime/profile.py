@@ -149,10 +149,7 @@ def profile(
 def _broadcast_fit(
     world: World, measured: Sequence[Measurement], cluster: Cluster, base: Hardware, device: torch.device
 ) -> Fit:
-    """Fit links of `base` to measured phases on rank 0, and broadcast them by a tensor on `device`; return the fit.
-
-    A fit takes seconds of processor time, for which workers of a node would compete.
-    """
+    """Fit links of `base` to measured phases on rank 0, and broadcast them by a tensor on `device`; return the fit."""
     known = torch.zeros(6 + len(measured), dtype=torch.float64, device=device)
     if world.rank == 0:
         fit = fit_hardware(measured, cluster, base)
@@ -324,7 +321,7 @@ def fit_hardware(measurements: Sequence[Measurement], cluster: Cluster, base: Ha
     measured = np.log([measurement.median for measurement in measurements])
 
     def usual(*, crossing: bool) -> float:
-        """Return the log of the median seconds per byte over phases whose groups cross nodes, or do not."""
+        """Return log(median seconds per byte / `INVERSE_SCALE`) of phases that cross nodes (or do not)."""
         rates = [m.median / m.size for m in measurements if _crosses(m.phase, cluster) == crossing]
         return float(np.log(np.median(rates) / INVERSE_SCALE)) if rates else 0.0
 
@@ -371,7 +368,7 @@ def _without_negligible(hardware: Hardware) -> Hardware:
 
 
 def cluster_of(world: World) -> Cluster:
-    """Return the job's cluster, from launchers' node numbers, nodes ordered by lowest rank; all workers call it."""
+    """Return the job's cluster, by launchers' node numbers, nodes ordered by lowest rank; all workers call it."""
     nodes: dict[str, list[int]] = {}
     own = os.environ.get(GROUP_RANK) or os.environ.get(SLURM_NODEID) or "0"
     for rank, node in enumerate(_gather_texts(world, "profile/node", own, range(world.size))):
@@ -391,7 +388,7 @@ def slurm_words(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def slurm_switches(world: World, cluster: Cluster) -> tuple[Switch, ...]:
-    """Return the switches that SLURM's topology plugin reports, without bandwidths, if any; all workers call it."""
+    """Return the switches, without bandwidths, that SLURM's topology plugin reports; all workers call it."""
     words = "\n".join(os.environ.get(name, "") for name in SLURM_TOPOLOGY)
     first = [cluster.workers_of(node)[0] for node in range(cluster.num_nodes)]
     return switches_of(_gather_texts(world, "profile/address", words, first))

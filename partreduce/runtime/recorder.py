@@ -46,7 +46,7 @@ class Operation:
 
     @property
     def rounds_before(self) -> int:
-        """Number of rounds before the operation: a member that ended the run after at most so many never started it."""
+        """Number of rounds before the operation; a member that took no more rounds than that never started it."""
         return self.round - self.lag
 
     def entered(self) -> str:
@@ -99,9 +99,9 @@ class Recorder:
         return operation
 
     def end(self, operation: Operation, outcome: str = "ok", *, times: tuple[float, float] | None = None) -> None:
-        """Mark an operation as ended, with `ok` or a failure as outcome.
+        """Mark an operation as ended now, with `ok` or a failure as outcome.
 
-        `times` are its start and end by `time.perf_counter`, if they were measured on the device; else it ends now.
+        `times` are its start and end by `time.perf_counter`, if they were measured on the device.
         """
         operation.end, operation.outcome = self.now(), outcome
         if times is not None:
@@ -152,7 +152,7 @@ class Recorder:
             return list(self._ring)
 
     def dump(self, reason: str) -> Path | None:
-        """Write the last operations and `reason` to `operations-RANK.json`; return its path, None if not written."""
+        """Write the last operations and `reason` to `operations-RANK.json`; return its path, or else None."""
         if self.directory is None:
             return None
         content = {"rank": self.rank, "reason": reason, "operations": [asdict(o) for o in self.last()]}

@@ -36,13 +36,13 @@ class ScheduleAverager:
     prefer it if the training loop may change.
 
     Args:
-        schedule: a schedule that averages parameters over groups, without overlap.
+        schedule: a Schedule or the path of a schedule file, which averages over groups, without overlap.
         warmup_steps: steps before the first round of the schedule, without averages.
         timeout: seconds that an average may wait for its members.
         world: connection to the other workers; by default from the process group or the launcher's environment.
 
     Raises:
-        InputError: a schedule that averages otherwise, or for another number of workers.
+        InputError: a schedule that averages otherwise, or for another number of workers; or negative `warmup_steps`.
     """
 
     @check_arguments
@@ -133,7 +133,7 @@ class ScheduleHookState:
         world: connection to the other workers; by default from the process group.
 
     Raises:
-        InputError: the schedule neither averages over groups nor averages gradients, or it overlaps averages with
+        InputError: a schedule that averages neither gradients nor over groups, or with delay, codec, tables or outer
             steps.
     """
 

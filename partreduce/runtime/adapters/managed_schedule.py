@@ -104,7 +104,7 @@ class TorchftSchedule:
             self._meet()
 
     def _meet(self) -> None:
-        """Average over the replicas the part of the model that the Manager's step count selects: a fragment, or all."""
+        """Average over the replicas the part (fragment, or whole model) that the Manager's step count selects."""
         self.manager.start_quorum()
         part = self._parts[(self.manager.current_step() - 1) % len(self._parts)]  # the first quorum is in `__enter__`
         sums = part.moved()
@@ -115,7 +115,7 @@ class TorchftSchedule:
 
 
 class _Part:
-    """A fragment of the model, or all of it, which is averaged by one all-reduce per (device, dtype)."""
+    """A fragment of the model, or the whole; each array of one device and dtype is averaged by one all-reduce."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], outer: OuterStep) -> None:
         self._outer = outer
@@ -132,14 +132,14 @@ class _Part:
         return [torch.cat([p.detach().reshape(-1) for p in alike]) for alike in self._alike]
 
     def moved(self) -> list[torch.Tensor]:
-        """Return flat tensors to all-reduce: parameters, or with an outer optimizer their change since its step."""
+        """Return flat tensors to all-reduce: parameters or, for outer steps, their change since the last one."""
         values = self._values()
         for value, outer_params in zip(values, self._outer_params, strict=False):
             value.sub_(outer_params)
         return values
 
     def take(self, means: list[torch.Tensor]) -> None:
-        """Set the parameters to `means`, or, with an outer optimizer, to the result of its step by the mean change."""
+        """Set the parameters to `means`, or to the result of an outer step by the mean changes `means`."""
         for index, (mean, alike) in enumerate(zip(means, self._alike, strict=True)):
             if self._outer_params:
                 outer_step(self._outer, mean, self._momenta[index] if self._momenta else None, None)

@@ -168,7 +168,7 @@ class DeviceChecks:
             oldest = next((one for one in pending if one.ended is None or not one.ended.query()), None)
             if oldest is None:
                 continue
-            # Twice the timeout, so that a training loop that calls `look` reports the failure first. An operation that
+            # Twice the timeout, so that a training loop that calls `check` reports the failure first. An operation that
             # overlaps a round has no deadline until it is complete on the host.
             why = self._why_not(oldest, oldest.since + self.timeout if oldest.ended is not None else float("inf"))
             with self._lock:

@@ -75,11 +75,11 @@ def reference(cluster: Cluster) -> Schedule:
 
 
 def probes(cluster: Cluster, *, steps: int, data: str) -> list[Schedule]:
-    """Return the schedules that a pilot compares: all-reduce every k steps, ring pairs, node-then-all, delayed.
+    """Return the schedules that a pilot compares: all-reduce every k steps, ring pairs, node-then-all, and delayed.
 
-    Their consensus distances differ by a factor of ten, to measure what consensus distance costs. Some are delayed by a
-    round, to separate the cost of the delay from that. `steps` is the length of a run; `data` says how samples are
-    distributed (see `run_pilot`). Raises InputError if the run is too short, or for data per node on one node.
+    Their consensus distances differ by a factor of ten, to measure what consensus distance costs. Some average a round
+    later, to measure what delay costs. `steps` is the length of a run; `data` says how samples are distributed (see
+    `run_pilot`). Raises InputError if the run is too short, or for data per node on one node.
     """
     if data == "per-node" and cluster.num_nodes == 1:
         raise InputError(
@@ -123,7 +123,7 @@ def node_then_all(cluster: Cluster) -> Schedule:
 
 
 def ring_pairs(cluster: Cluster, steps_per_round: int, *, late: bool = False) -> Schedule:
-    """Return a schedule in which pairs along the ring of ranks average after each round; with `late` a round later."""
+    """Return a schedule in which neighbors on the ring of ranks average in pairs, with `late` a round later."""
     n = cluster.num_workers
     first = [[i, i + 1] for i in range(0, n - 1, 2)]
     second = [[i, (i + 1) % n] for i in range(1, n - n % 2, 2)]

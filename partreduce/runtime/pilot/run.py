@@ -58,6 +58,9 @@ def run_pilot(
         then: called on worker 0 with the curves so far; returns further schedules to run, until it returns none.
         timeout: seconds that an average may wait for its members.
         progress: called with a line for each run.
+
+    Raises:
+        InputError: one worker, an unfit `build`, unequal jobs of one seed, or an infinite loss under all-reduce.
     """
     say = progress or (lambda _: None)
     where = cluster or cluster_of(_world(_built(build, seeds[0]), timeout))
@@ -82,9 +85,9 @@ def run_pilot(
 
 
 def is_harder(schedule: Schedule, unstable: Schedule) -> bool:
-    """Return whether a schedule need not be tried because `unstable`, whose rounds are at most as long, diverged.
+    """Return whether to leave out a schedule because `unstable`, whose rounds are at most as long, diverged.
 
-    Only schedules that both average with a delay, or both without, are compared.
+    Schedules that average with a delay are compared only with each other.
     """
     if schedule.strategy.averages_gradients or unstable.strategy.averages_gradients:
         return False  # the reference, or a pipeline, which is a kind of its own
@@ -93,10 +96,7 @@ def is_harder(schedule: Schedule, unstable: Schedule) -> bool:
 
 
 def check_other_start(earlier: Sequence[Curve], curve: Curve) -> None:
-    """Raise InputError if a run's first loss differs from that of an earlier run with the same seed.
-
-    The jobs of the two runs then differ, and their losses cannot be compared.
-    """
+    """Raise InputError if a run's first loss differs from that of an earlier run with the same seed."""
     start = next((other.losses[0] for other in earlier if other.seed == curve.seed), curve.losses[0])
     if not math.isclose(curve.losses[0], start, rel_tol=SAME):
         raise InputError(
