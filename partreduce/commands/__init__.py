@@ -146,11 +146,16 @@ def build_app(asked: str | None = None) -> typer.Typer:
     from importlib import import_module
 
     import typer
-    from typer.core import TyperCommand
+    from typer.core import TyperCommand, TyperGroup
 
     from partreduce.topo.errors import InputError
 
+    class Verbs(TyperGroup):
+        def get_params(self, ctx: Any) -> Any:  # noqa: ANN401 - of typer's own click
+            return _without_values(super().get_params(ctx))
+
     app = typer.Typer(
+        cls=Verbs,
         help="Design, prove and run the averaging schedule of a distributed training job.",
         epilog="Exit codes: " + ", ".join(f"{code} {words}" for code, words in EXIT_CODES.items()) + ".",
         no_args_is_help=True,
@@ -185,11 +190,7 @@ def build_app(asked: str | None = None) -> typer.Typer:
                 raise usage_error(error, ctx) from error
 
         def get_params(self, ctx: Any) -> Any:  # noqa: ANN401 - of typer's own click
-            parameters = super().get_params(ctx)
-            for parameter in parameters:
-                if getattr(parameter, "is_flag", False) and parameter.metavar is None:
-                    parameter.metavar = ""  # a flag takes no value, and the help would show `<bool>` as one
-            return sorted(parameters, key=_place_in_help)
+            return sorted(_without_values(super().get_params(ctx)), key=_place_in_help)
 
     def show_help() -> None:
         """Placeholder for a verb that the help only lists."""
@@ -245,6 +246,14 @@ def _keys(value: object) -> list[str]:
     """Return the keys in the value of a repeatable option, a list of texts `KEY=VALUE`; empty for other values."""
     entries = [str(entry).partition("=") for entry in value] if isinstance(value, list) else []
     return [key for key, sign, _ in entries if sign]
+
+
+def _without_values(parameters: list[Any]) -> list[Any]:
+    """Leave out of the help of flags the value `<bool>`, which they do not take; return the parameters."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+            parameter.metavar = ""
+    return parameters
 
 
 def _place_in_help(parameter: Any) -> int:  # noqa: ANN401 - of typer's own click

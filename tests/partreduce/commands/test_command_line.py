@@ -457,10 +457,11 @@ def test_the_content_of_a_file_is_no_value_of_the_command_line(capsys, tmp_path,
     ("import", ["metropolis|uniform|best-constant", "[default: metropolis]"]),
     ("measure", ["shuffled|per-worker|per-node", "[default: 60]"]),
     ("run", ["--nproc-per-node", "--simulate-nodes", "[default: 1]"]),
+    (None, ["--debug", "--version"]),
 ])  # fmt: skip
 def test_the_help_shows_choices_and_defaults(capsys, monkeypatch, verb, shown):
     monkeypatch.setenv("COLUMNS", "300")
-    said = ran(capsys, [verb, "--help"]).out
+    said = ran(capsys, [verb, "--help"] if verb else ["--help"]).out
     assert [words for words in shown if words not in said] == []
     assert "<bool>" not in said
 
