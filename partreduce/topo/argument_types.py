@@ -23,7 +23,7 @@ WAYS_OUT = {
     "Schedule": "partreduce.load_schedule(path) and partreduce.design(...) make one",
     "Hardware": "partreduce.Hardware(nic=partreduce.Link(...)) makes one",
 }
-"""How to make an instance of each class, by class name; error messages about a wrong type end with it."""
+"""For each class name, the text with which a type error ends: how to make an instance of that class."""
 
 
 def check_arguments(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -46,14 +46,14 @@ def check_arguments(function: Callable[Parameters, Result]) -> Callable[Paramete
 
 
 def check_fields(value: object) -> None:
-    """Check a dataclass's fields against their annotations, in `__post_init__`; raise InputError for a wrong type."""
+    """Raise InputError if a field of the dataclass instance `value` does not fit its annotation."""
     kind: Any = type(value)
     for name, hint in _field_hints(kind):
         check_type(f"{kind.__name__}: {name}", getattr(value, name), hint)
 
 
 def check_type(place: str, value: object, hint: object) -> None:
-    """Raise InputError if `value` does not fit the annotation `hint`; the message names the parameter, `place`."""
+    """Raise InputError if `value` does not fit the annotation `hint`; the message begins with `place`, its name."""
     if _fits(value, hint):
         return
     shown = " ".join(repr(value).split())
@@ -118,7 +118,7 @@ def _field_hints(kind: Any) -> tuple[tuple[str, Any], ...]:  # noqa: ANN401 - a 
 
 @functools.lru_cache
 def _hints_of(annotated: Any) -> dict[str, Any]:  # noqa: ANN401 - a function or a class
-    """Return the annotations of a function or class as types, by name.
+    """Return the types of a function's parameters or of a class's fields, by name.
 
     Annotations that use names imported only for type checkers are left out.
     """

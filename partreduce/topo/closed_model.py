@@ -38,7 +38,7 @@ def parse_fraction(value: object) -> Fraction:
     """Read an exact number from a document: an integer or a string such as "1/3".
 
     Raises:
-        ValueError: any other value; its message starts with "is", to be written after a path and a colon.
+        ValueError: any other value; the caller writes the value's path and a colon before the message.
     """
     if type(value) is int:
         return Fraction(value)
@@ -54,7 +54,7 @@ def parse_fraction(value: object) -> Fraction:
 
 
 def dump_fraction(value: Fraction) -> int | str:
-    """Return a fraction as JSON holds it: an integer if it is one below 2**53 in size, else a string such as "1/3"."""
+    """Return JSON of a fraction: an integer if whole and |value| < 2**53, else a string; ValueError above 64 digits."""
     if value.denominator == 1 and abs(value.numerator) < 2**53:
         return value.numerator
     if max(abs(value.numerator), value.denominator) >= 10**MAX_DIGITS:
@@ -63,7 +63,7 @@ def dump_fraction(value: Fraction) -> int | str:
 
 
 def custom_error(problem: str) -> PydanticCustomError:
-    """Return the error that a pydantic validator raises so that `problem` becomes the message of the DocumentError."""
+    """Return an error for pydantic validators to raise; `problem` becomes the message of the final DocumentError."""
     return PydanticCustomError("refused", "{problem}", {"problem": problem})
 
 
@@ -87,9 +87,9 @@ def known_members(data: object, known: Iterable[str]) -> object:
 
 
 def unknown(key: str, known: Iterable[str], word: str = "key") -> str:
-    """Return the error text for a `key` that is not in `known`: its new name, the closest known one, or all of them.
+    """Return the error text for an unknown `key`: its new name if it was renamed, the closest of `known`, or all.
 
-    `word` is "key", or the name of a member with an unknown value; the value is then passed as `key`.
+    For an unknown value, `key` is the value, `known` the valid values and `word` the name of the member that has it.
     """
     known = list(known)
     if sentence := renamed_key(key, known) if word == "key" else renamed_value(word, key):
@@ -138,14 +138,14 @@ Value = TypeVar("Value")
 
 
 def validate(model: type[Checked], value: object, place: str) -> Checked:
-    """Validate a parsed JSON value and return the model; a DocumentError names the invalid member, below `place`."""
+    """Return the model of a parsed JSON value at path `place`; raise DocumentError with an invalid member's path."""
     with translate_errors(value, place):
         return model.model_validate(value)
 
 
 @contextmanager
 def translate_errors(value: object, place: str) -> Iterator[None]:
-    """Context manager: turn pydantic's ValidationError for `value`, found at `place`, into a DocumentError."""
+    """Context manager: turn pydantic's ValidationError for the JSON `value` at path `place` into a DocumentError."""
     try:
         yield
     except ValidationError as error:
@@ -154,12 +154,12 @@ def translate_errors(value: object, place: str) -> Iterator[None]:
 
 @lru_cache
 def adapter(value: Any) -> TypeAdapter[Any]:  # noqa: ANN401 - a class of values
-    """Return the pydantic adapter that reads and writes instances of the class `value`; cached, as building is slow."""
+    """Return pydantic's TypeAdapter for the class `value`; cached, because building one is slow."""
     return TypeAdapter(value)
 
 
 def read_value(kind: type[Value], raw: object, place: str) -> Value:
-    """Build a `kind` from the JSON object of its fields; a DocumentError gives an invalid member's path in `place`."""
+    """Build a `kind` from `raw`, the JSON object at path `place`; raise DocumentError with an invalid member's path."""
     with translate_errors(raw, place):
         value: Value = adapter(kind).validate_python(as_tuples(raw))  # type: ignore[arg-type]  # classes are hashable
     return value
@@ -172,7 +172,7 @@ def dump_fields(value: object) -> Any:  # noqa: ANN401 - JSON
 
 
 def as_tuples(value: object) -> object:
-    """Return a JSON value with every list, at any depth, turned into a tuple, as frozen dataclasses hold them."""
+    """Return a JSON value with all lists, at any depth, replaced by tuples, which frozen dataclasses need."""
     if isinstance(value, dict):
         return {key: as_tuples(item) for key, item in value.items()}
     return tuple(map(as_tuples, value)) if isinstance(value, list) else value
@@ -199,9 +199,9 @@ def _first_error(errors: list[ErrorDetails], value: object, root: str) -> Docume
 
 
 def _walk(value: Any, location: tuple[int | str, ...]) -> list[int | str]:  # noqa: ANN401 - JSON, walked by a checked path
-    """Return the parts of pydantic's error location that exist in the document: keys and indices.
+    """Return those parts of pydantic's error `location` that are keys or indices in the document `value`.
 
-    The others are names that pydantic adds for the alternatives of a union.
+    Pydantic adds other parts to a location, such as names for the alternatives of a union.
     """
     path: list[int | str] = []
     for part in location:

@@ -165,7 +165,7 @@ class Cluster:
         return Cluster.irregular([node for node in kept if node])
 
     def shape(self) -> Cluster:
-        """Return the same cluster without its hardware, as a schedule file holds it."""
+        """Return the cluster without hardware, which is all that a schedule file states of it."""
         return self if self.hardware is None else replace(self, hardware=None)
 
     def same_shape(self, other: Cluster) -> bool:
@@ -173,7 +173,7 @@ class Cluster:
         return self.shape() == other.shape()
 
     def __str__(self) -> str:
-        """Return the shorthand that `parse` reads: `4x4`, or `3,3,2` for an irregular cluster."""
+        """Return a shorthand such as `4x4`, or node sizes such as `3,3,2` for an irregular cluster, without ranks."""
         if self.workers_per_node is not None:
             return f"{self.num_nodes}x{self.workers_per_node}"
         return ",".join(str(len(node)) for node in self.nodes or ())

@@ -5,26 +5,26 @@ from __future__ import annotations
 SCALE_BYTES = 4
 """Bytes of the float32 scale that every block stores."""
 LEVELS = {"int8": 127, "int4": 7}
-"""The largest absolute value of the integers to which a block codec rounds."""
+"""For int8 and int4, the largest absolute value of the integers to which they round."""
 LEAST_PEAK_EXPONENT = -119
 """A block whose largest absolute value is below 2 to this power is encoded as zeros."""
 NUMBER_BYTES = {"float16": 2, "bfloat16": 2, "int8": 1, "int4": 0.5}
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "int8": 2.0**127, "int4": 2.0**127}
-"""The largest absolute value that each codec encodes without overflow."""
+"""For each codec, the largest absolute value that it encodes without overflow."""
 
 
 def block_bytes(codec: str, count: int, block: int) -> int:
-    """Return the bytes on the wire of `count` numbers under int8 or int4, with one float32 scale per block.
+    """Return the bytes on the wire of `count` numbers under int8 or int4, with one float32 scale per `block` numbers.
 
-    A block has `block` numbers. Each takes 1 or 1/2 byte; all together are padded to a multiple of 4 bytes.
+    A number takes 1 or 1/2 byte; the numbers together are padded to a multiple of 4 bytes.
     """
     return -(-count // (8 if codec == "int4" else 4)) * 4 + SCALE_BYTES * -(-count // block)
 
 
 def row_bytes(codec: str, columns: int, *, element_bytes: int = 4) -> int:
-    """Return the bytes on the wire of an embedding table's row of `columns` numbers, unpadded; int8 adds one scale.
+    """Return the bytes on the wire of an embedding table's row of `columns` numbers; int8 adds one float32 scale.
 
-    Without a codec ("none") a number takes `element_bytes`.
+    Under the codec "none" a number takes `element_bytes`.
     """
     if codec == "none":
         return element_bytes * columns

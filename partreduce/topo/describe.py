@@ -39,7 +39,7 @@ from partreduce.topo.strategies.static import StaticGroups, partition_of
 LONGEST = 100
 """The largest number of characters of a line."""
 SHORT = 44
-"""The largest number of characters for the groups of a schedule whose line names other settings, too."""
+"""The most characters for the list of groups in the short form of a `static` schedule's line."""
 PUBLISHED_RATE = 0.7
 """DiLoCo's outer learning rate; the line names only other rates."""
 MOST_LEVELS = 3
@@ -53,7 +53,7 @@ Part = str | tuple[str, ...]
 def describe(schedule: Schedule) -> str:
     """Describe what a schedule averages and when, in one line of at most 100 characters.
 
-    The failure plan and the transport (except a codec) are left out: they change no average.
+    The failure plan and the all-reduce algorithm are left out: they change no average.
 
     Args:
         schedule: any Schedule.
@@ -172,10 +172,10 @@ def _key(phase: Phase | RulePhase) -> object:
 
 
 class _Shape(NamedTuple):
-    """The groups of a round that have the same shape.
+    """Groups of one round that have the same shape.
 
-    `workers` and `nodes` are those of one group, `whole` says whether a group holds all workers of its nodes, and
-    `members` counts the workers of all groups of this shape.
+    Each has `workers` workers on `nodes` nodes; `whole`: it has all workers of these nodes. `members` counts the
+    workers of all these groups together.
     """
 
     workers: int
@@ -185,9 +185,9 @@ class _Shape(NamedTuple):
 
 
 def _shapes(phase: Phase | RulePhase, cluster: Cluster, view: RuleView | None) -> list[_Shape]:
-    """Return the shapes of the groups of one round, each once. O(members log members) for explicit groups.
+    """Return the shapes of a round's groups: each once for explicit groups, one per block for a rule's phase.
 
-    `view` is the rule of a phase that is given by blocks, None for explicit groups.
+    `view` is the rule to which the phase belongs, None for explicit groups, which take O(members log members).
     """
     if not isinstance(phase, Phase):
         assert view is not None, "phases that are no explicit groups are rules"
@@ -207,9 +207,9 @@ def _shapes(phase: Phase | RulePhase, cluster: Cluster, view: RuleView | None) -
 
 
 def _sort_of(shapes: Sequence[_Shape], cluster: Cluster) -> tuple[str, int, int]:
-    """Return what a round averages, such as "all workers", and the sizes of its smallest and largest groups.
+    """Return the text of a round's groups, such as "all workers", and the sizes of the smallest and the largest.
 
-    The result is ("", 0, 0) if no worker averages.
+    `shapes` are those of the round's groups; without any the result is ("", 0, 0).
     """
     if not shapes:
         return "", 0, 0
@@ -252,7 +252,7 @@ def _groups(least: int, most: int) -> str:
 
 
 def _in_turn(schedule: Schedule, levels: Sequence[Level]) -> str:
-    """Return the text that lists each kind of averaging and how often it happens; "steps" is written only once."""
+    """Return a text such as "inside each node every 3 steps, all workers every 27"; "steps" is written only once."""
     assert isinstance(schedule.strategy, StaticGroups), "only static groups have levels"
     period = schedule.strategy.period
     if not levels:
@@ -274,7 +274,7 @@ def _in_turn(schedule: Schedule, levels: Sequence[Level]) -> str:
 
 
 def spacing(rounds: Collection[int], period: int) -> int:
-    """Return the constant distance between successive `rounds` of a repeating period; 0 if it is not constant."""
+    """Return the distance between successive `rounds`, indices in a period that repeats; 0 if distances differ."""
     gap, rest = divmod(period, len(rounds))
     return 0 if rest or any((index + gap) % period not in rounds for index in rounds) else gap
 
@@ -319,9 +319,9 @@ def _gap(sync: IterationGap) -> Iterator[Part]:
 
 
 def graph_of(edges: Round) -> str:
-    """Return the name of a round's graph with its article, such as "a ring".
+    """Return the name of a round's graph, such as "a ring", with its weights unless they are Metropolis weights.
 
-    An unnamed graph is described by its number of neighbors.
+    A graph without a name is described by its number of neighbors.
     """
     n, count = edges.num_workers, len(edges)
     if not count:
@@ -363,7 +363,7 @@ GRAPHS: dict[str, Callable[[int], list[Graph]]] = {
     "a torus": _grids(named.torus, 3),
     "a grid": _grids(named.grid, 2),
 }
-"""Named graphs, each with a function that builds its variants for a given number of workers."""
+"""For each graph's name, a function that returns all graphs of that name on a given number of workers."""
 
 
 def _dynamic(schedule: Schedule, strategy: DynamicGroups) -> Iterator[Part]:
@@ -411,7 +411,7 @@ KINDS: dict[str, Callable[..., Iterator[Part]]] = {
     Pairwise.kind: _pairwise,
     Server.kind: _server,
 }
-"""The function that yields the first parts of the line, for each kind of strategy."""
+"""For each kind of strategy, the function that yields the first parts of the line."""
 
 
 def _delays(schedule: Schedule, strategy: Strategy) -> Iterator[Part]:

@@ -41,7 +41,7 @@ class DocumentError(InputError):
     """A document breaks its format; `place` is a path such as `strategy.phases[2][0].group`, or `line:column`."""
 
     def __init__(self, place: str, problem: str, source: str = "") -> None:
-        """Build the message from its parts and keep them as attributes; `source` is the file's name."""
+        """Build the message "SOURCE: PLACE: PROBLEM" and keep its parts as attributes; `source` is the file's name."""
         super().__init__(": ".join(part for part in (source, place, problem) if part))
         self.place = place
         self.problem = problem
@@ -67,7 +67,7 @@ class RefutedError(PartreduceError):
 
 
 class UndecidedError(PartreduceError):
-    """A limit of time or size was reached before a proof or a counterexample was found."""
+    """A time or size limit was reached before a proof or a counterexample was found."""
 
     exit_code: ClassVar[int] = 3
 
@@ -113,7 +113,7 @@ class MissingDependencyError(PartreduceError):
 
 
 def of_type(value: Argument, kind: type[Any] | tuple[type[Any], ...], place: str, way_out: str) -> Argument:
-    """Return `value` if it is a `kind`; else raise an InputError that names the argument `place` and says `way_out`."""
+    """Return `value` if it is a `kind`; else raise InputError: the argument `place`, its type, the remedy `way_out`."""
     if not isinstance(value, kind):
         name = type(value).__name__
         raise InputError(f"{place}: is {'an' if name[0].lower() in 'aeiou' else 'a'} {name}; {way_out}")

@@ -29,7 +29,7 @@ def is_installed(module: str) -> bool:
 
 
 def missing(modules: Iterable[str], purpose: str) -> MissingDependencyError:
-    """Return the error which says that `purpose` needs these modules, and with which pip command to install them."""
+    """Return an error: `purpose` needs these `modules`, and the pip command that installs them. It is not raised."""
     names = [EXTRAS[module][0] for module in modules]
     extras = ",".join(dict.fromkeys(EXTRAS[module][1] for module in modules))
     words = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -18,7 +18,7 @@ from partreduce.topo.strategies.base import Averaging, HasGroups, Strategy
 from partreduce.topo.strategies.static import MAX_EXPLICIT_WORKERS, RulePhases, StaticGroups
 
 MAX_FAILURES = 4
-"""The most failures that a plan may cover: `verify` examines every combination of the failed workers' nodes."""
+"""The most failures that a plan may cover; `verify` checks every combination of nodes on which workers fail."""
 
 
 class SurvivorRule(Choice):
@@ -66,9 +66,9 @@ class FailurePlan(JsonObject):
 
 
 def check_failure_plan(plan: FailurePlan, cluster: Cluster, strategy: Strategy) -> None:
-    """Raise ScheduleError if the plan cannot be applied to the strategy.
+    """Raise ScheduleError if the plan cannot be applied to the strategy on this cluster.
 
-    `verify` checks that survivors reach consensus.
+    Whether survivors reach consensus is not checked here, but by `verify`.
     """
     check_planned(strategy)
     n = cluster.num_workers
@@ -102,7 +102,7 @@ def _mismatch(member: str, expected: str, got: object, way_out: str) -> Schedule
 def _first_overlap(cluster: Cluster, strategy: Strategy) -> int | None:
     """Return the index of the first phase in which two groups share a worker; None if there is none.
 
-    O(blocks) for rules (groups given by node digits), O(period · num_workers) for listed groups.
+    O(blocks) for rules, O(period · num_workers) for listed groups.
     """
     assert isinstance(strategy, HasGroups), "check_covered() lets only kinds with phases through"
     rule = strategy.rule(cluster, by_node=True)
@@ -127,14 +127,14 @@ class AfterFailure(Choice):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A row of the table of failures: how a run reacts (`answer`) under the strategies for which `applies` holds."""
+    """A row of the table of failures: the reaction of a run, `answer`, if `applies` is True for its strategy."""
 
     name: str
     answer: AfterFailure
     words: str
     """How survivors continue, or why they cannot; text of the documentation and of error messages."""
     place: str = ""
-    """Path in `strategy` of the feature that prevents continuing; empty if it is a feature of the run."""
+    """Path in `strategy` of the feature that prevents continuing; empty if no field of the strategy does."""
     is_: str = ""
     """The predicate of the error message about the value at `place`, such as "is per_layer"."""
     applies: Callable[[Strategy], bool] = lambda _: False
@@ -151,7 +151,7 @@ UNPLANNED = (
          "none is proved; leave failure_plan out, and survivors average all together",
          "payload.outer.outer_params", "is per_worker", lambda s: s.payload.outer.has_own_outer_params),
 )  # fmt: skip
-"""Features with which survivors can continue, but only without a failure plan."""
+"""Features with which survivors can continue, averaging all together, but no failure plan is valid."""
 CASES = (
     Case("allreduce of gradients", CONTINUES, "the step is done, or done again by the survivors; models stay equal"),
     Case("allreduce of parameters", CONTINUES, "the round is done, or done again by the survivors"),
@@ -186,7 +186,7 @@ CASES = (
     Case("a second DistributedOptimizer", RESTARTS, "it belongs to the second DistributedOptimizer of this process"),
     Case("groups of NCCL", RESTARTS, "its groups are not gloo's"),
 )  # fmt: skip
-"""Kinds and features, in the order of the checks: the first that applies says why survivors cannot continue."""
+"""Kinds and features in the order of the checks; the first that applies is the reason in the error message."""
 BY_NAME = {case.name: case for case in (*CASES, *UNPLANNED)}
 """Every row of the table of failures, by its name."""
 
@@ -197,12 +197,12 @@ def table() -> Iterator[tuple[str, str, str]]:
 
 
 def check_covered(strategy: Strategy) -> None:
-    """Raise ScheduleError if survivors of this strategy cannot continue."""
+    """Raise ScheduleError if survivors of this strategy cannot continue, with or without a failure plan."""
     _check(strategy, CASES)
 
 
 def check_planned(strategy: Strategy) -> None:
-    """Raise ScheduleError if this strategy cannot have a failure plan."""
+    """Raise ScheduleError if survivors of this strategy cannot continue, or not under a failure plan."""
     _check(strategy, (*CASES, *UNPLANNED))
 
 

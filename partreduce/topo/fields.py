@@ -44,7 +44,7 @@ Rounds = Annotated[int, Ge(0), Le(2**53 - 1)]
 
 
 class _Exactly:
-    """Annotation that makes pydantic read a field as `closed_model.Exact`: an integer or a fraction string."""
+    """Annotation: pydantic reads the field from an integer or a fraction string, as `closed_model.Exact`."""
 
     @staticmethod
     def __get_pydantic_core_schema__(source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -54,7 +54,7 @@ class _Exactly:
 
 
 Exact = Annotated[Fraction, _Exactly()]
-"""A fraction, exact in documents as well."""
+"""A Fraction; documents hold it as an integer or as a string such as "1/3"."""
 
 
 class Choice(StrEnum):
@@ -78,7 +78,7 @@ class JsonObject:
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
     place: ClassVar[str] = ""
-    """The path of the object in a schedule, such as `transport.`, for error messages."""
+    """The path in a schedule with which error messages about fields begin, such as `transport.`."""
 
     def __post_init__(self) -> None:
         """Convert strings to the enumeration members that they name, and check the ranges of numbers."""
@@ -110,7 +110,7 @@ class CheckedFields:
 
     __slots__ = ()
     place: ClassVar[str]
-    """The name of the class in error messages, such as `link.`."""
+    """The text with which error messages about fields begin, such as `link.`."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -118,7 +118,7 @@ class CheckedFields:
 
 
 class Arrays:
-    """Base of frozen dataclasses (eq=False) with array fields: equality and hash by content."""
+    """Base of frozen dataclasses with array fields, made with eq=False: it compares and hashes their contents."""
 
     __slots__ = ()
 
@@ -144,7 +144,7 @@ class Bulk:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Accept only instances that are already built."""
+        """Make pydantic accept only instances of the class, which `topo.document` builds before."""
         from pydantic_core import core_schema
 
         anything = core_schema.any_schema()  # a placeholder in the JSON Schema, replaced by `topo.document`
@@ -152,7 +152,7 @@ class Bulk:
 
 
 def check_ranges(value: object, error: type[InputError], place: str = "") -> None:
-    """Raise `error`, whose text begins with `place`, if a number in a dataclass is outside its field's range."""
+    """Raise an `error` beginning with `place` if a number in the dataclass instance is outside its field's range."""
     for name, least, most in _ranges(type(value)):  # type: ignore[arg-type]  # classes are hashable
         for number in _numbers(getattr(value, name)):
             if not least <= number <= most:
@@ -162,7 +162,7 @@ def check_ranges(value: object, error: type[InputError], place: str = "") -> Non
 
 
 def _numbers(value: object) -> Iterator[float]:
-    """Yield the numbers of a field's value: the value itself, or those in a tuple at any depth."""
+    """Yield the numbers in a field's value: the value itself, or the items of a tuple at any depth."""
     if isinstance(value, tuple):
         for item in set(value):
             yield from _numbers(item)
@@ -194,7 +194,7 @@ def _ranges(closed: Any) -> tuple[tuple[str, float, float], ...]:  # noqa: ANN40
 
 
 def _marks(hint: object) -> Iterator[object]:
-    """Yield the metadata of an annotation, including that of all its alternatives and items."""
+    """Yield the metadata of an annotation and of all types inside it, such as members of a union or items of a list."""
     yield from getattr(hint, "__metadata__", ())
     for part in get_args(hint):
         yield from _marks(part)

@@ -80,9 +80,9 @@ class Switch:
 
 
 def nesting_problem(switches: Sequence[Switch]) -> tuple[int, str] | None:
-    """Find the first switch that is neither nested in nor disjoint from another; return its index and the reason.
+    """Return a switch that partly overlaps another or has the same nodes, as (index, reason); None if there is none.
 
-    The result is None if all switches nest or are disjoint. O(sum of sizes).
+    The smallest switches are checked first. O(sum of sizes).
     """
     largest: dict[int, int] = {}
     for index in smallest_first(switches):
@@ -161,11 +161,11 @@ class Hardware(CheckedFields):
         return dict(self.node_inside).get(node, self.inside)
 
     def shared_switches(self, num_nodes: int) -> tuple[Switch, ...]:
-        """Return the switches that can slow a job down: with a costly uplink, and not above all nodes of the job."""
+        """Return the switches that can slow down a job: their uplinks take time, and some node is not below them."""
         return tuple(s for s in self.switches if s.uplink != Link() and len(s.nodes) < num_nodes)
 
     def is_free_of_bytes(self) -> bool:
-        """Whether no link takes time for bytes; the model's size then affects no time."""
+        """Whether all links have zero seconds per byte, so that no time depends on the model's size."""
         return self == self.without_bandwidths()
 
     def without_bandwidths(self) -> Hardware:
@@ -186,13 +186,13 @@ class Hardware(CheckedFields):
 
 
 USUAL = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9))
-"""The speeds that `partreduce design` assumes if the cluster does not state any."""
+"""The hardware that `partreduce design` assumes if the cluster states none."""
 
 
 def switches_above(switches: Sequence[Switch], num_nodes: int) -> npt.NDArray[np.int64]:
     """Return the switches above every node, shape (levels, num_nodes): indices into `switches`, −1 for no switch.
 
-    Row 0 holds the switches without switches below them; every other switch is in the row after its highest one below.
+    Row 0 holds the switches with no switch below them; any other is one row after the last row of those below it.
     The switches must nest or be disjoint.
     """
     largest: dict[int, int] = {}

@@ -45,9 +45,9 @@ class Operators:
     rank, which stands for the workers of that rank on all nodes. Workers, or local ranks, that are in the same groups
     in every round may share a place, which weighs as much as all of them.
 
-    `rounds` are groups of places, or graphs. `survives`, an array (groups, C) per round, is False where a group's mean
-    is zero on a class, because it averages over all values of a digit along which the class varies; None if places are
-    workers. `counts` (g,) is the number of workers, or of local ranks, of each place; None means 1 each.
+    `rounds` are groups of places, or graphs. `survives` has an array (groups, C) per round, False where a group's mean
+    is zero on a class because the group averages over a digit along which the class varies; None if places are workers.
+    `counts` (g,) is the number of workers, or of local ranks, of each place; None means 1 each.
 
     Raises:
         ScheduleError: two groups of one round share a worker.
@@ -66,10 +66,10 @@ class Operators:
     def of_rule(
         cls, rule: RuleView, classes: Sequence[Collection[int]], places: Sequence[Sequence[int]] | None = None
     ) -> Operators:
-        """Return the rounds of a rule (groups given by node digits) on some classes of values.
+        """Build the operators of a rule (groups given by node digits) on some classes of values.
 
-        The values of a class vary along exactly the node digits that its entry of `classes` lists. `places` lists the
-        local ranks of each place, which must be in the same blocks; by default every local rank is a place.
+        Each entry of `classes` lists the node digits along which that class varies, each of `places` the local ranks
+        of a place, which must be in the same blocks in every phase; by default every local rank is a place.
         O(phases · blocks · classes).
         """
         home = np.arange(rule.workers_per_node, dtype=np.int32)
@@ -114,7 +114,7 @@ class Operators:
         return result
 
     def exact(self, index: int, which: int = 0, onto: ExactMatrix | None = None) -> ExactMatrix:
-        """Return W of round `index` on class number `which`, in fractions, multiplied with the matrix `onto` if given.
+        """Return W · `onto` in fractions, with W that of round `index` on class number `which`; W if `onto` is None.
 
         O(entries of `onto`); for graphs O(edges · columns of `onto`).
         """
@@ -127,7 +127,7 @@ class Operators:
         return onto.averaged(((g.members, g.relaxation, lives) for g, lives in zip(step, alive, strict=True)), counts)
 
     def exact_period(self, which: int = 0, periods: int = 1) -> ExactMatrix:
-        """Return (W_T … W_1)^`periods`, the exact product of all rounds of these periods, on class number `which`."""
+        """Return (W_T … W_1)^`periods` in fractions on class number `which`, for the T rounds of a period."""
         product = ExactMatrix.identity(self.size)
         for t in range(len(self.rounds) * periods):
             if product.is_zero():
@@ -136,7 +136,7 @@ class Operators:
         return product
 
     def support(self) -> Flags:
-        """Return the Boolean matrix [i, j]: whether worker i's model after a period depends on worker j's before it.
+        """Return a Boolean matrix: whether worker i's model after a period depends on worker j's before it, at [i, j].
 
         The rounds must be graphs without negative weights.
         """
@@ -181,9 +181,9 @@ class Operators:
 def _of_blocks(
     phase: RulePhase, classes: Sequence[Collection[int]], home: npt.NDArray[np.int32]
 ) -> tuple[Phase, Flags]:
-    """Return the blocks of a rule's phase as groups of places, and where their means are not zero, shape (blocks, C).
+    """Return a rule's phase as groups of places, one per block, and `Operators.survives` of it, shape (blocks, C).
 
-    `home` is the place of every local rank. A mean is zero on a class if the block averages over a digit of the class.
+    `home` is the place of every local rank, `classes` the node digits along which each of C classes varies.
     """
     groups = sorted(
         (np.unique(home[list(block.local)]).tolist(), block.relaxation, block.across)
@@ -238,7 +238,7 @@ def period_product(schedule: Schedule, start: int = 0) -> Floats:
 
 
 def relaxations(schedule: Schedule) -> set[Fraction]:
-    """Return the distinct relaxation factors of all groups of a period; empty for weighted graphs."""
+    """Return the distinct relaxations of a period's groups; empty for strategies without fixed groups."""
     if (rule := schedule.rule()) is not None:
         return {block.relaxation for phase in rule.phases for block in phase if block.makes_groups}
     phases = schedule.phased.steps(schedule.cluster) if schedule.is_phased else ()
@@ -259,7 +259,7 @@ def is_doubly_stochastic(step: MixingStep) -> bool:
 
 
 def has_negative_entries(step: MixingStep) -> bool:
-    """Whether the mixing matrix has an entry < 0: by a relaxation > |G|/(|G|−1), an edge's weight, or an own weight."""
+    """Whether the mixing matrix has an entry < 0, from a relaxation > |G|/(|G|−1), an edge or a worker's own weight."""
     if isinstance(step, Phase):
         if step.relaxation is None:
             return False

@@ -79,9 +79,9 @@ class Phase(Arrays):
         sizes: npt.ArrayLike,
         relaxation: tuple[Fraction, ...] | None = None,
     ) -> Phase:
-        """Build a phase from flat arrays that are already sorted (members within groups, groups by first member).
+        """Build a phase from the concatenated `members` of all groups and the groups' `sizes`. O(size).
 
-        O(size).
+        They must be sorted as the class says; `relaxation` has one factor per group.
         """
         offsets = np.concatenate([[0], np.cumsum(np.asarray(sizes, dtype=np.int64))]).astype(np.int64)
         flat = np.ascontiguousarray(members, dtype=np.int32)
@@ -148,8 +148,8 @@ class Phase(Arrays):
     def averaged(self, values: Floats, survives: Flags | None = None, counts: Whole | None = None) -> Floats:
         """Return `values` after averaging, as `apply` does, but without the check that groups are disjoint.
 
-        Row i of `values` has the weight `counts[i]` in a mean, by default 1. `survives` (len(self), C) is False where
-        the mean of a group counts as zero in column c of values of shape (num_workers, C, ...).
+        Row i of `values` has the weight `counts[i]` in a mean, by default 1. Where `survives[g, c]` is False, 0 takes
+        the place of the mean of group g in `values[:, c]`; `survives` has shape (len(self), C).
         """
         result = np.array(values, dtype=np.float64)
         if not len(self):

@@ -19,7 +19,7 @@ Amount = Annotated[float, Ge(0)]
 
 @dataclass(frozen=True, slots=True)
 class Price(JsonObject):
-    """The steps that one unit of a metric adds, relative to All-Reduce's, with a 90 % confidence interval."""
+    """The steps to a loss that a unit of a metric adds, as a share of All-Reduce's, and a 90 % confidence interval."""
 
     value: Amount
     low: Amount
@@ -28,10 +28,10 @@ class Price(JsonObject):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe(JsonObject):
-    """One schedule that a pilot ran: its metrics, and its steps divided by All-Reduce's, measured once per seed.
+    """One schedule that a pilot ran: its metrics, and its steps to a loss divided by All-Reduce's, once per seed.
 
-    `late` is the consensus distance of its delayed averages on a curved loss (`topo.metrics.late_distance`), 0 if
-    synchronous. `sha256`, the hash of the schedule without name and transport, identifies it among candidates.
+    `late` is its late distance (defined in `topo.metrics.late_distance`), 0 if averages are synchronous. `sha256`, the
+    hash of the schedule without name and transport, identifies it among candidates.
     """
 
     schedule: Title
@@ -94,7 +94,7 @@ class Pilot(JsonObject):
 
     @property
     def cost(self) -> int:
-        """Steps that every worker took in the whole pilot, All-Reduce's runs included."""
+        """The steps that each worker took in all runs of the pilot, including those of All-Reduce."""
         return self.steps * len(self.seeds) * (1 + len(self.probes) + len(self.unstable))
 
     @property

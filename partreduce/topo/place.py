@@ -10,7 +10,7 @@ _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,60}")
 
 
 def child(place: str, key: str | int) -> str:
-    """Return the path of an item: `strategy` and `phases` give `strategy.phases`; `phases` and 2 give `phases[2]`."""
+    """Return the path of the item `key` of the value at `place`, such as `strategy.phases` or `phases[2]`."""
     if isinstance(key, int):
         return f"{place}[{key}]"
     if not _PLAIN.fullmatch(key):
@@ -19,7 +19,7 @@ def child(place: str, key: str | int) -> str:
 
 
 def format_value(value: object) -> str:
-    """Return a value as JSON text, cut to at most 60 characters."""
+    """Return a value as JSON text of at most 60 characters: cut, or only the size of a long list or object."""
     if isinstance(value, list | dict) and len(value) > 8:
         return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
     if isinstance(value, str) and len(value) > 50:

@@ -40,13 +40,13 @@ VALUES = {
 
 
 def renamed_key(key: object, known: Container[str]) -> str:
-    """Return a sentence with the new name of a file's `key`; empty if it was not renamed, or to none of `known`."""
+    """Return a sentence with the new name of a file's old `key`; empty if `key` has no new name among `known`."""
     new = KEYS.get(key, "") if isinstance(key, str) else ""
     return _sentence(key, new) if new in known else ""
 
 
 def renamed_value(key: str, value: object) -> str:
-    """Return a sentence with the new name of a renamed value of `key`; empty for any other value."""
+    """Return a sentence with the new name of an old `value` of the key `key`; empty if the value was not renamed."""
     new = VALUES.get(key, {}).get(value, "") if isinstance(value, str) else ""
     return _sentence(value, new) if new else ""
 

@@ -47,11 +47,9 @@ class Round(Bulk, Arrays):
         weights: Sequence[Fraction],
         weight_of: npt.ArrayLike,
     ) -> Round:
-        """Build a round from flat arrays in any order.
+        """Build a round from edges in any order, as arrays with the meaning of the fields. O(edges log edges).
 
-        Edge e has the weight `weights[weight_of[e]]`. O(edges log edges).
-
-        Unused and equal weights are merged, so that equal rounds compare equal.
+        Equal weights are merged and unused ones dropped, so that equal rounds compare equal.
 
         Raises:
             ScheduleError: a rank out of range, a self-loop, or an edge given twice.
@@ -87,7 +85,7 @@ class Round(Bulk, Arrays):
             yield source, target, self.weights[index]
 
     def surplus(self) -> dict[int, Fraction]:
-        """Return each worker's outgoing minus incoming weights if not 0; empty iff all columns of W sum to 1."""
+        """Return, by worker, outgoing minus incoming weights where not 0; empty iff all columns of W sum to 1."""
         result: dict[int, Fraction] = defaultdict(Fraction)
         for source, target, weight in self.edges():
             result[source] += weight
@@ -95,7 +93,7 @@ class Round(Bulk, Arrays):
         return {worker: given for worker, given in result.items() if given}
 
     def taken(self) -> dict[int, Fraction]:
-        """Return the sum of incoming weights of each worker that has any: 1 minus its own weight."""
+        """Return, by worker with in-edges, the sum of their weights, which is 1 minus the worker's weight on itself."""
         result: dict[int, Fraction] = defaultdict(Fraction)
         for _, target, weight in self.edges():
             result[target] += weight

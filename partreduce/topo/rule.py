@@ -41,7 +41,7 @@ class Block:
 
     @property
     def makes_groups(self) -> bool:
-        """Whether the block's groups have at least two workers; a single local rank inside each node has no partner."""
+        """Whether the block's groups have at least two workers: it has several local ranks or averages across nodes."""
         return len(self.local) > 1 or bool(self.across)
 
 
@@ -73,7 +73,7 @@ def representatives(nodes: Whole, radices: Sequence[int], across: Sequence[int])
 
 
 def nodes_of_group(node: int, radices: Sequence[int], across: Sequence[int]) -> tuple[int, ...]:
-    """Return all nodes that agree with `node` on the digits outside `across`, ascending. O(size)."""
+    """Return the nodes of a group that contains `node` and averages over the digits `across`, ascending. O(size)."""
     strides = strides_of(radices)
     nodes = [representative(node, radices, across)]
     for d in sorted(across):
@@ -165,7 +165,7 @@ class RuleView:
 
 
 def check_rule(phases: Sequence[RulePhase], cluster: Cluster, radices: Sequence[int]) -> None:
-    """Raise ScheduleError if the rule does not fit the cluster; blocks that share a local rank are left to `verify`."""
+    """Raise ScheduleError if the rule does not fit the cluster; `verify` rejects blocks that share a local rank."""
     if not cluster.is_regular:
         raise ScheduleError(f"rules need equally sized nodes; the cluster is {cluster}; use explicit groups")
     if any(radix < 2 for radix in radices) or prod(radices) != cluster.num_nodes:
@@ -197,11 +197,11 @@ def every_class(num_digits: int) -> Iterator[tuple[int, ...]]:
 
 
 def distinct_classes(rule: RuleView) -> list[tuple[int, ...]]:
-    """Return sets of node digits, one for each different class of values.
+    """Return sets of node digits, one for each group of classes with equal mixing matrices. O(2^k) for k digits.
 
-    The class of a set of digits holds the values that vary along exactly these digits of the node index. A block that
-    averages over one of them has the mean zero on the class. Classes on which the same blocks have the mean zero have
-    the same mixing matrices, so only the first of them is returned. O(2^k) for k digits.
+    The class of a set of digits holds the values that vary along exactly these digits of the node index. A block's mean
+    is zero on it if the block averages over one of them. Classes on which the same blocks have the mean zero have equal
+    matrices; the result has the first of them.
     """
     seen: dict[tuple[bool, ...], tuple[int, ...]] = {}
     for digits in every_class(rule.num_digits):

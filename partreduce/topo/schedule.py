@@ -23,7 +23,7 @@ from partreduce.topo.strategies.payload import PLAIN, Payload, Placement, TableP
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A schedule: which workers average with each other, and when. It is what is designed, proved, exported and run.
+    """A schedule: which workers average with each other, and when. Schedules are designed, proved, exported and run.
 
     `failure_plan` defines the schedule of the survivors when workers fail (`topo.survivors.after_failure`).
 
@@ -123,7 +123,7 @@ class Schedule:
     def rounds_to_connect(self) -> int:
         """Return the number of rounds until every worker has averaged with all others, directly or through others.
 
-        At most the period, even if it never happens; 1 with a prologue. O(rounds · num_workers).
+        If that does not happen within a period, return the period; 1 with a prologue. O(rounds · num_workers).
         """
         phased = self.phased
         last = 1 if phased.prologue else phased.period
@@ -139,8 +139,7 @@ class Schedule:
         """Return the rule of the schedule; None for explicit groups, graphs and groups formed at run time.
 
         A rule gives groups by the digits of node indices, for any number of nodes (`topo.rule`). With `by_node` its
-        nodes are those of the cluster; otherwise a strategy that treats all workers equally may count every worker as a
-        node.
+        nodes are those of the cluster; otherwise a rule over all workers (allreduce) may count each worker as a node.
         """
         return self.strategy.rule(self.cluster, by_node=by_node) if isinstance(self.strategy, HasGroups) else None
 
@@ -167,7 +166,7 @@ class Schedule:
         return steps_per_round if isinstance(steps_per_round, int) else steps_per_round[worker]
 
     def stepping_at(self, step: int) -> npt.NDArray[np.int64]:
-        """Return 1 for every worker that takes a step when the fastest workers take step `step`, else 0.
+        """Return 1 for each worker that takes a step while workers with most steps per round take step `step`, else 0.
 
         Shape (num_workers,). The steps of a worker with fewer steps per round are spread evenly over the round.
         """
@@ -177,7 +176,7 @@ class Schedule:
         return (at + 1) * worker_steps // longest - at * worker_steps // longest
 
     def num_distinct_phases(self) -> int:
-        """Return the number of distinct non-empty phases in a period: the communicator splits that a run needs."""
+        """Return the number of distinct non-empty phases in a period, each of which needs its own communicators."""
         return self.mixing.num_distinct_phases(self.cluster)
 
     @property
@@ -197,9 +196,9 @@ class Schedule:
 
     @property
     def meetings(self) -> Schedule:
-        """The schedule with plain means in place of outer steps, if each worker has its own outer parameters.
+        """The schedule itself or, if each worker has its own outer parameters, with plain means instead of outer steps.
 
-        Groups and rounds stay the same, so claims about who averages with whom are proved for this schedule.
+        Groups and rounds stay the same, so claims about who averages with whom are proved for the result.
         """
         if not self.strategy.payload.outer.has_own_outer_params:
             return self

@@ -12,7 +12,7 @@ from partreduce.topo.hardware import Switch
 
 
 def switches_of(addresses: Sequence[str]) -> tuple[Switch, ...]:
-    """Return the switches in SLURM's topology addresses of nodes 0, 1, …, lowest first, without bandwidths.
+    """Return the switches named in SLURM's topology addresses of nodes 0, 1, …, the lowest first, without bandwidths.
 
     An address is two lines: `s0.s4.node7` (SLURM_TOPOLOGY_ADDR, the highest switch first) and `switch.switch.node`
     (SLURM_TOPOLOGY_ADDR_PATTERN). Switches above all nodes are left out, since the job does not use their uplinks; of
@@ -32,7 +32,7 @@ def switches_of(addresses: Sequence[str]) -> tuple[Switch, ...]:
 
 
 def read_switches(path: Path, num_nodes: int, listed: str = "") -> tuple[Switch, ...]:
-    """Return the switches of a topology.conf above the nodes 0, 1, … of a job, without bandwidths.
+    """Return the switches above the nodes 0, 1, … of a job from the topology.conf at `path`, without bandwidths.
 
     Lines such as `SwitchName=s0 Nodes=n[0-3]` and `SwitchName=top Switches=s[0-1]` are read, other settings ignored.
     `listed` names the job's nodes in order, such as `n[0-3]`; by default they are all nodes of the file in its order.

@@ -42,9 +42,9 @@ def after_failure(schedule: Schedule, failed: Collection[int]) -> Schedule:
 
 
 def planned_failures(schedule: Schedule, plan: FailurePlan) -> Iterator[tuple[int, ...]]:
-    """Yield every failure that the plan covers, as sorted ranks.
+    """Yield every failure that the plan covers, as the sorted ranks of the failed workers.
 
-    First all sets of up to `plan.failures` workers, then nodes of more workers than that.
+    First all sets of up to `plan.failures` workers, then all workers of each node that has more than that.
     """
     n, cluster = schedule.num_workers, schedule.cluster
     for count in range(1, plan.failures + 1):
@@ -58,7 +58,7 @@ def after_failure_of_nodes(schedule: Schedule, count: int) -> Schedule:
     """Return the schedule of the survivors after `count` whole nodes fail, if it is the same for any `count` nodes.
 
     Raises:
-        ScheduleError: the plan does not cover this failure, or nodes are unequal.
+        ScheduleError: no plan covers this failure, nodes are unequal, or the result depends on which nodes fail.
     """
     cluster, plan = schedule.cluster, schedule.failure_plan
     if plan is None:
@@ -77,7 +77,7 @@ def after_failure_of_nodes(schedule: Schedule, count: int) -> Schedule:
 
 
 def _for_survivors(schedule: Schedule, failed: frozenset[int], rule: SurvivorRule) -> Schedule:
-    """Return the schedule of the survivors, with groups that `rule` forms."""
+    """Return the schedule without the workers `failed`; `rule` forms its groups."""
     cluster, strategy = schedule.cluster.without(failed), schedule.strategy
     steps_per_round = strategy.steps_per_round
     if not isinstance(steps_per_round, int):
@@ -120,7 +120,7 @@ def _without(failed: Collection[int], phases: Iterable[Phase]) -> GroupPhases:
 def _reapplied_phases(schedule: Schedule, failed: frozenset[int]) -> RulePhases | GroupPhases:
     """Return the schedule's rule on the nodes with survivors, numbered in their order, without the failed workers.
 
-    A rule gives groups by node digits. The result lists the groups if a node has failed and surviving workers.
+    The result is a rule, or lists of groups if some node has both failed and surviving workers.
     """
     cluster = schedule.cluster
     assert cluster.workers_per_node is not None, "check_failure_plan() refuses listed groups"

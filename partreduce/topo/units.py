@@ -68,7 +68,7 @@ def _parse_positive(text: str, units: dict[str, Fraction], what: str, example: s
 
 
 def _bits_or_bytes(unit: str, units: dict[str, Fraction]) -> list[str]:
-    """Return the units that a lower-case b may mean: `Gb/s` GB/s or Gbit/s, `Mb` as a size only MB; else nothing."""
+    """Return the `units` that an ambiguous `unit` with lower-case b may mean: GB/s and Gbit/s for `Gb/s`, else none."""
     prefix, _, rest = unit.partition("b")
     endings = (rest, "/s") if rest in ("", "/s") and "b" in unit else ()
     return list(
@@ -77,7 +77,7 @@ def _bits_or_bytes(unit: str, units: dict[str, Fraction]) -> list[str]:
 
 
 def _near(unit: str, units: dict[str, Fraction]) -> str | None:
-    """Return the one key of `units` that differs only in case or ending (MB/s for MBps); None for none or several."""
+    """Return the only one of `units` that equals `unit` up to case and ending (MB/s for MBps); None if not unique."""
     if unit.endswith("Bps"):
         unit = f"{unit.removesuffix('ps')}/s"
     written = {unit.casefold(), f"{unit}b".casefold(), f"{unit}/s".casefold()}
@@ -134,7 +134,7 @@ def parse_share(text: str) -> float:
 
 
 def format_quantity(value: float, units: dict[str, Fraction]) -> str | None:
-    """Return the shortest text of a number and one of the `units` that equals `value`; None if over 6 digits long."""
+    """Return the shortest exact text of `value` with one of the `units`, such as `10GB/s`; None above 6 digits."""
     if value and not 1e-12 <= value <= 1e18:
         return None
     exact, best = Fraction(value), ""

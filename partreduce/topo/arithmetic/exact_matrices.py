@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 LONG = 256
-"""Bits of the denominator above which averaging reduces the matrix."""
+"""The number of bits of the denominator above which averaging cancels common factors."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +77,7 @@ class ExactMatrix:
         return ExactMatrix(self.numerators * number.numerator, self.denominator * number.denominator)
 
     def reduced(self) -> ExactMatrix:
-        """Return the same matrix over its smallest denominator. O(entries) greatest common divisors."""
+        """Return the same matrix with the smallest possible denominator. O(entries) greatest common divisors."""
         common = int(np.gcd.reduce(self.numerators.ravel(), initial=self.denominator))
         return self if common == 1 else ExactMatrix(self.numerators // common, self.denominator // common)
 
@@ -101,9 +101,8 @@ class ExactMatrix:
     ) -> ExactMatrix:
         """Return W·self, where W averages disjoint groups of rows: x ← (1 − t)x + t·mean.
 
-        A group is (row indices, relaxation t, whether its mean survives). If the mean does not survive, because the
-        values that the matrix describes sum to zero over each group, the rows become (1 − t)x. Row i has the weight
-        `counts[i]` in a mean. O(columns) per member.
+        A group is (row indices, relaxation t, whether to add the mean); without the mean, which is then known to be
+        zero, rows become (1 − t)x. Row i has the weight `counts[i]` in a mean, by default 1. O(columns) per member.
         """
         sizes = np.ones(self.size, dtype=object) if counts is None else np.array(counts, dtype=object)
         listed = [(list(rows), relaxation, survives, sizes[list(rows)].sum()) for rows, relaxation, survives in groups]
@@ -120,7 +119,7 @@ class ExactMatrix:
         return result.reduced() if result.denominator.bit_length() > LONG else result
 
     def drawn(self, edges: Iterable[tuple[int, int, Fraction]]) -> ExactMatrix:
-        """Return W·self for one round of averaging over a graph.
+        """Return W·self, where W is a round of averaging over the graph with these edges.
 
         An edge (source, target, weight) moves row `target` by `weight` toward row `source`.
         """

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, solve
 
 GROWN = 1e70
-"""A power of P with an entry this large shows that P does not converge; its fourth power would overflow."""
+"""A power of P with an entry this large counts as divergent; it is far enough from overflow to be squared."""
 
 
 class SteadyState(NamedTuple):

@@ -12,7 +12,7 @@ RELATIVE, ABSOLUTE = 1e-9, 1e-12
 
 
 def dominates(better: Sequence[float], worse: Sequence[float]) -> bool:
-    """Whether every cost of `better` is at most the same cost of `worse`, up to rounding."""
+    """Whether every cost in `better` is at most the one at the same index in `worse`, up to rounding."""
     return all(a <= b + RELATIVE * abs(b) + ABSOLUTE for a, b in zip(better, worse, strict=True))
 
 
@@ -23,8 +23,8 @@ def non_dominated(
 ) -> list[T]:
     """Return the Pareto front of the options, in ascending order of the first cost.
 
-    Options with equal first cost are ordered by `ties`, then by position. Infinite costs count as equal. O(k log k) for
-    k options of two costs, O(k · size of the front) for more.
+    `costs` returns the costs of an option, to be minimized. Of options with equal costs only the first is kept, in the
+    order of `ties`, then of position. O(k log k) for k options of two costs, O(k · size of the front) for more.
     """
     ordered = sorted(((costs(option), option) for option in options), key=lambda pair: (pair[0], ties(pair[1])))
     front: list[tuple[tuple[float, ...], T]] = []
@@ -62,6 +62,6 @@ def scatter(front: list[T], at: Callable[[T], tuple[float, float]]) -> list[T]:
 
 
 def _spread(front: list[T]) -> list[T]:
-    """Reorder a list so that every prefix of the result is spread over the whole list."""
+    """Reorder a list so that every prefix is spread over it: multiples of falling powers of two, as indices."""
     powers = range(len(front).bit_length(), -1, -1)
     return [front[i] for i in dict.fromkeys(i for power in powers for i in range(0, len(front), 1 << power))]
