@@ -1,10 +1,10 @@
 """The canonical form of a schedule and its SHA-256, which workers compare at start-up and certificates name.
 
-Canonical means: UTF-8 JSON with sorted keys, no spaces and no `certificate`; members that equal their default are
-absent; a phase that repeats is listed each time; groups are ordered by their first member and ranks ascend; blocks,
-local ranks and digits ascend; a steps_per_round that is the same for all workers is one number; fractions are in lowest
-terms. So the hash depends neither on the order of groups in a file nor on its layout, and a member that a later version
-adds with a default changes no old hash.
+The canonical form is UTF-8 JSON with sorted keys, no spaces and no `certificate`; members that equal their default are
+absent; a repeated phase is written out each time; groups are ordered by their first member; ranks, blocks, local ranks
+and digits ascend; a steps_per_round that is the same for all workers is one number; fractions are in lowest terms. So
+the hash depends neither on the order of groups in a file nor on its layout, and a member that a later version adds with
+a default changes no old hash.
 
 The failure plan is part of the hash: survivors with different plans would average in different groups.
 """

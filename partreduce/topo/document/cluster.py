@@ -46,10 +46,10 @@ from partreduce.topo.place import child, format_value, shown_path
 def _quantity(
     parse: Callable[[str], float], base: str, *, bare: bool = False, least: float = 0.0, most: float = inf
 ) -> tuple[Any, Any]:
-    """Return the validator and JSON schema of a quantity given as text with its unit.
+    """Return the pydantic validator and the JSON schema of a number with a unit, such as "10GB/s".
 
-    The value must lie between `least` and `most` in units of `base`; with `bare`, a number without a unit is valid,
-    too.
+    `parse` reads the text; the result must lie between `least` and `most`. `base` is its unit, for messages. With
+    `bare` a plain number is also valid.
     """
 
     def check(value: object) -> float:
@@ -79,7 +79,7 @@ RankKey = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 
 
 class LinkModel(Model):
-    """A link: its latency and its bandwidth (`10GB/s`) or the inverse; without a bandwidth, bytes take no time."""
+    """A link: its latency, and its bandwidth (`10GB/s`) or the inverse; without either, bytes take no time."""
 
     bandwidth: Bandwidth | None = None
     seconds_per_byte: Seconds | None = None
@@ -95,7 +95,7 @@ class LinkModel(Model):
 
 
 class SwitchModel(LinkModel):
-    """A switch: its uplink and the nodes below it, directly or through other switches."""
+    """A switch: latency and bandwidth of its uplink, and the nodes below it, directly or through other switches."""
 
     nodes: list[Index] = Field(min_length=1)
 
@@ -120,7 +120,7 @@ class HardwareModel(Model):
 
 
 def hardware_value(model: HardwareModel, cluster: Cluster, place: str) -> Hardware:
-    """Build the Hardware of a validated document for this cluster; a DocumentError names a member below `place`."""
+    """Build the Hardware of `cluster` from a validated object at path `place`; raise DocumentError for bad ranks."""
     for name, listed, bound, word in (
         ("node_inside", model.node_inside, cluster.num_nodes, "node"),
         ("node_nic", model.node_nic, cluster.num_nodes, "node"),
@@ -186,7 +186,7 @@ def dump_hardware(hardware: Hardware) -> dict[str, Any]:
 
 
 def _text(value: float, names: dict[str, Any]) -> str:
-    """Return `value` with one of the units `names`: in few digits if these are exact, else in all digits."""
+    """Return `value` as exact text with one of the units `names` (unit → size): short if possible, else all digits."""
     units_of = {name: scale for name, scale in names.items() if name}
     base = next(name for name, scale in units_of.items() if scale == 1)
     return units.format_quantity(value, units_of) or f"{value!r}{base}"
@@ -227,7 +227,7 @@ DUMPS: dict[str, Callable[[Any], Any]] = {
     "layers": lambda sizes: sizes if isinstance(sizes, int) else [_text(size, units.SIZES) for size in sizes],
     "backward": float,
 }
-"""The function that converts each field of Hardware to JSON."""
+"""For each field of Hardware, the function that converts its value to JSON."""
 
 FORMAT = "partreduce.cluster"
 VERSION = 1
@@ -302,7 +302,7 @@ def cluster_of(raw: object) -> Cluster:
 
 
 def dump_cluster(cluster: Cluster) -> dict[str, Any]:
-    """Return the JSON object of a cluster; `cluster_of` reads it back to an equal cluster with equal hardware."""
+    """Return the JSON object of a cluster with its hardware; `cluster_of` reads it back to an equal cluster."""
     result: dict[str, Any] = {"format": FORMAT, "version": VERSION, **dump_shape(cluster)}
     if cluster.hardware is not None:
         result["hardware"] = dump_hardware(cluster.hardware)

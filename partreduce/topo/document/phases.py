@@ -28,9 +28,9 @@ _KEYS = {("group",), ("group", "relaxation"), ("relaxation", "group")}
 
 
 def is_clean(phase: object) -> TypeGuard[list[dict[str, Any]]]:
-    """Whether a parsed phase is certainly valid, without pydantic, which would take minutes for a million workers.
+    """Whether parsed JSON certainly has the form of explicit groups; a fast check, which ignores the range of ranks.
 
-    False does not mean invalid: the slow check by the pydantic model then finds and names the error, if there is one.
+    After False the slow check by pydantic, minutes for a million workers, decides and names the error, if any.
     """
     if type(phase) is not list or not set(map(type, phase)) <= {dict} or not set(map(tuple, phase)) <= _KEYS:
         return False
@@ -48,7 +48,7 @@ def is_clean(phase: object) -> TypeGuard[list[dict[str, Any]]]:
 
 
 def phase_of(phase: list[dict[str, Any]], num_workers: int, place: str) -> Phase:
-    """Build a Phase from parsed groups in any order; a DocumentError names an invalid rank below `place`."""
+    """Build a Phase from JSON groups in any order, at path `place`; raise DocumentError for an invalid rank."""
     groups = [item["group"] for item in phase]
     sizes = np.fromiter(map(len, groups), dtype=np.int64, count=len(groups))
     flat = np.fromiter(chain.from_iterable(groups), dtype=np.int64, count=int(sizes.sum()))
@@ -83,7 +83,7 @@ def _relaxation_of(phase: list[dict[str, Any]]) -> tuple[Fraction, ...] | None:
 
 
 def _sort_groups(num_workers: int, flat: Whole, sizes: Whole, relaxation: tuple[Fraction, ...] | None) -> Phase:
-    """Build a Phase from groups in any order, whose ascending members are concatenated in `flat`."""
+    """Build a Phase from groups of these `sizes` in any order; `flat` has all members, each group's ascending."""
     starts = np.cumsum(sizes) - sizes
     firsts = flat[starts]
     order = np.argsort(firsts, kind="stable")
@@ -102,7 +102,7 @@ def _sort_groups(num_workers: int, flat: Whole, sizes: Whole, relaxation: tuple[
 
 
 def plain_phase(phase: Phase) -> list[dict[str, Any]]:
-    """Return the groups of a phase as JSON objects; `relaxation` is left out where it is 1."""
+    """Return the groups of a phase as JSON objects, without `relaxation` where it is 1."""
     groups = _lists(phase)
     if phase.relaxation is None:
         return [{"group": group} for group in groups]
@@ -135,7 +135,7 @@ MAX_PERIOD = 2**18
 """The most phases of a period: checking more would take minutes, and no run could create that many groups."""
 
 MAX_UNROLLED = 2**24
-"""The most ranks after all repetitions are written out: about as many as a file of the default size limit lists."""
+"""The most ranks in phases with `repeat`, each repetition counted; about what a file of `MAX_BYTES` can list."""
 
 
 class BlockModel(Model):
@@ -157,7 +157,7 @@ class GroupModel(Model):
 
 
 def _quickly(phase: object, naming_check: ValidatorFunctionWrapHandler) -> list[dict[str, Any]]:
-    """Return a valid phase of explicit groups; run pydantic (`naming_check`) only if the fast check rejects it."""
+    """Return a valid phase of explicit groups; run pydantic, `naming_check`, only if `is_clean` is False."""
     if is_clean(phase):
         return phase
     return [item.model_dump(exclude_unset=True) for item in naming_check(phase)]
@@ -190,7 +190,7 @@ class RepeatedPhase(Model):
 
 
 def repeated_phase_schema(phase: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of an entry of `phases`: a phase, or an object of a phase and its repetitions."""
+    """Return the JSON Schema of an entry of `phases`, given that of a `phase`: a phase or a `RepeatedPhase`."""
     schema = RepeatedPhase.model_json_schema()
     schema["properties"]["phase"] = phase
     return {"anyOf": [phase, schema]}
@@ -199,8 +199,8 @@ def repeated_phase_schema(phase: dict[str, Any]) -> dict[str, Any]:
 def load_phases(raw: dict[str, Any], cluster: Cluster, place: str) -> RulePhases | GroupPhases:
     """Build the phases of a strategy's JSON object `raw`: rules if it has `node_radices`, else explicit groups.
 
-    `place` is the object's path in the file, for messages. Raises DocumentError for an invalid member. Whether groups
-    of a phase share a worker is checked later.
+    `place` is the object's path in the file. Raises DocumentError for an invalid member; groups that share a worker
+    are accepted here.
     """
     where = child(place, "phases")
     raw, counts = _take_repeats(raw, where)
@@ -224,9 +224,9 @@ def load_phases(raw: dict[str, Any], cluster: Cluster, place: str) -> RulePhases
 
 
 def _take_repeats(raw: dict[str, Any], where: str) -> tuple[dict[str, Any], list[int]]:
-    """Return a strategy's members with repetitions removed from `phases`, and the number of repetitions of each entry.
+    """Return a strategy's JSON object with each `RepeatedPhase` replaced by its phase, and each entry's repetitions.
 
-    Error messages about phases then count the entries of the file instead of the repeated phases.
+    `where` is the path of `phases`. Phases are checked before they are repeated, so messages count a file's entries.
     """
     listed = raw.get("phases")
     if not isinstance(listed, list):
@@ -242,9 +242,9 @@ def _take_repeats(raw: dict[str, Any], where: str) -> tuple[dict[str, Any], list
 
 
 def dump_phases(phases: RulePhases | GroupPhases) -> dict[str, Any]:
-    """Return the members `phases` and `node_radices` of a strategy's JSON object, in canonical order.
+    """Return the members of a strategy's JSON object that hold its phases, in canonical order.
 
-    Only rules (groups given by node digits) have radices; explicit phases stay `Phase` values.
+    Rules have `node_radices` and `phases`; explicit groups only `phases`, a list of `Phase` values, not yet JSON.
     """
     if len(phases) > MAX_PERIOD:
         raise ScheduleError(f"phases: has {len(phases)} entries; a document holds at most {MAX_PERIOD}")
@@ -285,7 +285,7 @@ GRAPH_MODELS = (RoundsMember,)
 
 
 def load_rounds(raw: dict[str, Any], cluster: Cluster, place: str) -> tuple[Round, ...]:
-    """Build the rounds of weighted averaging of a parsed strategy; a DocumentError names a member below `place`."""
+    """Build a strategy's rounds from `raw`, its JSON object at path `place`; raise DocumentError for invalid ones."""
     model = validate(RoundsMember, part_of(raw, "rounds"), place)
     return tuple(
         _round(graph, cluster.num_workers, child(child(place, "rounds"), t)) for t, graph in enumerate(model.rounds)
@@ -320,7 +320,7 @@ def _check_edges(bad: npt.ArrayLike, edges: Whole, place: str, rule: str) -> Non
 
 
 def dump_rounds(rounds: tuple[Round, ...]) -> dict[str, Any]:
-    """Return the member `rounds` of a strategy's JSON object."""
+    """Return a JSON object with the only member `rounds`, for a strategy of weighted averaging."""
     return {"rounds": [_dump_round(graph) for graph in rounds]}
 
 

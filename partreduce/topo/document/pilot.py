@@ -32,7 +32,7 @@ def load_pilot(path: str | os.PathLike[str]) -> Pilot:
 
     Raises:
         FileError: the file is absent or cannot be read.
-        DocumentError: a file that breaks the format.
+        DocumentError: the file breaks the format.
     """
     with in_file(shown_path(path)):
         return pilot_of(read_json(path))
@@ -49,7 +49,7 @@ def pilot_of(raw: object) -> Pilot:
 
 
 def _problems(pilot: Pilot) -> Iterator[tuple[str, str]]:
-    """Yield every inconsistency between members of a pilot, as (path of the member, what is wrong)."""
+    """Yield every contradiction between fields of a pilot, as (path of the member, error text)."""
     if (pilot.prices.drift is None) != (pilot.data == "shuffled"):
         yield "prices.drift", f"is for data that differ, and exactly for these; the data are {pilot.data}"
     for name in ("consensus_distance", "late", "drift", "averaging", "later"):

@@ -45,8 +45,8 @@ _HALF_OF_A_PAIR = re.compile("[\ud800-\udfff]")
 def descriptor_to_read(path: str | os.PathLike[str], standard: int = STDIN) -> int | None:
     """Return the open file descriptor that a path names: N for `/dev/fd/N`, `standard` for `-`; None for other paths.
 
-    The descriptor must not be opened again by name: a pipe opened without blocking is empty before its writer has
-    written, and its resolved name (`pipe:[123]`) does not exist.
+    Use the descriptor itself. To open it again by name fails for pipes: without blocking, a pipe is empty until its
+    writer has written, and its resolved name (`pipe:[123]`) does not exist.
     """
     text = os.fsdecode(os.fspath(path))
     if text == "-":
@@ -58,16 +58,16 @@ def descriptor_to_read(path: str | os.PathLike[str], standard: int = STDIN) -> i
 
 
 def descriptor_to_write(path: str | os.PathLike[str]) -> int | None:
-    """Return the open file descriptor that an output path stands for (`-`, `/dev/fd/N`); None for ordinary files."""
+    """Return the open file descriptor that an output path names: 1 for `-`, N for `/dev/fd/N`; None for other paths."""
     return descriptor_to_read(path, STDOUT)
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> bytes:
-    """Read a regular file, a link to one, or a descriptor (`/dev/fd/N`, `-`) of at most `max_bytes`.
+    """Read at most `max_bytes` from a regular file, a link to one, or a descriptor (`/dev/fd/N`, `-`).
 
     Raises:
         FileError: the file cannot be opened or read.
-        DocumentError: the file is larger, or not a regular file.
+        DocumentError: the content is larger, or the path is a folder, FIFO, socket or device.
     """
     source, connected = shown_path(path), descriptor_to_read(path)
     try:
@@ -115,14 +115,14 @@ def in_file(source: str) -> Iterator[None]:
 
 
 def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> object:
-    """Read and parse one JSON file, as strictly as `parse_json`; raise FileError if it cannot be read."""
+    """Read and parse a JSON file; raise FileError if it cannot be read, DocumentError as `parse_json` does."""
     return parse_json(read_bytes(path, max_bytes), max_bytes=max_bytes, source=shown_path(path))
 
 
 def parse_json(data: bytes, *, max_bytes: int = MAX_BYTES, source: str = "") -> object:
     """Parse one JSON document strictly: UTF-8, depth <= 32, no duplicate keys, no NaN, no |integer| >= 2**53.
 
-    O(len(data)) for any content. Error messages name the file `source`.
+    Raises DocumentError for any other content; its message names the file `source`. O(len(data)).
     """
     with in_file(source):
         text = decode(data, max_bytes=max_bytes)
@@ -158,7 +158,7 @@ def _parse(text: str, data: bytes, source: str) -> object:
 
 
 def _way_out(source: str) -> str:
-    """Return what to do about a file that is not JSON; its ending may show that it is another kind of file."""
+    """Return the remedy for a file that is not JSON, by the ending of its name `source` (.yaml, .yml, .py, other)."""
     if source.endswith((".yaml", ".yml")):
         return f"it looks like a cluster file; partreduce design {source} -o schedule.json makes a schedule for it"
     if source.endswith(".py"):
@@ -168,7 +168,7 @@ def _way_out(source: str) -> str:
 
 
 def decode(data: bytes, *, max_bytes: int = MAX_BYTES, source: str = "") -> str:
-    """Decode UTF-8 without a byte-order mark; raise DocumentError for other encodings and above `max_bytes`."""
+    """Decode UTF-8; raise DocumentError for other encodings, a byte-order mark, no text, or over `max_bytes`."""
     if len(data) > max_bytes:
         _too_large(len(data), max_bytes, source)
     if data.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")):
@@ -209,13 +209,13 @@ def check_depth(data: bytes) -> None:
 
 
 def _has_long_numbers(data: bytes) -> bool:
-    """Whether a number of the document could be out of range; only then the parser calls Python for each number."""
+    """Whether a number in JSON text may be out of range, so that the parser must check each, which is slow."""
     same = data.translate(_DIGITS)
     return b"0" * 16 in same or b"e000" in same or b"e+000" in same
 
 
 class _Fault(NamedTuple):
-    """A placeholder in the parsed value for something invalid, so that its path can be found afterwards."""
+    """A placeholder in the parsed value for an invalid part; `_faults_in` finds its path afterwards."""
 
     problem: str
 
@@ -226,7 +226,7 @@ class _TooManyFaultsError(Exception):
 
 @dataclass
 class _Hooks:
-    """Callbacks of the JSON decoder; they record errors instead of raising, as the decoder does not know the path."""
+    """Callbacks of the JSON decoder, which does not know paths: they put a `_Fault` into the value."""
 
     faults: list[_Fault]
 
@@ -294,7 +294,7 @@ def collector_paused() -> Iterator[None]:
 
 
 def is_file(text: str) -> bool:
-    """Whether a text names an existing file or is `-` (standard input); never raises."""
+    """Whether a text is the path of an existing file or folder, or `-` (standard input); never raises."""
     try:
         return text == "-" or Path(text).exists()
     except (OSError, ValueError):

@@ -29,7 +29,7 @@ class _Shape(Model):
     @model_validator(mode="before")
     @classmethod
     def _in_one_way(cls, data: object) -> object:
-        """Raise an error for a cluster written in two ways at once, or with a list as `workers_per_node`."""
+        """Return `data`; raise an error for a cluster with both `nodes` and counts, or a list as `workers_per_node`."""
         if not isinstance(data, dict):
             return data
         counts = [key for key in RegularShape.model_fields if key in data]
@@ -54,7 +54,7 @@ class RegularShape(_Shape):
 
 
 class ListedShape(_Shape):
-    """Nodes given by a list of ranks each, in the order of their local ranks."""
+    """Nodes given as lists of ranks; a rank's position in its list is its local rank."""
 
     nodes: Annotated[Listed[Annotated[Listed[Index], Field(min_length=1)]], Field(min_length=1)]
 
@@ -66,7 +66,7 @@ Shape = Annotated[
 
 
 def shape_value(model: RegularShape | ListedShape, place: str) -> Cluster:
-    """Build the Cluster of a validated `cluster` object; a DocumentError names an invalid member below `place`."""
+    """Build the Cluster of a validated `cluster` object at path `place`; raise DocumentError for impossible ranks."""
     try:
         if isinstance(model, ListedShape):
             return Cluster.irregular(model.nodes)
@@ -83,9 +83,9 @@ def dump_shape(cluster: Cluster) -> dict[str, Any]:
 
 
 def error_at(error: InputError, root: str, drop: str = "") -> DocumentError:
-    """Turn an InputError (`phases[0][1].local: problem`) into a DocumentError with this path below `root`.
+    """Return a DocumentError for an InputError such as `phases[0][1].local: problem`, with `root` before its path.
 
-    If the path starts with `drop`, that part is left out.
+    If the path starts with `drop`, that part is removed first.
     """
     if isinstance(error, DocumentError):
         return error
@@ -98,7 +98,7 @@ def error_at(error: InputError, root: str, drop: str = "") -> DocumentError:
 FORMAT = "partreduce.schedule"
 VERSION = 1
 ABSENT = FailurePlan(SurvivorRule.ALL_REDUCE, 1)
-"""A placeholder for the failure plan of a document without one; it is never used as a plan."""
+"""The default of `failure_plan` in a document without one; it only marks absence and is never used as a plan."""
 
 
 class ScheduleEnvelope(Model):
@@ -118,15 +118,15 @@ def load_schedule(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -
 
     Args:
         path: a regular file, or a link to one; `-` is standard input.
-        max_bytes: the size above which the file is refused unread; raise it for explicit files of a million workers.
+        max_bytes: the size above which the file is rejected unread; raise it to read groups of a million workers.
 
     Returns:
-        The Schedule, with its cluster, strategy, failure plan and certificate as far as the file has them.
+        The Schedule; failure plan and certificate are None if the file has none.
 
     Raises:
         FileError: the file is absent or cannot be read.
-        DocumentError: a file that breaks the format; one line with the file, the place and the rule. Overlapping
-            groups and schedules that never reach consensus do load: `verify` refutes them.
+        DocumentError: the file breaks the format; one line with the file, the place and the rule. Overlapping groups
+            and schedules that never reach consensus do load: `verify` refutes them.
     """
     of_type(path, (str, os.PathLike), "load_schedule", "give the path of a schedule file")
     return _parse(read_bytes(path, max_bytes), max_bytes, shown_path(path))
@@ -143,8 +143,8 @@ def parse_schedule(document: str | bytes | bytearray, *, max_bytes: int = MAX_BY
         The Schedule.
 
     Raises:
-        DocumentError: a document that breaks the format.
-        InputError: neither bytes nor text.
+        DocumentError: the document breaks the format.
+        InputError: the argument is neither bytes nor text.
     """
     if isinstance(document, str):
         # A lone surrogate is no character: it becomes bytes that raise an error as invalid UTF-8.
@@ -182,7 +182,7 @@ def schedule_of(raw: object) -> Schedule:
 
 
 def check_header(raw: object, name: str, version: int) -> dict[str, Any]:
-    """Return `raw` if it is an object with format `name` and version `version`; else raise DocumentError."""
+    """Return the object `raw`; raise DocumentError if it is none, or states another format or version."""
     if not isinstance(raw, dict):
         raise DocumentError("document", f'is {format_value(raw)}; it must be an object with "format": "{name}"')
     if "format" in raw and raw["format"] != name:
@@ -196,7 +196,7 @@ def check_header(raw: object, name: str, version: int) -> dict[str, Any]:
 
 
 def encodable(schedule: Schedule) -> dict[str, Any]:
-    """Return the JSON object of a schedule without members that equal their default; explicit phases stay `Phase`s."""
+    """Return a schedule file's object without default values; phases of explicit groups are still `Phase` values."""
     result: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -213,7 +213,7 @@ def encodable(schedule: Schedule) -> dict[str, Any]:
 
 @check_arguments
 def dump_schedule(schedule: Schedule) -> dict[str, Any]:
-    """Convert a schedule to plain dictionaries, lists, strings and integers; `parse_schedule` reads them back as JSON.
+    """Convert a schedule to dictionaries, lists, strings and numbers; `parse_schedule` reads their JSON text back.
 
     Args:
         schedule: any Schedule.

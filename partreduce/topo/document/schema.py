@@ -1,7 +1,7 @@
 """Generate the JSON Schemas of the file formats from the models that read the files.
 
 `python -m partreduce.topo.document.schema` writes them into `schemas/`; `--check` only reports outdated ones.
-`schemas/schedule.schema.json` is a link into the folder of the checker, which reads files with it.
+`schemas/schedule.schema.json` is a link into the folder of the checker, which validates files with it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def schedule_schema() -> dict[str, Any]:
 
 
 def _strategy_schemas(kind: Kind, definitions: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the JSON Schemas of one kind of strategy, one per form of its phases or rounds; add to `definitions`."""
+    """Return the JSON Schemas of a kind of strategy, one per form of its phases; add shared ones to `definitions`."""
     own = adapter(kind.value).json_schema()
     definitions |= own.pop("$defs", {})
     for value in get_args(Sync):  # `sync_schema` describes their form in documents
@@ -84,10 +84,9 @@ def _finish(schema: dict[str, Any], title: str, about: str | None) -> dict[str, 
 
 
 def _plainly(value: object) -> object:
-    """Return a schema without the titles that pydantic makes from field names and that differ between its versions.
+    """Return a schema without titles, which pydantic makes from field names, differently in its versions.
 
-    Defaults are written as in a file's canonical form: an exact number by its shortest spelling, and an object without
-    the members that have their own default, so as {}.
+    Defaults are written as in files: exact numbers in their shortest form, objects as {} because all members default.
     """
     if not isinstance(value, dict):
         return [_plainly(item) for item in value] if isinstance(value, list) else value
@@ -121,7 +120,7 @@ def stale(folder: Path = FOLDER) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the schemas, or with `--check` compare them; return the exit code."""
+    """Write the schemas, or with the argument `--check` compare them; return the exit code: 1 if any differs."""
     if arguments not in ([], ["--check"]):
         sys.stderr.write("usage: python -m partreduce.topo.document.schema [--check]\n")
         return 2

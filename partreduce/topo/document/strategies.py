@@ -1,7 +1,7 @@
 """Convert strategies from and to documents; pydantic validates JSON directly into the frozen dataclasses.
 
-A `Kind` describes the members that a document holds in another form than the dataclass: the phases of `static`, the
-rounds of `neighbor` (both read array by array) and the *sync* axis. All others are described by the dataclass itself.
+A `Kind` describes members with another form in documents than in the dataclass: the phases of `static` and the rounds
+of `neighbor`, which are read array by array. The member `sync` has another form, too; all others equal the fields.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ Raw = dict[str, Any]
 class Kind:
     """How documents hold one kind of strategy.
 
-    `bulk` names the field of the dataclass that documents hold as the members `keys`: `load(raw, cluster, place)`
+    `value` is its dataclass. Documents hold the field named `bulk` as the members `keys`: `load(raw, cluster, place)`
     builds the field, `dump(value)` returns the members, and `models` describe them for the JSON Schema, one for each
-    form. `canonical` sorts lists whose order has no meaning.
+    form. `canonical` sorts the lists of the JSON object whose order has no meaning.
     """
 
     value: type[Strategy]
@@ -59,7 +59,7 @@ class Kind:
 
 
 def _ascending_sides(dumped: Raw) -> Raw:
-    """Sort the active ranks, the two ranks of every edge, and the edges of a `pairwise` strategy."""
+    """Return a `pairwise` JSON object with active ranks, the two ranks of each edge, and edges in ascending order."""
     result = dumped | {"active": sorted(dumped["active"])}
     if "edges" in dumped:
         result["edges"] = sorted(sorted(edge) for edge in dumped["edges"])
@@ -81,7 +81,7 @@ KINDS: dict[str, Kind] = {
 
 
 def load_strategy(raw: Raw, cluster: Cluster, place: str) -> Strategy:
-    """Build a Strategy for this cluster from its parsed object; a DocumentError names a member below `place`."""
+    """Build a Strategy for `cluster` from its JSON object at path `place`; raise DocumentError for invalid members."""
     kind = _kind_of(raw, place)
     known = ["kind", *(field.name for field in fields(kind.value) if field.name != kind.bulk), *kind.keys]
     for key in raw:
@@ -109,7 +109,7 @@ def _kind_of(raw: Raw, place: str) -> Kind:
 
 
 def dump_strategy(strategy: Strategy) -> Raw:
-    """Return the JSON object of a strategy in canonical form; explicit phases stay `Phase` values."""
+    """Return a strategy's JSON object in canonical form; phases of explicit groups are still `Phase` values."""
     kind = KINDS[strategy.kind]
     result: Raw = {"kind": strategy.kind}
     for part in fields(strategy):
@@ -125,11 +125,11 @@ def dump_strategy(strategy: Strategy) -> Raw:
 
 Wait = DelayedMerge | Pipeline | IterationGap | PartialAllReduce
 WAITS: dict[str, type[Wait]] = {value.word: value for value in (DelayedMerge, Pipeline, IterationGap, PartialAllReduce)}
-"""Values of the *sync* axis that have members; documents hold them as `{word: {members}}`."""
+"""The classes of `sync` values with settings, by their word; documents hold them as `{word: {settings}}`."""
 
 
 def _load_sync(raw: object, place: str) -> Sync:
-    """Read the *sync* axis: `"synchronous"`, or an object such as `{"delay": 1}`; raise DocumentError for others."""
+    """Read `sync` at path `place`: `"synchronous"` or an object such as `{"delay": 1}`; else raise DocumentError."""
     if raw == "synchronous":
         return SYNCHRONOUS
     if isinstance(raw, dict) and list(raw) == ["delay"]:
@@ -186,7 +186,7 @@ def _one_member(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """Return a field's value as JSON: tuples as lists, enumeration members as words, objects without defaults."""
+    """Return a field's value as JSON: tuples as lists, enumerations as strings, objects without default values."""
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if isinstance(value, str):

@@ -42,7 +42,7 @@ def write_schedule(path: str | os.PathLike[str], schedule: Schedule) -> None:
 
 
 def schedule_text(schedule: Schedule) -> str:
-    """Return the text of a schedule file: one line per phase or round, keys in reading order."""
+    """Return the text of a schedule file, one line per phase or round; raise ScheduleError as `write_schedule` does."""
     try:
         document = encodable(schedule)
         # All but the strategy is checked with the reader, which is cheap; strategies are written in a closed form.
@@ -55,7 +55,7 @@ def schedule_text(schedule: Schedule) -> str:
 
 
 def pretty(document: dict[str, Any]) -> str:
-    """Return JSON text with one line for each key, phase and round; it ends with a newline."""
+    """Return a document as JSON text, one line for each key, phase, round, node and probe, with a final newline."""
     return _object(document, "") + "\n"
 
 
@@ -84,8 +84,8 @@ def _line(value: object) -> str:
 def write_file(path: str | os.PathLike[str], data: bytes) -> None:
     """Write bytes to a file atomically: to a temporary file in the same folder, flushed to the disk and then renamed.
 
-    All files that partreduce writes pass through here; the umask decides the file mode. Links are followed. `-`
-    (standard output), `/dev/fd/N` and targets that are not regular files (a FIFO) are written to directly.
+    The umask decides the file mode. Links are followed. `-` (standard output), `/dev/fd/N` and targets that are not
+    regular files (a FIFO) are written to directly. Raises FileError, or BrokenPipeError if a pipe's reader has closed.
     """
     connected = descriptor_to_write(path)
     target = Path(os.path.realpath(path))
@@ -108,7 +108,7 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def check_without_place(path: str | os.PathLike[str]) -> None:
-    """Raise FileError early for an output path that is a folder or whose folder does not exist."""
+    """Raise FileError if an output path is a folder or lies in no existing one; called before long computations."""
     if descriptor_to_write(path) is None:
         target = Path(os.path.realpath(path))
         if target.is_dir():

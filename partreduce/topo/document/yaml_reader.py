@@ -1,4 +1,4 @@
-"""Strict reading of YAML: the same values as JSON under the same limits, for small hand-written files.
+"""Strict reading of YAML: JSON's values and limits, but at most 1 MiB, for small hand-written files.
 
 Anchors, aliases (which can expand without limit), tags, several documents and deep nesting raise an error while
 PyYAML's event stream is scanned, without recursion; the values are then read from its tree of nodes. Scalars follow
@@ -28,7 +28,7 @@ _WORDS = {"true": True, "false": False, "null": None, "~": None, "": None}
 
 
 def parse_yaml(data: bytes, *, max_bytes: int = MAX_YAML_BYTES, source: str = "") -> object:
-    """Parse one YAML document strictly into values that JSON can hold; a DocumentError names the file `source`."""
+    """Parse one YAML document into values that JSON can hold; raise DocumentError, with the file name `source`."""
     with in_file(source):
         return _parse(decode(data, max_bytes=max_bytes), source)
 
@@ -81,7 +81,7 @@ def _line_column(mark: Any) -> str:  # noqa: ANN401 - two classes, of PyYAML and
 
 
 def _value_of(node: yaml.Node | None, place: str) -> Any:  # noqa: ANN401 - what JSON may hold
-    """Return the value of a YAML node. The recursion is bounded by `_check_events`."""
+    """Return the value of a YAML node at path `place`. `_check_events` has bounded the depth of this recursion."""
     import yaml
 
     if isinstance(node, yaml.SequenceNode):
@@ -100,7 +100,7 @@ def _value_of(node: yaml.Node | None, place: str) -> Any:  # noqa: ANN401 - what
 
 
 def _plain(text: str, place: str) -> object:
-    """Return the value of an unquoted scalar by YAML 1.2's core schema, with JSON's limits on numbers."""
+    """Return the value of an unquoted scalar by YAML 1.2's core schema; raise DocumentError beyond JSON's numbers."""
     problem = ""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]

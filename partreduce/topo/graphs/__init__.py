@@ -1,4 +1,4 @@
-"""Topologies: fixed graphs over the workers as edge arrays. `named` has graph families, `weights` mixing weights."""
+"""Graphs over the workers, as arrays of edges. `named` builds families of graphs, `weights` their mixing weights."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Graph(Arrays):
             )
 
     def require_undirected(self, purpose: str) -> None:
-        """Raise ScheduleError if the graph is directed; the message says that `purpose` needs an undirected one."""
+        """Raise ScheduleError "… `purpose` need an undirected graph" if an edge has no reverse."""
         if self.is_undirected:
             return
         n = np.int64(self.num_workers)

@@ -38,14 +38,14 @@ def complete(num_workers: int) -> Graph:
 
 
 def grid(rows: int, columns: int) -> Graph:
-    """Return the undirected grid: worker r·columns + c has edges to (r, c+1) and (r+1, c) where these exist."""
+    """Return the undirected grid: worker r·columns + c, at (r, c), has edges to (r, c+1) and (r+1, c) if they exist."""
     i = np.arange(rows * columns)
     right, down = i[i % columns < columns - 1], i[i // columns < rows - 1]
     return Graph.undirected(rows * columns, np.concatenate([right, down]), np.concatenate([right + 1, down + columns]))
 
 
 def torus(rows: int, columns: int) -> Graph:
-    """Return the grid closed in both directions, in which every worker has 4 neighbors; rows, columns ≥ 3.
+    """Return the torus: a `grid` with edges also from last to first in each row and column, degree 4; both sizes ≥ 3.
 
     With weights 1/5 its spectral gap is 1 − max |1 + 2cos(2πi/rows) + 2cos(2πj/columns)|/5 over (i, j) ≠ (0, 0).
     """
@@ -116,7 +116,7 @@ def double_ring(num_workers: int) -> Graph:
 
 
 def hop_figure_21(setting: str) -> Graph:
-    """Return one of the three graphs over 8 workers in Hop's Figure 21, reconstructed from the printed spectral gaps.
+    """Return the graph over 8 workers of a `setting` in Hop's Figure 21, reconstructed from the printed spectral gaps.
 
     Setting `a` is the ring-based graph; `b` and `c` join machines of 4, 2 and 2 workers by a ring. In `b` one gateway
     worker of each machine has both links, in `c` each link has its own workers. Hop's spectral gaps are 2/3, 1 − r with
@@ -147,8 +147,8 @@ def clustered_graph(
         inside: the graph over the workers of a node, `complete` or `ring`.
         across: the graph over the nodes, `complete` or `ring`.
         links: edges between two joined nodes, at most one for each pair of their workers.
-        ends: `spread` gives each edge between nodes its own workers as far as there are enough; `gateway` uses the
-            first worker of a node for all edges, so that there is one edge between two nodes.
+        ends: with `spread` the workers of a node take its edges to other nodes in turn; with `gateway` its first worker
+            takes all, so that two joined nodes have one edge and `links` has no effect.
     """
     pairs = [pair for node in nodes for pair in _join(node, inside)]
     used = [0] * len(nodes)  # edges across that end at each node so far; its workers take them in turn
@@ -167,7 +167,7 @@ def clustered_graph(
 
 
 def _join(members: Sequence[int], shape: str) -> list[tuple[int, int]]:
-    """Return the edges of a graph over these members, by `shape` complete or a ring; one edge for two members."""
+    """Return the edges of a graph over these members; `shape` is "complete" or "ring". Two members have one edge."""
     if shape == "complete" or len(members) < 3:
         return list(combinations(members, 2))
     return [(members[i], members[(i + 1) % len(members)]) for i in range(len(members))]

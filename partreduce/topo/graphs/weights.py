@@ -60,7 +60,7 @@ def metropolis(graph: Graph) -> Round:
 
 
 def uniform(graph: Graph) -> Round:
-    """Return the round in which every worker takes the plain mean of itself and its in-neighbors.
+    """Return the round in which every worker takes the plain mean of its own model and those of its in-neighbors.
 
     All weights are 1/(1 + in-degree), as in D-PSGD and Hop. Doubly stochastic on regular graphs only.
     Source: Lian et al., Can decentralized algorithms outperform centralized algorithms?, NeurIPS 2017.
@@ -71,20 +71,20 @@ def uniform(graph: Graph) -> Round:
 
 
 def _one_over_degrees(degrees: npt.NDArray[np.int64]) -> list[Fraction]:
-    """Return [1/(d + 1)] for every degree d from 0 to the largest."""
+    """Return the list of 1/(d + 1) for d from 0 to the largest of `degrees`."""
     return [Fraction(1, degree + 1) for degree in range(int(degrees.max(initial=0)) + 1)]
 
 
 def best_constant(graph: Graph) -> Round:
     """Return the round with `best_constant_weight` on every edge, as a fraction with denominator ≤ 10⁶.
 
-    It converges fastest among constant edge weights; self-weights may be negative.
+    Of all constant edge weights it has the smallest contraction; self-weights may be negative.
     """
     return constant(graph, Fraction(best_constant_weight(graph)).limit_denominator(10**6))
 
 
 def best_constant_weight(graph: Graph) -> float:
-    """Return the constant edge weight with the fastest convergence, 2/(λ₂ + λ_n) of the Laplacian. O(n³).
+    """Return the constant edge weight with the smallest contraction: 2/(λ₂ + λ_n), λ those of the Laplacian. O(n³).
 
     It is optimal among all symmetric weights on edge-transitive graphs. Raises ScheduleError for a directed or
     unconnected graph, and for more than 3,000 workers.

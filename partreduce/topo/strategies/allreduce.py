@@ -81,13 +81,13 @@ class AllReduce(HasGroups):
 
     @property
     def _relaxation(self) -> Fraction:
-        """The relaxation of the all-reduce: below 1 if workers keep a part of their own parameters (`sync.kept`)."""
+        """The relaxation of the group of all workers: 1 minus the weight of a worker's own parameters (`sync.kept`)."""
         return 1 - self.sync.kept
 
     def rule(self, cluster: Cluster, *, by_node: bool = False) -> RuleView | None:
-        """Return the all-reduce as a rule: one block (of groups given by node digits) over all workers.
+        """Return a rule with one phase and one block of all workers, in which each worker counts as a node.
 
-        Each worker counts as a node. With `by_node` the nodes are the cluster's; if these are unequal, return None.
+        With `by_node` the rule's nodes are those of the cluster; return None if these are unequal.
         """
         if not by_node:
             return RuleView((cluster.num_workers,), ((Block((0,), (0,), self._relaxation),),), 1)

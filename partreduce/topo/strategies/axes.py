@@ -1,6 +1,6 @@
-"""Two of the four axes of a strategy: *sync*, when averages apply, and *transport*, how the payload is sent.
+"""Values of two fields of every strategy: `sync`, when averages apply, and `transport`, how the payload is sent.
 
-The other two, *with whom* and *what*, are fields of the strategy kinds (docs/internals/architecture.md).
+With `payload`, what is averaged, and a kind's groups they are the four axes of docs/internals/architecture.md.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from partreduce.topo.strategies.waiting import Waiting
 
 @dataclass(frozen=True, slots=True)
 class Synchronous(Waiting):
-    """Every round waits for its averaging: x_{k+1} = W_k (x_k + u_k)."""
+    """Every round waits for its average: x_{k+1} = W_k (x_k + u_k), with u_k the steps of round k, W_k its matrix."""
 
     word: ClassVar[str] = "synchronous"
 
 
 @dataclass(frozen=True, slots=True)
 class DelayedAveraging(Waiting):
-    """The parameters at a round's start are averaged while the round computes: x_{k+1} = W_k x_k + u_k(x_k)."""
+    """The parameters at a round's start are averaged during its steps u_k: x_{k+1} = W_k x_k + u_k(x_k)."""
 
     word: ClassVar[str] = "delay"
 
@@ -136,15 +136,15 @@ WIDER = (
     "beyond 2 a step still takes the longer of computing and communicating, as a worker does one of each at a time, "
     "while gradients get older (Pipe-SGD, section 3.2)"
 )
-"""The paper's argument against overlapping more than two iterations, as a clause for warnings."""
+"""The end of a warning about `Pipeline.width` above 2: the paper's argument against it."""
 
 SYNCHRONOUS = Synchronous()
 Sync = Synchronous | DelayedAveraging | DelayedMerge | Pipeline | IterationGap | PartialAllReduce
-"""When the average of a round applies, and how old it may be."""
+"""The type of the field `sync`: when the average of a round applies, and how old it may be."""
 
 
 class AllReduceAlgorithm(Choice):
-    """The all-reduce algorithm of a group (costs: `topo.timing.cost`)."""
+    """The algorithm of an all-reduce; hierarchical: inside nodes, then across them (costs: `topo.timing.cost`)."""
 
     RING = "ring"
     HIERARCHICAL = "hierarchical"
@@ -157,9 +157,9 @@ class Codec(Choice):
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
     INT8 = "int8"
-    """Integers from -127 to 127 times a scale for each block of numbers."""
+    """Integers from -127 to 127, times one scale per block of numbers."""
     INT4 = "int4"
-    """Integers from -7 to 7 times a scale for each block, two in a byte."""
+    """Integers from -7 to 7, two in a byte, times one scale per block of numbers."""
 
     @property
     def has_blocks(self) -> bool:

@@ -1,8 +1,7 @@
 """The base classes of strategies: any strategy, one with fixed mixing matrices, and one with phases of groups.
 
-A strategy is one frozen dataclass with all its properties. Code that needs fixed rounds or groups gets the typed
-strategy from the schedule (`Schedule.mixing`, `Schedule.phased`), which raises if there are none; only registries name
-kinds.
+A strategy is one frozen dataclass with all its properties. Code that needs fixed rounds or groups takes the strategy
+from `Schedule.mixing` or `Schedule.phased`, which raise an error if there are none, instead of comparing kinds.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Averaging(Choice):
     MEAN = "mean"
     """The plain mean of the members' parameters: favors the data of workers that took more steps."""
     STEP_NORMALIZED = "step-normalized"
-    """Each member's progress of the round is divided by its steps_per_round and multiplied by the group's mean."""
+    """Each member's progress in the round is scaled by the group's mean steps_per_round over its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +56,9 @@ class Strategy(JsonObject, ABC):
     algorithms: ClassVar[tuple[AllReduceAlgorithm, ...]] = (AllReduceAlgorithm.RING,)
     """The all-reduce algorithms that this kind supports."""
     is_on_request: ClassVar[bool] = False
-    """Whether workers have no common rounds and request each averaging by a protocol at run time."""
+    """Whether workers request each average at run time, by a protocol, instead of having common rounds."""
     needs_generator: ClassVar[bool] = False
-    """Whether a run needs the group generator, a service."""
+    """Whether a run needs the group generator, the service that forms dynamic groups."""
     averages_everyone: ClassVar[bool] = False
     """Whether every round averages over all workers."""
 
@@ -141,13 +140,13 @@ class Strategy(JsonObject, ABC):
             self.check_outer_settles(relaxations)
 
     def check_outer_settles(self, relaxations: Collection[Fraction]) -> None:
-        """Raise ScheduleError if shared outer parameters would diverge from the workers' mean.
+        """Raise ScheduleError unless shared outer parameters are sure to converge to the workers' mean.
 
-        `relaxations` are those of the rounds that average over all workers. With e = mean - outer parameters, outer
-        momentum b and alpha = 1 - relaxation, such a round without gradients maps (e, b) linearly; by Jury's criterion
-        the spectral radius of the map is below 1 if and only if alpha * lr < (1 + alpha) * (1 + momentum), with
-        alpha * lr * (1 + 2 momentum) on the left under Nesterov. Without momentum this also holds for rounds with
-        different relaxations in turn.
+        `relaxations` are those of the rounds that average over all workers; with momentum they must be equal. With
+        e = mean - outer parameters, outer momentum b and alpha = 1 - relaxation, a round of all workers without
+        gradients maps (e, b) linearly; by Jury's criterion the spectral radius of the map is below 1 if and only if
+        alpha * lr < (1 + alpha) * (1 + momentum), with alpha * lr * (1 + 2 momentum) on the left under Nesterov.
+        Without momentum this also holds for rounds with different relaxations in turn.
         """
         outer = self.payload.outer
         for alpha in sorted(1 - relaxation for relaxation in relaxations):
@@ -170,7 +169,7 @@ class Strategy(JsonObject, ABC):
             )
 
     def _check_turns(self) -> None:
-        """Raise ScheduleError unless each fragment is averaged once per round and merged before it is sent again."""
+        """Raise ScheduleError unless each fragment can be averaged once per round and merged before its next one."""
         sync, count = self.sync, self.payload.num_fragments
         if count > 1 and (reason := self.fragments_unsupported_reason()):
             raise ScheduleError(f"payload.fragments: are {count}; {reason}")
@@ -189,15 +188,15 @@ class Strategy(JsonObject, ABC):
             )
 
     def fragments_unsupported_reason(self) -> str:
-        """Return why the model cannot be averaged in fragments in turn; empty if it can."""
+        """Return the reason why the model cannot be averaged in fragments in turn, as a clause; empty if it can."""
         return f"strategy {self.kind!r} averages whole models; take allreduce or static, or leave them out"
 
     def own_outer_params_unsupported_reason(self) -> str:
-        """Return why workers or groups cannot have separate outer parameters; empty if they can."""
+        """Return the reason why workers cannot have their own outer parameters, as a clause; empty if they can."""
         return f"workers of strategy {self.kind!r} have no fixed groups, or share the outer parameters; take static"
 
     def tables_unsupported_reason(self) -> str:
-        """Return why embedding tables cannot be exchanged separately; empty if they can."""
+        """Return the reason why embedding tables cannot be exchanged separately, as a clause; empty if they can."""
         if self.protocol:
             waiting = f"with sync.{self.sync.word}" if self.sync.protocol else f"of strategy {self.kind!r}"
             return f"workers {waiting} have no common steps; take allreduce, static or neighbor, synchronously"
@@ -206,7 +205,7 @@ class Strategy(JsonObject, ABC):
         return ""
 
     def codec_unsupported_reason(self, cluster: Cluster) -> str:  # noqa: ARG002 - some kinds look at their groups
-        """Return why the strategy cannot use a lossy codec; empty if it can."""
+        """Return the reason why the strategy cannot use a lossy codec on this cluster, as a clause; empty if it can."""
         return (
             f"strategy {self.kind!r} sends parameters, and rounded parameters lose every update that is smaller than "
             "their last digit (static and allreduce have rounds of all, and round what was added since); leave it out"
@@ -214,7 +213,7 @@ class Strategy(JsonObject, ABC):
 
     @abstractmethod
     def check_kind(self, cluster: Cluster) -> None:
-        """Raise ScheduleError for violations of rules that only this kind has; called by `check`."""
+        """Raise ScheduleError if a rule is broken that only this kind of strategy has; `check` calls it."""
 
     @property
     def step_counts(self) -> tuple[int, ...]:
@@ -229,12 +228,12 @@ class Strategy(JsonObject, ABC):
 
     @property
     def is_delayed(self) -> bool:
-        """Whether the average of a round is computed during later rounds, instead of at the end of the round."""
+        """Whether averages, of parameters or gradients, are applied at least one round late."""
         return self.sync.lag > 0
 
     @property
     def takes_turns(self) -> bool:
-        """Whether averaging starts or ends inside a round, because of fragments or of a delayed merge."""
+        """Whether averages are sent or merged inside a round, because of fragments or of a delayed merge."""
         return self.payload.num_fragments > 1 or isinstance(self.sync, DelayedMerge)
 
     @property
@@ -244,7 +243,7 @@ class Strategy(JsonObject, ABC):
 
     @property
     def mixes_late(self) -> bool:
-        """Whether a round averages the parameters of its start, x_{k+1} = W_k x_k + u_k, which changes every metric."""
+        """Whether parameters, not gradients, are averaged a round late: x_{k+1} = W_k x_k + u_k."""
         return self.is_delayed and not self.sync.delays_gradients
 
     @property
@@ -259,7 +258,7 @@ class Strategy(JsonObject, ABC):
 
     @property
     def sends_layers(self) -> bool:
-        """Whether gradients are sent layer by layer during the backward pass."""
+        """Whether gradients may be sent layer by layer during the backward pass (`GradientBuckets.PER_LAYER`)."""
         return False
 
     def relaxations_of_all(self, cluster: Cluster) -> set[Fraction]:  # noqa: ARG002 - some kinds look at their groups
@@ -268,9 +267,9 @@ class Strategy(JsonObject, ABC):
 
     @property
     def tolerates_absence(self) -> bool:
-        """Whether workers can continue for some rounds after a worker has failed, until they need its messages.
+        """Whether workers continue for some rounds after a worker has failed, until they need its messages.
 
-        Under Hop, the settings for backup workers, staleness and tokens limit how long.
+        They do under an iteration gap; its backup, staleness and tokens limit how long.
         """
         return isinstance(self.sync, IterationGap)
 
@@ -282,7 +281,7 @@ class Strategy(JsonObject, ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HasMixingMatrix(Strategy):
-    """A strategy with rounds that are fixed in advance, and so with a period, mixing matrices and metrics.
+    """A strategy with a period of phases or graphs; with most settings it has mixing matrices (`Schedule.is_mixing`).
 
     `steps` and `phase` raise ScheduleError for a rule phase whose blocks overlap.
     """
@@ -303,7 +302,7 @@ class HasMixingMatrix(Strategy):
 
     @abstractmethod
     def num_distinct_phases(self, cluster: Cluster) -> int:
-        """Return the number of distinct non-empty rounds in a period: the communicator splits that a run needs."""
+        """Return the number of distinct non-empty rounds in a period, each of which needs its own communicators."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,7 +322,7 @@ class HasGroups(HasMixingMatrix):
         """Return the phases as a rule, groups given by node digits (`topo.rule`); None for explicit groups.
 
         With `by_node` the rule's nodes are those of the cluster, as needed for steps per round and links; otherwise a
-        strategy that treats all workers equally may count every worker as a node, which keeps proofs small.
+        rule over all workers may count every worker as a node, which keeps proofs small.
         """
 
     def steps(self, cluster: Cluster) -> tuple[Phase, ...]:

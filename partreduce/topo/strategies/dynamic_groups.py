@@ -22,12 +22,12 @@ class GroupSplit(Choice):
     GLOBAL = "global"
     """All idle workers are divided into random groups at once, so that later requests find their group ready."""
     INTER_INTRA = "inter-intra"
-    """All idle workers at once: first node heads across nodes and the others inside their node, then all inside nodes.
+    """Groups of all idle workers: of one per node across nodes and of the others inside nodes; then all of each node.
     """
     NODE_THEN_ALL = "node-then-all"
-    """One group of the idle workers on the requesting worker's node.
+    """One group of the idle workers on the requesting worker's node, without slow ones.
 
-    Every `all_every` rounds one group of all workers except slow ones instead.
+    Every `all_every` rounds it is one group of all workers except slow ones.
     """
 
 
@@ -35,11 +35,11 @@ class SlowWorkerPolicy(Choice):
     """How the group generator answers a request of a worker that lags behind."""
 
     PAPER = "paper"
-    """The published rule: a requesting worker starts a division, however far it lags behind."""
+    """The published rule: its request forms groups as `GroupSplit` says, however far it lags behind."""
     PAIR_LOCALLY = "pair_locally"
-    """A worker that lags by the slow threshold or more gets one small group on its own node and starts no division."""
+    """A worker `slow_threshold` rounds or more behind gets one small group, on its own node unless alone there."""
     DEFER = "defer"
-    """As pair_locally, but the small group is drawn once the lagging worker has computed: no worker waits for it."""
+    """A worker with long compute times gets a small group only when it has computed, so that no worker waits for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,17 +47,17 @@ class DynamicGroups(Strategy):
     """Groups of `group_size` workers drawn at run time; `seed` fixes the draw, not the order of requests.
 
     `slow_threshold` is the paper's filter: worker w is left out of a group requested by worker i if c_i − c_w ≥
-    slow_threshold, where c counts rounds (None: no filter). `all_every`, for the division node-then-all, is the number
-    of rounds between two groups of all workers. `max_known` bounds the distinct groups of a worker, and so the cost of
-    communicators: a worker with that many is only drawn into groups that exist (None: no bound); draws then depend on
-    the past. `steps_per_round` is Prague's section length.
+    slow_threshold, where c counts rounds (None: no filter); defer filters by compute times instead. `all_every`, for
+    the division node-then-all, is the number of rounds between two groups of all workers. `max_known` bounds the
+    distinct groups, and so the communicators, of a worker: with that many it is only drawn into these (None: no bound).
+    `steps_per_round` is Prague's section length.
     """
 
     kind: ClassVar[str] = "dynamic_groups"
     is_on_request: ClassVar[bool] = True
     needs_generator: ClassVar[bool] = True
     sync_types: ClassVar[tuple[type[Sync], ...]] = (Synchronous,)
-    """Only synchronous: a snapshot would have to be averaged before the generator has formed its group."""
+    """Only synchronous: a delayed average starts with the round, before the generator has formed the group."""
     algorithms: ClassVar[tuple[AllReduceAlgorithm, ...]] = (AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)
 
     group_size: Annotated[Count, Ge(2)] = 3
@@ -82,7 +82,7 @@ class DynamicGroups(Strategy):
                 )
 
     def codec_unsupported_reason(self, cluster: Cluster) -> str:  # noqa: ARG002 - the same for all clusters
-        """Return why the strategy cannot use a lossy codec: no round is sure to make all workers equal."""
+        """Return the reason why no lossy codec is supported: no round is sure to make all workers equal."""
         return (
             f"strategy {self.kind!r} sends parameters, of which only what was added since all were equal may be "
             "rounded, and its groups may leave out any worker that is slow or failed; leave it out"

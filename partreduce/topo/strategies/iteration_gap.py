@@ -1,4 +1,4 @@
-"""Hop's value of the *sync* axis: workers advance asynchronously, and token queues bound the gap between neighbors.
+"""Hop as a value of `sync`: workers advance asynchronously, and token queues bound the gap between neighbors.
 
 Source: Luo, Lin, Zhuo, Qian, Hop: heterogeneity-aware decentralized training, ASPLOS 2019.
 """
@@ -33,11 +33,11 @@ class EdgeWeighting(Choice):
     """The weight of a received update in a worker's average."""
 
     GRAPH = "graph"
-    """The weights of the graph's edges; the weight of an unused update is added to the worker's own."""
+    """The weights of the graph's edges; a worker adds the weights of updates that it does not use to its own."""
     UNIFORM = "uniform"
     """Equal weights for every update that is used and for the worker itself (Hop, equation 1)."""
     ITERATION = "iteration"
-    """An update of step i used in step k counts i - (k - s) + 1 times, the worker's own s + 1 times (Hop, equation 2).
+    """With staleness s, an update of step i weighs i - (k - s) + 1 in step k, the worker's own s + 1 (Hop, equation 2).
     """
 
 
@@ -54,7 +54,7 @@ class UpdateOrder(Choice):
 class SkipPolicy(JsonObject):
     """When and how far a worker that is behind all its out-neighbors skips steps to catch up (Hop, section 5).
 
-    It skips if the slowest of them is ahead by at least `behind` steps (the paper's condition to jump) and it can
+    It skips if the slowest out-neighbor is at least `behind` steps ahead (the paper's condition to jump) and it can
     advance by at least `trigger` steps; it advances by at most `limit` (the paper's maximum jump).
     """
 
@@ -72,10 +72,10 @@ class SkipPolicy(JsonObject):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationGap(JsonObject, Waiting):
-    """Hop's asynchronous averaging with a bounded gap between neighbors: one or several rows of its Table 1.
+    """Hop's asynchronous averaging with a bounded gap between neighbors; settings combine as in Hop's Table 1.
 
-    A step of Hop is a round here. Without any setting a worker enters step k+1 when it has the updates of step k of all
-    in-neighbors (standard).
+    A step here is Hop's iteration, a round of the schedule. Without any setting a worker enters step k+1 when it has
+    the updates of step k of all in-neighbors.
 
     `max_ig`: the largest number of steps that a worker can be ahead of an out-neighbor, by tokens: it takes a token
     from each out-neighbor to enter a step and leaves a token for each in-neighbor (None: no token queues). `staleness`
@@ -121,7 +121,7 @@ class IterationGap(JsonObject, Waiting):
 
     @property
     def takes_all(self) -> bool:
-        """Whether every reduce uses the update of the same step of every in-neighbor, as D-PSGD does."""
+        """Whether every average uses the updates of one step of all in-neighbors, as in D-PSGD."""
         return not self.staleness and not self.has_backup and self.skip is None
 
     @property

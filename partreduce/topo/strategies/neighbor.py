@@ -20,9 +20,9 @@ from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap
 class NeighborAveraging(HasMixingMatrix):
     """Rounds of weighted averaging over graphs, repeated periodically; a single round is a fixed graph.
 
-    With x the parameters and u the local update, a synchronous round is x ← W(x + u), Hop's serial order (its Figure
-    2), and a delayed one x ← Wx + u(x), its parallel order. With an iteration gap workers advance asynchronously over
-    one fixed graph, with a bounded gap between neighbors.
+    With x the parameters and u the local update, a synchronous round is x ← W(x + u), the serial order of Hop's Figure
+    2, and a delayed one x ← Wx + u(x), the parallel order. With an iteration gap workers advance asynchronously over
+    one fixed graph (`IterationGap`).
     """
 
     kind: ClassVar[str] = "neighbor"
@@ -84,7 +84,7 @@ class NeighborAveraging(HasMixingMatrix):
 
 
 def _uneven(graph: Round) -> tuple[int, int] | None:
-    """Find an edge whose weight is not 1/(1 + in-degree of its target), so that weights are not uniform. O(edges)."""
+    """Return an edge (source, target) of other weight than 1/(1 + in-degree of the target); None if there is none."""
     number = np.bincount(graph.targets, minlength=graph.num_workers) + 1
     for source, target, weight in graph.edges():
         if weight * int(number[target]) != 1:
@@ -93,7 +93,7 @@ def _uneven(graph: Round) -> tuple[int, int] | None:
 
 
 def _one_way(graph: Round) -> tuple[int, int] | None:
-    """Find an edge whose target has no path back to its source. O(edges)."""
+    """Return an edge (source, target) without a path from target to source; None if there is none. O(edges)."""
     component = Graph(graph.num_workers, graph.sources, graph.targets).components()  # (n,)
     across = np.flatnonzero(component[graph.sources] != component[graph.targets])
     if not len(across):

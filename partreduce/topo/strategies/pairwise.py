@@ -17,7 +17,7 @@ class Pairwise(Strategy):
 
     `active` lists the ranks that start exchanges; all others answer. `edges` lists the allowed pairs (None: every
     active worker with every passive one). The graph is bipartite by construction, so the exchange cannot deadlock
-    (Lian et al., ICML 2018, section 3); `verify` shows the deadlock on an odd cycle.
+    (Lian et al., ICML 2018, section 3). `seed` fixes the choice of neighbors.
     """
 
     kind: ClassVar[str] = "pairwise"

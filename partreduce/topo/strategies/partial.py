@@ -1,4 +1,4 @@
-"""eager-SGD's value of the *sync* axis: an all-reduce starts once a quorum of workers has arrived.
+"""eager-SGD as a value of `sync`: an all-reduce starts once a quorum of workers has arrived.
 
 Source: Li, Ben-Nun, Di Girolamo, Alistarh, Hoefler, Taming unbalanced training workloads in deep learning with partial
 collective operations, PPoPP 2020.
@@ -15,7 +15,7 @@ from partreduce.topo.strategies.waiting import Waiting
 
 
 class QuorumStart(Choice):
-    """Which worker starts a round, if the quorum is not a number of workers."""
+    """Which worker starts a round by arriving, if the quorum is not a number of workers."""
 
     SOLO = "solo"
     """The first worker to arrive."""
@@ -24,19 +24,19 @@ class QuorumStart(Choice):
 
 
 class LateGradientPolicy(Choice):
-    """The round for whose quorum a gradient counts."""
+    """The round to which a gradient belongs; a worker calls the all-reduce once in each step."""
 
     OPEN_ROUND = "open-round"
     """The first round that the worker's communication thread has not entered yet.
 
-    A call takes all results that are there.
+    A call returns all results that are ready.
     """
     CALL = "call"
-    """Round k for call k, as published; a call takes one result, so every worker calls once in each round."""
+    """Round k for call k, as published; a call returns one result, so every worker calls once in each round."""
 
 
 class MissedResultPolicy(Choice):
-    """How a worker applies the results of rounds that it missed."""
+    """How a worker applies the results of rounds that ended without it."""
 
     EACH = "each"
     """All missed results are applied in order: workers apply the same sequence, and their parameters stay equal."""
@@ -88,7 +88,7 @@ class PartialAllReduce(JsonObject, Waiting):
 
     @property
     def lag(self) -> int:
-        """The delay of a gradient in rounds: `bound`, or 1 if there is no bound."""
+        """The assumed delay of a gradient in rounds: `bound`, or 1 if there is no bound."""
         return self.bound or 1
 
     @property
@@ -107,7 +107,7 @@ class PartialAllReduce(JsonObject, Waiting):
 
     @property
     def takes_all(self) -> bool:
-        """False: which gradients a round averages is only known at run time."""
+        """Always False: which gradients a round averages is only known at run time."""
         return False
 
     def needed(self, num_workers: int) -> int:
@@ -123,7 +123,7 @@ class PartialAllReduce(JsonObject, Waiting):
         self._only("seed", self.quorum is QuorumStart.MAJORITY, "only the quorum majority draws a worker")
 
     def _only(self, name: str, has_it: bool, why: str) -> None:
-        """Raise ScheduleError with `why` if field `name` is not its default and has no effect here (not `has_it`)."""
+        """Raise ScheduleError if the field `name` has no effect (not `has_it`) and differs from its default."""
         default = next(field.default for field in fields(self) if field.name == name)
         if not has_it and getattr(self, name) != default:
             raise ScheduleError(f"sync.partial.{name}: is {getattr(self, name)}; {why}; leave it out")

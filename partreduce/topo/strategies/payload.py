@@ -2,8 +2,8 @@
 
 Sources: Kim et al., Parallax: automatic data-parallel training of deep neural networks, 2018 (arXiv 1808.02621), and
 EuroSys 2019. Outer steps: Douillard et al., DiLoCo: distributed low-communication training of language models, 2023
-(arXiv 2311.08105), Algorithm 1. Fragments take turns, each with the schedule's rounds at its own steps: Douillard et
-al., Streaming DiLoCo with overlapping communication, 2025 (arXiv 2501.18512), section 3.
+(arXiv 2311.08105), Algorithm 1. Fragments, each averaged once per round at its own step: Douillard et al., Streaming
+DiLoCo with overlapping communication, 2025 (arXiv 2501.18512), section 3.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from partreduce.topo.strategies.axes import Codec
 
 
 class OuterOptimizer(Choice):
-    """The outer optimizer, which turns the mean of the workers' movements into the next model."""
+    """The outer optimizer, which turns the workers' mean change of parameters into the next model."""
 
     SGD = "sgd"
     """torch.optim.SGD, without weight decay and dampening."""
@@ -31,9 +31,9 @@ class OuterParams(Choice):
     """Which workers share the outer parameters from which an outer step starts."""
 
     SHARED = "shared"
-    """All workers share them: only rounds of all workers take outer steps, smaller groups average plainly."""
+    """All workers share them: only averages over all workers take outer steps, smaller groups take plain means."""
     PER_WORKER = "per_worker"
-    """Each worker has those of its last round: every group takes outer steps (NoLoCo, arXiv 2506.10911)."""
+    """Each worker keeps its own: averages over any group take outer steps (NoLoCo, arXiv 2506.10911)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class OuterStep(JsonObject):
 
     @property
     def has_own_outer_params(self) -> bool:
-        """Whether outer parameters may differ between workers, so that each worker keeps its own as further state."""
+        """Whether each worker has its own outer parameters (`OuterParams.PER_WORKER`)."""
         return self.outer_params is OuterParams.PER_WORKER
 
     @property
@@ -112,7 +112,7 @@ def round_ends(num_fragments: int, steps_per_round: int) -> tuple[int, ...]:
 
 
 class Move(NamedTuple):
-    """An operation on a fragment after `taken` steps of every round: it is sent, or (`merges`) its result is merged."""
+    """An operation after `taken` steps of each round: `fragment`, a number, is sent or, if `merges`, merged."""
 
     taken: int
     fragment: int
@@ -120,7 +120,7 @@ class Move(NamedTuple):
 
 
 def moves(num_fragments: int, steps_per_round: int, late: int) -> tuple[Move, ...]:
-    """Return the operations on fragments (parts of the model, averaged in turn) in one round, equal on all workers.
+    """Return the sends and merges of fragments in one round, in order; they are the same on all workers.
 
     Each fragment is merged `late` steps after it is sent, which may be in the next round; the first round then has
     nothing to merge. With P fragments up to ceil(late * P / steps_per_round) are in flight at once, as a merge happens
@@ -133,7 +133,7 @@ def moves(num_fragments: int, steps_per_round: int, late: int) -> tuple[Move, ..
 
 
 def check_fragments(fragments: Fragments) -> None:
-    """Raise ScheduleError for an invalid number or list of fragments."""
+    """Raise ScheduleError for an invalid list of fragments: too short, an empty entry, or a pattern used twice."""
     if isinstance(fragments, int):
         return
     if len(fragments) < 2:
@@ -157,8 +157,8 @@ def assign(fragments: Fragments, parameters: Sequence[tuple[tuple[str, ...], int
     """Return the fragment of each parameter; a parameter is given as (its names, its number of elements).
 
     Tied weights have several names. A number of fragments cuts the model between layers (modules that hold parameters)
-    so that the largest fragment is as small as possible. Patterns are shell patterns: `*` stands for any text, dots
-    included.
+    so that the largest fragment is as small as possible. Patterns are shell patterns: `*` also matches dots. Raises
+    InputError if the model has too few layers, or patterns do not divide its parameters.
     """
     if isinstance(fragments, int):
         return _cut(fragments, parameters)
@@ -201,10 +201,9 @@ def _cut(count: int, parameters: Sequence[tuple[tuple[str, ...], int]]) -> list[
 
 
 def _parts(sizes: Sequence[int], room: int, least: int) -> list[int]:
-    """Number the fragments greedily: a layer joins the current one while it fits into `room` elements.
+    """Return the fragment of each layer, of `sizes` elements; a fragment takes layers while they fit into `room`.
 
-    `sizes` are the elements of the layers; the result has the fragment of each. A new fragment begins earlier if
-    otherwise fewer than `least` fragments would get a layer.
+    A new fragment begins earlier if otherwise fewer than `least` fragments would get a layer.
     """
     numbers, number, filled = [], 0, 0
     for place, size in enumerate(sizes):
@@ -221,12 +220,12 @@ class Placement(Choice):
     """How the gradient of an embedding table reaches all workers."""
 
     DENSE = "dense"
-    """Averaged whole by the strategy, as every other parameter. Best if a step touches most rows."""
+    """The strategy averages it whole, as any other parameter. Best if a step touches most rows."""
     GATHER = "gather"
     """Every worker holds the table and receives the touched rows of all workers with their gradients (as in Horovod).
     """
     SHARDED = "sharded"
-    """One worker holds each row, sends it and receives its gradients, as a parameter server does, by all-to-all."""
+    """Each row is held by one worker, which sends it and receives its gradients, by all-to-all (a parameter server)."""
 
 
 class Gradient(Choice):
@@ -274,12 +273,11 @@ ROW_CODECS = tuple(codec for codec in Codec if codec is not Codec.INT4)
 class Payload(JsonObject):
     """What a schedule averages: embedding tables, exchanged separately in every step, and all other parameters.
 
-    The other parameters take `outer` steps, in `fragments` that take turns.
+    The other parameters take `outer` steps and are averaged in `fragments`, in turn.
 
     `local_aggregation`: the gradients of a row are first summed inside each node, and cross between nodes once.
-    `average`: whether a table's gradient is the mean of the workers' gradients or their sum; `average_dense`: the same
-    for all other parameters if they are averaged as gradients of all workers, synchronously. Tables are exchanged in
-    the given order.
+    `average`: a table's gradient is the mean of the workers' gradients, else their sum; `average_dense`: the same for
+    other parameters whose gradients are averaged over all workers, synchronously. Tables are exchanged in this order.
     """
 
     place: ClassVar[str] = "payload."
@@ -292,7 +290,7 @@ class Payload(JsonObject):
     fragments: Fragments = 1
 
     def __bool__(self) -> bool:
-        """Whether any table is exchanged separately."""
+        """Whether any embedding table is listed."""
         return bool(self.tables)
 
     @property
@@ -303,7 +301,7 @@ class Payload(JsonObject):
 
     @property
     def num_fragments(self) -> int:
-        """The number of fragments of the parameters that are not in separate tables."""
+        """The number of fragments into which parameters that are not in tables are divided."""
         return number_of(self.fragments)
 
     @property
@@ -313,15 +311,15 @@ class Payload(JsonObject):
 
     @property
     def apart(self) -> tuple[TablePlacement, ...]:
-        """The tables that are exchanged separately from the strategy's averaging, in order."""
+        """The tables that are exchanged separately, in order: those with another placement than dense."""
         return tuple(route for route in self.tables if route.way is not Placement.DENSE)
 
     def table(self, parameter: str) -> TablePlacement | None:
-        """Return the placement of a table by its parameter's name; None if the strategy averages the parameter."""
+        """Return the placement of the table with this parameter name; None for parameters that are no tables."""
         return next((route for route in self.tables if route.parameter == parameter), None)
 
     def hosts(self, route: TablePlacement, num_workers: int) -> tuple[int, ...]:
-        """Return the ranks that hold a sharded table; part p is on entry p modulo their number."""
+        """Return the ranks that hold a sharded table, by default all; part p is on entry p modulo their number."""
         return route.hosts or tuple(range(num_workers))
 
     def partitions(self, route: TablePlacement, num_workers: int) -> int:
@@ -354,7 +352,7 @@ class Payload(JsonObject):
 
 
 def _check_route(route: TablePlacement, where: str, num_workers: int) -> None:
-    """Raise ScheduleError for hosts that do not exist, and for settings without effect on this placement."""
+    """Raise ScheduleError for hosts that do not exist, and for settings without effect; `where` is the path."""
     if route.way is not Placement.SHARDED and (route.hosts or route.partitions is not None):
         raise ScheduleError(f"{where}: way {route.way} has no hosts and no partitions; leave them out")
     if route.way is Placement.DENSE and route.gradient is not Gradient.DENSE:

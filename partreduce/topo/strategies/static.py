@@ -17,7 +17,7 @@ from partreduce.topo.strategies.axes import AllReduceAlgorithm, Synchronous
 from partreduce.topo.strategies.base import HasGroups
 
 MAX_EXPLICIT_WORKERS = 2**24
-"""The most workers of explicit groups, whose memory and time grow with workers and phases."""
+"""The most workers of a schedule with explicit groups, which need memory and time per worker and phase."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class RulePhases(Bulk):
         return RuleView(self.node_radices, self.phases, cluster.workers_per_node)
 
     def phase(self, index: int, cluster: Cluster) -> Phase:
-        """Return the explicit groups of one phase. O(num_workers log num_workers) once, then cached."""
+        """Return the explicit groups of phase `index`. O(num_workers log num_workers) once, then cached."""
         view = self.view(cluster)
         return _expand(RuleView(view.radices, (view.phases[index],), view.workers_per_node))
 
@@ -70,9 +70,9 @@ class RulePhases(Bulk):
 
 
 def partition_of(phase: RulePhase) -> frozenset[tuple[frozenset[int], frozenset[int]]]:
-    """Return the groups of a rule's phase, as (local ranks, digits averaged over) of its blocks, in no order.
+    """Return the set of (local ranks, digits averaged over) of the blocks that form groups in a rule's phase.
 
-    Phases with equal groups have equal results; empty if no block forms a group.
+    Two phases have the same groups if the sets are equal; empty if no block forms a group.
     """
     return frozenset((frozenset(block.local), frozenset(block.across)) for block in phase if block.makes_groups)
 
@@ -148,7 +148,7 @@ class StaticGroups(HasGroups):
     prologue: Rounds = 0
 
     def codec_unsupported_reason(self, cluster: Cluster) -> str:
-        """Return why the strategy cannot use a lossy codec (no round makes all workers equal); empty if it can."""
+        """Return the reason why the strategy cannot use a lossy codec, no round of all workers; empty if it can."""
         if self.relaxations_of_all(cluster):
             return ""
         return (
@@ -160,7 +160,7 @@ class StaticGroups(HasGroups):
         return self.phases.relaxations_of_all(cluster)
 
     def fragments_unsupported_reason(self) -> str:
-        """Return why the model cannot be averaged in fragments, as a clause for an error; empty if it can.
+        """Return the reason why the model cannot be averaged in fragments, as a clause; empty if it can.
 
         It cannot if every worker has its own outer parameters, or with any `sync` but the synchronous one.
         """
@@ -169,7 +169,7 @@ class StaticGroups(HasGroups):
         return "" if isinstance(self.sync, Synchronous) else f"sync.{self.sync.word} is for whole models; leave it out"
 
     def own_outer_params_unsupported_reason(self) -> str:
-        """Return why workers cannot have separate outer parameters (a codec, relaxations); empty if they can."""
+        """Return the reason why workers cannot have own outer parameters, codec or relaxations; empty if they can."""
         if self.transport.codec.rounds:
             return f"codec {self.transport.codec} measures from one that all share; leave one of the two out"
         if not self.phases.are_plain():

@@ -1,4 +1,4 @@
-"""The base class of the values of the *sync* axis; its defaults describe synchronous rounds."""
+"""The base class of the values of a strategy's field `sync`; its defaults describe synchronous rounds."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import ClassVar
 
 
 class Waiting:
-    """Base of the values of the *sync* axis: when the average of a round applies and how old it may be."""
+    """Base of the values of a strategy's field `sync`: when the average of a round applies and how old it may be."""
 
     __slots__ = ()
 
     word: ClassVar[str]
-    """The name of this value of the *sync* axis in documents."""
+    """The name of this value in documents."""
     called: ClassVar[str] = "late averaging"
-    """The name of this value of the *sync* axis in error messages."""
+    """The noun for this value in error messages."""
     delays_gradients: ClassVar[bool] = False
-    """Whether gradients rather than parameters are late, so that parameters stay equal."""
+    """Whether averages of gradients, not of parameters, are late."""
     protocol: ClassVar[str] = ""
-    """The protocol by which workers average at run time; empty if rounds are fixed."""
+    """The name of the protocol by which workers average at run time; empty if rounds are fixed."""
 
     @property
     def in_words(self) -> str:
@@ -27,34 +27,34 @@ class Waiting:
 
     @property
     def lag(self) -> int:
-        """The delay of an averaging, in rounds."""
+        """The number of rounds after which an average is applied; 0 if its own round ends with it."""
         return 0
 
     @property
     def late_steps(self) -> int:
-        """The delay of an averaging inside a round, in steps: from sending parameters to merging the result."""
+        """The number of steps from sending parameters to merging their average, if less than a round; else 0."""
         return 0
 
     @property
     def kept(self) -> Fraction:
-        """The weight of a worker's own parameters when it merges an average, 0 <= kept < 1."""
+        """The weight of a worker's own parameters against the average when it merges them, 0 <= kept < 1."""
         return Fraction(0)
 
     @property
     def warm_up(self) -> int:
-        """The number of rounds at the start that are synchronous."""
+        """The number of rounds at the start of a run that are synchronous."""
         return 0
 
     def due(self, turn: int) -> int:
-        """Return the index of the averaging operation at which the result of operation `turn` is applied.
+        """Return the number of the averaging operation at whose time the result of operation `turn` is applied.
 
-        In a pipeline it is `lag` operations later, after the warm-up; otherwise it is the operation itself.
+        That is `lag` operations later if gradients are late, after the warm-up; otherwise `turn` itself.
         """
         return turn + self.lag if self.delays_gradients and turn >= self.warm_up else turn
 
     @property
     def takes_all(self) -> bool:
-        """Whether a round averages that round's values of all its members, so that its mixing matrix is fixed."""
+        """Whether a round averages the values of one round of all its members, so that its mixing matrix is fixed."""
         return True
 
     def check(self) -> None:
