@@ -1,4 +1,4 @@
-"""The value types of metrics: a number with its accuracy and the method that computed it."""
+"""The types of metrics: numbers about a schedule, each with its accuracy and the method that computed it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Metric:
     how: str = ""
 
     def json_value(self) -> float | None:
-        """Return the value for JSON: infinite and missing values become null (`how` distinguishes them)."""
+        """Return the value for JSON; None if it is infinite or missing, which `how` distinguishes."""
         return self.value if self.value is not None and math.isfinite(self.value) else None
 
     def note(self) -> dict[str, Any]:
@@ -41,13 +41,13 @@ class Metric:
 
 
 def absent(how: str) -> Metric:
-    """Return a metric without a value, undefined or not computed; `how` is the reason."""
+    """Return a metric with value None; `how` says why it is undefined or was not computed."""
     return Metric(None, Kind.EXACT, how)
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """The drift under a constant push: with an independent push per worker, and with one shared by a node's workers."""
+    """The drift if the constant bias is independent for each worker, and if the workers of a node share theirs."""
 
     worker: Metric
     node: Metric
@@ -55,7 +55,7 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class PipelineMetrics:
-    """The cost of late gradients for plain SGD on a quadratic loss: `stability_limit` and `noise_factor`."""
+    """The cost of a pipeline's late gradients for plain SGD on a quadratic loss (defined in `metrics.stability`)."""
 
     stability_limit: Metric
     noise_factor: Metric
@@ -69,10 +69,10 @@ METRICS = ("contraction", "radius", "consensus_distance", "drift", "hop_gap", "p
 
 @dataclass(frozen=True, slots=True)
 class ScheduleMetrics:
-    """All metrics of one schedule.
+    """All metrics of one schedule; without fixed rounds `period` and `num_distinct_phases` are None.
 
     `radius` is the spectral radius of the product of a period's mixing matrices, with the mean projected out.
-    `pipeline` is None unless gradients are late.
+    `pipeline` is None for other schedules than pipelines; `contraction_per_start` is () if it takes too long.
     """
 
     period: int | None
@@ -87,7 +87,7 @@ class ScheduleMetrics:
     pipeline: PipelineMetrics | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the output of `partreduce verify --json`, with each method under `how`."""
+        """Return all metrics as `partreduce verify --json` prints them; `how` has the accuracy and method of each."""
         result: dict[str, Any] = {}
         how: dict[str, Any] = {}
         for name in ("period", "num_workers", "num_distinct_phases", *METRICS):

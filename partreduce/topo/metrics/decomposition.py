@@ -40,7 +40,7 @@ from partreduce.topo.rule import RuleView
 from partreduce.topo.schedule import Schedule
 
 MAX_PAIRS = 2 * 10**7
-"""The most pairs of workers on a common node that are listed."""
+"""The most pairs of workers on a common node for which circulant graphs get the drift with a push per node."""
 MAX_GAP_WORKERS = 4_000
 MAX_CLASSES = 2**14
 MAX_CLASS_ENTRIES = 2**26
@@ -48,9 +48,9 @@ MAX_CLASS_ENTRIES = 2**26
 
 @dataclass(frozen=True, slots=True)
 class MetricLimits:
-    """Size limits for computing metrics of a schedule without structure directly.
+    """The largest schedules, neither rules nor circulant graphs, for which metrics are computed from dense matrices.
 
-    `dense_workers` limits the number of workers, `dense_entries` the entries of all its matrices together.
+    `dense_workers` limits the number of workers, `dense_entries` the entries of all matrices of a period together.
     """
 
     dense_workers: int = 512
@@ -63,8 +63,8 @@ DEFAULT = MetricLimits()
 def sectors_of(schedule: Schedule, limit: MetricLimits = DEFAULT) -> Sectors | None:
     """Return the cheapest direct decomposition into sectors, invariant subspaces of the mixing matrices.
 
-    It is by the character classes of a rule (groups given by node digits), by Fourier transform, or dense; None if the
-    schedule is too large for that.
+    It is that of an all-reduce, of a rule, of circulant graphs, or the dense one; None if the schedule has no such
+    structure and exceeds `limit`.
     """
     n = schedule.num_workers
     is_small = n <= limit.dense_workers and schedule.period * n * n <= limit.dense_entries
@@ -93,9 +93,9 @@ def dense_sectors(schedule: Schedule) -> Sectors:
 def uniform_sectors(schedule: Schedule) -> Sectors | None:
     """Return the sectors of an all-reduce with equal steps_per_round, None for other schedules. O(num_nodes).
 
-    The two sectors (invariant subspaces) are the mean and all differences from it. On the differences W is 0 and steps
-    are a multiple of the identity, so only the trace of the node covariance C (1 for two workers on one node, else 0)
-    matters there: tr C − tr JC = n − Σ (workers on a node)² / n, spread over n − 1 directions.
+    The two sectors are the mean and the n − 1 directions of differences from it. On the latter W is 0 and noise and
+    push are equal in all directions, so of the matrix C that is 1 for two workers on one node, else 0, only the trace
+    matters: tr C − tr JC = n − Σ (workers on a node)² / n.
     """
     strategy = schedule.strategy
     if not strategy.averages_everyone or strategy.sync.kept or not isinstance(strategy.steps_per_round, int):
@@ -109,11 +109,10 @@ def uniform_sectors(schedule: Schedule) -> Sectors | None:
 
 
 class MergedClass(NamedTuple):
-    """A class of characters (functions of the node index, module docstring) on which all blocks act in the same way.
+    """Characters (Fourier modes of the node index, see the module) on which every block of a rule acts equally.
 
-    `digits` is one representative set c of node digits, `met` holds the digit sets of the rule's blocks that c
-    intersects, `multiplicity` is the number of characters. `holds_mean` marks the trivial character, a constant, which
-    is a class by itself.
+    `multiplicity` is their number and `digits` the set of node digits along which some of them vary; `met` are the sets
+    of digits of the rule's blocks that contain one of these. `holds_mean` marks the class of the constant character.
     """
 
     digits: tuple[int, ...]
@@ -123,7 +122,7 @@ class MergedClass(NamedTuple):
 
 
 def rule_and_worker_steps(schedule: Schedule) -> tuple[RuleView, tuple[int, ...]] | None:
-    """Return the schedule as a rule (groups given by node digits), with the steps per round of each local rank.
+    """Return the schedule as a rule (groups given by node digits), and the steps per round of each local rank.
 
     None if the schedule is not a rule, or if steps per round differ between nodes. Raises ScheduleError if two blocks
     of a phase share a local rank.
@@ -146,10 +145,10 @@ def steps_of_ranks(schedule: Schedule, rule: RuleView) -> tuple[int, ...] | None
 
 
 def merged_classes(rule: RuleView) -> list[MergedClass]:
-    """Return the classes of functions of the node index on which a rule's blocks act equally, the constant one first.
+    """Return the classes of characters of a rule (`MergedClass`), that of the constant character first.
 
-    A class holds the Fourier characters that vary along sets of digits which meet the same blocks. There are at most
-    2^min(digits, digit sets) + 1 classes for the digit sets that the blocks average over. O(digits · classes).
+    There are at most 2^min(digits, sets of digits over which blocks average) + 1 classes; UndecidedError is raised for
+    more than `MAX_CLASSES`. O(digits · classes).
     """
     sets = sorted({tuple(sorted(block.across)) for phase in rule.phases for block in phase})
     counts: dict[frozenset[tuple[int, ...]], tuple[int, tuple[int, ...]]] = {frozenset(): (1, ())}
@@ -171,7 +170,7 @@ def merged_classes(rule: RuleView) -> list[MergedClass]:
 
 
 def rule_sectors(schedule: Schedule) -> Sectors | None:
-    """Return the sectors (invariant subspaces) of a rule, one for each character class.
+    """Return the sectors of a rule: one per `MergedClass`, and one per set of local ranks that are always together.
 
     None if the groups are not given by a rule, or if the matrices of all classes together are too large.
     """
@@ -197,10 +196,9 @@ def rule_sectors(schedule: Schedule) -> Sectors | None:
 
 
 def num_entries(schedule: Schedule) -> int:
-    """Return the number of multiplications of one matrix product on all classes of a rule, a unit of a metric's cost.
+    """Return the number of multiplications in one matrix product on all sectors of a rule: classes · g³ for g×g.
 
-    A rule (groups given by node digits) has a g×g matrix on each of its character classes, so it is the sum of g³. The
-    result is 0 for schedules that are no rule, or in which steps per round differ between nodes.
+    Computing a metric takes a multiple of this. 0 if `rule_and_worker_steps` returns None.
     """
     if (known := rule_and_worker_steps(schedule)) is None:
         return 0
@@ -209,7 +207,7 @@ def num_entries(schedule: Schedule) -> int:
 
 
 def _lumps(rule: RuleView, worker_steps: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the sets of local ranks that are in the same blocks of a rule in all phases, with equal steps_per_round.
+    """Divide the local ranks into lumps: sets of ranks that are in one block in all phases, with equal steps_per_round.
 
     `worker_steps` has the steps per round of every local rank.
     """
@@ -228,10 +226,10 @@ def batch_of_classes(
     classes: Sequence[MergedClass],
     lumps: Sequence[tuple[int, ...]],
 ) -> Batch:
-    """Return the batch of these character classes, the trivial one first, on vectors that are constant on each lump.
+    """Return the batch of sectors of these character classes, the constant one first, for vectors constant on lumps.
 
-    A batch holds matrices of equal size, here one for each class and phase. A lump is a set of local ranks that are
-    always in the same block; the basis vectors are 1_lump / √size.
+    `worker_steps` has the steps per round of each local rank, `lumps` the sets of local ranks (`_lumps`); the basis
+    vectors are 1_lump / √size.
     """
     roots = np.sqrt([len(lump) for lump in lumps])
     matrices = Operators.of_rule(rule, [merged.digits for merged in classes], lumps).matrices()
@@ -250,7 +248,7 @@ def batch_of_classes(
 def _steps_of_ranks(
     schedule: Schedule, rule: RuleView, of_rank: Sequence[int]
 ) -> Callable[[Sequence[int]], RoundSteps]:
-    """Return a function that maps local ranks to their `RoundSteps`.
+    """Return a function from a list of local ranks to their `RoundSteps`.
 
     `of_rank` has the steps per round of every local rank.
     """
@@ -291,11 +289,11 @@ def circulant_sectors(schedule: Schedule) -> Sectors | None:
 
 
 def _shifts_of(rounds: Sequence[Round]) -> tuple[tuple[int, ...], Floats] | None:
-    """Return a shift group that commutes with all T rounds, and their first columns (T, n); None if none is found.
+    """Return a group of shifts of the ranks that commutes with all T rounds, and the rounds' first columns (T, n).
 
-    The group is given by its radices: ranks are written in mixed radix, the first digit the most significant, and
-    shifted digit by digit. The candidates are the cyclic group (n,), xors (2, 2, …), and each a×b = n: tori, and two
-    copies of a cyclic graph that are joined worker to worker. O(T n) for each.
+    None if none is found. The group is given by its radices: ranks are written in mixed radix, the first digit the most
+    significant, and shifted digit by digit. The candidates are the cyclic group (n,), xors (2, 2, …), and each a×b = n,
+    for tori and for two cyclic graphs joined worker to worker. O(T n) for each.
     """
     n = rounds[0].num_workers
     xors = [(2,) * (n.bit_length() - 1)] if n & (n - 1) == 0 else []
@@ -308,7 +306,7 @@ def _shifts_of(rounds: Sequence[Round]) -> tuple[tuple[int, ...], Floats] | None
 
 
 def _commutes(listed: Round, radices: Sequence[int]) -> bool:
-    """Return whether a round's weights depend only on the difference target − source in the group. O(edges)."""
+    """Return whether a round's weights depend only on target − source, by digit modulo `radices`. O(edges)."""
     n, kinds = listed.num_workers, len(listed.weights)
     if len(listed) % n:
         return False
@@ -323,7 +321,7 @@ def _commutes(listed: Round, radices: Sequence[int]) -> bool:
 
 
 def _transform(columns: Floats, radices: Sequence[int]) -> npt.NDArray[Any]:
-    """Return the Fourier (character) transform of functions on a group, shape (…, n)."""
+    """Return the discrete Fourier transform, one axis per radix, of arrays (…, n) over ranks in mixed radix."""
     grid = columns.reshape(*columns.shape[:-1], *radices)
     return np.fft.fftn(grid, axes=range(-len(radices), 0)).reshape(columns.shape)
 
@@ -338,7 +336,7 @@ def _difference(ranks: Whole, others: Whole, radices: Sequence[int]) -> Whole:
 
 
 def _node_column(cluster: Cluster, radices: Sequence[int]) -> Floats | None:
-    """Return, for each difference of ranks i − j, the share of pairs (i, j) on one node; None for too many pairs."""
+    """Return, for each d, the share of the n pairs with i − j = d that are on one node; None above `MAX_PAIRS`."""
     n, sizes = cluster.num_workers, cluster.node_sizes()
     if int((sizes**2).sum()) > MAX_PAIRS:
         return None
@@ -356,8 +354,8 @@ def _node_column(cluster: Cluster, radices: Sequence[int]) -> Floats | None:
 def hop_gap(graph: Round) -> float:
     """Return Hop's spectral gap 1 − λ₂ of D⁻¹A, with A the adjacency without self-loops and D its degrees.
 
-    It ignores the weights, and eigenvalues are ordered as real numbers (ASPLOS'19). The gap of W itself, by modulus, is
-    1 − radius. O(n³), for graphs that are invariant under shifts O(n log n).
+    It ignores the weights, and eigenvalues are ordered by real part (ASPLOS'19). Raises InputError for a worker without
+    neighbors or over 4,000 workers. O(n³), for graphs that are invariant under shifts O(n log n).
     """
     found = _shifts_of([graph]) if len(graph) else None
     if found is not None:

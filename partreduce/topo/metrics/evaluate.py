@@ -4,8 +4,8 @@ All functions raise ScheduleError for overlapping groups and for a strategy with
 a rule has too many character classes or differences grow too much in a period; `metrics` reports the reason instead.
 
 Group means with 0 ≤ relaxation ≤ 2 and rounds without negative weights never enlarge differences between workers.
-Other rounds do, each by a factor, and the final difference may be far smaller than the rounding errors before it: a
-relaxation of 10¹⁵ followed by an all-reduce is exact consensus, but floats give a contraction of a hundredth.
+Other rounds do, and the rounding errors of large differences may exceed the final difference: a relaxation of 10¹⁵
+followed by an all-reduce is exact consensus, but floats give a contraction of a hundredth.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from partreduce.topo.round import MixingStep
 from partreduce.topo.schedule import Schedule
 
 MOST_BITS = 24.0
-"""Log2 of the largest growth of differences in a period for which floats are used: they then keep eight digits."""
+"""The largest `growth_bits` of a schedule for which metrics are computed in floats, with eight digits left."""
 
 LARGEST_NORM = 512
-"""The most workers for which the norm of a round with negative weights is computed; beyond, it is bounded by row sums.
+"""The most workers for which `growth_bits` computes the 2-norm of a round with negative weights, not only row sums.
 """
 
 ACCURACY = 1e-4
-"""Relative residual of the squared singular value at which `svds` stops."""
+"""The relative residual of the squared singular value at which scipy's `svds` stops."""
 MAX_RESTARTS = 200
 SOLVED = f"scipy's svds on sparse factors, to a relative residual of {ACCURACY:g}; the contraction is at least that"
 
@@ -62,7 +62,8 @@ LARGE = absent(
 def contraction(schedule: Schedule, *, start: int = 0, limit: MetricLimits = DEFAULT) -> Metric:
     """Return ‖W_T … W_1 − J‖₂ over the period from phase `start`: 0 is exact consensus, below 1 converges.
 
-    W_t is the mixing matrix of a round, J the matrix that replaces every value by the mean of all workers.
+    W_t is the mixing matrix of a round, J the matrix that replaces every value by the mean of all workers. Beyond
+    `limit` the result is a lower estimate.
     """
     return _contraction(schedule, _prepare(schedule, limit), start)
 
@@ -70,7 +71,7 @@ def contraction(schedule: Schedule, *, start: int = 0, limit: MetricLimits = DEF
 def radius(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> Metric:
     """Return the spectral radius of the product of a period's mixing matrices, with the mean projected out.
 
-    It is equal for all phases at which the period may start, and at most the contraction.
+    It does not depend on the phase with which the period starts, and is at most the contraction.
     """
     return _exact(lambda found: found.radius, _prepare(schedule, limit))
 
@@ -83,8 +84,8 @@ def consensus_distance(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> 
 def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricLimits = DEFAULT) -> Metric:
     """Return the steady-state mean squared distance to the mean under a constant random push (heterogeneous data).
 
-    The push is what data that differ add to a worker's parameters in every step, relative to the mean of all. `push` is
-    "worker" for an independent push of each worker, "node" for one shared by the workers of each node.
+    The push is the constant bias that a worker's data add in every step, relative to the mean of all workers. `push` is
+    "worker" if it is independent for each worker, "node" if the workers of a node share it.
     """
     if push not in ("worker", "node"):
         raise InputError(f"drift {push!r}: there is no such push; choose worker or node")
@@ -94,8 +95,8 @@ def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricL
 def late_distance(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> float:
     """Return the consensus distance under late averages, in a direction in which the loss is curved.
 
-    0 if no average is late. With unequal steps per round it is estimated from the consensus distance, and infinite if
-    that is unknown. Definition: `topo.metrics.late_distance`.
+    It is defined in `topo.metrics.late_distance`, and 0 if no average is late. For large sectors or unequal steps per
+    round it is estimated from the consensus distance, and infinite if that is unknown.
     """
     if not schedule.strategy.mixes_late:
         return 0.0
@@ -122,7 +123,7 @@ class Convergence(NamedTuple):
 
 
 def convergence(schedule: Schedule, push: Push, *, limit: MetricLimits = DEFAULT) -> Convergence:
-    """Return the four metrics of a schedule from one decomposition into invariant subspaces; `push` as in `drift`."""
+    """Return the metrics in `Convergence` from one decomposition into sectors; `push` and `limit` as in `drift`."""
     sectors = _prepare(schedule, limit)
     spread = _exact(consensus_distance_of, sectors)
     late = _late_distance(schedule, sectors, spread) if schedule.strategy.mixes_late else 0.0
@@ -132,13 +133,12 @@ def convergence(schedule: Schedule, push: Push, *, limit: MetricLimits = DEFAULT
 def retime(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricLimits = DEFAULT) -> RetimedMetrics:
     """Return a schedule's metrics at 1 synchronous step per round.
 
-    From them methods of the result compute, by formula, the metrics of the same groups with more steps per round, or
-    with averages one round late.
+    The result's methods compute from them, by formula, the metrics of the same groups with more steps per round or with
+    averages one round late.
 
     Args:
         schedule: a synchronous schedule with steps_per_round 1.
-        push: whose data differ and pull parameters away from the mean, as in `drift`: those of every worker, or of
-            every node.
+        push: "worker" if every worker has its own bias, "node" if every node has, as in `drift`.
         limit: the sizes up to which explicit schedules have all metrics.
 
     Returns:
@@ -166,7 +166,7 @@ def retime(schedule: Schedule, push: Literal["worker", "node"], *, limit: Metric
 
 @check_arguments
 def metrics(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> ScheduleMetrics:
-    """Return all metrics; a metric that cannot be computed has value None and a reason.
+    """Return all metrics of a schedule; a metric that cannot be computed has value None and a reason.
 
     Rules cost the same for any number of nodes; explicit schedules have all metrics up to `limit.dense_workers`
     workers, and beyond that an estimate of their contraction.
@@ -206,7 +206,7 @@ def metrics(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> ScheduleMet
 def growth_bits(schedule: Schedule) -> float:
     """Return an upper bound on log2 of the factor by which differences between workers may grow in a period.
 
-    O(size), plus norms of rounds with negative weights.
+    O(groups or edges), plus norms of rounds with negative weights.
     """
     if (rule := schedule.rule()) is not None:
         return sum(_of_groups(block.relaxation for block in phase if block.makes_groups) for phase in rule.phases)
@@ -226,8 +226,7 @@ def _of_groups(factors: Iterable[Fraction]) -> float:
 def _of_step(step: MixingStep) -> float:
     """Return an upper bound on log2 of the factor by which one phase or round may enlarge differences; 0 for none.
 
-    For a round with negative weights it is the smaller of two norms of W: of distances to the mean (2-norm), and of the
-    largest absolute value (row sums).
+    For a round with negative weights W it is the smaller of ‖W − JW‖₂, with J the mean, and the largest row sum of |W|.
     """
     if isinstance(step, Phase):
         return _of_groups(step.relaxation or ())
@@ -271,9 +270,9 @@ def _contraction(schedule: Schedule, sectors: Sectors | None, start: int) -> Met
 
 
 def _large_contraction(schedule: Schedule, start: int) -> Metric:
-    """Estimate the contraction ‖P − J‖₂ from below, by Lanczos on the T factors of P, which are never multiplied out.
+    """Return a lower estimate of the contraction ‖P − J‖₂, P the product of the period's matrices from phase `start`.
 
-    P is the product of the mixing matrices of the period from phase `start`. O(Lanczos steps · T · n).
+    Lanczos applies the T factors of P one by one. The metric is absent if it does not converge. O(steps · T · n).
     """
     from scipy.sparse.linalg import ArpackNoConvergence, aslinearoperator, svds
 
@@ -291,7 +290,7 @@ def _large_contraction(schedule: Schedule, start: int) -> Metric:
 
 
 def _exact(find: Callable[[Sectors], float], sectors: Sectors | None) -> Metric:
-    """Return the metric that `find` computes from all sectors (invariant subspaces); an absent one without sectors."""
+    """Return `find(sectors)` as an exact metric; an absent one if `sectors` is None, for a schedule too large."""
     if sectors is None:
         return LARGE
     value, how = find(sectors), sectors.how
@@ -307,7 +306,7 @@ def _drift(sectors: Sectors | None, push: Push) -> Metric:
 
 
 def _hop(schedule: Schedule) -> Metric:
-    """Return the metric `hop_gap`, 1 − λ₂ of D⁻¹A; absent, with a reason, unless there is exactly one graph."""
+    """Return `hop_gap` of a schedule with a single graph as a metric; for others an absent one, with a reason."""
     graphs = schedule.strategy.graphs
     if len(graphs) != 1:
         return absent("not defined: the hop gap belongs to a fixed graph, and here the partners change with the phase")

@@ -1,4 +1,4 @@
-"""Compute how far apart late averages leave workers, in a direction in which the loss is curved.
+"""Late distance: how far apart late averages leave workers, in a direction in which the loss is curved.
 
 Along an eigenvector of a quadratic loss let h be the learning rate times the curvature: k local steps multiply a
 worker's deviation from the mean by c = (1 − h)^k. In a direction in which the averaging W has the eigenvalue λ, a
@@ -12,8 +12,8 @@ change sign from round to round, and from h = 1 on an odd k makes them grow. Fla
 there a late deviation is multiplied by λ like any other, which the consensus distance already includes.
 
 The *late distance* is the consensus distance at a given h of a schedule with late averages: independent unit noise in
-every step, a mean square over all instants of a period, after as many periods as a training run has (a factor near −1
-reaches its steady state slowly, one beyond it has none).
+every step, a mean square over all instants of a period, after `HORIZON` steps instead of in the steady state (a factor
+near −1 reaches it slowly, one beyond −1 has none).
 
 `RetimedMetrics` derives the metrics of the same phases at other steps_per_round, by formula, from those at 1
 synchronous step per round.
@@ -49,30 +49,29 @@ from partreduce.topo.metrics.sectors import Sectors, adjoint, traces
 from partreduce.topo.metrics.steady_state import after_noise
 
 CURVATURE = 0.25
-"""Learning rate times curvature (h) at which the steps model prices the late distance.
+"""The learning rate times curvature, h, at which the steps model takes the late distance.
 
 Fitted over five kinds of tasks (benchmarks/results/steps_to_loss_lateness.md).
 """
 HORIZON = 256
-"""Training steps after which the late distance is evaluated."""
+"""The number of training steps after which the late distance is taken."""
 ASKED = 24
-"""Steps per round up to which all late distances are computed together."""
+"""The most steps per round for which `RetimedMetrics` computes and caches late distances several at once."""
 MOST = 64
 """The largest size of a sector for which the late distance is computed; for larger ones it is estimated."""
 
 
 def late_distance_of(sectors: Sectors, steps_per_round: int, curvature: float = CURVATURE) -> float:
-    """Return the late distance: the consensus distance of late averages in a direction in which the loss is curved.
+    """Return the late distance, defined in the module, if all workers take `steps_per_round`.
 
-    `sectors` are invariant subspaces of the mixing matrices, with the noise of 1 synchronous step per round. All
-    workers take `steps_per_round`; `curvature` is learning rate times curvature, 0 gives the consensus distance of the
-    late schedule. O(Σ C g³ log(HORIZON / period)), over the batches of C sectors of size g.
+    `sectors` are those of the schedule at any steps per round; `curvature` is h, learning rate times curvature, and 0
+    gives the consensus distance of late averages. O(Σ C g³ log(HORIZON / period)), over batches of C sectors of size g.
     """
     return _late_distances(sectors, (steps_per_round,), curvature)[steps_per_round]
 
 
 def _late_distances(sectors: Sectors, steps: Sequence[int], curvature: float) -> dict[int, float]:
-    """Return the late distance for each number of steps per round, by that number; all must have equal `_doublings`."""
+    """Return the late distance by number of steps per round, for all `steps`, which must have equal `_doublings`."""
     total = np.zeros(len(steps))
     for batch in sectors.batches:
         off_mean = batch.off_mean_diagonal(np.ones(batch.size))
@@ -84,10 +83,10 @@ def _late_distances(sectors: Sectors, steps: Sequence[int], curvature: float) ->
 def late_distance_like(
     consensus_distance: float, steps_per_round: float, share: float, curvature: float = CURVATURE
 ) -> float:
-    """Return the late distance estimated from the late consensus distance, as if all directions mixed at the same rate.
+    """Return an estimate of the late distance from `consensus_distance`, that of the schedule with late averages.
 
-    For averages of unknown structure and for groups formed at run time: their single eigenvalue is taken to be the one
-    with this consensus distance at curvature 0. `share` is the part of a worker's noise off the mean, 1 − 1/n.
+    For averages of unknown structure, as groups formed at run time: they are replaced by a matrix with one eigenvalue
+    off the mean, which gives this consensus distance. `share` is 1 − 1/n, a worker's mean squared noise off the mean.
     O(steps_per_round).
     """
     if not isfinite(consensus_distance):
@@ -99,23 +98,22 @@ def late_distance_like(
 
 
 def is_small(sectors: Sectors) -> bool:
-    """Return whether all sectors (invariant subspaces) are at most `MOST` in size, so that late distances are cheap."""
+    """Return whether all sectors have at most the size `MOST`, so that late distances are cheap to compute."""
     return all(batch.size <= MOST for batch in sectors.batches)
 
 
 def _doublings(steps_per_round: int, period: int) -> int:
-    """Return how often the period is doubled until it covers a training of `HORIZON` steps."""
+    """Return the smallest k for which 2^k periods have at least `HORIZON` steps."""
     return ceil(log2(max(1.0, HORIZON / (steps_per_round * period))))
 
 
 def _traces(
     mixing: npt.NDArray[Any], off_mean: npt.NDArray[Any], steps: Sequence[int], curvature: float
 ) -> npt.NDArray[np.float64]:
-    """Return tr Σ averaged over the instants of a period, for each number of steps per round and each sector.
+    """Return tr Σ averaged over the instants of a period, (len(steps), C), for each steps per round and each sector.
 
-    Σ is the covariance of the late schedule after `HORIZON` steps. All steps per round must have equal `_doublings`.
-    `mixing` (T, C, g, g) are the T rounds on C sectors of size g, `off_mean` (C, g, g) the projections that remove the
-    mean; the result is (len(steps), C).
+    Σ is the covariance of the late schedule after `HORIZON` steps. All `steps` must have equal `_doublings`. `mixing`
+    (T, C, g, g) are the T rounds on C sectors of size g, `off_mean` (C, g, g) the projections that remove the mean.
     """
     most, period = max(steps), len(mixing)
     kept = (1 - curvature) ** (2 * np.arange(most + 1))  # variance that remains after s local steps
@@ -141,10 +139,10 @@ def _traces(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetimedMetrics:
-    """Metrics at 1 synchronous step per round, which derives those at other steps per round and delays from them.
+    """Metrics at 1 synchronous step per round, and methods that derive those at other steps per round and delays.
 
-    `noise` and `push` are the mean squares of one worker's noise and push off the mean; `late_drift` is the drift with
-    averages one round late at 1 step per round.
+    `late_drift` is the drift at 1 step per round with averages one round late; `noise` and `push` are the mean squared
+    distances from the mean that one step's noise or push gives a worker.
     """
 
     contraction: Metric
@@ -158,7 +156,7 @@ class RetimedMetrics:
     _late_distances: dict[int, float] = field(default_factory=dict, compare=False)
 
     def consensus_distance_at(self, steps_per_round: int, *, late: bool) -> Metric:
-        """Return the consensus distance with another steps_per_round, synchronous or late. O(1)."""
+        """Return the consensus distance at this number of steps per round, synchronous or a round `late`. O(1)."""
         added = self.noise * ((steps_per_round - 1) / 2 + (steps_per_round if late else 0))
         return _scale(self.consensus_distance, float(steps_per_round), added)
 
@@ -178,7 +176,7 @@ class RetimedMetrics:
         return self._late_distances[steps_per_round]
 
     def drift_at(self, steps_per_round: int, *, late: bool) -> Metric:
-        """Return the drift at this number of steps per round; `drift` itself if a drift at 1 is unknown or infinite."""
+        """Return the drift at this number of steps per round, synchronous or a round `late`; `drift` if unknown."""
         start = self.late_drift if late else self.drift
         if steps_per_round == 1:
             return start

@@ -1,4 +1,4 @@
-"""Sectors: subspaces that all phases of a schedule leave invariant, on which one implementation computes every metric.
+"""Sectors: subspaces that every mixing matrix of a schedule maps into itself; metrics are computed on each of them.
 
 A phase acts on each sector as a small g×g matrix. A rule has one sector per character class, a circulant graph one per
 frequency, and an unstructured schedule a single one of size n. A batch holds the sectors of one size; the mean's
@@ -28,17 +28,17 @@ ZERO = 1e-14
 """Norms below this are rounding errors and count as 0."""
 
 NEVER = 1 - 1e-12
-"""From this radius on, which is 1 up to rounding, a schedule counts as never converging."""
+"""A schedule with at least this radius, 1 up to rounding, counts as never converging."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundSteps:
-    """The steps of g workers (or sets of equal workers) in the T rounds of a period, and sums over instants s < P.
+    """The steps of g workers (or sets of equal workers) in the T rounds of a period of P = `instants` instants each.
 
-    `push[t]` is the progress that is averaged at the end of round t, `noise[t]` its variance. With plain means both are
-    steps_per_round; with step-normalized averaging they are steps_per_round·c and steps_per_round·c², where
-    c = (mean steps_per_round of the group) / steps_per_round. Shapes: `noise`, `push` (T, g). With f_s the steps taken
-    by instant s of a round of P = `instants`: `partial` (g,) = Σ_s f_s, `gram` (g, g) = Σ_s f_s f_sᵀ.
+    `push` (T, g) is a worker's progress, in steps, that is averaged at the end of a round, `noise` (T, g) its variance.
+    With plain means both are steps_per_round; with step-normalized averaging they are steps_per_round·c and
+    steps_per_round·c², where c = (mean steps_per_round of the group) / steps_per_round. With f_s (g,) the steps taken
+    by instant s = 1 … P−1: `partial` (g,) = Σ_s f_s, `gram` (g, g) = Σ_s f_s f_sᵀ.
     """
 
     instants: int
@@ -49,9 +49,9 @@ class RoundSteps:
 
     @classmethod
     def of(cls, worker_steps: Whole, group_worker_steps: Floats, averaging: Averaging, instants: int) -> RoundSteps:
-        """Build from each worker's steps per round (g,), its groups' mean steps (T, g) and the largest steps per round.
+        """Build from each worker's steps per round (g,) and its groups' mean steps per round (T, g).
 
-        O(P·d² + g²) for d distinct numbers of steps, P = `instants`.
+        `instants` P is the largest steps per round of the schedule. O(P·d² + g²) for d distinct numbers of steps.
         """
         scale = np.ones_like(group_worker_steps)
         if averaging is Averaging.STEP_NORMALIZED:
@@ -66,7 +66,7 @@ class RoundSteps:
 
     @classmethod
     def equal(cls, steps_per_round: int, period: int) -> RoundSteps:
-        """Return the steps of one worker that represents all, with the same number in each of `period` rounds."""
+        """Return the steps of one worker that stands for all, with `steps_per_round` in each of `period` rounds."""
         group = np.full((period, 1), float(steps_per_round))
         return cls.of(np.array([steps_per_round]), group, Averaging.MEAN, steps_per_round)
 
@@ -74,7 +74,7 @@ class RoundSteps:
 def _sums(distinct: Whole, instants: int) -> tuple[Floats, Floats]:
     """Return Σ_s f_s and Σ_s f_s f_sᵀ over s = 1 … P−1, where f_s are the steps taken by instant s of P = `instants`.
 
-    `distinct` are the distinct steps per round; the sums are made in slices to bound memory.
+    `distinct` are the distinct steps per round. Memory is bounded.
     """
     sums = np.zeros(len(distinct))
     grams = np.zeros((len(distinct), len(distinct)))
@@ -107,10 +107,10 @@ def group_worker_steps(steps: Sequence[MixingStep], worker_steps: npt.NDArray[An
 class Batch:
     """C sectors of the same size g; each occurs `multiplicity` times in the space of all workers.
 
-    A sector is an invariant subspace of all mixing matrices. `matrices` (T, C, g, g), real or complex, are those of the
-    T phases with the mean projected out; `mean` (C, g) is the unit vector of the mean in each sector, or zeros;
-    `round_steps` are the steps of the g workers in a round; `node_columns` (C, g, k) are columns U with U Uᴴ = the
-    sector's part of the covariance that is all ones inside each node (None if unavailable).
+    `matrices` (T, C, g, g), real or complex, are those of the T phases with the mean projected out; `mean` (C, g) is
+    the mean's unit vector in each sector, or zeros; `round_steps` are the steps of the g workers in a round. On each
+    sector the matrix that is 1 for two workers on one node, else 0, is U Uᴴ with U = `node_columns` (C, g, k); None if
+    it is unknown.
     """
 
     multiplicity: Floats
@@ -149,9 +149,9 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Sectors:
-    """The decomposition of one schedule into sectors: invariant subspaces that together span the values of n workers.
+    """The decomposition of one schedule into sectors, which together span the values of all workers.
 
-    Sectors of equal size form a batch.
+    Sectors of equal size form a batch. `is_delayed`: averages are a round late; `how` is the method, for `Metric.how`.
     """
 
     num_workers: int
@@ -214,9 +214,9 @@ def _nilpotent(matrices: npt.NDArray[Any]) -> Flags:
 
 
 def contraction_of(sectors: Sectors, start: int = 0) -> float:
-    """Return ‖W_{s+T−1} … W_s − J‖₂ for s = `start`, by which a period of T rounds at least shrinks differences.
+    """Return the largest factor by which the T rounds from phase `start` multiply the distance to the mean.
 
-    J is the matrix of the mean. O(Σ C g³), over the batches of C sectors of size g.
+    If rounds are doubly stochastic it is ‖W_{s+T−1} … W_s − J‖₂. O(Σ C g³), over the batches of C sectors of size g.
     """
     return _clean(max(float(spectral_norms(batch.product(start)).max()) for batch in sectors.batches))
 

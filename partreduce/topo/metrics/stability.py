@@ -77,11 +77,11 @@ BISECTIONS = 60
 
 
 def stability_limit(width: int, *, momentum: float = 0.0) -> float:
-    """Return the product of learning rate and curvature from which on SGD in a pipeline of that width diverges. O(1).
+    """Return the learning rate times curvature from which on SGD in a pipeline of this width diverges. O(1).
 
-    `width` 1 is synchronous; `momentum` is heavy-ball. The largest curvature decides, so a rate that was just stable in
-    synchronous steps has to shrink by the factor `stability_limit(K) / stability_limit(1)`. Raises InputError for a
-    width below 1 or a momentum outside 0 <= momentum < 1.
+    `width` 1 is synchronous; `momentum` is heavy-ball. The largest curvature decides, so the largest stable rate is
+    `stability_limit(K) / stability_limit(1)` times that of synchronous steps. Raises InputError for a width below 1 or
+    a momentum outside 0 <= momentum < 1.
     """
     if width < 1:
         raise InputError(f"pipeline width {width}: it is a number of steps >= 1")
@@ -100,10 +100,10 @@ def stability_limit(width: int, *, momentum: float = 0.0) -> float:
 
 
 def noise_factor(h: float, width: int) -> float:
-    """Return the stationary variance under gradient noise, divided by that of synchronous steps with the same h. O(1).
+    """Return the stationary variance under gradient noise in a pipeline, divided by that of synchronous steps. O(1).
 
-    h is learning rate times curvature; gradients are applied `width` − 1 steps late. The result is infinite from the
-    stability limit on.
+    `h`, 0 <= h < 2, is learning rate times curvature, else InputError; gradients are `width` − 1 steps late. The result
+    is infinite from the stability limit on.
     """
     if not 0 <= h < 2:
         raise InputError(f"h: is {h}; rate times curvature lies in 0 <= h < 2, where synchronous steps are stable")
@@ -115,11 +115,11 @@ def noise_factor(h: float, width: int) -> float:
 
 
 USUAL = 0.1
-"""Rate times curvature of a typical run: neither near the stability limit nor without noise."""
+"""The learning rate times curvature at which `pipeline_metrics` takes the noise factor, as in a typical run."""
 
 
 def pipeline_metrics(schedule: Schedule) -> PipelineMetrics | None:
-    """Return the cost of late gradients of a pipeline, where all are equally late; None for other schedules. O(1)."""
+    """Return the stability limit and noise factor of a pipeline's width; None for other schedules. O(1)."""
     sync = schedule.strategy.sync
     if not (sync.delays_gradients and sync.takes_all):
         return None
@@ -144,16 +144,16 @@ Matrix = npt.NDArray[np.float64]
 Parts = list[tuple[tuple[int, ...], Matrix]]
 
 MAX_SIZE = 64
-"""The most workers of an explicit schedule, or local ranks of a rule, for which operators are computed."""
+"""The most workers of an explicit schedule, or local ranks of a rule, for `outer_operators`."""
 MAX_DIGITS = 12
 EDGE = 1e-9
 """A spectral radius within this distance of 1 counts as 1: groups that do not connect all workers have exactly 1."""
 
 
 def outer_radius(schedule: Schedule) -> float | None:
-    """Return the spectral radius of one period of outer steps on differences between workers, None for large schedules.
+    """Return the spectral radius of a period of outer steps on differences between workers' own outer parameters.
 
-    At 1 or above, workers with separate outer parameters do not reach agreement.
+    At 1 or above, workers do not reach agreement. None for schedules that are too large (`outer_operators`).
     """
     parts = outer_operators(schedule)
     return None if parts is None else radius_of(parts)
@@ -179,11 +179,11 @@ def check_unstable(schedule: Schedule) -> None:
 
 
 def outer_operators(schedule: Schedule) -> Parts | None:
-    """Return the period matrix of outer steps for every class of node digits, with the fixed points projected out.
+    """Return (digits, matrix of one period of outer steps) for every class; equal parameters are projected out.
 
-    A class is a set of digits of a rule's node index along which differences vary (module docstring); each entry of the
-    result is (digits, matrix). Explicit groups have a single class without digits. O(2^k · period · G³) for rules with
-    k digits and G workers on a node, O(period · n³) for explicit groups. None if either is too large.
+    A class holds differences between workers that vary along these digits of a rule's node index; explicit groups have
+    a single class without digits. O(2^k · period · G³) for rules with k digits and G workers on a node, O(period · n³)
+    for explicit groups. None if either is too large.
     """
     rule, outer = schedule.rule(), schedule.strategy.payload.outer
     if rule is None:
@@ -206,7 +206,7 @@ def outer_operators(schedule: Schedule) -> Parts | None:
 def _period(outer: OuterStep, operators: Operators, num_classes: int) -> Matrix:
     """Return the matrix of one period of outer steps for each of C = `num_classes` classes: (C, 2·size, 2·size).
 
-    It acts on the outer parameters, then the momenta, of the workers or local ranks, `size` = `operators.size` each.
+    It acts on a vector of the outer parameters, then the momenta, of `size` = `operators.size` workers or local ranks.
     """
     lr, factor, size = float(outer.lr), float(outer.momentum), operators.size
     units = np.broadcast_to(np.eye(2 * size).reshape(2, size, 1, 2 * size), (2, size, num_classes, 2 * size))
@@ -222,11 +222,11 @@ def _period(outer: OuterStep, operators: Operators, num_classes: int) -> Matrix:
 
 
 def largest_rate(graph: Round, momentum: float, *, parallel: bool) -> float:
-    """Return the largest learning rate times curvature at which no difference between workers grows. O(n³).
+    """Return the learning rate times curvature below which neither mean nor differences of workers grow. O(n³).
 
-    Exact for symmetric weights, which have real eigenvalues; for other weights it uses the symmetric part and is no
-    bound. `momentum` is heavy-ball, from 0 to below 1; `parallel` means that parameters are averaged during computing
-    (x ← Wx + u), not afterwards (x ← W(x + u)).
+    Exact for symmetric weights of `graph`; for others it uses their symmetric part and is no bound. `momentum` is
+    heavy-ball, from 0 to below 1; with `parallel` parameters are averaged during computing (x ← Wx + u), else
+    afterwards (x ← W(x + u)).
     """
     matrix = mixing_matrix(graph)
     values = np.linalg.eigvalsh((matrix + matrix.T) / 2)

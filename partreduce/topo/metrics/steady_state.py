@@ -26,17 +26,17 @@ from partreduce.topo.strategies.base import Averaging
 Push = Literal["worker", "node"]
 
 NEGLIGIBLE = 1e-18
-"""A power of the period whose entries are all below this no longer changes a covariance."""
+"""A power of a period's matrix counts as zero if all its entries are at most this."""
 MAX_LOCAL = 8
-"""The most local ranks for which the exact consensus distance is solved: the system has g(g+1)/2 unknown fractions."""
+"""The most local ranks g for which `exact_consensus_distance` solves its system of g(g+1)/2 unknown fractions."""
 
 
 def consensus_distance_of(sectors: Sectors) -> float:
-    """Return tr Σ / n averaged over all instants, infinite if the workers never converge. O(Σ C g³ log(1/gap)).
+    """Return the consensus distance: tr Σ / n averaged over all instants; infinite if workers never converge.
 
     Σ is the steady-state covariance of the workers' distances to their mean. Every worker adds independent unit noise
     in every step, D in a round; Σ solves the periodic Lyapunov equation Σ ← W(Σ + D)Wᵀ, or with delayed averages
-    Σ ← WΣWᵀ + D, with the mean projected out. The gap is 1 − `sectors.radius`.
+    Σ ← WΣWᵀ + D, with the mean projected out. O(Σ C g³ log(1/gap)) for gap = 1 − `sectors.radius`.
     """
     if sectors.radius >= NEVER:
         return math.inf
@@ -50,10 +50,9 @@ def consensus_distance_of(sectors: Sectors) -> float:
 
 
 def noise_traces(batch: Batch, covariance: npt.NDArray[Any], *, is_delayed: bool) -> float:
-    """Return tr Σ averaged over a period's instants and summed over the batch's C sectors (invariant subspaces).
+    """Return tr Σ averaged over a period's instants and summed over the batch's C sectors, times their multiplicity.
 
-    Σ = `covariance` (C, g, g) is that of the workers' differences before phase 0; each sector counts as often as it
-    occurs.
+    Σ is the covariance of the workers' differences, before phase 0 `covariance` (C, g, g).
     """
     inner = traces(batch.off_mean_diagonal(batch.round_steps.partial))
     instants = batch.round_steps.instants
@@ -80,18 +79,19 @@ def _covariances(batch: Batch, covariance: npt.NDArray[Any], *, is_delayed: bool
 
 
 def after_noise(covariance: Any, matrix: Any, turned: Any, noise: Any, *, is_delayed: bool) -> Any:  # noqa: ANN401
-    """Return the covariance Σ after one round with its noise, for float stacks or an ExactMatrix.
+    """Return the covariance after one round: W(Σ + D)Wᴴ or, if `is_delayed`, WΣWᴴ + D; float stacks or ExactMatrix.
 
-    `matrix` is the round's W, `turned` its adjoint; a delayed average takes the covariance before the noise.
+    Σ = `covariance` before the round, D = `noise`, W = `matrix`, and `turned` is its adjoint Wᴴ.
     """
     return matrix @ covariance @ turned + noise if is_delayed else matrix @ (covariance + noise) @ turned
 
 
 def drift_of(sectors: Sectors, push: Push) -> float:
-    """Return E‖z − mean‖²/n averaged over instants under a constant push, infinite without convergence. O(Σ C g³).
+    """Return the drift: E‖z − mean‖²/n averaged over instants; infinite if workers never converge. O(Σ C g³).
 
     Heterogeneous data push each worker constantly: z ← W(z + steps_per_round·b) (delayed: z ← Wz + steps_per_round·b)
-    for a constant random b of mean zero and unit variance, independent per worker, or one b for all workers of a node.
+    for a constant random b of mean zero and unit variance, for `push` "worker" independent per worker, for "node" equal
+    for all workers of a node.
     """
     if sectors.radius >= NEVER:
         return math.inf
@@ -145,8 +145,8 @@ def _squares(stack: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 def exact_consensus_distance(schedule: Schedule) -> Fraction | None:
     """Return the consensus distance of a rule (groups given by node digits) exactly; None if workers never converge.
 
-    O(classes · G⁶) fraction operations for G local ranks. Raises InputError for other schedules than rules, and for
-    over 8 local ranks; `consensus_distance` has neither limit.
+    O(classes · G⁶) operations on fractions for G local ranks. Raises InputError for schedules that are no rules, and
+    for more than 8 local ranks; `consensus_distance` has neither limit.
     """
     known = rule_and_worker_steps(schedule)
     if known is None:
@@ -188,10 +188,10 @@ def exact_consensus_distance(schedule: Schedule) -> Fraction | None:
 def _exact_traces(
     matrices: list[ExactMatrix], noises: list[ExactMatrix], inner: Fraction, instants: int, schedule: Schedule
 ) -> Fraction | None:
-    """Return the sum of tr Σ over a period's instants on one character class of a rule.
+    """Return the sum of tr Σ over a period's instants on one character class of a rule; None if no Σ is unique.
 
-    `matrices` are the rounds' W there, `noises` the noise of each round. None if Σ ← PΣPᵀ, with P their product, has a
-    nonzero fixed point: then some differences never decay.
+    `matrices` are the rounds' W on the class, `noises` the noise of each round, `inner` the sum of tr D over the
+    `instants` − 1 instants inside a round, D the noise up to each. Σ is not unique if some differences never decay.
     """
     is_delayed, size = schedule.mixing.mixes_late, matrices[0].size
     product, covariance = ExactMatrix.identity(size), ExactMatrix.identity(size).scaled(Fraction(0))

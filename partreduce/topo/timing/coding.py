@@ -13,11 +13,12 @@ h(k−h) pieces.
     8 bits, hierarchical                    2w(m−1)/m                             2(l−1) + 2(m−1)   2w(l−1)/l, or
                                                                                                     (1+w)(l−1)/l
 
-16 bits send half of what the algorithm sends. 8 bits are quantized, exchanged by an all_to_all, added up, quantized
-again and gathered around a ring, with w bytes on the wire for each byte of float32. In the hierarchical algorithm 16
-bits take the same way among the m nodes, for each of the l shards, and before that inside a node unless only traffic
-between nodes is coded. The result that is distributed inside a node at the end has crossed nodes and is coded in any
-case. Groups to which the hierarchical algorithm does not apply use the flat one, and are coded if they cross nodes.
+"8 bits" stands for int8 and int4, w for their bytes on the wire per byte of float32. 16 bits send half of what the
+algorithm sends. 8 bits are quantized, exchanged by an all_to_all, added up, quantized again and gathered around a ring.
+In the hierarchical algorithm 16 bits take the same way among the m nodes, for each of the l shards, and before that
+inside a node unless only traffic between nodes is coded. The result that is distributed inside a node at the end has
+crossed nodes and is coded in any case. Groups to which the hierarchical algorithm does not apply use the flat one; if
+only traffic between nodes is coded, those inside a node are not.
 
 With 2.19 MB on 16 workers on 4 nodes this gives 2.19 MB through each NIC for flat 8 bits and 0.83 MB hierarchical; a
 prototype over gloo sent 2.20 and 0.84.
@@ -37,10 +38,10 @@ from partreduce.topo.strategies.base import Strategy
 from partreduce.topo.strategies.payload import Move, moves
 
 Algorithm = AllReduceAlgorithm | None
-"""An all-reduce algorithm; None stands for the schedule's own."""
+"""An all-reduce algorithm, or None for the one of the schedule."""
 
 FREE = CodecSeconds()
-"""The time of a codec that costs nothing."""
+"""The coding times of a codec that takes no time."""
 
 SECONDS = {
     Codec.FLOAT16: CodecSeconds(2e-10, 1e-10),
@@ -58,8 +59,8 @@ LAYERS = 8
 class Coding:
     """The number format of an all-reduce on the wire: `wire` bytes for every byte of float32.
 
-    With `exchanged` an all-reduce uses all_to_all and all_gather even without hierarchical stages; with `across_only`
-    it is encoded only between nodes. `seconds` is the time to encode and decode a byte.
+    With `exchanged` a flat all-reduce, too, is an all_to_all and an all_gather, for int8 and int4; with `across_only`
+    it is encoded only between nodes. `seconds` are the times to encode and decode a byte of float32.
     """
 
     wire: float = 1.0
@@ -69,7 +70,7 @@ class Coding:
 
     @classmethod
     def of(cls, transport: Transport, hardware: Hardware) -> Coding:
-        """Return the coding of a transport; its `seconds` are 0 if no link of the hardware takes time for bytes."""
+        """Return the coding of a transport; it takes no time if no link of the hardware takes time for bytes."""
         if transport.codec is Codec.NONE:
             return PLAIN
         scales = SCALE_BYTES / transport.block if transport.codec.has_blocks else 0.0
@@ -88,11 +89,11 @@ PLAIN = Coding()
 
 @dataclass(frozen=True, slots=True)
 class Travel:
-    """How an all-reduce is sent: its algorithm, its coding, and its segments (shares of the payload, sent in turn).
+    """How an all-reduce is sent: its algorithm, its coding, and its segments, which are sent one after another.
 
-    Segment j is ready when the share `ready[j]` of a step's computing is done. With `turns` each segment is sent
-    and merged at these shares of a round's computing (one for each worker if steps per round differ), and computing
-    waits for the segment when it is merged.
+    Segment j is `shares[j]` of the payload, ready when the share `ready[j]` of a step's computing is done. `turns` are
+    (when, move): a segment is sent or merged when this share of a round's computing is done (an array by worker if
+    steps per round differ); at its merge computing waits for it.
     """
 
     algorithm: AllReduceAlgorithm
@@ -103,7 +104,7 @@ class Travel:
 
     @classmethod
     def of_strategy(cls, strategy: Strategy, hardware: Hardware, algorithm: Algorithm = None) -> Travel:
-        """Build from a strategy; fragments in turn, or a delayed merge's model, have equal shares of the payload."""
+        """Build from a strategy; `turns` only for fragments, of equal shares, or a delayed merge. Otherwise as `of`."""
         travel, count = cls.of(strategy.transport, hardware, algorithm), strategy.payload.num_fragments
         if not strategy.lacks_newest:
             return travel
@@ -118,7 +119,7 @@ class Travel:
 
     @classmethod
     def of(cls, transport: Transport, hardware: Hardware, algorithm: Algorithm = None) -> Travel:
-        """Build from a transport, or with another `algorithm`; segments get ready at equal intervals of backward."""
+        """Build from a transport; layers get ready at equal intervals of backward. None: the transport's algorithm."""
         chosen = transport.algorithm if algorithm is None else algorithm
         if transport.where is CodecScope.ACROSS_NODES and chosen is not transport.algorithm:
             type(transport)(algorithm=chosen, codec=transport.codec, where=transport.where).check()
@@ -134,9 +135,9 @@ class Travel:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of groups: their workers and nodes, and the most and the fewest workers of a group on one node.
+    """Sizes of groups, arrays (groups,): workers, nodes, and each group's `most` and `least` workers on one node.
 
-    `here` holds, for each pair of a group and a node on which it has workers, the number of these workers.
+    `here` has one entry for each pair of a group and a node on which it has workers: the number of these workers.
     """
 
     sizes: Whole
@@ -166,8 +167,8 @@ class Shape:
 class Traffic:
     """The bytes and latencies of one operation of each group, arrays of shape (groups,).
 
-    Bytes are shares of the payload: `ring` passes through every NIC and uplink that the group crosses. `exchanged`
-    passes h(parts − h)/parts times through a NIC or uplink with h of its `parts` behind it; parts are workers or, where
+    Bytes are shares of the payload: `ring` passes through every NIC and uplink that the group crosses, and in addition
+    `exchanged` · h(parts − h)/parts through one with h of the group's `parts` behind it; parts are workers or, where
     `by_node`, nodes. `inside` passes through the links inside a node, `sent` leaves each worker by any link. The
     operation waits for `flat_hops` latencies of the group's slowest link, `inside_hops` of links inside nodes and
     `nic_hops` of links across nodes; each worker sends `messages`. Coding takes `codec` seconds per payload byte.
@@ -186,7 +187,7 @@ class Traffic:
     codec: Floats
 
     def through(self, group: Whole, workers: Floats, nodes: Floats) -> Floats:
-        """Return the payload share of group[i] through a NIC or uplink with workers[i] and nodes[i] behind it."""
+        """Return payload shares: of group[i] through a NIC or uplink with workers[i] workers, nodes[i] nodes behind."""
         if not self.exchanged.any():
             return self.ring[group]
         parts, here = self.parts[group], np.where(self.by_node[group], nodes, workers)
@@ -219,9 +220,10 @@ def of_sum(shape: Shape, algorithm: str, coding: Coding = PLAIN) -> Traffic:
 
 
 def _with_codec(plain: Traffic, shape: Shape, split: Flags, coding: Coding) -> Traffic:
-    """Return the traffic `plain` of all-reduces with a codec added: fewer bytes, and an all-to-all for half of a ring.
+    """Return the traffic of all-reduces with a codec, from the traffic without, `plain`.
 
-    `split` is True for groups with separate stages inside nodes. A ring of 16 bits stays a ring.
+    There are fewer bytes and, except for 16 bits, an all-to-all instead of half of a ring. `split` (groups,) is True
+    for groups with separate stages inside nodes and across.
     """
     k, few = shape.members, shape.inside
     coded = shape.crosses if coding.across_only else np.ones(len(k), dtype=bool)
@@ -242,9 +244,9 @@ def _with_codec(plain: Traffic, shape: Shape, split: Flags, coding: Coding) -> T
 
 
 def all_to_all(shape: Shape, wire: float = 1.0) -> Traffic:
-    """Return the traffic of an all-to-all, in which every worker cuts its payload into one equal piece per member.
+    """Return the traffic of an all-to-all in each group; a worker's payload is one equal piece for each member.
 
-    O(groups). `wire` are bytes on the wire for every byte of the payload.
+    `wire` are the bytes on the wire for each byte of the payload. O(groups).
     """
     k, few, none = shape.members, shape.inside, np.zeros(len(shape.sizes))
     return Traffic(
@@ -263,7 +265,7 @@ def all_to_all(shape: Shape, wire: float = 1.0) -> Traffic:
 
 
 def _codec_seconds(shape: Shape, split: Flags, coding: Coding) -> Floats:
-    """Return the seconds that one worker encodes and decodes per byte of the payload; `split` as in `_with_codec`.
+    """Return the coding seconds of one worker per byte of the payload, (groups,); `split` as in `_with_codec`.
 
     A ring of 16 bits encodes and decodes everything once. Otherwise, among p members, a worker encodes everything,
     decodes the p pieces that it adds up (together one payload), encodes their sum of 1/p, and decodes the result.

@@ -27,19 +27,19 @@ from partreduce.topo.hardware import LONGEST_SECONDS, Hardware, Seconds, Share, 
 
 MAX_TRACE_BYTES = 2**30
 MOST_DRAWN = 2**16
-"""The most step times that are drawn at once: many per call of NumPy, and only a few megabytes."""
+"""The most step times drawn in one call of NumPy, which take a few megabytes."""
 
 
 class StragglerModel(Protocol):
-    """A model of stragglers, which changes the compute times of all workers in one step."""
+    """A model of stragglers: it changes the compute times of workers step by step."""
 
     def disturb(self, seconds: Floats, step: int, rng: np.random.Generator) -> Floats:
-        """Return the changed seconds of step number `step`; shape (samples, num_workers) in and out."""
+        """Return the seconds of step number `step`, changed by the model; shape (samples, num_workers) in and out."""
 
 
 @dataclass(frozen=True, slots=True)
 class RandomSlowdown(CheckedFields):
-    """A step takes `factor` times as long with the given probability, independently per worker and step."""
+    """A step takes `factor` times as long with `probability` (None: 1/n), independently for each worker and step."""
 
     place: ClassVar[str] = "random slowdown: "
     factor: Seconds = 6.0
@@ -135,7 +135,7 @@ class ComputeTimes(CheckedFields):
             raise InputError(f"trace: has {self.trace.shape[1]} columns, there are {num_workers} workers")
 
     def fixed(self, num_workers: int) -> Floats:
-        """Return the seconds per step without any randomness, shape (num_workers,)."""
+        """Return the seconds per step without jitter, disturbance and trace, shape (num_workers,)."""
         seconds = np.full(num_workers, float(self.base))
         for worker, factor in self.slowdown:
             seconds[worker] *= factor
@@ -151,7 +151,7 @@ class ComputeTimes(CheckedFields):
     def rounds(
         self, worker_steps: Whole, num_rounds: int, rng: np.random.Generator, *, num_samples: int = 1
     ) -> Iterator[Floats]:
-        """Yield per round the seconds that workers compute in all `worker_steps` steps, (num_samples, num_workers)."""
+        """Yield the seconds that workers compute in each round of `worker_steps` steps, (num_samples, num_workers)."""
         longest, num_workers = int(worker_steps.max()), len(worker_steps)
         if self.is_fixed:
             yield from [
@@ -169,9 +169,9 @@ class ComputeTimes(CheckedFields):
             yield from total
 
     def _steps(self, first: int, shape: tuple[int, int, int], rng: np.random.Generator) -> Floats:
-        """Return the seconds of steps from number `first` on, (steps, num_samples, num_workers).
+        """Return the seconds of the steps from number `first` on; `shape` is (steps, num_samples, num_workers).
 
-        They equal those of `step_seconds` called step by step.
+        The result is that of `step_seconds` called for each step.
         """
         if self.trace is None and self.disturbance is None:
             return self._jittered(shape, rng)
@@ -179,7 +179,7 @@ class ComputeTimes(CheckedFields):
         return np.stack([self.step_seconds(shape[2], step, rng, num_samples=shape[1]) for step in steps])
 
     def _jittered(self, shape: tuple[int, ...], rng: np.random.Generator) -> Floats:
-        """Return the seconds of steps with jitter and without disturbance; the last axis of `shape` is the workers."""
+        """Return seconds of steps with jitter, without disturbance, in this `shape`; its last axis is the workers."""
         seconds = np.broadcast_to(self.fixed(shape[-1]), shape).copy()
         if self.jitter:
             spread = sqrt(log(1 + self.jitter**2))

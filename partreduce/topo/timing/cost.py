@@ -49,9 +49,9 @@ from partreduce.topo.timing.coding import PLAIN, Algorithm, Coding, Travel
 class Communication:
     """The communication cost of a schedule, without waiting for slow workers.
 
-    `phases` holds the seconds of each phase; `per_round` is their mean; `per_step` is that mean divided by the largest
+    `phases` are the seconds of each phase, `per_round` their mean, `per_step` the mean divided by the largest
     steps_per_round. `nic_bytes_per_step` are the bytes that leave the busiest node through its NICs, averaged over
-    steps; `peak_nic_bytes` is their maximum over steps.
+    steps, `peak_nic_bytes` the most in one step.
     """
 
     phases: tuple[float, ...]
@@ -64,10 +64,10 @@ class Communication:
 def communication(
     schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, algorithm: Algorithm = None
 ) -> Communication:
-    """Compute the communication cost of one period, without the prologue. O(blocks) for rules, else O(n·period).
+    """Compute the communication cost of one period, without the prologue; InputError if no model size is known.
 
-    Rules give groups by blocks of local ranks and node digits, at the same cost for any number of nodes. `model_bytes`
-    and `algorithm` default to those of the hardware and of the schedule.
+    `model_bytes` and `algorithm` default to those of the hardware and of the schedule. O(blocks) for rules, for any
+    number of nodes, else O(n·period).
     """
     size, travel = bytes_of(hardware, model_bytes), Travel.of_strategy(schedule.strategy, hardware, algorithm)
     steps = schedule.largest_steps_per_round
@@ -86,7 +86,7 @@ def communication(
 
 
 def first_equal(schedule: Schedule) -> list[int]:
-    """Return, for each phase of the period, the index of the first phase equal to it, which has the same cost."""
+    """Return, for each phase of the period, the index of the first phase that equals it and so has the same cost."""
     rule, seen = schedule.rule(by_node=True), dict[object, int]()
     phases = schedule.strategy.graphs or (map(schedule.phase, range(schedule.period)) if rule is None else rule.phases)
     return [seen.setdefault(phase, index) for index, phase in enumerate(phases)]
@@ -101,14 +101,14 @@ def group_seconds(
     algorithm: AllReduceAlgorithm = AllReduceAlgorithm.RING,
     coding: Coding = PLAIN,
 ) -> Floats:
-    """Return the seconds of each group of an explicit phase when all start together, shape (groups,). Vectorized."""
+    """Return the seconds of an all-reduce in each group of a phase, all started together, shape (groups,)."""
     return loads.of_phase(
         phase, cluster, hardware, model_bytes=bytes_of(hardware, model_bytes), algorithm=algorithm.value, coding=coding
     ).seconds()
 
 
 def round_seconds(edges: Round, cluster: Cluster, hardware: Hardware, *, model_bytes: int | None = None) -> Floats:
-    """Return the seconds until each worker has received from all its in-neighbors, shape (num_workers,).
+    """Return the seconds until each worker has received the models of all its in-neighbors, shape (num_workers,).
 
     Every edge carries the whole model. NICs and uplinks are full duplex and serve their messages one after another,
     so a worker is done when the sending NICs of its sources and the receiving NIC of its own node are.
@@ -137,9 +137,9 @@ def round_seconds(edges: Round, cluster: Cluster, hardware: Hardware, *, model_b
 def phase_loads(
     schedule: Schedule, index: int, hardware: Hardware, *, model_bytes: int, travel: Travel
 ) -> list[loads.Loads]:
-    """Return the loads that the groups of phase number `index` put on the links, one entry per segment of the payload.
+    """Return the loads on links of the groups of phase `index`, one entry for each segment in `travel`.
 
-    Segments are parts sent one after another, by `travel`. A rule (groups given by node digits) is not expanded.
+    Rules are not expanded into groups.
     """
     cluster, index = schedule.cluster, index % schedule.period
     if graphs := schedule.strategy.graphs:
@@ -165,13 +165,13 @@ def phase_loads(
 
 
 def segment_seconds(listed: list[loads.Loads]) -> Floats:
-    """Return the seconds of the groups in each of the `listed` loads, one per segment; shape (segments, groups)."""
+    """Return the seconds of each group, for loads as of `phase_loads`, one per segment; shape (segments, groups)."""
     known = {id(loaded): loaded.seconds() for loaded in listed}
     return np.stack([known[id(loaded)] for loaded in listed])
 
 
 def bytes_of(hardware: Hardware, model_bytes: int | None) -> int:
-    """Return the model's size: `model_bytes`, or the hardware's if that is None; raise InputError if both are None."""
+    """Return `model_bytes`, or the hardware's if that is None; raise InputError if both are None, or for <= 0 bytes."""
     size = model_bytes if model_bytes is not None else hardware.model_bytes
     if size is None:
         raise InputError("model_bytes: is not given; say how many bytes the model has, such as 552_000_000")

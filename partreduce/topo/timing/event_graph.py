@@ -38,8 +38,8 @@ class CycleTime:
     """The steady speed of a schedule with fixed step times.
 
     `per_round` is the seconds per round of the slowest worker, `per_step` that divided by the largest steps_per_round,
-    `workers` the seconds per round of each worker (one entry per local rank if all nodes are equal). `critical` lists
-    the workers on the slowest cycle: only speeding them or the links of their groups up shortens it.
+    `workers` the seconds per round of each worker. `critical` lists the workers on the slowest cycle of waits: only
+    faster critical workers or links of their groups shorten it. If all nodes are equal, workers are local ranks.
     """
 
     per_round: float
@@ -58,9 +58,9 @@ def cycle_time(
 ) -> CycleTime:
     """Compute the exact steady-state seconds per round and per step, with the step times of `compute` or `hardware`.
 
-    Rules on nodes that are all equal are solved on one node, whatever their number; regular racks keep nodes equal if
-    the rule's first digits count the racks. The prologue is left out, and jitter and disturbances of `compute` are
-    ignored (`topo.timing.stages.sample` includes them). O(n · period) per policy iteration, of which few occur.
+    Rules on equal nodes are solved on one node; racks of equal size keep nodes equal if the rule's first digits count
+    the racks. The prologue is left out, and jitter and disturbances of `compute` are ignored (`timing.stages.sample`
+    includes them). O(n · period) for each of a few policy iterations; UndecidedError above `MAX_ITERATIONS`.
     """
     times = ComputeTimes.of(hardware) if compute is None else compute
     return TimedPeriod.of(schedule, hardware, times, model_bytes=model_bytes, algorithm=algorithm).cycle()
@@ -68,9 +68,10 @@ def cycle_time(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimedPeriod:
-    """The communication and compute costs of one period, which give the cycle time at any steps_per_round and delay.
+    """The costs of one period, which give the cycle time, also at other steps_per_round and delays.
 
-    `steps` (workers,) are the seconds of one step, `worker_steps` (workers,) the steps of a round.
+    `stages` are the communication of each round, `steps` (workers,) the seconds of one step, `worker_steps` (workers,)
+    the steps of a round.
     """
 
     stages: list[Stage]
@@ -104,7 +105,7 @@ class TimedPeriod:
         )
 
     def cycle(self, *, steps_per_round: int | None = None, sync: Sync | None = None) -> CycleTime:
-        """Return the steady speed, with another steps_per_round for all workers or another `sync` if given."""
+        """Return the cycle time; `steps_per_round` of all workers and `sync` replace the period's if given."""
         worker_steps = (
             self.worker_steps if steps_per_round is None else np.full_like(self.worker_steps, steps_per_round)
         )
@@ -114,10 +115,10 @@ class TimedPeriod:
         return CycleTime(slowest, slowest / int(worker_steps.max()), workers, critical)
 
     def merged(self) -> TimedPeriod:
-        """Return an equivalent period in which one worker represents all that always arrive at the same time.
+        """Return a period of equal speed in which one worker stands for each kind of workers.
 
-        These workers are of one kind: they have equal step times and wait for groups of equal kinds. Each of a few
-        refinements of the kinds costs O(n log n · period).
+        Workers of one kind always arrive at the same time: they have equal step times and wait for groups of equal
+        kinds. Each of a few refinements of the kinds costs O(n log n · period). Fragments are not merged.
         """
         distinct = {id(stage): stage for stage in self.stages}
         if any(stage.turns for stage in distinct.values()):
@@ -134,7 +135,7 @@ class TimedPeriod:
 
 
 def _kinds(*columns: npt.NDArray[Any]) -> Whole:
-    """Number the distinct rows of a table given by columns, and return the number of every row."""
+    """Return a number for each row of a table, given by its columns: equal numbers for equal rows."""
     found = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         values, place = np.unique(column, return_inverse=True)
@@ -143,10 +144,10 @@ def _kinds(*columns: npt.NDArray[Any]) -> Whole:
 
 
 def _cell_kinds(stage: Stage, kinds: Whole) -> Whole:
-    """Return a key of each worker's cell (its group in this round): its seconds and the kinds that it waits for.
+    """Return a number for each worker's cell (group): equal for cells of equal seconds that wait for the same kinds.
 
-    A kind is a set of workers that arrive at the same time, by number in `kinds`. The set of kinds is hashed: the sum
-    of 62 random bits per kind. -1 for workers without a cell.
+    `kinds` has each worker's kind (`merged`), as a number. Sets of kinds are compared by a hash: the sum of 62 random
+    bits per kind. -1 for workers without a cell.
     """
     if not len(stage.seconds):
         return np.full(len(kinds), -1, dtype=np.int64)
@@ -160,10 +161,9 @@ def _cell_kinds(stage: Stage, kinds: Whole) -> Whole:
 
 
 def _of_kinds(stage: Stage, kinds: Whole, first: Whole) -> Stage:
-    """Return the stage (the communication of one round) with one worker for each kind, `first`, in place of all.
+    """Return the stage with one worker for each kind (`merged`) in place of all workers.
 
-    Workers of one kind have equal step times and wait for groups of equal kinds (`merged`), so they always arrive
-    together and any of them may stand for its kind. `kinds` (num_workers,) is the kind of each worker.
+    `kinds` (num_workers,) is the kind of each worker, `first` (kinds,) a worker of each kind.
     """
     own = stage.cell_of[first]
     cells = np.unique(own[own >= 0])
@@ -176,7 +176,7 @@ def _of_kinds(stage: Stage, kinds: Whole, first: Whole) -> Stage:
 
 
 def _is_homogeneous(schedule: Schedule, hardware: Hardware, times: ComputeTimes) -> bool:
-    """Whether all nodes are equivalent: some renumbering maps any node to any other and keeps links and groups."""
+    """Whether all nodes are surely equivalent: renumberings that keep links and groups map any node to any other."""
     num_nodes, rule = schedule.cluster.num_nodes, schedule.rule(by_node=True)
     if (
         hardware.node_nic
@@ -195,9 +195,9 @@ def _is_homogeneous(schedule: Schedule, hardware: Hardware, times: ComputeTimes)
 
 
 def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, algorithm: Algorithm) -> list[Stage]:
-    """Return the stages (the communication of each round) of a rule's period, with one node's local ranks as workers.
+    """Return the stages of a rule's period, with the local ranks of one node as workers.
 
-    All nodes must be equivalent (`_is_homogeneous`). Then workers with equal local rank arrive together on all nodes.
+    All nodes must be equivalent (`_is_homogeneous`), so that workers of equal local rank arrive at the same time.
     """
     rule = schedule.rule(by_node=True)
     assert rule is not None, "homogeneous nodes have a rule"
@@ -228,9 +228,9 @@ def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, a
 
 
 class _Ways(NamedTuple):
-    """For every worker, the path back along the workers that it waits for; the policy names one for each group.
+    """For every worker, a path from the period's start: of the workers for which, by the policy, it has waited.
 
-    `origin` is the state at the period's start (`_howard`) where the path begins, `weight` the seconds from there.
+    `origin` is the state (`_howard`) in which the path begins, `weight` the seconds from there.
     """
 
     origin: Whole
@@ -240,21 +240,22 @@ class _Ways(NamedTuple):
 class _Potential(NamedTuple):
     """The current values of policy iteration for each state (`_howard`).
 
-    `rank` orders states by the mean weight of their cycle; `values` are seconds ahead of that mean (the bias).
+    `rank` orders states by the mean seconds of their cycle; `values` are the seconds by which a state is later than
+    that mean (the bias).
     """
 
     rank: Whole
     values: Floats
 
     def later(self, one: _Ways, other: _Ways) -> _Ways:
-        """Return, for every worker, the one of two ways that arrives later in the long run, the first of equal ones."""
+        """Return, for every worker, that of two paths which arrives later in the long run, `one` if they are equal."""
         mine, others = self.rank[one.origin], self.rank[other.origin]
         arrives, departs = self.values[one.origin] + one.weight, self.values[other.origin] + other.weight
         keep = (mine > others) | ((mine == others) & (arrives >= departs))
         return _Ways(np.where(keep, one.origin, other.origin), np.where(keep, one.weight, other.weight))
 
     def ready(self, stage: Stage, ways: _Ways) -> _Ways:
-        """Return, per worker, of `ways` that of the last worker that its cell (group) waits for, or its own."""
+        """Return, for each worker, the path of the last worker for which its cell waits; without a cell, its own."""
         best = _largest(stage, self.rank[ways.origin], self.values[ways.origin] + ways.weight)
         own = np.arange(len(ways.origin))
         pick = np.where(stage.cell_of >= 0, best[stage.cell_of] if len(best) else 0, own)
@@ -262,12 +263,11 @@ class _Potential(NamedTuple):
 
 
 def _howard(stages: list[Stage], compute: Floats, sync: Sync) -> tuple[Floats, tuple[int, ...]]:
-    """Return the seconds per period of the slowest cycle of waits that reaches each worker, and the slowest one.
+    """Return each worker's seconds per period, by the slowest cycle of waits that reaches it, and the slowest cycle.
 
-    The slowest one is given by its workers. `compute` (num_workers,) are the seconds that a worker computes in a round.
-    A state is a worker at the beginning of a round, or one of the operations that it has in flight. The states of the
-    operations follow those of the workers: in a pipeline K−1 operations, newest first; of fragments in turn, oldest
-    first.
+    The latter is given by its workers. `compute` (num_workers,) are the seconds that a worker computes in a round.
+    A state is a worker at the beginning of a round, or an operation that it has in flight. States of operations follow
+    those of the workers: in a pipeline K−1 operations, newest first; fragments oldest first.
     """
     count = len(compute) * (1 + (sync.lag if sync.delays_gradients else stages[0].carried))
     means, values = np.full(count, -np.inf), np.zeros(count)
@@ -287,11 +287,10 @@ def _howard(stages: list[Stage], compute: Floats, sync: Sync) -> tuple[Floats, t
 def _improve(
     stages: list[Stage], compute: Floats, means: Floats, values: Floats, sync: Sync
 ) -> tuple[Whole, Floats, Flags]:
-    """Improve the policy by one period: each cell (group) waits for the member with the largest (mean, value).
+    """Improve the policy: in each round of a period a cell (group) waits for the member with the largest (mean, value).
 
     `means` and `values` are those of the states (`_howard`). Returns, for every state at the period's end, the state at
-    its start to which it leads back, the seconds in between, and whether that is strictly better than the state's old
-    choice.
+    its start to which its path leads back, the seconds in between, and whether they are strictly later than before.
     """
     potential = _Potential(_levels(means), values)
     blocks = np.split(np.arange(len(means)), len(means) // len(compute))
@@ -337,7 +336,7 @@ def _forward(stage: Stage, compute: Floats, states: list[_Ways], potential: _Pot
 
 
 def _levels(means: Floats) -> Whole:
-    """Return the rank of each mean among the distinct means; means that differ only by rounding have one rank.
+    """Return the rank of each mean, from 0 for the smallest; means that differ only by rounding have one rank.
 
     With different ranks, two cycles of equal mean would alternate as the larger one, and the iteration would never
     settle.
@@ -351,9 +350,9 @@ def _levels(means: Floats) -> Whole:
 
 
 def _largest(stage: Stage, rank: Whole, value: Floats) -> Whole:
-    """Return the worker with the largest (rank, value) that each cell (group) waits for, the first of equal ones.
+    """Return, for each cell, the worker of largest (rank, value) for which it waits, the first of equal ones.
 
-    Shape (cells,).
+    `rank` and `value` are (num_workers,), the result (cells,).
     """
     if not len(stage.seconds):
         return np.zeros(0, dtype=np.int64)
@@ -367,9 +366,9 @@ def _largest(stage: Stage, rank: Whole, value: Floats) -> Whole:
 
 
 def _evaluate(origin: Whole, weight: Floats) -> tuple[Floats, Floats]:
-    """Return the mean weight of the cycle to which each state leads back, and the state's value relative to it.
+    """Return, for each state, the mean seconds per period of its cycle, and the seconds by which it is later (bias).
 
-    State i leads back to state `origin[i]`, `weight[i]` seconds earlier. O(n).
+    State i leads back to state `origin[i]`, `weight[i]` seconds earlier, and so finally into a cycle. O(n).
     """
     count = len(origin)
     if (origin[origin] == origin).all():  # all cycles have length 1

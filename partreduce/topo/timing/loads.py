@@ -21,10 +21,10 @@ from partreduce.topo.timing.coding import PLAIN, Coding, Shape, Traffic, all_to_
 
 
 class Crossings(NamedTuple):
-    """Every uplink that a group crosses: the group, the switch, and the group's workers and nodes below the switch.
+    """The uplinks that groups cross, as arrays: `group`, `switch`, and the group's workers and nodes below the switch.
 
-    `climb` has one entry for every (group, node) incidence, a group with a worker on the node: the summed latencies of
-    the uplinks crossed above the node.
+    `climb` has one entry for every (group, node) incidence, a group with a worker on the node: the seconds of latency
+    on all uplinks that the group crosses above the node.
     """
 
     group: Whole
@@ -57,8 +57,8 @@ class Uplinks:
     def crossings(self, group: Whole, node: Whole, here: Floats, num_nodes: Whole) -> Crossings:
         """Return which groups cross which uplinks: those with nodes on both sides of the switch.
 
-        `group`, `node` and `here` (the group's workers on the node) describe every (group, node) incidence, complete
-        for groups that cross nodes; `num_nodes` has one entry per group. O(incidences · levels).
+        `group`, `node` and `here` (the group's workers on the node) list (group, node) incidences, all of them for
+        groups on several nodes; `num_nodes` (groups,) are their numbers of nodes. O(incidences · levels).
         """
         found: list[tuple[Whole, Whole, Floats, Floats]] = []
         climb = np.zeros(len(group))
@@ -79,10 +79,10 @@ class Uplinks:
     def edges(
         self, source: npt.NDArray[np.int32], target: npt.NDArray[np.int32], size: int
     ) -> tuple[Floats, Floats, Floats]:
-        """Return the time that uplinks add to messages of `size` bytes between nodes, all sent at once, in seconds.
+        """Return the seconds that uplinks add to messages of `size` bytes from nodes `source` to `target`, all at once.
 
-        Three arrays: the time until all uplinks on the path are done, the latencies on the way up, and those on the way
-        down. An uplink is full duplex and serves the messages of one direction one after another.
+        Three arrays (messages,): the seconds until all uplinks on the path have served all messages, the latency on the
+        way up, and that on the way down. An uplink is full duplex and serves each direction's messages in turn.
         """
         seconds, up, down = np.zeros(len(source)), np.zeros(len(source)), np.zeros(len(source))
         for row in self.above:
@@ -108,7 +108,7 @@ def _uplinks(switches: tuple[Switch, ...], num_nodes: int) -> Uplinks:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The links of the participating nodes, one entry per node: latencies in seconds, inverse bandwidths in s/byte."""
+    """The links of nodes, one array entry per node: latencies in seconds, inverse bandwidths in seconds per byte."""
 
     nic_latency: Floats
     nic_inverse: Floats
@@ -124,7 +124,7 @@ class Links:
 
     @classmethod
     def of_pairs(cls, links: Sequence[tuple[Link, Link]], bus: Link) -> Links:
-        """Build from one (NIC, inside) pair of links per node and the bus of every node, without switches."""
+        """Build from a pair (NIC, link inside) for each node and the `bus` that each node has, without switches."""
         columns = [(n.latency, n.seconds_per_byte, i.latency, i.seconds_per_byte) for n, i in links]
         table = np.array(columns, dtype=float).reshape(-1, 4)
         return cls(table[:, 0], table[:, 1], table[:, 2], table[:, 3], bus)
@@ -155,18 +155,18 @@ def check_node(node: int, count: int) -> None:
 
 
 KEPT = 4096
-"""The number of rule phases whose loads are cached: a planner meets the same few hundred in many schedules."""
+"""The number of rule phases whose loads are cached: the planner needs the same few hundred for many schedules."""
 
 
 @dataclass(frozen=True)
 class Loads:
-    """The load of groups on shared links, with one crossing for each (group, node) pair that uses the node's NICs.
+    """The load of groups on shared links; a crossing is a group's use of the NICs of one node.
 
     `latency` (groups,) is the sum of a group's latencies and `inside` (groups,) the seconds on its slowest intra-node
-    link. Crossing e belongs to group `group[e]` at node `node[e]`, sends `bytes_[e]` there over up to `lanes[e]` NICs
-    at once, at `inverse[e]` seconds per byte and NIC. `num_nics` is the number of NICs of every node. `besides` holds
-    the loads of the same groups on other shared links, the buses of nodes and the uplinks of switches (in place of
-    nodes): a group takes as long as on the slowest.
+    link. Crossing e: group `group[e]` sends `bytes_[e]` out of node `node[e]` over up to `lanes[e]` NICs at once, at
+    `inverse[e]` seconds per byte and NIC. Every node has `num_nics` NICs. `besides` are the loads of the same groups on
+    buses and on uplinks (`node` is then a switch); a group takes as long as on the slowest. `fixed_bytes` replaces the
+    result of `busiest_node_bytes`.
     """
 
     latency: Floats
@@ -182,7 +182,7 @@ class Loads:
 
     @classmethod
     def fixed(cls, seconds: Floats, busiest: float) -> Loads:
-        """Return the loads of operations with known `seconds`, (groups,); `busiest` bytes leave the busiest node."""
+        """Return loads that take the given `seconds`, (groups,); `busiest` bytes leave the busiest node."""
         none, whole = np.zeros(0), np.zeros(0, dtype=np.int64)
         return cls(np.zeros(len(seconds)), seconds, whole, whole, none, none, none, 1, busiest)
 
@@ -212,11 +212,11 @@ class Loads:
         return float(np.bincount(index, weights=self.bytes_).max())
 
     def _shared(self) -> Floats:
-        """Return the seconds of each crossing (a group's use of a node's NICs, which its bytes share fairly).
+        """Return the seconds of each crossing if crossings share the NICs of a node fairly.
 
         A crossing divides its bytes over its lanes (parallel streams, at most one per NIC); those of a lane take p
-        seconds on a free NIC. A node's crossings end in order of p. While c lanes are busy on r NICs, each has
-        min(1, r/c) of a NIC, so between two ends the time grows max(1, c/r) times as much as p.
+        seconds on a free NIC. A node's crossings end in order of p. While c lanes are busy on r NICs, each lane has
+        min(1, r/c) of a NIC, so from one end to the next max(1, c/r) times the difference of their p passes.
         """
         if not len(self.node):
             return np.zeros(0)
@@ -249,7 +249,7 @@ def of_phase(
 
 
 def of_exchange(phase: Phase, cluster: Cluster, hardware: Hardware, *, num_bytes: float) -> Loads:
-    """Return the loads of an all-to-all in every group, each worker cutting `num_bytes` into equal pieces."""
+    """Return the loads of an all-to-all in every group; each worker sends `num_bytes`, in equal pieces, to members."""
     shape, pairs = shape_of(phase, cluster)
     traffic, links = all_to_all(shape), Links.of(cluster, hardware)
     return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=num_bytes)
@@ -258,12 +258,11 @@ def of_exchange(phase: Phase, cluster: Cluster, hardware: Hardware, *, num_bytes
 def of_pieces(
     cluster: Cluster, hardware: Hardware, *, wanted: Floats, held: Floats, workers: Whole, others: int | None = None
 ) -> Loads:
-    """Return the loads of an all-to-all over all workers in which each worker requests pieces from some of the others.
+    """Return the loads of an all-to-all over all workers in which workers request bytes from those that hold them.
 
-    The workers of each node together request `wanted` bytes; `workers` of them serve the share `held` of all pieces,
-    shapes (num_nodes,). Links are full duplex, so serving costs as much as sending the same bytes back. Every worker
-    receives a message from every other worker, or from `others` on other nodes, even if it is empty. O(num_nodes ·
-    levels of switches).
+    Arrays (num_nodes,): the workers of a node together request `wanted` bytes, and `workers` of them hold the share
+    `held` of all bytes. Links are full duplex: the direction with more bytes counts. Each worker gets a message, also
+    an empty one, from each other worker, or only from `others` of other nodes. O(num_nodes · levels of switches).
     """
     messages = cluster.num_workers - 1 if others is None else others
     sizes, links = cluster.node_sizes().astype(float), Links.of(cluster, hardware)
@@ -306,9 +305,9 @@ def of_pieces(
 
 
 def shape_of(phase: Phase, cluster: Cluster) -> tuple[Shape, Whole]:
-    """Return the sizes of explicit groups (`Shape`), and an array (count, 2) of all their incidences.
+    """Return the sizes of explicit groups, and all their incidences, an array (count, 2).
 
-    An incidence is a pair (group index, node) in which the group has a worker on the node.
+    An incidence is a pair (group index, node): the group has a worker on the node.
     """
     sizes = phase.sizes
     group = np.repeat(np.arange(len(phase)), sizes)
@@ -332,12 +331,12 @@ def of_rule(
     algorithm: str,
     coding: Coding = PLAIN,
 ) -> Loads:
-    """Return the loads of a rule's phase (blocks over node digits), on the fewest nodes that show every possible cost.
+    """Return the loads of an all-reduce in the groups of a rule's phase, on the fewest nodes that show every cost.
 
     Every node is crossed by exactly one group of each block, so nodes with equal links carry the same load. The result
-    has the nodes with their own links, and representatives of ordinary nodes: as many as the largest group that mixes
-    both kinds needs, so that one block crosses no representative twice. O(blocks · nodes with own links). Under
-    switches all nodes may differ, so the result has all of them: O(blocks · num_nodes), vectorized.
+    has the nodes with their own links, and so many of the others that no two groups of a block cross the same one.
+    O(blocks · nodes with own links). Under switches all nodes may differ, so the result has all of them:
+    O(blocks · num_nodes), vectorized.
     """
     for node in {node for switch in hardware.switches for node in switch.nodes}:
         check_node(node, cluster.num_nodes)
@@ -364,9 +363,9 @@ def _rule_loads(
 def _show_nodes(
     phase: RulePhase, radices: Sequence[int], cluster: Cluster, hardware: Hardware
 ) -> tuple[Shape, Whole, Links]:
-    """Return shape and (group, node) incidences as `shape_of`, for a rule's phase, and the links of the nodes.
+    """Return the sizes and incidences of a rule's phase, as `shape_of` does, and the links of the nodes.
 
-    Nodes are those that `of_rule` keeps: the ones with their own links, and representatives of the others.
+    The nodes are those of `of_rule`: the ones with their own links, and a few that stand for the others.
     """
     num_nodes, own = cluster.num_nodes, sorted({node for node, _ in (*hardware.node_nic, *hardware.node_inside)})
     for node in own:
@@ -405,10 +404,9 @@ def _show_nodes(
 def _assemble(
     shape: Shape, pairs: Whole, links: Links, traffic: Traffic, *, num_nics: int, model_bytes: float
 ) -> Loads:
-    """Return the loads that the groups' traffic, given as shares of the payload, puts on the links of nodes.
+    """Return the loads that the `traffic` of groups, in shares of a payload of `model_bytes`, puts on `links`.
 
-    `pairs` (count, 2) has the incidences (group, node) of `shape`, for the nodes in `links` (a rule's phase leaves out
-    nodes with equal costs); `model_bytes` is the size of the payload.
+    `pairs` (count, 2) are the incidences (group, node) of the groups in `shape`; nodes index `links`.
     """
     pair_group, pair_node = pairs[:, 0], pairs[:, 1]
     groups, few, crosses = len(shape.sizes), shape.inside, shape.crosses

@@ -1,4 +1,4 @@
-"""Expected round times of partial all-reduce, without a run: each round needs Q workers.
+"""The expected round times of partial all-reduces that wait for a quorum of Q workers, computed without a run.
 
 Worker w computes for X_w seconds per gradient. Late gradients count for the next round, and a worker that finds a
 result when it calls continues at once. So a worker contributes at most one gradient to a round, and no more than it
@@ -24,15 +24,15 @@ from partreduce.topo.strategies.partial import PartialAllReduce, QuorumStart
 from partreduce.topo.timing.compute import ComputeTimes
 
 SAMPLED = 256
-"""Number of sampled steps per worker that stand for the distribution of step times, if they vary."""
+"""The number of sampled steps per worker that stand for the distribution of varying step times."""
 DRAWN = 64
-"""Number of sampled round lengths per worker that may end a round, under majority."""
+"""The number of round lengths that `_majority` samples for each worker that may be drawn."""
 HALVINGS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class ManyRounds:
-    """The expected seconds per round, and the expected number of gradients in each round."""
+    """The expected `seconds` per round, and the expected number of gradients in a round, `active`."""
 
     seconds: float
     active: float
@@ -44,7 +44,7 @@ class ManyRounds:
 
 
 def sample_seconds(times: ComputeTimes, num_workers: int, *, seed: int = 0, steps: int = SAMPLED) -> Floats:
-    """Sample the compute seconds of all workers, shape (steps, num_workers); one row if all steps are equal."""
+    """Return sampled compute seconds of all workers, shape (steps, num_workers); one row if steps do not vary."""
     if times.is_fixed:
         return times.fixed(num_workers)[None, :]
     rng = np.random.default_rng(seed)
@@ -52,10 +52,10 @@ def sample_seconds(times: ComputeTimes, num_workers: int, *, seed: int = 0, step
 
 
 def balance(seconds: Floats, setting: PartialAllReduce, *, word: float = 0.0, sum_seconds: float = 0.0) -> ManyRounds:
-    """Return the expected rounds of workers that arrive independently.
+    """Return the expected length of a round and its number of gradients, for workers that arrive independently.
 
-    `seconds` (samples, num_workers) are compute times per gradient; `word` is the latency in seconds of the message
-    that starts a round, or announces an arrival, and `sum_seconds` the time of an all-reduce. Late gradients count for
+    `seconds` (samples, num_workers) are compute times per gradient, `word` the latency in seconds of the message that
+    starts a round, `sum_seconds` the time of an all-reduce. Of `setting` only the quorum counts: late gradients join
     the open round, no queue is full, and `grace` is 0. O(samples · n); under majority O(n² log samples).
     """
     least = word + sum_seconds
@@ -76,7 +76,7 @@ def _num_gradients(seconds: Floats, period: float) -> float:
 
 
 def _majority(seconds: Floats, least: float) -> ManyRounds:
-    """Return the expected rounds if each lasts until a randomly drawn worker arrives, but at least `least` seconds.
+    """Return the result of `balance` if a round lasts until a randomly drawn worker arrives, but at least `least` s.
 
     `seconds` (samples, num_workers) are compute times. Workers that arrive earlier take part in the round.
     """

@@ -42,10 +42,10 @@ from partreduce.topo.timing.cost import bytes_of, first_equal, round_seconds
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The pieces of an operation that are sent one after another, each as soon as it is ready.
+    """The segments of an operation, which are sent one after another, each as soon as it is ready.
 
-    Segment j is ready when the share `ready[j]` of a round's computing is done; from its start to the operation's end
-    cell c (a group) takes `left[j, c]` seconds, without waiting. Shapes (segments,) and (segments, cells).
+    Segment j is ready when the share `ready[j]` of a round's computing is done; in cell c (a group) it and all later
+    ones take `left[j, c]` seconds. Shapes (segments,) and (segments, cells).
     """
 
     ready: Floats
@@ -53,10 +53,10 @@ class Segments:
 
 
 class Turn(NamedTuple):
-    """The point of a round, as a share `at` of its computing, where a fragment's operation starts or is awaited.
+    """A point of a round at which the operation of fragment number `part` starts or, if `is_awaited`, is awaited.
 
-    A fragment, of number `part`, is a part of the model that is averaged in turn with the others. `seconds` (cells,) is
-    how long the operation takes in each cell (group).
+    `at` is the share of the round's computing done until then, an array (num_workers,) if workers differ; `seconds`
+    (cells,) is how long the operation takes in each cell (group).
     """
 
     at: float | Floats
@@ -71,8 +71,7 @@ class Stage:
 
     Cell c waits for the workers `sources[offsets[c]:offsets[c+1]]` and then takes `seconds[c]`. `cell_of`
     (num_workers,) is the cell of each worker, −1 for none. With `segments` an operation begins while its round
-    computes; with `turns` there are several operations, each of which overlaps with computing, possibly of the next
-    round.
+    computes; with `turns` each fragment has an operation that overlaps with computing, possibly of the next round.
     """
 
     sources: Whole
@@ -83,10 +82,9 @@ class Stage:
     turns: tuple[Turn, ...] = ()
 
     def ready(self, arrival: Floats) -> Floats:
-        """Return when the operation of each worker's cell can begin, from each worker's `arrival`, (..., num_workers).
+        """Return, for each worker, when the operation of its cell can begin, given all arrivals, (..., num_workers).
 
-        A cell is a group, or a worker with its in-neighbors; it begins when the last worker that it waits for arrives.
-        A worker without a cell begins at its own arrival.
+        It begins when the last worker for which the cell waits arrives; without a cell, at the worker's own arrival.
         """
         if not len(self.seconds):
             return arrival
@@ -94,13 +92,13 @@ class Stage:
         return np.where(self.cell_of >= 0, latest[..., self.cell_of], arrival)
 
     def duration(self, seconds: Floats | None = None) -> Floats:
-        """Return the seconds that each worker communicates, (num_workers,), from `seconds` per cell or the stage's."""
+        """Return the seconds of each worker's cell, (num_workers,), 0 for none; `seconds` replaces the stage's."""
         seconds = self.seconds if seconds is None else seconds
         return np.where(self.cell_of >= 0, seconds[self.cell_of], 0.0) if len(seconds) else np.zeros(len(self.cell_of))
 
     @property
     def carried(self) -> int:
-        """The number of fragments in flight from one round to the next."""
+        """The number of fragments whose operations are in flight at the end of a round."""
         begun, carried = set(), 0
         for turn in self.turns:
             carried += turn.is_awaited and turn.part not in begun
@@ -108,10 +106,10 @@ class Stage:
         return carried
 
     def before(self, compute: Floats) -> Floats:
-        """Return the seconds from a worker's start of computing to its cell's operation, if no other worker is late.
+        """Return the seconds from a worker's start of computing to the start of its operation, if no other is late.
 
-        With segments they count to the end of the operation, which the latest segment decides (`after` is then 0);
-        otherwise to its start. Shape (..., num_workers) in and out.
+        With segments they count to the end of the operation instead, which the latest segment decides, and `after` is
+        0. `compute` are the seconds of computing; shape (..., num_workers) in and out.
         """
         if self.segments is None:
             return compute
@@ -125,7 +123,7 @@ class Stage:
         return self.duration() if self.segments is None else np.zeros(len(self.cell_of))
 
     def first_ready(self, compute: Floats) -> Floats:
-        """Return the seconds from a worker's start of computing to its first ready segment, (..., num_workers)."""
+        """Return the seconds from a worker's start of computing, `compute` in all, until its first segment is ready."""
         if self.segments is None:
             return compute
         return np.where(self.cell_of >= 0, compute * self.segments.ready[0], compute)
@@ -134,7 +132,7 @@ class Stage:
 def of_period(
     schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, algorithm: Algorithm = None
 ) -> list[Stage]:
-    """Return the stages of one period over all workers; `model_bytes` is optional if no link has a bandwidth."""
+    """Return the stage of each round of a period; `model_bytes` and `algorithm` as in `timing.cost.communication`."""
     travel = Travel.of_strategy(schedule.strategy, hardware, algorithm)
     stages: list[Stage] = []
     for index, first in enumerate(first_equal(schedule)):
@@ -174,9 +172,9 @@ def _stage(schedule: Schedule, index: int, hardware: Hardware, model_bytes: int 
 
 
 def in_segments(sources: Whole, offsets: Whole, seconds: Floats, cell_of: Whole, travel: Travel) -> Stage:
-    """Return the stage of operations in segments, given the `seconds` (segments, cells) of each segment.
+    """Return the stage of a round whose operation is sent in the segments or turns of `travel`.
 
-    A cell is a group; `sources`, `offsets` and `cell_of` are those of `Stage`.
+    `seconds` (segments, cells) are those of each segment in each cell (group); the others are fields of `Stage`.
     """
     if travel.turns:
         turns = tuple(Turn(at, move.fragment, move.merges, seconds[move.fragment]) for at, move in travel.turns)
@@ -190,7 +188,7 @@ def in_segments(sources: Whole, offsets: Whole, seconds: Floats, cell_of: Whole,
 def size_or_one(hardware: Hardware, model_bytes: int | None) -> int:
     """Return the model's size in bytes: `model_bytes`, or the hardware's if that is None.
 
-    If both are None it is 1 where no link takes time for bytes; otherwise InputError is raised.
+    If both are None, return 1 if no link takes time for bytes, else raise InputError.
     """
     if model_bytes is None and hardware.model_bytes is None and hardware.is_free_of_bytes():
         return 1
@@ -198,7 +196,7 @@ def size_or_one(hardware: Hardware, model_bytes: int | None) -> int:
 
 
 class Moments(NamedTuple):
-    """Times of a round: its start, the end of computing, start and end of its operation, the earliest next start."""
+    """Each worker's times of a round: start, end of computing, start and end of its operation, start of the next."""
 
     start: Floats
     computed: Floats
@@ -210,8 +208,8 @@ class Moments(NamedTuple):
 class Rounds:
     """The progress of all workers, round by round: the times at which they compute, communicate and wait.
 
-    Times are seconds since the start, of the given `shape` (..., num_workers). `sync` decides when averages apply;
-    `skip_warm_up` starts after the warm-up of a pipeline.
+    Times are seconds since the start of the run, of the given `shape` (..., num_workers). `sync` decides when averages
+    apply; `skip_warm_up` leaves out the warm-up of a pipeline.
     """
 
     def __init__(self, sync: Sync, shape: tuple[int, ...], *, skip_warm_up: bool = False) -> None:
@@ -222,7 +220,7 @@ class Rounds:
         self._parts: dict[int, Floats] = {}  # fragment → end of its operation, until that is awaited
 
     def next(self, stage: Stage, compute: Floats) -> Moments:
-        """Advance by one round, given the seconds of computing, (..., num_workers). O(workers) per run."""
+        """Advance by one round and return its times; `compute` are the seconds of computing, (..., num_workers)."""
         if stage.turns:
             return self._in_turns(stage, compute)
         start, computed = self.now, self.now + compute
@@ -263,7 +261,7 @@ class Rounds:
         return Moments(start, start + compute, begins[0], end, self.now)
 
     def drained(self) -> Floats:
-        """Return when all operations in flight after the last round have ended, also those with dropped results."""
+        """Return when each worker's operations in flight have ended, also those whose results a pipeline drops."""
         return np.maximum(self.now, self._last_end)
 
 
@@ -294,11 +292,11 @@ def sample(
     num_samples: int = 32,
     seed: int = 0,
 ) -> Sample:
-    """Run `num_samples` copies of the schedule at once in max-plus arithmetic; the first quarter is warm-up.
+    """Return the seconds per round and step, from `num_samples` simulated runs of `num_rounds` rounds.
 
-    Warm-up and counted rounds are rounded up to whole periods: phases cost differently, and a partial period
-    would weigh some of them more. A schedule's own first rounds, prologue and warm-up, are left out. Raises InputError
-    for fewer than 4 rounds or 2 samples. O(num_samples · num_rounds · n), vectorized over runs and workers.
+    The first quarter of the rounds is not counted; both parts are rounded up to whole periods. The prologue, and the
+    warm-up of a pipeline, are left out. Raises InputError for fewer than 4 rounds or 2 samples.
+    O(num_samples · num_rounds · n), vectorized over runs and workers.
     """
     if num_rounds < 4 or num_samples < 2:
         raise InputError(f"sampling: {num_rounds} rounds of {num_samples} runs; at least 4 rounds of 2 runs are needed")

@@ -1,4 +1,4 @@
-"""The cost of embedding tables exchanged separately: the traffic of a step by the rows it touches, and rounds with it.
+"""The cost of embedding tables exchanged separately: of a step, by the rows that it touches, and of whole rounds.
 
 A worker touches u rows, the workers of a node u_node together, all workers u_all (`RowAccess`, as shares of the table).
 A row has b bytes, and its number, by which it is requested, 4. There are n workers on N nodes, k on each. With a codec
@@ -55,7 +55,7 @@ NUMBER_BYTES = 4
 """Bytes of a row's number on the wire."""
 
 ROOM = 256
-"""The most row numbers per member that fit into the message with which workers announce an exchange."""
+"""The most row numbers for one worker that fit into the message that announces an exchange to it."""
 
 ELEMENT_BYTES = 4
 """Bytes of one number of a row: float32."""
@@ -63,7 +63,7 @@ ELEMENT_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class RowAccess(CheckedFields):
-    """The shares of a table's rows that one worker, one node and all workers touch in a step, as means over steps."""
+    """The mean shares of a table's rows that one worker, the workers of one node, and all workers use in a step."""
 
     place: ClassVar[str] = "touched share of "
     worker: Share
@@ -92,8 +92,8 @@ class RowAccess(CheckedFields):
 class Exchange:
     """The cost of table exchanges in each step: seconds at lookups and after backward, and bytes through NICs.
 
-    `meetings` are latencies of messages by which workers announce exchanges, as (name, seconds); tables share those of
-    one name, so a sum of costs counts them once. `nic_bytes` leave the busiest node.
+    `meetings` are (name, seconds) of latencies of the messages that announce exchanges; tables share latencies of equal
+    name, so a sum of costs counts them once. `nic_bytes` leave the busiest node.
     """
 
     lookups: float = 0.0
@@ -180,8 +180,8 @@ def exchange(
 def exchanges(routes: Payload, touched: Mapping[str, RowAccess], cluster: Cluster, hardware: Hardware) -> Exchange:
     """Return the cost per step of all separately placed tables of a schedule, which are exchanged one after another.
 
-    `routes` is the schedule's payload, which has each table's placement; `touched` holds, by a table's parameter name,
-    the shares of its rows that a step uses. Raises InputError if it lacks a table.
+    `routes` is the schedule's payload, which has each table's placement; `touched` has the shares of rows that a step
+    uses by the table's parameter name. Raises InputError if it lacks a table.
     """
     total, gathers = Exchange(), any(route.way is Placement.GATHER for route in routes.apart)
     for route in routes.apart:
@@ -196,7 +196,7 @@ def exchanges(routes: Payload, touched: Mapping[str, RowAccess], cluster: Cluste
 
 
 def _apart(own: float, collected: float, owners: int, cluster: Cluster, latencies: tuple[float, float]) -> float:
-    """Return the extra seconds at a lookup if its row numbers need separate messages, inside nodes or across.
+    """Return the extra seconds of a lookup for messages of row numbers, 0 if none are needed.
 
     Row numbers travel in the message that announces the lookup if no worker requests more than `ROOM` of them from
     another; otherwise they cost one more latency. Inside nodes a worker requests `own` rows, spread over its node;
@@ -213,9 +213,9 @@ def aggregates_in(cluster: Cluster) -> bool:
 
 
 def in_pairs(cluster: Cluster, *, gathers: bool) -> bool:
-    """Whether aggregated rows go only between workers of equal local rank on different nodes.
+    """Whether rows, aggregated inside nodes, go only between workers of equal local rank on different nodes.
 
-    They do on nodes of equal size, unless some table is gathered (`gathers`).
+    They do if nodes have equal sizes and no table is gathered (`gathers`).
     """
     return aggregates_in(cluster) and len(set(cluster.node_sizes().tolist())) == 1 and not gathers
 
@@ -229,7 +229,7 @@ def _ring(num_bytes: float, cluster: Cluster, hardware: Hardware) -> float:
 
 
 def _crossings(cluster: Cluster) -> int:
-    """Return the largest number of workers on one node whose successor in a ring of all ranks is on another node."""
+    """Return the most workers on one node whose successor in the ring of all ranks is on another node."""
     if cluster.is_regular:
         return int(cluster.num_nodes > 1)
     node_of = cluster.node_of()
@@ -244,7 +244,7 @@ def _inside_nodes(num_bytes: float, cluster: Cluster, hardware: Hardware) -> flo
 
 
 def _parts_on_nodes(route: TablePlacement, cluster: Cluster) -> tuple[Floats, Whole]:
-    """Return, per node, its share of a sharded table's parts and its number of hosts, shapes (num_nodes,)."""
+    """Return each node's share of a sharded table's parts, and its number of hosts, shapes (num_nodes,)."""
     hosts = np.array(route.hosts or range(cluster.num_workers))
     node_of, parts = cluster.node_of(), route.partitions or len(hosts)
     of_part = node_of[hosts[np.arange(parts) % len(hosts)]]
@@ -254,7 +254,7 @@ def _parts_on_nodes(route: TablePlacement, cluster: Cluster) -> tuple[Floats, Wh
 
 @dataclass(frozen=True, slots=True)
 class TableRounds:
-    """The progress of all workers round by round, with the exchange of all tables in each step."""
+    """The progress of all workers, `rounds`, with the `exchange` of all tables in each step."""
 
     rounds: Rounds
     exchange: Exchange
@@ -282,8 +282,7 @@ class TableRounds:
 def exchange_of(schedule: Schedule, hardware: Hardware, touched: Mapping[str, RowAccess] | None) -> Exchange | None:
     """Return the cost per step of a schedule's table exchanges; None if no embedding table is exchanged separately.
 
-    `touched` holds, by a table's parameter name, the shares of its rows that a step uses; None is valid if no link
-    takes time for bytes.
+    `touched` is as in `exchanges`; None is valid if no link takes time for bytes.
     """
     check_names(schedule, touched)
     if not schedule.routes.apart:
@@ -310,9 +309,10 @@ def steady_seconds(
     model_bytes: int | None = None,
     algorithm: Algorithm = None,
 ) -> float:
-    """Return the exact seconds per step if every worker computes at a constant speed. O(n · period).
+    """Return the exact seconds per step with table `exchange` if workers compute at constant speeds. O(n · period).
 
-    All workers begin a round together, so every period takes the same time, in a pipeline once it is full.
+    Every period takes the same time, in a pipeline once it is full: all workers begin a round together, as each waits
+    for the rows of all. Jitter, disturbance and trace of `compute` are ignored.
     """
     stages = of_period(schedule, hardware, model_bytes=model_bytes, algorithm=algorithm)
     sync, steps_per_round = schedule.strategy.sync, schedule.largest_steps_per_round
