@@ -53,7 +53,7 @@ def check_fields(value: object) -> None:
 
 
 def check_type(place: str, value: object, hint: object) -> None:
-    """Raise InputError if `value` does not fit the annotation `hint`; the message begins with `place`, its name."""
+    """Raise InputError "`place`: …" if `value`, of the parameter `place`, does not fit the annotation `hint`."""
     if _fits(value, hint):
         return
     shown = " ".join(repr(value).split())

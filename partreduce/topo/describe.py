@@ -252,7 +252,7 @@ def _groups(least: int, most: int) -> str:
 
 
 def _in_turn(schedule: Schedule, levels: Sequence[Level]) -> str:
-    """Return a text such as "inside each node every 3 steps, all workers every 27"; "steps" is written only once."""
+    """Return how often each kind of averaging happens: "inside each node every 3 steps, all workers every 27"."""
     assert isinstance(schedule.strategy, StaticGroups), "only static groups have levels"
     period = schedule.strategy.period
     if not levels:

@@ -144,7 +144,7 @@ class Bulk:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Make pydantic accept only instances of the class, which `topo.document` builds before."""
+        """Make pydantic accept instances of the class only; `topo.document` builds them before it calls pydantic."""
         from pydantic_core import core_schema
 
         anything = core_schema.any_schema()  # a placeholder in the JSON Schema, replaced by `topo.document`

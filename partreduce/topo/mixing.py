@@ -37,13 +37,12 @@ MAX_EXACT_WORKERS = 2_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operators:
-    """The mixing matrices of one period, in order, on values that have g coordinates (*places*) in each of C classes.
+    """The mixing matrices of one period, in order: for each of C classes of values, g×g matrices over *places*.
 
-    In general a place is a worker, and C = 1. For a rule, whose groups follow from the digits of a node's index in
-    mixed radix (`topo.rule`), values on nodes are a sum of Fourier characters of these digits. A class holds the
-    characters that vary along the same set of digits. Averaging maps each class to itself, and in it a place is a local
-    rank, which stands for the workers of that rank on all nodes. Workers, or local ranks, that are in the same groups
-    in every round may share a place, which weighs as much as all of them.
+    In general a place is a worker, and C = 1. For a rule, whose groups follow from the digits of a node's index
+    (`topo.rule`), the workers' values are split into classes: a class holds the Fourier components, over node indices,
+    that vary along one set of digits. Averaging maps each class to itself, by a matrix over the local ranks, which are
+    then the places. Workers, or local ranks, that are in the same groups in every round may share a place.
 
     `rounds` are groups of places, or graphs. `survives` has an array (groups, C) per round, False where a group's mean
     is zero on a class because the group averages over a digit along which the class varies; None if places are workers.
@@ -85,7 +84,7 @@ class Operators:
         return self.rounds[0].num_workers
 
     def apply(self, index: int, values: Floats) -> Floats:
-        """Multiply the matrix of round `index` with values of g places, shape (g, ...), or (g, C, ...) with C classes.
+        """Return W · `values` for W of round `index` and values of g places, (g, ...), or (g, C, ...) with C classes.
 
         O(values) for groups, O(edges) for graphs.
         """
@@ -136,7 +135,7 @@ class Operators:
         return product
 
     def support(self) -> Flags:
-        """Return a Boolean matrix: whether worker i's model after a period depends on worker j's before it, at [i, j].
+        """Return a Boolean matrix; entry [i, j]: whether worker i's model after a period depends on j's before it.
 
         The rounds must be graphs without negative weights.
         """
@@ -198,7 +197,7 @@ def _of_blocks(
 
 
 def mixing_matrix(step: MixingStep) -> Floats:
-    """Return the dense mixing matrix W of a phase or round, shape (n, n), for up to 20,000 workers. O(n²)."""
+    """Return the dense mixing matrix of a phase or round, (n, n); InputError above 20,000 workers. O(n²)."""
     _check_size(step.num_workers, MAX_DENSE_WORKERS, "use Operators.period_operator")
     if isinstance(step, Phase):
         return step.apply(np.eye(step.num_workers))
@@ -216,7 +215,7 @@ def mixing_sparse(graph: Round) -> csr_array:
 
 
 def exact_product(steps: Sequence[MixingStep]) -> ExactMatrix:
-    """Return the exact product W_T … W_1 of phases or rounds, the first applied first, for up to 2,000 workers.
+    """Return the exact product W_T … W_1 of phases or rounds, listed from W_1; InputError above 2,000 workers.
 
     O(T · n · entries).
     """
@@ -225,9 +224,9 @@ def exact_product(steps: Sequence[MixingStep]) -> ExactMatrix:
 
 
 def period_product(schedule: Schedule, start: int = 0) -> Floats:
-    """Return the dense period product W_{s+T−1} … W_{s+1} W_s, (n, n), from phase s = `start`. Up to 20,000 workers.
+    """Return the dense product W_{s+T−1} … W_{s+1} W_s of a period from phase s = `start`, shape (n, n).
 
-    The strategy must have fixed phases or rounds. O(T · entries · n).
+    InputError above 20,000 workers. The strategy must have fixed phases or rounds. O(T · entries · n).
     """
     operators = Operators(schedule.steps())
     _check_size(schedule.num_workers, MAX_DENSE_WORKERS, "use Operators.period_operator")

@@ -31,8 +31,8 @@ def steady_state(
 ) -> SteadyState:
     """Solve Σ = P Σ Pᴴ + Q for stacks of real or complex P (`period`) and Q (`noise`), shape (…, g, g).
 
-    Doubling stops when every entry of the power of P is at most `negligible`, or when one has diverged.
-    O(doublings · stack · g³).
+    Doubling stops when every entry of the power of P is at most `negligible`, when one is at least `GROWN`, or after
+    `max_doublings`. O(doublings · stack · g³).
     """
     power, covariance = period, noise
     for _ in range(max_doublings):

@@ -72,5 +72,5 @@ def dump_pilot(pilot: Pilot) -> dict[str, Any]:
 
 
 def write_pilot(path: str | os.PathLike[str], pilot: Pilot) -> None:
-    """Write a pilot file atomically, with one line for each key, price and probe."""
+    """Write a pilot file atomically, with one line for each key, price and probe; raise FileError if that fails."""
     write_file(path, pretty(dump_pilot(pilot)).encode())

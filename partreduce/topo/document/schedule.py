@@ -182,7 +182,7 @@ def schedule_of(raw: object) -> Schedule:
 
 
 def check_header(raw: object, name: str, version: int) -> dict[str, Any]:
-    """Return the object `raw`; raise DocumentError if it is none, or states another format or version."""
+    """Return the JSON object `raw`; raise DocumentError for other JSON, or if it states another format or version."""
     if not isinstance(raw, dict):
         raise DocumentError("document", f'is {format_value(raw)}; it must be an object with "format": "{name}"')
     if "format" in raw and raw["format"] != name:

@@ -196,7 +196,7 @@ def rule_sectors(schedule: Schedule) -> Sectors | None:
 
 
 def num_entries(schedule: Schedule) -> int:
-    """Return the number of multiplications in one matrix product on all sectors of a rule: classes · g³ for g×g.
+    """Return the multiplications in one product of g×g matrices on each class of a rule: classes · g³.
 
     Computing a metric takes a multiple of this. 0 if `rule_and_worker_steps` returns None.
     """

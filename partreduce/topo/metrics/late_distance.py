@@ -176,7 +176,10 @@ class RetimedMetrics:
         return self._late_distances[steps_per_round]
 
     def drift_at(self, steps_per_round: int, *, late: bool) -> Metric:
-        """Return the drift at this number of steps per round, synchronous or a round `late`; `drift` if unknown."""
+        """Return the drift at this number of steps per round, synchronous or a round `late`. O(1).
+
+        The result is `drift` if it or `late_drift` has no value, or it is infinite.
+        """
         start = self.late_drift if late else self.drift
         if steps_per_round == 1:
             return start

@@ -52,7 +52,7 @@ def consensus_distance_of(sectors: Sectors) -> float:
 def noise_traces(batch: Batch, covariance: npt.NDArray[Any], *, is_delayed: bool) -> float:
     """Return tr Σ averaged over a period's instants and summed over the batch's C sectors, times their multiplicity.
 
-    Σ is the covariance of the workers' differences, before phase 0 `covariance` (C, g, g).
+    Σ is the covariance of the workers' differences; `covariance` (C, g, g) is that before phase 0.
     """
     inner = traces(batch.off_mean_diagonal(batch.round_steps.partial))
     instants = batch.round_steps.instants

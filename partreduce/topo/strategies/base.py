@@ -43,7 +43,7 @@ class Averaging(Choice):
     MEAN = "mean"
     """The plain mean of the members' parameters: favors the data of workers that took more steps."""
     STEP_NORMALIZED = "step-normalized"
-    """Each member's progress in the round is scaled by the group's mean steps_per_round over its own."""
+    """Each member's progress is multiplied by (the group's mean steps_per_round) / (its own steps_per_round)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Strategy(JsonObject, ABC):
 
     kind: ClassVar[str]
     sync_types: ClassVar[tuple[type[Sync], ...]] = (Synchronous, DelayedAveraging)
-    """The values of the *sync* axis that this kind supports."""
+    """The types of `sync` that this kind supports."""
     algorithms: ClassVar[tuple[AllReduceAlgorithm, ...]] = (AllReduceAlgorithm.RING,)
     """The all-reduce algorithms that this kind supports."""
     is_on_request: ClassVar[bool] = False

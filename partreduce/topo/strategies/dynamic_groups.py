@@ -22,7 +22,7 @@ class GroupSplit(Choice):
     GLOBAL = "global"
     """All idle workers are divided into random groups at once, so that later requests find their group ready."""
     INTER_INTRA = "inter-intra"
-    """Groups of all idle workers: of one per node across nodes and of the others inside nodes; then all of each node.
+    """All idle workers at once: groups of one worker per node and, inside nodes, of the others; then a group per node.
     """
     NODE_THEN_ALL = "node-then-all"
     """One group of the idle workers on the requesting worker's node, without slow ones.
@@ -35,7 +35,7 @@ class SlowWorkerPolicy(Choice):
     """How the group generator answers a request of a worker that lags behind."""
 
     PAPER = "paper"
-    """The published rule: its request forms groups as `GroupSplit` says, however far it lags behind."""
+    """The published rule: a request forms groups as `GroupSplit` says, however far the worker lags behind."""
     PAIR_LOCALLY = "pair_locally"
     """A worker `slow_threshold` rounds or more behind gets one small group, on its own node unless alone there."""
     DEFER = "defer"

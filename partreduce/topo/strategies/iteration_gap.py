@@ -79,7 +79,7 @@ class IterationGap(JsonObject, Waiting):
 
     `max_ig`: the largest number of steps that a worker can be ahead of an out-neighbor, by tokens: it takes a token
     from each out-neighbor to enter a step and leaves a token for each in-neighbor (None: no token queues). `staleness`
-    s: an update of step k−s or later suffices in step k; updates received since the last reduce are averaged, and an
+    s: an update of step k−s or later suffices in step k; updates received since the last average are averaged, and an
     older update within the bound only lets the worker continue. `backup`: the number of in-neighbors whose
     updates a worker may miss. `notify_ack`: update k is sent only after every out-neighbor acknowledged k−1. `skip`: a
     worker that is far behind skips steps. `weights` and `update_order`: see their types.

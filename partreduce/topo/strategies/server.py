@@ -33,13 +33,13 @@ class Server(Strategy):
             raise ScheduleError(f"staleness: is {self.staleness}; only an asynchronous server has one; leave it out")
 
     def tables_unsupported_reason(self) -> str:
-        """Return the reason why tables cannot be exchanged separately, no common steps; empty if they can."""
+        """Return the reason (no common steps) why tables cannot be exchanged separately; empty if they can."""
         if self.synchronous and self.steps_once:
             return ""
         return "workers of a server have common steps only where it is synchronous, with steps_per_round 1"
 
     def codec_unsupported_reason(self, cluster: Cluster) -> str:
-        """Return the reason why the strategy cannot use a lossy codec, it sends parameters; empty if it can."""
+        """Return the reason (it sends parameters) why the strategy cannot use a lossy codec; empty if it can."""
         return "" if self.averages_gradients else Strategy.codec_unsupported_reason(self, cluster)
 
     @property

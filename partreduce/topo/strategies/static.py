@@ -148,7 +148,7 @@ class StaticGroups(HasGroups):
     prologue: Rounds = 0
 
     def codec_unsupported_reason(self, cluster: Cluster) -> str:
-        """Return the reason why the strategy cannot use a lossy codec, no round of all workers; empty if it can."""
+        """Return the reason (no round of all workers) why the strategy cannot use a lossy codec; empty if it can."""
         if self.relaxations_of_all(cluster):
             return ""
         return (
@@ -169,7 +169,7 @@ class StaticGroups(HasGroups):
         return "" if isinstance(self.sync, Synchronous) else f"sync.{self.sync.word} is for whole models; leave it out"
 
     def own_outer_params_unsupported_reason(self) -> str:
-        """Return the reason why workers cannot have own outer parameters, codec or relaxations; empty if they can."""
+        """Return the reason (codec, relaxation) why workers cannot have own outer parameters; empty if they can."""
         if self.transport.codec.rounds:
             return f"codec {self.transport.codec} measures from one that all share; leave one of the two out"
         if not self.phases.are_plain():

@@ -27,7 +27,7 @@ class Waiting:
 
     @property
     def lag(self) -> int:
-        """The number of rounds after which an average is applied; 0 if its own round ends with it."""
+        """The number of rounds by which an average is applied late; 0 if it is applied at the end of its round."""
         return 0
 
     @property
@@ -46,9 +46,9 @@ class Waiting:
         return 0
 
     def due(self, turn: int) -> int:
-        """Return the number of the averaging operation at whose time the result of operation `turn` is applied.
+        """Return the number of the average after which a worker applies the result of average number `turn`.
 
-        That is `lag` operations later if gradients are late, after the warm-up; otherwise `turn` itself.
+        That is `lag` averages later if gradients are late, after the warm-up; otherwise `turn` itself.
         """
         return turn + self.lag if self.delays_gradients and turn >= self.warm_up else turn
 

@@ -59,7 +59,7 @@ LAYERS = 8
 class Coding:
     """The number format of an all-reduce on the wire: `wire` bytes for every byte of float32.
 
-    With `exchanged` a flat all-reduce, too, is an all_to_all and an all_gather, for int8 and int4; with `across_only`
+    With `exchanged` (int8, int4) also a flat all-reduce consists of an all_to_all and an all_gather; with `across_only`
     it is encoded only between nodes. `seconds` are the times to encode and decode a byte of float32.
     """
 
@@ -104,7 +104,7 @@ class Travel:
 
     @classmethod
     def of_strategy(cls, strategy: Strategy, hardware: Hardware, algorithm: Algorithm = None) -> Travel:
-        """Build from a strategy; `turns` only for fragments, of equal shares, or a delayed merge. Otherwise as `of`."""
+        """Build from a strategy's transport, as `of`; fragments or a delayed merge add `turns`, of equal shares."""
         travel, count = cls.of(strategy.transport, hardware, algorithm), strategy.payload.num_fragments
         if not strategy.lacks_newest:
             return travel
@@ -119,7 +119,7 @@ class Travel:
 
     @classmethod
     def of(cls, transport: Transport, hardware: Hardware, algorithm: Algorithm = None) -> Travel:
-        """Build from a transport; layers get ready at equal intervals of backward. None: the transport's algorithm."""
+        """Build from a transport, or with another `algorithm`; layers get ready at equal intervals of backward."""
         chosen = transport.algorithm if algorithm is None else algorithm
         if transport.where is CodecScope.ACROSS_NODES and chosen is not transport.algorithm:
             type(transport)(algorithm=chosen, codec=transport.codec, where=transport.where).check()
@@ -187,7 +187,7 @@ class Traffic:
     codec: Floats
 
     def through(self, group: Whole, workers: Floats, nodes: Floats) -> Floats:
-        """Return payload shares: of group[i] through a NIC or uplink with workers[i] workers, nodes[i] nodes behind."""
+        """Return, for each i, the payload share of group[i] on a link with workers[i] on nodes[i] nodes behind it."""
         if not self.exchanged.any():
             return self.ring[group]
         parts, here = self.parts[group], np.where(self.by_node[group], nodes, workers)

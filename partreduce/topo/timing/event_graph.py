@@ -228,7 +228,7 @@ def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, a
 
 
 class _Ways(NamedTuple):
-    """For every worker, a path from the period's start: of the workers for which, by the policy, it has waited.
+    """For every worker, the path of waits that leads to it from the period's start, as the policy chooses them.
 
     `origin` is the state (`_howard`) in which the path begins, `weight` the seconds from there.
     """

@@ -249,7 +249,7 @@ def of_phase(
 
 
 def of_exchange(phase: Phase, cluster: Cluster, hardware: Hardware, *, num_bytes: float) -> Loads:
-    """Return the loads of an all-to-all in every group; each worker sends `num_bytes`, in equal pieces, to members."""
+    """Return the loads of an all-to-all in every group: a worker sends `num_bytes` in equal pieces to its group."""
     shape, pairs = shape_of(phase, cluster)
     traffic, links = all_to_all(shape), Links.of(cluster, hardware)
     return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=num_bytes)

@@ -132,7 +132,10 @@ class Stage:
 def of_period(
     schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, algorithm: Algorithm = None
 ) -> list[Stage]:
-    """Return the stage of each round of a period; `model_bytes` and `algorithm` as in `timing.cost.communication`."""
+    """Return the stage of each round of a period.
+
+    Arguments are as in `timing.cost.communication`, but no model size is needed if no link takes time for bytes.
+    """
     travel = Travel.of_strategy(schedule.strategy, hardware, algorithm)
     stages: list[Stage] = []
     for index, first in enumerate(first_equal(schedule)):
@@ -143,7 +146,7 @@ def of_period(
 def of_prologue(
     schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, algorithm: Algorithm = None
 ) -> Stage:
-    """Return the stage of a prologue round, which averages over all workers."""
+    """Return the stage of a prologue round, which averages over all workers; arguments as in `of_period`."""
     everybody = Schedule("prologue", schedule.cluster, AllReduce())
     return _stage(everybody, 0, hardware, model_bytes, Travel.of(schedule.strategy.transport, hardware, algorithm))
 
