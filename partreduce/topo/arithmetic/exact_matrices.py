@@ -69,7 +69,7 @@ class ExactMatrix:
         return Fraction(int(np.trace(self.numerators)), self.denominator)
 
     def plus(self, number: Fraction) -> ExactMatrix:
-        """Add `number` to every entry; adding −1/n subtracts the averaging matrix J."""
+        """Return the matrix with `number` added to every entry; −1/n subtracts the averaging matrix J."""
         numerators = self.numerators * number.denominator + self.denominator * number.numerator
         return ExactMatrix(numerators, self.denominator * number.denominator)
 

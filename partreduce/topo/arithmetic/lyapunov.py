@@ -45,7 +45,7 @@ def steady_state(
 
 
 def exact_steady_state(period: ExactMatrix, noise: ExactMatrix) -> ExactMatrix | None:
-    """Solve Σ = P Σ Pᵀ + Q exactly for real P and symmetric Q of size g; None if the solution is not unique.
+    """Solve Σ = P Σ Pᵀ + Q exactly, P = `period`, Q = `noise` (symmetric), of size g; None if Σ is not unique.
 
     Elimination over the g(g+1)/2 entries of the upper triangle, O(g⁶). The system is singular iff two eigenvalues of P
     have product 1: for ‖P‖ ≤ 1 that is, iff the spectral radius of P is 1.

@@ -86,8 +86,8 @@ def late_distance_like(
     """Return an estimate of the late distance from `consensus_distance`, that of the schedule with late averages.
 
     For averages of unknown structure, as groups formed at run time: they are replaced by a matrix with one eigenvalue
-    off the mean, which gives this consensus distance. `share` is 1 − 1/n, a worker's mean squared noise off the mean.
-    O(steps_per_round).
+    off the mean, which gives this consensus distance. `share` is 1 − 1/n, a worker's mean squared noise off the mean,
+    `curvature` is learning rate times curvature. O(steps_per_round).
     """
     if not isfinite(consensus_distance):
         return inf
@@ -112,8 +112,9 @@ def _traces(
 ) -> npt.NDArray[np.float64]:
     """Return tr Σ averaged over the instants of a period, (len(steps), C), for each steps per round and each sector.
 
-    Σ is the covariance of the late schedule after `HORIZON` steps. All `steps` must have equal `_doublings`. `mixing`
+    Σ is the covariance of the late schedule after `HORIZON` steps, at this learning rate times `curvature`. `mixing`
     (T, C, g, g) are the T rounds on C sectors of size g, `off_mean` (C, g, g) the projections that remove the mean.
+    All `steps` must have equal `_doublings`.
     """
     most, period = max(steps), len(mixing)
     kept = (1 - curvature) ** (2 * np.arange(most + 1))  # variance that remains after s local steps

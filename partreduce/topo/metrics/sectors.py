@@ -33,12 +33,12 @@ NEVER = 1 - 1e-12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundSteps:
-    """The steps of g workers (or sets of equal workers) in the T rounds of a period of P = `instants` instants each.
+    """The steps of g workers (or equal workers) in the T rounds of a period, each of P = `instants` equal parts.
 
     `push` (T, g) is a worker's progress, in steps, that is averaged at the end of a round, `noise` (T, g) its variance.
     With plain means both are steps_per_round; with step-normalized averaging they are steps_per_round·c and
     steps_per_round·c², where c = (mean steps_per_round of the group) / steps_per_round. With f_s (g,) the steps taken
-    by instant s = 1 … P−1: `partial` (g,) = Σ_s f_s, `gram` (g, g) = Σ_s f_s f_sᵀ.
+    after s = 1 … P−1 parts: `partial` (g,) = Σ_s f_s, `gram` (g, g) = Σ_s f_s f_sᵀ.
     """
 
     instants: int
@@ -74,7 +74,7 @@ class RoundSteps:
 def _sums(distinct: Whole, instants: int) -> tuple[Floats, Floats]:
     """Return Σ_s f_s and Σ_s f_s f_sᵀ over s = 1 … P−1, where f_s are the steps taken by instant s of P = `instants`.
 
-    `distinct` are the distinct steps per round. Memory is bounded.
+    `distinct` (d,) are the distinct steps per round; the sums have the shapes (d,) and (d, d).
     """
     sums = np.zeros(len(distinct))
     grams = np.zeros((len(distinct), len(distinct)))
@@ -88,10 +88,10 @@ def _sums(distinct: Whole, instants: int) -> tuple[Floats, Floats]:
 
 
 def group_worker_steps(steps: Sequence[MixingStep], worker_steps: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the mean steps per round of each worker's group in each of the T phases, (T, n).
+    """Return the mean steps per round of each worker's group in each of the T phases or rounds `steps`, (T, n).
 
-    A worker that skips is its own group. Rounds of weighted averaging have no groups: there each worker with an edge
-    gets the mean steps_per_round of all workers. Fractions stay fractions.
+    `worker_steps` (n,) are the steps per round of each worker. A worker that skips is its own group. In rounds of
+    weighted averaging each worker with an edge gets the mean steps_per_round of all workers. Fractions stay fractions.
     """
     result = np.tile(worker_steps / 1, (len(steps), 1))
     for t, step in enumerate(steps):

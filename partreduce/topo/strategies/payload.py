@@ -104,9 +104,9 @@ def number_of(fragments: Fragments) -> int:
 
 
 def round_ends(num_fragments: int, steps_per_round: int) -> tuple[int, ...]:
-    """Return the step of a round after which each fragment p of P is averaged: floor((p + 1) * steps_per_round / P).
+    """Return, for each fragment p of P, the step of a round after which it is averaged.
 
-    For P <= steps_per_round the steps ascend, at least steps_per_round div P apart; the last is the round's end.
+    That is floor((p + 1) * steps_per_round / P): if P <= steps_per_round, steps ascend and the last ends the round.
     """
     return tuple((number + 1) * steps_per_round // num_fragments for number in range(num_fragments))
 

@@ -195,7 +195,7 @@ class Traffic:
 
 
 def of_sum(shape: Shape, algorithm: str, coding: Coding = PLAIN) -> Traffic:
-    """Return the traffic of an all-reduce over each group of `shape`, by `algorithm` "ring" or "hierarchical"."""
+    """Return the traffic of an all-reduce in each group, by `algorithm` "ring" or "hierarchical", in this `coding`."""
     k, m, few = shape.members, shape.num_nodes.astype(float), shape.inside
     # Groups with separate stages inside nodes and across nodes.
     split: Flags = shape.crosses & (few > 1) & (shape.most == shape.least) & (algorithm == "hierarchical")

@@ -151,7 +151,7 @@ class ComputeTimes(CheckedFields):
     def rounds(
         self, worker_steps: Whole, num_rounds: int, rng: np.random.Generator, *, num_samples: int = 1
     ) -> Iterator[Floats]:
-        """Yield the seconds that workers compute in each round of `worker_steps` steps, (num_samples, num_workers)."""
+        """Yield, for each round, the seconds that workers compute in `worker_steps` steps, (samples, num_workers)."""
         longest, num_workers = int(worker_steps.max()), len(worker_steps)
         if self.is_fixed:
             yield from [

@@ -101,7 +101,7 @@ def group_seconds(
     algorithm: AllReduceAlgorithm = AllReduceAlgorithm.RING,
     coding: Coding = PLAIN,
 ) -> Floats:
-    """Return the seconds of an all-reduce in each group of a phase, all started together, shape (groups,)."""
+    """Return the seconds of an all-reduce, in this `coding`, in each group of a phase, started together, (groups,)."""
     return loads.of_phase(
         phase, cluster, hardware, model_bytes=bytes_of(hardware, model_bytes), algorithm=algorithm.value, coding=coding
     ).seconds()

@@ -265,9 +265,10 @@ class _Potential(NamedTuple):
 def _howard(stages: list[Stage], compute: Floats, sync: Sync) -> tuple[Floats, tuple[int, ...]]:
     """Return each worker's seconds per period, by the slowest cycle of waits that reaches it, and the slowest cycle.
 
-    The latter is given by its workers. `compute` (num_workers,) are the seconds that a worker computes in a round.
-    A state is a worker at the beginning of a round, or an operation that it has in flight. States of operations follow
-    those of the workers: in a pipeline K−1 operations, newest first; fragments oldest first.
+    The latter is given by its workers. `stages` are the rounds of a period, `compute` (num_workers,) the seconds that
+    each worker computes in a round. A state is a worker at the beginning of a round, or an operation that it has in
+    flight. States of operations follow those of the workers: in a pipeline K−1 operations, newest first; fragments
+    oldest first.
     """
     count = len(compute) * (1 + (sync.lag if sync.delays_gradients else stages[0].carried))
     means, values = np.full(count, -np.inf), np.zeros(count)

@@ -242,7 +242,7 @@ class Loads:
 def of_phase(
     phase: Phase, cluster: Cluster, hardware: Hardware, *, model_bytes: float, algorithm: str, coding: Coding = PLAIN
 ) -> Loads:
-    """Return the loads of an all-reduce in explicit groups; `algorithm` as in `coding.of_sum`. O(size of the phase)."""
+    """Return the loads of an all-reduce of `model_bytes` in explicit groups; `algorithm`, `coding` as in `of_sum`."""
     shape, pairs = shape_of(phase, cluster)
     traffic, links = of_sum(shape, algorithm, coding), Links.of(cluster, hardware)
     return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=model_bytes)
@@ -333,10 +333,10 @@ def of_rule(
 ) -> Loads:
     """Return the loads of an all-reduce in the groups of a rule's phase, on the fewest nodes that show every cost.
 
-    Every node is crossed by exactly one group of each block, so nodes with equal links carry the same load. The result
-    has the nodes with their own links, and so many of the others that no two groups of a block cross the same one.
-    O(blocks · nodes with own links). Under switches all nodes may differ, so the result has all of them:
-    O(blocks · num_nodes), vectorized.
+    `radices` are those of the node digits; other arguments as in `of_phase`. Every node is crossed by exactly one group
+    of each block, so nodes with equal links carry the same load. The result has the nodes with their own links, and so
+    many of the others that no two groups of a block cross the same one. O(blocks · nodes with own links). Under
+    switches all nodes may differ, so the result has all of them: O(blocks · num_nodes), vectorized.
     """
     for node in {node for switch in hardware.switches for node in switch.nodes}:
         check_node(node, cluster.num_nodes)
