@@ -73,7 +73,7 @@ class Cluster:
 
     @classmethod
     def irregular(cls, nodes: Sequence[Sequence[int]], *, hardware: Hardware | None = None) -> Cluster:
-        """Return a cluster from a list of ranks per node; regular if they are equally long and count from 0 upwards."""
+        """Return a cluster from ranks by node; regular if the lists are equally long and hold 0, 1, 2, … in order."""
         listed = tuple(tuple(int(worker) for worker in node) for node in nodes)
         sizes = {len(node) for node in listed}
         flat = [worker for node in listed for worker in node]

@@ -237,7 +237,7 @@ def period_product(schedule: Schedule, start: int = 0) -> Floats:
 
 
 def relaxations(schedule: Schedule) -> set[Fraction]:
-    """Return the distinct relaxations of a period's groups; empty for strategies without fixed groups."""
+    """Return the distinct relaxations (`Group`) of a period's groups; empty for strategies without fixed groups."""
     if (rule := schedule.rule()) is not None:
         return {block.relaxation for phase in rule.phases for block in phase if block.makes_groups}
     phases = schedule.phased.steps(schedule.cluster) if schedule.is_phased else ()
@@ -245,7 +245,7 @@ def relaxations(schedule: Schedule) -> set[Fraction]:
 
 
 def may_lengthen(schedule: Schedule) -> bool:
-    """Whether a group has a relaxation outside 0..2, so that averaging may enlarge differences between workers."""
+    """Whether a group has a relaxation (`Group`) outside 0..2, so that averaging may enlarge differences."""
     return any(not 0 <= factor <= 2 for factor in relaxations(schedule))
 
 

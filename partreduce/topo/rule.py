@@ -26,7 +26,7 @@ class Block:
 
     The digits are those of the node's index in mixed radix, digit 0 the most significant. For radices (2, 3) node 4 =
     1·3 + 1 has the digits 1 and 1; with `across` (1,) its group is on the nodes 3, 4 and 5, with (0,) on 1 and 4. An
-    empty `across` averages inside each node.
+    empty `across` averages inside each node. `relaxation` is that of the groups (`Group`).
     """
 
     local: tuple[int, ...]
@@ -34,7 +34,7 @@ class Block:
     relaxation: Fraction = ONE
 
     def __str__(self) -> str:
-        """Format as `LW{0,3} across digits {0}`: the local ranks of the workers, then the digits."""
+        """Format as `LW{0,3} across digits {0}`: the local workers, by local rank, and the digits averaged over."""
         place = "inside each node" if not self.across else "across digits {" + ",".join(map(str, self.across)) + "}"
         text = "LW{" + ",".join(map(str, self.local)) + "} " + place
         return text if self.relaxation == 1 else f"{text} relaxation {self.relaxation}"

@@ -196,7 +196,7 @@ class Schedule:
 
     @property
     def meetings(self) -> Schedule:
-        """The schedule itself or, if each worker has its own outer parameters, with plain means instead of outer steps.
+        """This schedule; with plain means instead of outer steps if each worker has its own outer parameters.
 
         Groups and rounds stay the same, so claims about who averages with whom are proved for the result.
         """

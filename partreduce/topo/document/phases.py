@@ -141,7 +141,7 @@ MAX_UNROLLED = 2**24
 class BlockModel(Model):
     """A block of a rule: workers with these local ranks average across nodes that differ only in the digits `across`.
 
-    An empty `across` averages inside each node.
+    An empty `across` averages inside each node. `relaxation` is that of the groups.
     """
 
     local: Annotated[Listed[Index], Field(min_length=1)]
@@ -150,7 +150,7 @@ class BlockModel(Model):
 
 
 class GroupModel(Model):
-    """Two or more workers that average together."""
+    """Two or more workers that average together: x <- x + relaxation * (mean - x)."""
 
     group: Annotated[Listed[Index], Field(min_length=2)]
     relaxation: Exact = ONE

@@ -262,7 +262,7 @@ class Strategy(JsonObject, ABC):
         return False
 
     def relaxations_of_all(self, cluster: Cluster) -> set[Fraction]:  # noqa: ARG002 - some kinds look at their groups
-        """Return the relaxations of the period's rounds that average over all workers; empty if no round does."""
+        """Return the relaxations (`Group`) of a period's averages over all workers; empty if there are none."""
         return {1 - self.sync.kept} if self.averages_everyone else set()
 
     @property
