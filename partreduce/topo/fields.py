@@ -81,7 +81,7 @@ class JsonObject:
     """The path in a schedule with which error messages about fields begin, such as `transport.`."""
 
     def __post_init__(self) -> None:
-        """Convert strings to the enumeration members that they name, and check the ranges of numbers."""
+        """Convert strings to the enumeration members that they name; raise ScheduleError for other values or ranges."""
         for name, choice in _choices(type(self)):  # type: ignore[arg-type]  # classes are hashable
             value = getattr(self, name)
             if not isinstance(value, choice):

@@ -40,7 +40,7 @@ class Link(CheckedFields):
 
     @classmethod
     def of_bandwidth(cls, bytes_per_second: float, latency: float = 0.0) -> Link:
-        """Return a link of this bandwidth (bytes per second, > 0) and latency (seconds)."""
+        """Return a link of this bandwidth (bytes per second, > 0, else InputError) and latency (seconds)."""
         of_type(bytes_per_second, (int, float), "link: bandwidth", "give bytes per second, such as 10e9")
         if not bytes_per_second > 0:
             raise InputError(f"link: bandwidth is {bytes_per_second} bytes/s; it must be > 0")

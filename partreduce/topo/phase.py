@@ -130,7 +130,7 @@ class Phase(Arrays):
         return np.diff(self.offsets)
 
     def labels(self) -> npt.NDArray[np.int32]:
-        """Return the group index of every worker, −1 for workers that skip; shape (num_workers,)."""
+        """Return the group index of every worker, −1 if it skips, (num_workers,); ScheduleError if groups overlap."""
         counts = np.bincount(self.members, minlength=self.num_workers)
         if len(self.members) and counts.max() > 1:
             worker = int(counts.argmax())

@@ -93,7 +93,7 @@ class Round(Bulk, Arrays):
         return {worker: given for worker, given in result.items() if given}
 
     def taken(self) -> dict[int, Fraction]:
-        """Return, by worker with in-edges, the sum of their weights, which is 1 minus the worker's weight on itself."""
+        """Return, by worker with in-edges, the sum of its incoming weights, which is 1 minus its weight on itself."""
         result: dict[int, Fraction] = defaultdict(Fraction)
         for _, target, weight in self.edges():
             result[target] += weight

@@ -147,7 +147,7 @@ class RuleView:
         return group_of(worker, self.phases[index], self.workers_per_node, self.radices)
 
     def expand(self, index: int) -> Phase:
-        """Return the explicit groups of phase `index`. O(num_workers log num_workers), vectorized."""
+        """Return the explicit groups of phase `index`; ScheduleError if blocks share a local rank. O(n log n)."""
         phase = self.phases[index]
         ranks = [rank for block in phase for rank in block.local]
         if len(set(ranks)) != len(ranks):

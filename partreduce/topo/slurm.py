@@ -36,6 +36,7 @@ def read_switches(path: Path, num_nodes: int, listed: str = "") -> tuple[Switch,
 
     Lines such as `SwitchName=s0 Nodes=n[0-3]` and `SwitchName=top Switches=s[0-1]` are read, other settings ignored.
     `listed` names the job's nodes in order, such as `n[0-3]`; by default they are all nodes of the file in its order.
+    Raises FileError if the file cannot be read, InputError if its nodes do not fit.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -226,7 +226,8 @@ def load_phases(raw: dict[str, Any], cluster: Cluster, place: str) -> RulePhases
 def _take_repeats(raw: dict[str, Any], where: str) -> tuple[dict[str, Any], list[int]]:
     """Return a strategy's JSON object with each `RepeatedPhase` replaced by its phase, and each entry's repetitions.
 
-    `where` is the path of `phases`. Phases are checked before they are repeated, so messages count a file's entries.
+    `where` is the path of `phases`; more than `MAX_PERIOD` of them raise DocumentError. Phases are checked before they
+    are repeated, so messages count a file's entries.
     """
     listed = raw.get("phases")
     if not isinstance(listed, list):
@@ -245,6 +246,7 @@ def dump_phases(phases: RulePhases | GroupPhases) -> dict[str, Any]:
     """Return the members of a strategy's JSON object that hold its phases, in canonical order.
 
     Rules have `node_radices` and `phases`; explicit groups only `phases`, a list of `Phase` values, not yet JSON.
+    Raises ScheduleError for more than `MAX_PERIOD` phases.
     """
     if len(phases) > MAX_PERIOD:
         raise ScheduleError(f"phases: has {len(phases)} entries; a document holds at most {MAX_PERIOD}")

@@ -81,7 +81,10 @@ def _line_column(mark: Any) -> str:  # noqa: ANN401 - two classes, of PyYAML and
 
 
 def _value_of(node: yaml.Node | None, place: str) -> Any:  # noqa: ANN401 - what JSON may hold
-    """Return the value of a YAML node at path `place`. `_check_events` has bounded the depth of this recursion."""
+    """Return the value of a YAML node at path `place`; raise DocumentError for keys that are no words or given twice.
+
+    The recursion is bounded by `_check_events`.
+    """
     import yaml
 
     if isinstance(node, yaml.SequenceNode):

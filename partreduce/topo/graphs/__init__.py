@@ -28,7 +28,7 @@ class Graph(Arrays):
 
     @classmethod
     def directed(cls, num_workers: int, sources: npt.ArrayLike, targets: npt.ArrayLike) -> Graph:
-        """Build a graph from edges `sources[e]` → `targets[e]`.
+        """Build a graph from edges `sources[e]` → `targets[e]`; raise ScheduleError for ranks out of range.
 
         Self-loops and duplicates are dropped. O(edges log edges).
         """

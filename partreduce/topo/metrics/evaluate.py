@@ -85,7 +85,7 @@ def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricL
     """Return the steady-state mean squared distance to the mean under a constant random push (heterogeneous data).
 
     The push is the constant bias that a worker's data add in every step, relative to the mean of all workers. `push` is
-    "worker" if it is independent for each worker, "node" if the workers of a node share it.
+    "worker" if it is independent for each worker, "node" if the workers of a node share it; others raise InputError.
     """
     if push not in ("worker", "node"):
         raise InputError(f"drift {push!r}: there is no such push; choose worker or node")

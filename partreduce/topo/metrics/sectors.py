@@ -172,7 +172,7 @@ def adjoint(matrices: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def traces(stack: npt.NDArray[Any]) -> Floats:
-    """Return the trace of every matrix in a stack (..., g, g)."""
+    """Return the real part of the trace of every matrix in a stack (..., g, g)."""
     return np.asarray(np.trace(stack, axis1=-2, axis2=-1).real, dtype=np.float64)
 
 

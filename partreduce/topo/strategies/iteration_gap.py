@@ -130,7 +130,7 @@ class IterationGap(JsonObject, Waiting):
         return bool(self.backup) if isinstance(self.backup, int) else any(self.backup)
 
     def backups(self, num_workers: int) -> tuple[int, ...]:
-        """Return the number of in-neighbors whose update each worker may miss, shape (num_workers,)."""
+        """Return how many in-neighbors' updates each worker may miss; ScheduleError if `backup` has another length."""
         given = (self.backup,) * num_workers if isinstance(self.backup, int) else self.backup
         if len(given) != num_workers:
             rule = f"give 1 number or 1 for each of {num_workers} workers"

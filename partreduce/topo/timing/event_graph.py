@@ -89,9 +89,9 @@ class TimedPeriod:
         model_bytes: int | None = None,
         algorithm: Algorithm = None,
     ) -> TimedPeriod:
-        """Build from a schedule; arguments and errors as in `cycle_time`.
+        """Build from a schedule; arguments and errors as in `cycle_time`, where `times` is `compute`.
 
-        If all nodes are equivalent, its workers are the local ranks of one node.
+        If all nodes are equivalent, the workers of the result are the local ranks of one node.
         """
         times.check(schedule.num_workers)
         steps_per_round, sync = schedule.strategy.steps_per_round, schedule.strategy.sync
@@ -268,7 +268,7 @@ def _howard(stages: list[Stage], compute: Floats, sync: Sync) -> tuple[Floats, t
     The latter is given by its workers. `stages` are the rounds of a period, `compute` (num_workers,) the seconds that
     each worker computes in a round. A state is a worker at the beginning of a round, or an operation that it has in
     flight. States of operations follow those of the workers: in a pipeline K−1 operations, newest first; fragments
-    oldest first.
+    oldest first. Raises UndecidedError after `MAX_ITERATIONS`.
     """
     count = len(compute) * (1 + (sync.lag if sync.delays_gradients else stages[0].carried))
     means, values = np.full(count, -np.inf), np.zeros(count)

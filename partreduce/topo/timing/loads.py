@@ -48,7 +48,7 @@ class Uplinks:
 
     @classmethod
     def of(cls, cluster: Cluster, hardware: Hardware) -> Uplinks | None:
-        """Return the uplinks of a cluster; None if no uplink can slow anything down."""
+        """Return the uplinks of a cluster, None if none takes time; InputError for nodes that it does not have."""
         for switch in hardware.switches:
             check_node(max(switch.nodes), cluster.num_nodes)
         shared = hardware.shared_switches(cluster.num_nodes)

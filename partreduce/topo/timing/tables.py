@@ -282,7 +282,7 @@ class TableRounds:
 def exchange_of(schedule: Schedule, hardware: Hardware, touched: Mapping[str, RowAccess] | None) -> Exchange | None:
     """Return the cost per step of a schedule's table exchanges; None if no embedding table is exchanged separately.
 
-    `touched` is as in `exchanges`; None is valid if no link takes time for bytes.
+    `touched` is as in `exchanges`, with InputError for unknown tables; None is valid if no link takes time for bytes.
     """
     check_names(schedule, touched)
     if not schedule.routes.apart:
