@@ -195,7 +195,7 @@ def price_of_moments(noise: float, num_workers: float) -> float:
 
 
 def _delay(prices: StepsModel | Prices, late: float) -> float:
-    """Return the extra steps that a late distance costs, as a fraction of All-Reduce's."""
+    """Return the extra steps that a late (delayed) average's distance costs, as a fraction of All-Reduce's steps."""
     return prices.late * late + prices.later * long_delay(late) if late else 0.0
 
 

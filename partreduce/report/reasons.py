@@ -361,7 +361,8 @@ def best_with_codec(
     """Return the best candidate if codecs were allowed, and its predicted speedup over the recommendation.
 
     Codecs are tried on the recommendation, the best All-Reduce every k steps, and the fastest candidate. The result is
-    None if the job already allows codecs, the recommendation has `facts`, or the speedup is too small to report.
+    None if the job already allows codecs, the recommendation was priced by a simulated run (has `facts`), or the
+    speedup is too small to report.
     """
     if chosen.facts is not None or job.codec is not Codec.NONE:
         return None

@@ -202,7 +202,7 @@ def check_covered(strategy: Strategy) -> None:
 
 
 def check_planned(strategy: Strategy) -> None:
-    """Raise ScheduleError if survivors of this strategy cannot continue, or not under a failure plan."""
+    """Raise ScheduleError if survivors of this strategy cannot continue, or no failure plan can exist for it."""
     _check(strategy, (*CASES, *UNPLANNED))
 
 

@@ -127,6 +127,6 @@ def change_of(buffer: torch.Tensor | None, spec: BufferSpec, rank: int, then: st
 
 
 def check_spec(name: str, buffer: torch.Tensor | None, spec: BufferSpec, rank: int, then: str = AT_WRAPPING) -> None:
-    """Raise InputError if buffer `name` differs from `spec` in shape, dtype or layout, with the text of `change_of`."""
+    """Raise InputError, worded by `change_of` (also for `then`), if a buffer differs from worker `rank`'s `spec`."""
     if change := change_of(buffer, spec, rank, then):
         raise InputError(f"buffer {name!r}: {change}")

@@ -139,9 +139,10 @@ class Exchange:
         return self.tables[did.table].code if did.kind is Kind.LOOKUP else None
 
     def _answer(self, leg: Leg, did: Call, source: Source) -> tuple[torch.Tensor, int | None]:
-        """Send the rows that other workers request, which `source` reads, and receive those requested here.
+        """Send the rows that other workers request, read by `source`, and receive those that this worker requests.
 
-        Returns the rows, encoded if there is a codec, and the lowest rank with rows out of its range (None: no rank).
+        `leg` and `did` are the operation's part and call. Returns the received rows, encoded if there is a codec, and
+        the lowest rank that sent values outside the codec's range (None: no rank).
         """
         layout, answer = source(did)
         rows = answer(layout.place_of(leg.exchange_row_ids(did)))
@@ -391,7 +392,7 @@ class Tables:
         return self._exchange.wire.reducer.heartbeat.with_advice(advice)
 
     def fetch(self, table: Table, copy: int, ids: torch.Tensor, *, trains: bool, problem: str = "") -> torch.Tensor:
-        """Look up the rows `ids` of a sharded table, each once, to the host; all workers call it, even without rows.
+        """Return the rows `ids` (distinct) of a sharded table, in CPU memory; all workers call it, even without rows.
 
         `copy` is the number of the model's copy that looks them up, 0 the trained one; `trains` says whether gradients
         will follow; a `problem`, a user's mistake, is raised on all workers.

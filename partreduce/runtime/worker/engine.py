@@ -159,7 +159,7 @@ class Engine:
         self.guard.after_step()
 
     def _end(self, step: int) -> None:
-        """Call the runner after step `step`, for example to average; count the steps of rounds that it skips."""
+        """Let the strategy's runner average after step `step`; if it skips rounds, count their steps as skipped."""
         skipped, self._are_equal = self.runner.after_step(step)
         steps = skipped * self._steps_per_round
         self.skipped += steps

@@ -142,7 +142,7 @@ def figure_10_rule(num_nodes: int, workers_per_node: int) -> RulePhases:
 
 
 def figure_10(cluster: Cluster) -> StaticGroups:
-    """Return Prague's Figure 10 on a cluster, with explicit groups if nodes are unequal."""
+    """Return the static rule of Prague's Figure 10 (groups in and across nodes); explicit groups for unequal nodes."""
     return static(cluster, figure_10_rule(cluster.num_nodes, len(local_ranks(cluster))))
 
 

@@ -159,12 +159,12 @@ class ScheduleModel:
         self._some(whole or 0 < len(cut.intersection(within)) < len(within) for within in self.choices.within)
 
     def _some(self, blocks: Iterable[bool], phases: Iterable[int] | None = None) -> None:
-        """Require one of the blocks for which `blocks` is true in one of the phases with these indices (None: all)."""
+        """Require at least one block that `blocks` marks True in at least one listed phase (None: in any phase)."""
         listed = np.flatnonzero(list(blocks)).tolist()
         self.model.add_bool_or(self.x[k][b] for k in phases or range(self.num_phases) for b in listed)
 
     def _span(self, phase: Sequence[cp_model.IntVar]) -> cp_model.IntVar:
-        """Add a variable for a phase's duration, in ticks, and return it; `phase` has its Boolean x[k, b] per block b.
+        """Add a variable for a phase's duration, in ticks, and return it; `phase` has a Boolean per block.
 
         Constraints: the phase lasts at least as long as each of its groups alone and as all its groups' load on each
         link, and no worker is in two of its groups.

@@ -157,7 +157,7 @@ class GroupModel(Model):
 
 
 def _quickly(phase: object, naming_check: ValidatorFunctionWrapHandler) -> list[dict[str, Any]]:
-    """Return a valid phase of explicit groups; run pydantic, `naming_check`, only if `is_clean` is False."""
+    """Return a valid phase of explicit groups; run pydantic (`naming_check`) only if `is_clean(phase)` is False."""
     if is_clean(phase):
         return phase
     return [item.model_dump(exclude_unset=True) for item in naming_check(phase)]

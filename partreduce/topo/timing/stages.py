@@ -4,9 +4,9 @@ Write s[t] for when a worker begins to compute round t, c[t] for how long it com
 operation of that round, d[t] for how long that takes, and let `max` be over the group.
 
     synchronous   e[t] = max(s[t] + c[t]) + d[t]                             s[t+1] = e[t]
-    late       e[t] = max(s[t]) + d[t]                                    s[t+1] = max(s[t] + c[t], e[t])
-    pipeline   e[t] = max(s[t] + c[t], e[t−1]) + d[t]                     s[t+1] = max(s[t] + c[t], e[t−K+1])
-    merge      e[t] = max(s[t] + w·c[t]) + d[t]                           s[t+1] = max(s[t] + c[t], e[t])
+    late          e[t] = max(s[t]) + d[t]                                    s[t+1] = max(s[t] + c[t], e[t])
+    pipeline      e[t] = max(s[t] + c[t], e[t−1]) + d[t]                     s[t+1] = max(s[t] + c[t], e[t−K+1])
+    merge         e[t] = max(s[t] + w·c[t]) + d[t]                           s[t+1] = max(s[t] + c[t], e[t])
 
 A late operation begins when the round begins, on the parameters of that moment. In a pipeline it begins when the
 round's gradient is ready, and the round ends without waiting for it: workers wait K−1 rounds later. With K = 2 both are
@@ -108,8 +108,9 @@ class Stage:
     def before(self, compute: Floats) -> Floats:
         """Return the seconds from a worker's start of computing to the start of its operation, if no other is late.
 
-        With segments they count to the end of the operation instead, which the latest segment decides, and `after` is
-        0. `compute` are the seconds of computing; shape (..., num_workers) in and out.
+        If gradients are sent in segments during the backward pass, return the seconds to the end of the operation
+        instead, set by the last segment to end; `after` is then 0. `compute` are the seconds of computing; shape
+        (..., num_workers) in and out.
         """
         if self.segments is None:
             return compute

@@ -57,7 +57,7 @@ def _apart(schedule: Schedule) -> list[Table]:
 
 
 def _aggregates(schedule: Schedule) -> bool:
-    """Return whether workers of a node combine rows: the schedule says so, some node has several, and none has all."""
+    """Return whether workers of a node combine rows: the schedule asks for it, and some node has several workers."""
     return schedule.aggregates and 1 < max(schedule.node_sizes) < schedule.num_workers
 
 

@@ -276,6 +276,6 @@ def order_from_salt(workers: frozenset[int], salt: int) -> list[int]:
 
 
 def salt_of(seed: int, draw: int, num_workers: int) -> int:
-    """Return the random number of draw number `draw`: a hash of both numbers, large enough for any order of workers."""
+    """Return the random number of draw number `draw`: a hash of seed and draw, large enough to pick any permutation."""
     num_bytes = num_workers.bit_length() * num_workers // 8 + 16
     return int.from_bytes(shake_256(f"{seed}:{draw}".encode()).digest(num_bytes), "big")
