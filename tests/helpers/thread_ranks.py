@@ -11,6 +11,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from partreduce.runtime.transport.gloo import GlooWorld
+from partreduce.runtime.transport.torch_api import ProcessGroupGloo
 
 ABANDONED = "its world was abandoned"
 
@@ -22,6 +23,8 @@ class ThreadRanks:
         self.most, self.timeout = most, timeout
         self.stores: dict[int, dist.HashStore] = {}
         self.generation = 0
+        self.device = ProcessGroupGloo.create_default_device()
+        """Of all worlds: each device has a thread that wakes a hundred times a second."""
         self.tasks: list[queue.Queue] = [queue.Queue() for _ in range(most)]
         self.answers: queue.Queue = queue.Queue()
         self.threads = [threading.Thread(target=self._work, args=(rank,), daemon=True) for rank in range(most)]
@@ -74,8 +77,10 @@ class ThreadRanks:
             action, n, store, generation = task
             try:
                 if (n, generation) not in worlds:
+                    worlds = {key: world for key, world in worlds.items() if key[1] == generation}
                     limit = timedelta(seconds=self.timeout)
-                    worlds[n, generation] = GlooWorld(store, rank, n, limit, max_groups=1000)
+                    worlds[n, generation] = world = GlooWorld(store, rank, n, limit, max_groups=1000)
+                    world._device = self.device
                 result = action(worlds[n, generation])
                 self.answers.put((rank, result, None, ABANDONED * worlds[n, generation].abandoned))
             except BaseException as error:  # noqa: BLE001 - the test shows it
