@@ -10,6 +10,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from helpers.one_processor import HERE, stay_on
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.torch_api import ProcessGroupGloo
 
@@ -50,8 +51,9 @@ class ThreadRanks:
     def run(self, n, action, *, limit=280, catch=None):
         """Return what `action(world)` returns on each of n ranks; an error of type `catch` is returned, others fail."""
         store = self.stores.setdefault(n, dist.HashStore())
+        processor = HERE()
         for rank in range(n):
-            self.tasks[rank].put((action, n, store, self.generation))
+            self.tasks[rank].put((action, n, store, self.generation, processor))
         results = [None] * n
         problems = []
         is_broken = False
@@ -74,7 +76,8 @@ class ThreadRanks:
     def _work(self, rank):
         worlds: dict[tuple[int, int], GlooWorld] = {}
         while (task := self.tasks[rank].get()) is not None:
-            action, n, store, generation = task
+            action, n, store, generation, processor = task
+            stay_on(processor)
             try:
                 if (n, generation) not in worlds:
                     worlds = {key: world for key, world in worlds.items() if key[1] == generation}

@@ -12,6 +12,7 @@ import threading
 import torch
 
 from helpers.conformance.reference import WAIT, PlainOptimizer, Table
+from helpers.one_processor import on_one_processor
 from partreduce import DistributedOptimizer, load_checkpoint, save_checkpoint
 
 TOGETHER, ASIDE = "together", "aside"
@@ -168,8 +169,9 @@ def run_reference(idiom, kind, groups=None):
             table.barrier.abort()
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(kind.workers)]
-    for thread in threads:
-        thread.start()
+    with on_one_processor():
+        for thread in threads:
+            thread.start()
     for thread in threads:
         thread.join(2 * WAIT)
     if problems:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from helpers.device.pretended import Mark, PretendedDevice, device_of, without_versions
+from helpers.one_processor import on_one_processor
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.nccl import NcclWorld
@@ -303,7 +304,6 @@ class GlooRank(GlooWorld):
 def run_ranks(kind, size, action, shared, *, timeout=30.0):
     """Return for each rank what `action(world)` returned, or the exception that it raised."""
     results: list[Any] = [None] * size
-    devices = [device_of(kind, rank) for rank in range(size)]
 
     def body(rank):
         device = devices[rank]
@@ -320,8 +320,10 @@ def run_ranks(kind, size, action, shared, *, timeout=30.0):
             results[rank] = error
 
     threads = [threading.Thread(target=body, args=(rank,), name=f"rank-{rank}", daemon=True) for rank in range(size)]
-    for thread in threads:
-        thread.start()
+    with on_one_processor():
+        devices = [device_of(kind, rank) for rank in range(size)]
+        for thread in threads:
+            thread.start()
     deadline = time.monotonic() + JOIN_SECONDS
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
