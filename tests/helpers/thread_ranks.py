@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from helpers.one_processor import HERE, stay_on
+from helpers.one_processor import current_processor, stay_on
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.torch_api import ProcessGroupGloo
 
@@ -51,7 +51,7 @@ class ThreadRanks:
     def run(self, n, action, *, limit=280, catch=None):
         """Return what `action(world)` returns on each of n ranks; an error of type `catch` is returned, others fail."""
         store = self.stores.setdefault(n, dist.HashStore())
-        processor = HERE()
+        processor = current_processor()
         for rank in range(n):
             self.tasks[rank].put((action, n, store, self.generation, processor))
         results = [None] * n
