@@ -325,7 +325,7 @@ def memory() -> dict[str, Any]:
     import torch
 
     from helpers.device import cells
-    from helpers.device.ranks import Shared, run_ranks
+    from helpers.device.ranks import SharedState, run_ranks
     from partreduce.runtime.optimizer import DistributedOptimizer
 
     found = _against_cpu([cell for cell in cells.CELLS if "overlap" in cell.name], places=("", "fill"))
@@ -346,7 +346,7 @@ def memory() -> dict[str, Any]:
         world.pretended.settle()
         return torch.cuda.max_memory_allocated() - base
 
-    peaks = run_ranks("cuda", cells.RANKS, body, Shared())
+    peaks = run_ranks("cuda", cells.RANKS, body, SharedState())
     return found | {"peak arrays of model size, all four ranks together": round(max(peaks) / (4 * size), 1)}
 
 

@@ -14,15 +14,13 @@ from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 from torchft.local_sgd import LocalSGD
 
-from helpers.training import static_groups
+from helpers.training import build_seeded, static_groups
 from partreduce import Cluster, Schedule, TorchftSchedule
 from partreduce import strategies as st
 from partreduce.errors import InputError
 
 LIMIT = timedelta(seconds=120)
 REPLICAS, STEPS, STEPS_PER_ROUND = 3, 12, 4
-SEEDED = threading.Lock()
-"""Held while a model is created, because threads share one random generator."""
 DILOCO = st.OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
 
 
@@ -31,9 +29,9 @@ def schedule(**members):
 
 
 def network(seed=0):
-    with SEEDED:
-        torch.manual_seed(seed)
-        return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    return build_seeded(
+        lambda: torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)), seed
+    )
 
 
 def sgd(model):

@@ -7,13 +7,14 @@ import torch
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
 
-_building = threading.Lock()
+one_at_a_time = threading.Lock()
+"""Held by a worker, which is a thread, while it uses what belongs to the whole process."""
 
 
 def build_seeded(make, seed=1):
     """Return `make()` under a seed; workers are threads that share torch's random generator."""
-    with _building:
-        torch.manual_seed(seed)
+    with one_at_a_time:
+        torch.default_generator.manual_seed(seed)  # the CPU's alone; for all devices it takes longer than the rest
         return make()
 
 
@@ -54,6 +55,13 @@ def wrap_quadratic(world, strategy, start, **options):
     model = Quadratic(start, torch.float64)
     inner = torch.optim.SGD(model.parameters(), lr=1.0, foreach=False)
     return model, wrap(world, model, strategy, inner, initial="keep", **options)
+
+
+def push_ones(model, optimizer, steps=1):
+    """Steps that add 1 to each number of such a model."""
+    for _ in range(steps):
+        model.set_gradient(0.0, [1.0] * len(model.values()))
+        optimizer.step()
 
 
 SIZES = [(3, 4), (4, 4), (4, 2), (2, 1)]

@@ -15,7 +15,7 @@ from helpers.conformance.reference import WAIT, PlainOptimizer, Table
 from helpers.one_processor import on_one_processor
 from partreduce import DistributedOptimizer, load_checkpoint, save_checkpoint
 
-TOGETHER, ASIDE = "together", "aside"
+TOGETHER, ASIDE, END = "together", "aside", "end"
 
 
 class Cell:
@@ -118,6 +118,15 @@ class Turns:
             with self.changed:
                 self._next()
 
+    @contextlib.contextmanager
+    def of(self, rank, mode=None):
+        """Inside it is this worker's turn, or that of all together."""
+        self.enter(rank, mode)
+        try:
+            yield
+        finally:
+            self.leave(rank, mode)
+
     def depart(self, rank):
         with self.changed:
             self.aside.add(rank)
@@ -137,16 +146,10 @@ def drive(idiom, cell, turns):
     parts, mode = idiom(cell), TOGETHER
     try:
         while True:
-            if turns is not None:
-                turns.enter(cell.rank, mode)
-            try:
-                following = next(parts)
-            except StopIteration:
+            with contextlib.nullcontext() if turns is None else turns.of(cell.rank, mode):
+                mode = next(parts, END)
+            if mode == END:
                 return cell.notes
-            finally:
-                if turns is not None:
-                    turns.leave(cell.rank, mode)
-            mode = following
     except BaseException:
         if turns is not None:
             turns.depart(cell.rank)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 import warnings
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from helpers.conformance.cells import ASIDE, TOGETHER
 from helpers.conformance.kinds import KINDS
+from helpers.training import build_seeded, one_at_a_time
 from partreduce import attach
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ APART = [
 
 With two steps per round all workers have just averaged; with fragments they are never all equal.
 """
-_building = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -82,13 +81,14 @@ def idiom(name, says, *, in_group=False, **otherwise):
 
 
 def network(seed=1, *, tied=False):
-    with _building:  # the seed belongs to the process, and the workers are threads of it
-        torch.default_generator.manual_seed(seed)  # the CPU's alone; for all devices it takes longer than the rest
+    def make():
         model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
         if tied:
             model.append(torch.nn.Linear(3, 4, bias=False).double())
             model[3].weight = model[0].weight
         return model
+
+    return build_seeded(make, seed)
 
 
 def batch(rank, step, part=0):
@@ -769,7 +769,7 @@ def zero(cell):
 def ddp(cell):
     model, optimizer = begin(cell)
     yield
-    with _building:  # torch notes for the whole process which wrapper is running
+    with one_at_a_time:  # torch notes for the whole process which wrapper is running
         loss_of(DistributedDataParallel(model), batch(cell.rank, 0)).backward()
     optimizer.step()
 
@@ -800,7 +800,7 @@ def deepcopy(cell):
 @idiom("torch.compile", "a compiled model (the `eager` backend)")
 def compile_model(cell):
     model, optimizer = begin(cell)
-    with _building:
+    with one_at_a_time:
         faster = torch.compile(model, backend="eager", fullgraph=True)
         faster(batch(0, 0))
 

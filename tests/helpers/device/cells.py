@@ -12,6 +12,8 @@ from unittest.mock import patch
 
 import torch
 
+from helpers.conformance.cells import TOGETHER, Turns
+from helpers.conformance.kinds import Kind
 from helpers.device.pretended import PretendedDevice
 from helpers.device.ranks import Launch, SharedState, run_ranks
 from helpers.training import group_phases
@@ -70,8 +72,6 @@ class Cell:
     rounds: int = 5
     on_host: bool = False
     """Whether outer parameters and outer momentum are kept in host memory between outer steps."""
-    in_turn: bool = False
-    """Whether ranks take their steps one after another, because none waits for another."""
 
     @property
     def schedule(self):
@@ -138,8 +138,8 @@ CELLS = [
     Cell("dynamic groups, hierarchical", replace(GENERATED, transport=NODES)),
     Cell("server", st.Server(hosts=(0, 2))),
     Cell("server, int8", st.Server(hosts=(0, 2), transport=SHORT_BLOCKS)),
-    Cell("server, asynchronous", st.Server(hosts=(0,), synchronous=False), in_turn=True),
-    Cell("pairwise", st.Pairwise(active=(1, 3)), in_turn=True),
+    Cell("server, asynchronous", st.Server(hosts=(0,), synchronous=False)),
+    Cell("pairwise", st.Pairwise(active=(1, 3))),
     *(
         Cell(f"{name}{', on the host' * on_host}", strategy, on_host=on_host, **members)
         for name, strategy, members in (
@@ -225,9 +225,14 @@ def train(cell, world, prepared, *, finish=True, local=0):
     )
     waits, error, taken = device.host_waits, None, 0
     steps = cell.rounds * schedule.steps_per_round_of(world.rank)
+
+    def turn(mode=None):
+        is_free = Kind(cell.strategy).in_turn
+        return world.shared.turns.of(world.rank, mode) if is_free else contextlib.nullcontext()
+
     try:
         for inputs, targets in batches[:steps]:
-            with world.shared.turns.of(world.rank, world.size) if cell.in_turn else contextlib.nullcontext():
+            with turn():
                 step(model, optimizer, inputs, targets)
             taken += 1
         waits = device.host_waits - waits
@@ -236,9 +241,8 @@ def train(cell, world, prepared, *, finish=True, local=0):
         for inputs, targets in batches[steps : steps + local]:
             step(model, optimizer.optimizer, inputs, targets)
         if finish:
-            if cell.in_turn:
-                world.shared.turns.over(steps * world.size)
-            optimizer.finish()
+            with turn(TOGETHER):
+                optimizer.finish()
         elif not local:
             optimizer.runner.drain()
     except Exception as problem:  # noqa: BLE001 - what is judged
@@ -354,6 +358,7 @@ def run_cell(
     prepared = [prepare(cell, rank) for rank in range(RANKS)]
     delayed: list[int] = []
     shared = SharedState(delay=seconds if place in ("sum", "all") else 0.0, fault=fault, launch=launch)
+    shared.turns = Turns(RANKS)
     with late(place, seconds), in_small_parts(), generator_for(cell.schedule):
         results = run_ranks(kind, RANKS, body, shared, timeout=timeout)
     for result in results:

@@ -5,7 +5,6 @@ communicator's stream wait for a mark of every other, adds in order of ranks, an
 no host waits for that. Sums can be delayed, and can fail as a `Fault` says.
 """
 
-import contextlib
 import threading
 import time
 import traceback
@@ -64,36 +63,11 @@ class SharedState:
     def __init__(self, *, delay=0.0, fault=None, launch=Launch.OWN_STREAM):
         self.store = dist.HashStore()
         self.delay, self.fault, self.launch = delay, fault, launch
-        self.turns = Turns()
         self.lock = threading.Lock()
         self.slots: dict[tuple[object, ...], Slot] = {}
 
     def slot(self, key):
         return self.slots.setdefault(key, Slot())
-
-
-class Turns:
-    """Lets ranks take their steps one after another, for kinds in which none waits for another."""
-
-    def __init__(self):
-        self._changed, self._now = threading.Condition(), 0
-
-    @contextlib.contextmanager
-    def of(self, rank, size):
-        """Context manager: wait for this rank's turn, and end it afterwards."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: self._now % size == rank, JOIN_SECONDS), "its turn did not come"
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._now += 1
-                self._changed.notify_all()
-
-    def over(self, number):
-        """Wait until this many turns were taken."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: self._now == number, JOIN_SECONDS), "somebody's turn did not come"
 
 
 class SimulatedWork:

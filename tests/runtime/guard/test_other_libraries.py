@@ -3,7 +3,6 @@
 import copy
 import gc
 import io
-import threading
 import types
 import warnings
 
@@ -14,7 +13,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from helpers.thread_ranks import on_ranks
-from helpers.training import static_groups
+from helpers.training import one_at_a_time, static_groups
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce.errors import InputError
 from partreduce.runtime.guard.table import FIRST_STEPS
@@ -28,8 +27,6 @@ with warnings.catch_warnings():
 PAIRS = Schedule("pairs", Cluster.regular(1, 2), static_groups(2, [[0, 1]]))
 GRADIENTS = Schedule("gradients", Cluster.regular(1, 2), AllReduce())
 SHARDS = {"device_id": torch.device("cpu"), "sharding_strategy": ShardingStrategy.NO_SHARD}
-one_at_a_time = threading.Lock()
-"""Torch notes for the whole process which wrapper's forward pass is running; here workers are threads."""
 
 
 def network():
@@ -119,7 +116,7 @@ def train(world, schedule, *, before, part=False, closure=False, syncs=True):
 
     def evaluate():
         optimizer.zero_grad()
-        with one_at_a_time:
+        with one_at_a_time:  # torch notes for the whole process which wrapper's forward pass is running
             loss = wrapper(torch.ones(4, 3)).square().mean()
             loss.backward()
         return loss

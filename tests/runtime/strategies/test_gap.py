@@ -22,7 +22,7 @@ from helpers.gap_runs import (
     until_left_behind,
 )
 from helpers.signs import Signs
-from helpers.training import wrap_quadratic
+from helpers.training import push_ones, wrap_quadratic
 from partreduce import load_checkpoint, save_checkpoint
 from partreduce.runtime.state.checkpoint_directory import file_of, read_bytes
 from partreduce.runtime.state.saved_state import unpack
@@ -205,8 +205,7 @@ def test_a_paused_worker_lets_the_others_as_far_as_was_proved_and_no_further(ran
 
             monkeypatch.setattr(runner, "_await", pausing)
         while optimizer.round < rounds:
-            model.set_gradient(0.0, np.ones(3))
-            optimizer.step()
+            push_ones(model, optimizer)
         optimizer.finish()
         return {"events": runner.log.events}
 

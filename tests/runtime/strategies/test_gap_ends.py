@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from helpers.gap_runs import plan_of, ring_edges, until_left_behind
-from helpers.training import wrap_quadratic
+from helpers.training import push_ones, wrap_quadratic
 from partreduce.errors import PeerFailedError
 from partreduce.strategies import IterationGap, SkipPolicy, UpdateOrder
 
@@ -20,8 +20,7 @@ def own_world(ranks):
 
 def train(model, optimizer, rounds):
     while optimizer.round < rounds:
-        model.set_gradient(0.0, np.ones(3))
-        optimizer.step()
+        push_ones(model, optimizer)
 
 
 def lose(optimizer):
@@ -150,8 +149,7 @@ def test_a_loop_over_n_batches_ends_in_step_n_however_many_it_skips(ranks, steps
                 assert optimizer.steps == seen[-1], "the batch belongs to the step"
                 if world.rank == 0 and batch == 3:
                     until_left_behind(optimizer.runner)
-                model.set_gradient(0.0, np.ones(3))
-                optimizer.step()
+                push_ones(model, optimizer)
             with optimizer.mean_model():  # no worker skips past a place where all meet
                 means.append(model.values().tolist())
         steps, skipped = optimizer.steps, optimizer.skipped
@@ -172,8 +170,7 @@ def test_who_skips_and_keeps_its_batches_is_told_how_to_drop_them(ranks):
         for batch in range(12):
             if world.rank == 0 and batch == 3:
                 until_left_behind(optimizer.runner)
-            model.set_gradient(0.0, np.ones(3))
-            optimizer.step()
+            push_ones(model, optimizer)
         optimizer.finish()
 
     for error in ranks.run(3, work, catch=PeerFailedError):

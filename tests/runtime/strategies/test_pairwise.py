@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.thread_ranks import on_ranks
-from helpers.training import wrap_quadratic
+from helpers.training import push_ones, wrap_quadratic
 from partreduce import Cluster, Schedule
 from partreduce.errors import PeerFailedError
 from partreduce.runtime.strategies import pairwise as pairwise_module
@@ -62,23 +62,6 @@ def test_the_sum_is_preserved_and_every_update_is_applied_once(ranks, n, active,
         assert [results[rank][2].count(a) for a in active] == met, "both sides of an exchange count it"
 
 
-def test_workers_come_to_agree(ranks):
-    together = threading.Barrier(4)
-
-    def work(world):
-        model, optimizer = wrap_quadratic(world, schedule(4, (0, 1)), [float(world.rank)] * 3)
-        for _ in range(60):
-            together.wait(60)  # who ended long before another began would have met it only through others
-            model.set_gradient(0.0, np.zeros(3))
-            optimizer.step()
-        optimizer.runner.settle()
-        mine = model.values().numpy().copy()
-        optimizer.finish()
-        return mine
-
-    assert np.ptp(np.stack(ranks.run(4, work)), axis=0).max() < 0.05
-
-
 def test_edges_limit_who_meets_whom(ranks):
     def work(world):
         plan = schedule(4, (0, 1), edges=((0, 2), (1, 3), (1, 2)))
@@ -103,8 +86,7 @@ def test_workers_that_finish_at_different_times_end_cleanly(world, slow):
     for _ in range(6):
         if world.rank == slow:
             time.sleep(0.05)
-        model.set_gradient(0.0, np.ones(3))
-        optimizer.step()
+        push_ones(model, optimizer)
     optimizer.finish()
     return model.values().tolist()
 
@@ -117,8 +99,7 @@ def test_a_busy_passive_worker_makes_nobody_wait(ranks):
         for step in range(5):
             if world.rank == 1 and step == 1:
                 assert gate.wait(60), "the active worker needs this one's main thread"
-            model.set_gradient(0.0, np.ones(3))
-            optimizer.step()
+            push_ones(model, optimizer)
         gate.set()
         optimizer.finish()
 
@@ -137,9 +118,7 @@ def test_letters_that_come_twice_are_applied_once(ranks, monkeypatch):
 
     def work(world):
         model, optimizer = wrap_quadratic(world, schedule(3, (0, 2)), [float(world.rank)] * 3)
-        for _ in range(10):
-            model.set_gradient(0.0, np.ones(3))
-            optimizer.step()
+        push_ones(model, optimizer, 10)
         optimizer.finish()
         return model.values().tolist()
 
@@ -165,8 +144,7 @@ def test_gradients_see_parameters_that_no_exchange_touches(world):
         if world.rank == 1:
             time.sleep(0.003)
         torn += not torch.equal(before, model.values())
-        model.set_gradient(0.0, np.ones(3))
-        optimizer.step()
+        push_ones(model, optimizer)
     optimizer.finish()
     return torn
 
@@ -175,16 +153,14 @@ def test_a_lost_partner_is_named(ranks):
 
     def work(world):
         model, optimizer = wrap_quadratic(world, schedule(2, (0,)), [0.0] * 3, timeout=60)
-        model.set_gradient(0.0, np.ones(3))
-        optimizer.step()
+        push_ones(model, optimizer)
         if world.rank == 1:
             optimizer.run.reducer.heartbeat.note("left", "stopped in round 1 with ValueError: a bug")
             optimizer.ending.leave()
             return
         for _ in range(100):
             time.sleep(0.01)
-            model.set_gradient(0.0, np.ones(3))
-            optimizer.step()
+            push_ones(model, optimizer)
 
     errors = ranks.run(2, work, catch=PeerFailedError)
     assert "group {0,1}: worker 1 stopped in round 1 with ValueError: a bug" in str(errors[0])

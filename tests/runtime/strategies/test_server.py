@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from helpers.thread_ranks import on_ranks
-from helpers.training import wrap_quadratic
+from helpers.training import push_ones, wrap_quadratic
 from partreduce import Cluster, Schedule
 from partreduce.errors import PeerFailedError
 from partreduce.runtime.strategies import asynchronous_server
@@ -80,8 +80,7 @@ def test_nobody_runs_ahead_by_more_than_the_staleness(ranks, staleness):
             if world.rank == 0:
                 time.sleep(0.01)  # time to come too far
                 gaps.append(max(rounds_of) - round_)
-            model.set_gradient(0.0, np.ones(3))
-            optimizer.step()
+            push_ones(model, optimizer)
             rounds_of[world.rank] += 1
         optimizer.finish()
 
@@ -98,8 +97,7 @@ def test_without_a_bound_fast_workers_do_not_wait_for_a_slow_one(ranks):
         for step in range(5):
             if world.rank == 0 and step == 1:
                 assert gate.wait(60), "the others need this worker's main thread"
-            model.set_gradient(0.0, np.ones(3))
-            optimizer.step()
+            push_ones(model, optimizer)
         ends[world.rank] = True
         if len(ends) == 2:
             gate.set()
@@ -121,9 +119,7 @@ def test_a_push_that_comes_twice_is_applied_once(ranks, monkeypatch):
 
     def work(world):
         model, optimizer = wrap_quadratic(world, schedule(2, synchronous=False), [0.0] * 3)
-        for _ in range(5):
-            model.set_gradient(0.0, np.ones(3))
-            optimizer.step()
+        push_ones(model, optimizer, 5)
         optimizer.finish()
         return model.values().tolist()
 
@@ -135,9 +131,7 @@ def test_all_may_start_again_before_their_first_step(world):
     """As where a state is loaded after a worker with more steps per round has begun its round, and others have not."""
     model, optimizer = wrap_quadratic(world, schedule(2, hosts=(1,), synchronous=False), [0.0] * 3)
     optimizer.runner.drain()
-    for _ in range(3):
-        model.set_gradient(0.0, np.ones(3))
-        optimizer.step()
+    push_ones(model, optimizer, 3)
     optimizer.finish()
     return model.values().tolist()
 
@@ -167,8 +161,7 @@ def test_garbage_and_letters_of_other_runs_are_dropped(ranks):
 
     def work(world):
         model, optimizer = wrap_quadratic(world, schedule(2, hosts=(0, 1), synchronous=False), [0.0] * 3)
-        model.set_gradient(0.0, np.ones(3))
-        optimizer.step()
+        push_ones(model, optimizer)
         mailbox = optimizer.runner.mailboxes[0]
         address = mailbox.address
         with zmq.Context() as context:
@@ -188,9 +181,7 @@ def test_garbage_and_letters_of_other_runs_are_dropped(ranks):
         host, port = address.removeprefix("tcp://").rsplit(":", 1)
         with socket.create_connection((host, int(port)), 2) as raw:
             raw.sendall(b"GET / HTTP/1.0\r\n\r\n" * 10)
-        for _ in range(3):
-            model.set_gradient(0.0, np.ones(3))
-            optimizer.step()
+        push_ones(model, optimizer, 3)
         optimizer.finish()
         return model.values().tolist()
 
@@ -204,14 +195,12 @@ def test_a_worker_that_fails_is_named_to_those_who_wait_for_it(ranks, synchronou
         options = {} if synchronous else {"staleness": 0}
         plan = schedule(3, hosts=(0,), synchronous=synchronous, **options)
         model, optimizer = wrap_quadratic(world, plan, [0.0] * 3)
-        model.set_gradient(0.0, np.ones(3))
-        optimizer.step()
+        push_ones(model, optimizer)
         if world.rank == 1:
             optimizer.run.reducer.heartbeat.note("left", "stopped in round 1 with ValueError: a bug")
             optimizer.ending.leave()
             return
-        model.set_gradient(0.0, np.ones(3))
-        optimizer.step()
+        push_ones(model, optimizer)
 
     errors = ranks.run(3, work, catch=PeerFailedError)
     for rank in (0, 2):
