@@ -104,12 +104,8 @@ def in_ddp(model):
     ("call", "words"),
     [
         (lambda: alone(trace=3), "trace: is an int; give the path of a directory"),
-        (lambda: alone(trace=__file__), "trace: .* is a file; give the path of a directory"),
         (lambda: alone(world="here"), "world: is 'here'; leave it out"),
         (lambda: alone(trace="nowhere").log(loss="low"), "log: loss: is 'low'; give one number"),
-        (lambda: alone(trace="nowhere").log(loss=torch.ones(3)), "log: loss: is .*; give one number"),
-        (lambda: list(alone().batches(None)), "batches: is a NoneType; give a DataLoader"),
-        (lambda: alone().load_state_dict({"a": 1}), "load_state_dict: holds no 'state' and 'param_groups'"),
         (
             lambda: partreduce.clip_grad_norm_(None, 1.0),
             "clip_grad_norm_: parameters: expected Tensor or Iterable, got None",
@@ -145,7 +141,6 @@ def test_a_wrong_argument_is_one_line_with_place_value_rule_and_way_out(call, wo
         ([torch.ones(2)], [0, 1], {"relaxation": float("nan")}, "relaxation is 'nan'; it is a finite number"),
         ([torch.ones(2)], [0, 1], {"relaxation": "x"}, "relaxation: expected float or Fraction or None, got str 'x'"),
         (["x"], [0, 1], {}, "tensor 0 is a str"),
-        ([torch.ones(1).expand(3)], [0, 1], {}, r"tensor 0 is expanded, .* clone\(\)"),
     ],
     ids=str,
 )

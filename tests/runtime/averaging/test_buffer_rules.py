@@ -397,24 +397,6 @@ def test_what_has_no_mean_is_worker_0s_in_the_mean_model_and_each_workers_own_ou
                 assert torch.equal(found[name].to(torch.complex64), value.to(torch.complex64)), name
 
 
-@on_ranks(N)
-def test_a_float8_parameter_is_refused_by_name_and_a_frozen_one_is_fine(world):
-    model = linear()
-    model.register_parameter("eighth", torch.nn.Parameter(torch.ones(4).to(torch.float8_e4m3fn)))
-    with pytest.raises(InputError, match=r"parameter 'eighth' is torch.float8_e4m3fn; .* freeze it before wrapping"):
-        wrap(world, model, st.AllReduce(steps_per_round=2))
-    model.eighth.requires_grad_(requires_grad=False)
-    inner = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    optimizer = wrap(world, model, st.AllReduce(steps_per_round=2), inner)
-    for _ in range(4):
-        optimizer.zero_grad()
-        model[1](model[0](torch.ones(2, 4))).sum().backward()
-        optimizer.step()
-    with optimizer.mean_model():
-        pass
-    optimizer.finish()
-
-
 # Vectors and scales that belong together.
 
 

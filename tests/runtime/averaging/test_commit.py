@@ -6,7 +6,6 @@ from fractions import Fraction
 import pytest
 import torch
 
-from partreduce.errors import InputError
 from partreduce.runtime.averaging.bucket import (
     Bucket,
     Piggybacked,
@@ -27,7 +26,6 @@ from partreduce.runtime.averaging.gradients import (
     averaged_are_finite,
     commit_gradients,
     load_gradients,
-    unscale,
 )
 from partreduce.runtime.transport.updates import Layout, add_updates
 from partreduce.runtime.transport.weights import unit_weights
@@ -168,14 +166,6 @@ def test_gradients_are_loaded_in_shares_with_who_has_one():
     assert array.tolist()[:6] == [2.0, 3.0, 1.0, 5.0, 1.0, 1.0]
 
 
-def test_a_sparse_gradient_is_refused_by_name():
-    one, two = leaf(0), leaf(0, 0)
-    one.grad = torch.tensor([1.0], dtype=torch.float64)
-    two.grad = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.tensor([1.0]).double(), (2,), check_invariants=True)
-    with pytest.raises(InputError, match="gradient of 'p1': is sparse"):
-        load_gradients(*bucket_of([0, 0, 0], parameters=(one, two)), 2)
-
-
 @pytest.mark.parametrize(("ok", "expected"), [(None, [2.0, 3.0]), (YES, [2.0, 3.0]), (NO, [0.0, 0.0])])
 def test_means_are_written_into_gradients_and_nobody_without_one_anywhere_gets_one(ok, expected):
     here, elsewhere, nowhere = leaf(0, 0), leaf(0), leaf(0)
@@ -189,14 +179,6 @@ def test_means_are_written_into_gradients_and_nobody_without_one_anywhere_gets_o
     assert nowhere.grad is None
     sums.fill_(99)
     assert elsewhere.grad.tolist() != [99.0], "it has memory of its own"
-
-
-def test_a_gradient_scalers_factor_is_divided_out():
-    one, two = leaf(0, 0), leaf(0)
-    one.grad = torch.tensor([8.0, -4.0], dtype=torch.float64)
-    unscale(torch.optim.SGD([{"params": [one]}, {"params": [two]}], lr=0.1), torch.tensor(4.0))
-    assert one.grad.tolist() == [2.0, -1.0]
-    assert two.grad is None
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -201,7 +201,6 @@ def test_a_missing_worker_is_named_in_process():
         ({"buffers": "mean"}, "buffers: 'mean' is not one of average, local, broadcast"),
         ({"optimizer_state": "all"}, "optimizer_state: 'all' is not one of local, average"),
         ({"initial": "no"}, "initial: 'no' is not one of broadcast, keep"),
-        ({"optimizer_state": "average"}, "the states are equal already"),
     ],
 )
 def test_bad_options_are_refused_before_anybody_is_contacted(options, words):

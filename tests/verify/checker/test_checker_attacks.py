@@ -48,7 +48,6 @@ BLOCKS = document(
 )
 WIDE = document(2, MANY // 2, kind="static", node_radices=[2], phases=[[{"local": [0], "across": [0]}]])
 DENSE = groups(64, *[[(list(range(64)), f"{10**63 + k}/{10**63 + 7}")] for k in range(3)])
-LINE = graph(2, [(0, 1, "1/2"), (1, 0, "1/2")])
 BIG_LINE = graph(MANY, [(0, 1, "1/2"), (1, 0, "1/2")])
 DOUBLE = groups(400001, [[2 * i, 2 * i + 1] for i in range(200000)] + [[399999, 400000]])
 RULE = document(4, 2, kind="static", node_radices=[2, 2], phases=[[{"local": [0], "across": [0]}]])
