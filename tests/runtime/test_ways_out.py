@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from helpers.training import build_seeded, group_phases
-from helpers.warm import WARM
 from partreduce import (
     Cluster,
     DistributedOptimizer,
@@ -518,47 +517,6 @@ def test_doing_what_the_message_says_works(ranks, tmp_path, name):
         else:
             assert any(says in text for text in said), said
             ranks.fresh()
-
-
-# Two runs of one seed.
-
-ONE_SEED = """
-import sys, torch, partreduce
-data = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
-if sys.argv[1] != "whole":
-    data = partreduce.shard_dataset(data)
-torch.manual_seed(0)
-model = torch.nn.Linear(8, 4)
-every = partreduce.strategies.AllReduce(steps_per_round=int(sys.argv[2]))
-schedule = partreduce.Schedule("every", partreduce.Cluster.regular(1, 2), every)
-optimizer = partreduce.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=60)
-for batch in data.split(8)[:4]:
-    optimizer.zero_grad()
-    model(batch).square().mean().backward()
-    if sys.argv[1] == "averages itself":
-        for parameter in model.parameters():
-            partreduce.p_reduce(parameter.grad, [0, 1])
-    optimizer.step()
-optimizer.finish()
-print("rows", sorted(round(float(row[0]), 4) for row in data)[:2], len(data))
-"""
-
-
-@pytest.mark.processes
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("steps_per_round", ["1", "2"])
-def test_workers_that_draw_one_seed_from_all_data_are_warned_and_sharding_helps(tmp_path, steps_per_round):
-    """Both ways out: each worker's own part, as `partreduce.shard_dataset` gives it, and no averages by the script."""
-    (tmp_path / "train.py").write_text(ONE_SEED)
-    runs = {
-        data: WARM.run("partreduce", "run", "-n", "2", "train.py", data, steps_per_round, cwd=tmp_path, check=True)
-        for data in ("whole", "sharded", "averages itself")
-    }
-    says = "give each its own part, as partreduce.shard_dataset(data) does"
-    assert [says in " ".join(run.stderr.split()) for run in runs.values()] == [True, False, True]
-    parts = {line.partition("rows")[2] for line in runs["sharded"].stdout.splitlines() if "rows" in line}
-    assert len(parts) == 2
-    assert all(part.endswith(" 32") for part in parts)
 
 
 def test_there_are_enough_of_them():

@@ -25,6 +25,7 @@ if sys.argv[1] == "sharded":
     data = partreduce.shard_dataset(data)
 elif sys.argv[1] == "by hand":
     data = data[int(os.environ["RANK"]) :: 2]
+averages_itself = sys.argv[1] == "averages itself"
 model = torch.nn.Linear(8, 4)
 every = partreduce.strategies.AllReduce(steps_per_round=int(sys.argv[2]))
 schedule = partreduce.Schedule("every", partreduce.Cluster.regular(1, 2), every)
@@ -33,6 +34,8 @@ optimizer = partreduce.DistributedOptimizer(optimizer, model, schedule, timeout=
 for batch in data.split(8)[:3]:
     optimizer.zero_grad()
     model(batch).square().mean().backward()
+    for parameter in model.parameters() if averages_itself else ():
+        partreduce.p_reduce(parameter.grad, [0, 1])
     if sys.argv[2:] == ["1", "early"]:
         optimizer.average_gradients()
     optimizer.step()
@@ -132,17 +135,21 @@ def test_data_that_are_alike_but_for_folders_and_rounding_are_not_told_of():
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("steps_per_round", "apart"), [(["1"], "sharded"), (["1", "early"], "by hand"), (["2"], "by hand")]
+    ("steps_per_round", "apart"), [(["1"], "sharded"), (["1", "early"], "by hand"), (["2"], "sharded")]
 )
-def test_a_script_that_shards_nothing_is_told_and_one_that_shards_is_not(tmp_path, steps_per_round, apart):
+def test_a_script_that_shards_nothing_is_told_how_to_and_one_that_shards_is_not(tmp_path, steps_per_round, apart):
+    """Also one whose workers average the gradients of the same data themselves."""
     (tmp_path / "train.py").write_text(TRAIN)
     errors = {
         data: WARM.run(
             "partreduce", "run", "-n", "2", "train.py", data, *steps_per_round, cwd=tmp_path, check=True
         ).stderr
-        for data in ("whole", apart)
+        for data in ("whole", "averages itself", apart)
     }
-    assert errors["whole"].count("have the same gradients in their first step") == 1, errors
+    for told in ("whole", "averages itself"):
+        assert errors[told].count("have the same gradients in their first step") == 1, errors
+        says = "give each its own part, as partreduce.shard_dataset(data) does"
+        assert says in " ".join(errors[told].split()), errors
     assert "gradients in their first step" not in errors[apart]
 
 
