@@ -28,15 +28,6 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_the_help_of_design_is_grouped(capsys):
-    assert main(["design", "--help"]) == 0
-    panels = [line.strip("╭─╮ \n") for line in capsys.readouterr().out.splitlines() if line.startswith("╭")]
-    assert panels == [
-        "Arguments", "The cluster", "The model", "The catalogue", "How workers may average", "Objective and limits",
-        "Output", "General",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(("name", "text", "way_out"), [
     ("cluster.yaml", CLUSTER, "it looks like a cluster file; partreduce design cluster.yaml -o schedule.json"),
     ("train.py", "import torch\n", "it looks like a script; partreduce verify train.py:NAME --cluster"),
@@ -71,15 +62,6 @@ def test_a_mistake_ends_before_any_work_in_one_line_with_a_way_out(folder, capsy
     (folder / "empty").write_text("")
     (line,) = ran(capsys, arguments.split(), code).err.splitlines()
     assert said in line
-
-
-def test_schedules_of_two_shapes_are_not_compared_and_the_line_says_what_can_be(capsys):
-    for shape in ("2x2", "4x4"):
-        assert main(["design", shape, "--build", "allreduce", "-o", f"{shape}.json"]) == 0
-    capsys.readouterr()
-    (line,) = ran(capsys, ["simulate", "2x2.json", "4x4.json"], 65).err.splitlines()
-    assert line.endswith("4x4.json: is for 4x4, the others are compared on 2x2; compare schedules of one shape, or "
-                         "simulate each alone")  # fmt: skip
 
 
 def test_a_narrow_pipe_gets_one_line_before_the_answer_and_keeps_the_columns_that_decide(capsys):

@@ -2,18 +2,14 @@
 
 import pytest
 
-from helpers.driver import Driver
-
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 pytestmark = pytest.mark.processes
 
+SCENARIOS = "helpers.accelerate_runs"
 
-def test_it_does_as_accelerates_own_on_local_sgd_and_as_the_averager_on_groups():
-    driver = Driver("helpers.accelerate_runs")
-    try:
-        answer = driver.run("local sgd", limit=110)
-    finally:
-        driver.close()
+
+def test_it_does_as_accelerates_own_on_local_sgd_and_as_the_averager_on_groups(driver):
+    answer = driver.run("local sgd", limit=110)
     assert answer["code"] == 0, answer["output"][-3000:]
     reports = answer["reports"]
     assert len(reports) == 4

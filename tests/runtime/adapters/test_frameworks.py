@@ -2,19 +2,15 @@
 
 import pytest
 
-from helpers.driver import Driver
-
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+SCENARIOS = "helpers.framework_runs"
 
 
 @pytest.mark.parametrize("library", ["transformers", "lightning"])
-def test_a_framework_with_a_schedule_trains_evaluates_and_saves_as_a_loop_by_hand(library):
+def test_a_framework_with_a_schedule_trains_evaluates_and_saves_as_a_loop_by_hand(library, driver):
     pytest.importorskip(library, reason=f"{library} is not installed")
-    driver = Driver("helpers.framework_runs")
-    try:
-        answer = driver.run(library, limit=280)
-    finally:
-        driver.close()
+    answer = driver.run(library, limit=280)
     assert answer["code"] == 0, answer["output"][-3000:]
     reports = answer["reports"]
     assert len(reports) == 4

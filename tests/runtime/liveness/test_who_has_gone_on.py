@@ -20,6 +20,7 @@ from helpers.hybrid_runs import start as start_tables
 from helpers.quorum_runs import WIDTH, TwoBuckets
 from helpers.thread_ranks import on_ranks
 from helpers.training import wrap
+from helpers.waiting import until
 from partreduce import Cluster, DistributedOptimizer, Schedule, load_checkpoint, save_checkpoint
 from partreduce.errors import HandshakeError, PeerFailedError, UnavailableError
 from partreduce.runtime.averaging.reducer import Reducer
@@ -302,12 +303,6 @@ def test_of_a_dead_worker_no_sign_is_repeated_that_it_had_given_before_its_first
     """It may have done many since: messages once denied that one that died after three rounds had started one."""
     store = torch.distributed.HashStore()
     heartbeat = Heartbeat(store, 1, "run", beats=True)
-
-    def until(done):
-        deadline = time.monotonic() + 60
-        while not done():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
 
     try:
         publish_stage(store, 1, "trained", heartbeat.place)

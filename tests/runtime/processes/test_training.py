@@ -9,13 +9,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 
 from helpers import children
 from helpers.generator_rig import FOUR_ON_ONE_NODE, serving
+from helpers.waiting import until
 from helpers.warm import WARM
 
 pytestmark = pytest.mark.processes
@@ -339,58 +339,47 @@ def test_errors_are_shown_in_one_line_from_the_import_on_where_torchrun_started_
     assert (errors == "StoreLostError: ours\n") == (done.returncode == 75)
 
 
-@pytest.mark.parametrize("ends", ["raise ValueError('theirs')", "raise StoreLostError('ours')"])
-def test_only_errors_of_ours_are_shown_in_one_line(ends):
-    code = "from partreduce.runtime.launcher.processes import install_excepthook\n"
-    code += "from partreduce.topo.errors import StoreLostError\ninstall_excepthook()\n" + ends
-    done = WARM.run("-c", code, timeout=60)
-    if "theirs" in ends:
-        assert done.returncode == 1
-        assert "Traceback" in done.stderr
-        assert done.stderr.endswith("ValueError: theirs\n")
-    else:
-        assert (done.returncode, done.stderr) == (75, "StoreLostError: ours\n")
-
-
-def test_an_error_of_ours_is_shown_where_torch_wraps_the_hook(tmp_path):
-    code = "import torch.distributed as dist\nfrom partreduce.runtime.launcher.processes import install_excepthook\n"
-    code += "from partreduce.topo.errors import StoreLostError\ninstall_excepthook()\n"
-    code += f"dist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=0, world_size=1)\n"
-    done = WARM.run("-c", code + "raise StoreLostError('ours')", timeout=60)
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (75, "StoreLostError: ours")
+HOOK = """
+from partreduce.runtime.launcher.processes import install_excepthook
+from partreduce.topo.errors import StoreLostError
+install_excepthook()
+"""
+GROUP = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo", init_method="file://FOLDER/store", rank=0, world_size=1)
+"""
+"""By then torch has put its own hook around Python's."""
+THREAD = """
+import threading
+def work():
+    raise {}
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+MAKE = (
+    "model = torch.nn.Linear(1, 1)\npartreduce.DistributedOptimizer(torch.optim.SGD(model.parameters()), model, 'none')"
+)
 
 
 @pytest.mark.parametrize(
-    ("ends", "code", "line"),
+    ("script", "code", "line"),
     [
-        (
-            "partreduce.DistributedOptimizer(torch.optim.SGD(model.parameters()), model, 'none')",
-            74,
-            "FileError: none: ",
-        ),
-        ("partreduce.design('4x4', build='none')", 65, "ScheduleError: no schedule family 'none'"),
-        ("partreduce.design\nraise ValueError('theirs')", 1, "[rank0]: ValueError: theirs"),
+        (HOOK + "raise ValueError('theirs')", 1, "ValueError: theirs"),
+        (HOOK + "raise StoreLostError('ours')", 75, "StoreLostError: ours"),
+        (HOOK + GROUP + "raise StoreLostError('ours')", 75, "StoreLostError: ours"),
+        (GROUP + "import partreduce\n" + MAKE, 74, "FileError: none: "),
+        (GROUP + "import partreduce\npartreduce.design('4x4', build='none')", 65, "ScheduleError: no schedule family"),
+        (GROUP + "import partreduce\npartreduce.design\nraise ValueError('theirs')", 1, "[rank0]: ValueError: theirs"),
+        (HOOK + THREAD.format("ValueError('theirs')"), 0, "ValueError: theirs"),  # a thread ends alone
+        (HOOK + THREAD.format("StoreLostError('ours')"), 0, "StoreLostError: ours"),
     ],
 )
-def test_an_error_of_ours_is_one_line_where_the_script_makes_the_process_group_before(tmp_path, ends, code, line):
-    """By then torch has put its hook around Python's."""
-    begins = "import torch\nimport torch.distributed as dist\n"
-    begins += f"dist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=0, world_size=1)\n"
-    done = WARM.run("-c", begins + "import partreduce\nmodel = torch.nn.Linear(1, 1)\n" + ends, timeout=60)
+def test_errors_of_ours_and_no_others_are_one_line_wherever_they_end_a_script(tmp_path, script, code, line):
+    done = WARM.run("-c", script.replace("FOLDER", str(tmp_path)), timeout=60)
     assert done.returncode == code
     assert done.stderr.splitlines()[-1].startswith(line)
-    assert ("Traceback" in done.stderr) == ("theirs" in ends)
-
-
-@pytest.mark.parametrize("error", ["ValueError('theirs')", "StoreLostError('ours')"])
-def test_errors_of_ours_are_one_line_in_a_thread_of_the_script_too(error):
-    code = "import threading\nfrom partreduce.runtime.launcher.processes import install_excepthook\n"
-    code += "from partreduce.topo.errors import StoreLostError\ninstall_excepthook()\n"
-    code += f"def work():\n    raise {error}\nthread = threading.Thread(target=work)\nthread.start()\nthread.join()"
-    done = WARM.run("-c", code, timeout=60)
-    assert done.returncode == 0, "a thread ends alone"
-    assert ("Traceback" in done.stderr) == ("theirs" in error)
-    assert done.stderr.endswith("ValueError: theirs\n" if "theirs" in error else "StoreLostError: ours\n")
+    assert ("Traceback" in done.stderr) == ("theirs" in line)
 
 
 def test_ctrl_c_ends_the_launcher_and_all_its_workers(tmp_path):
@@ -405,10 +394,7 @@ def test_ctrl_c_ends_the_launcher_and_all_its_workers(tmp_path):
     code = f"import sys; {heard}; {launch}; sys.exit(launch({str(script)!r}, num_workers=2))"
     process = WARM.start("-c", code)
     try:
-        deadline = time.monotonic() + 100
-        while not all((tmp_path / r).exists() and (tmp_path / r).read_text() for r in "01"):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: all((tmp_path / r).exists() and (tmp_path / r).read_text() for r in "01"), seconds=100)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130
     finally:
