@@ -37,6 +37,7 @@ from helpers.scenarios import (
     train,
     wrapped,
 )
+from helpers.waiting import until
 from partreduce import Cluster, Schedule
 from partreduce import strategies as st
 from partreduce.runtime.launcher.processes import import_once
@@ -130,10 +131,7 @@ def hear(optimizer, of):
 
 
 def until_heard(counts):
-    deadline = time.monotonic() + 60
-    while any(HEARD[worker] < count for worker, count in counts.items()):
-        assert time.monotonic() < deadline, (list(HEARD), counts)
-        time.sleep(0.01)
+    until(lambda: all(HEARD[worker] >= count for worker, count in counts.items()), lambda: (list(HEARD), counts))
 
 
 def killed_in_step_2(seconds, heard, *, together=False, **options):

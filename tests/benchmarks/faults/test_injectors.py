@@ -16,6 +16,7 @@ from benchmarks.faults.kinds import WORKERS
 from benchmarks.faults.processes import look_at
 from benchmarks.faults.running import Cell, Outcome, Running, Task
 from benchmarks.lab.network import Network, why_not
+from helpers.waiting import until
 
 
 def fault(name):
@@ -138,11 +139,7 @@ def test_a_process_that_is_ready_and_gets_no_processor_is_held_up(running):
     busy = [subprocess.Popen([sys.executable, "-S", "-c", BUSY]) for _ in range(3)]
     try:
         running.pid, running.fault_time = busy[0].pid, time.monotonic()
-        deadline = time.monotonic() + 60
-        while running.held_up < 0.2:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-            running.look()
+        until(lambda: running.look() or running.held_up >= 0.2)
     finally:
         for process in busy:
             process.kill()
@@ -282,14 +279,9 @@ def test_a_cut_link_lets_nothing_through_until_it_is_healed():
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
         return "ConnectionRefusedError" in done.stderr
 
-    def is_soon_reached(network):
-        deadline = time.monotonic() + 60
-        while not reaches(network):
-            assert time.monotonic() < deadline
-
     with Network(2, "100mbit", subnet="10.79.0", tag="t") as network:
-        is_soon_reached(network)
+        until(lambda: reaches(network))
         network.set_link(1, up=False)
         assert not reaches(network)
         network.set_link(1, up=True)
-        is_soon_reached(network)
+        until(lambda: reaches(network))

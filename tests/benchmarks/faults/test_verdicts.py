@@ -16,6 +16,7 @@ from benchmarks.faults.kinds import KINDS, WORKERS
 from benchmarks.faults.processes import belonging
 from benchmarks.faults.running import Cell, Outcome, Running, Task
 from benchmarks.faults.views import Replay, states
+from helpers.waiting import until
 
 STEPS = 6
 
@@ -421,10 +422,7 @@ def test_what_a_run_leaves_behind_is_found_by_session_and_by_mark(tmp_path):
         [sys.executable, "-S", "-c", code], start_new_session=True, env={"FAULTS_MARK": str(tmp_path)}
     )
     try:
-        deadline = time.monotonic() + 60
-        while set(belonging(own.pid, str(tmp_path))) != {own.pid, marked.pid}:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: set(belonging(own.pid, str(tmp_path))) == {own.pid, marked.pid})
     finally:
         for process in (own, marked):
             process.kill()

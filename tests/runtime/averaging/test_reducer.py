@@ -11,6 +11,7 @@ import torch
 import partreduce
 from helpers.thread_ranks import on_ranks
 from helpers.training import static_groups, wrap
+from helpers.waiting import until
 from partreduce.errors import InputError, PeerFailedError, UnavailableError
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.in_flight import FixedMembership, Flight
@@ -233,10 +234,7 @@ def test_two_places_of_one_gathering_and_of_the_next_are_told_apart(ranks):
             with heartbeat.gathering("a meeting", 0):
                 for what in ("first place", "second place"):
                     if world.rank == 1 and answers:
-                        deadline = time.monotonic() + 60
-                        while what not in hearts[0].last[0]:
-                            assert time.monotonic() < deadline
-                            time.sleep(0.005)
+                        until(lambda what=what: what in hearts[0].last[0])
                         time.sleep(0.05)  # rank 0 looks at what is there
                     answers.append(optimizer.meeting.exchange(what, {"said": [gathering, what, world.rank]}))
         optimizer.finish()

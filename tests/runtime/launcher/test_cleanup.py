@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from helpers import children
+from helpers.waiting import until
 from helpers.warm import WARM
 from partreduce import Cluster, Schedule, write_schedule
 from partreduce.strategies import DynamicGroups
@@ -101,10 +102,7 @@ class Run:
         return lines
 
     def until(self, condition, seconds=90):
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, f"not so: left are {self.left()}, {sorted(self.temporary.rglob('*'))}"
-            time.sleep(0.01)
+        until(condition, lambda: f"not so: left are {self.left()}, {sorted(self.temporary.rglob('*'))}", seconds)
 
     def workers_run(self):
         return all((self.place / f"pid{rank}").exists() and (self.place / f"pid{rank}").read_text() for rank in (0, 1))

@@ -14,6 +14,7 @@ import pytest
 from benchmarks.faults.processes import runs
 from helpers import children
 from helpers.generator_rig import FOUR_ON_ONE_NODE, serving
+from helpers.waiting import until
 from helpers.warm import WARM
 
 pytestmark = pytest.mark.processes
@@ -91,10 +92,7 @@ def test_workers_of_a_killed_torchrun_end_and_say_that_the_store_is_gone(tmp_pat
             streams=[nothing.fileno()] * 3,
             environment=children.environment(OMP_NUM_THREADS="1"),
         )
-    deadline = time.monotonic() + 100
-    while not all((pid := tmp_path / f"pid-{r}").exists() and pid.read_text() for r in range(2)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: all((pid := tmp_path / f"pid-{r}").exists() and pid.read_text() for r in range(2)), seconds=100)
     agent.kill()
     agent.wait()
     killed = time.monotonic()
