@@ -17,7 +17,7 @@ from benchmarks.explore.system import Network
 from partreduce.schedulers.protocols.partial import (
     CALLED,
     COMPUTING,
-    GOES_ON,
+    CONTINUES,
     MEETING,
     Begin,
     Call,
@@ -117,13 +117,13 @@ def _quorum_has_come(machine: Partial, state: PartialState) -> str | None:
     shares = _shares_of_round(state)
     if shares is None:
         return None
-    going_on = [v for v, share in enumerate(shares) if not share.ended]
+    continuing = [v for v, share in enumerate(shares) if not share.ended]
     come = [v for v, share in enumerate(shares) if share.gradients]
     quorum = machine.setting.quorum
-    needed = min(quorum, len({*going_on, *come})) if isinstance(quorum, int) else min(1, len(going_on))
+    needed = min(quorum, len({*continuing, *come})) if isinstance(quorum, int) else min(1, len(continuing))
     if len(come) < needed:
-        return f"round {state.done} has something of workers {come}; {needed} of {going_on} and these are needed"
-    if quorum is QuorumStart.MAJORITY and going_on and not set(come) & set(_may_start(machine, state.done, shares)):
+        return f"round {state.done} has something of workers {come}; {needed} of {continuing} and these are needed"
+    if quorum is QuorumStart.MAJORITY and continuing and not set(come) & set(_may_start(machine, state.done, shares)):
         return f"round {state.done} has something of workers {come}, but not of the one that starts it"
     return None
 
@@ -182,15 +182,15 @@ def _is_held(machine: Partial, states: Sequence[PartialState]) -> bool:
         return True
     if len(here) < len(states) or any(state.is_running for state in here):
         return False  # the others could enter, or the sum end
-    going_on = [v for v, state in enumerate(states) if not state.resting]
+    continuing = [v for v, state in enumerate(states) if not state.resting]
     come = [v for v, state in enumerate(states) if _arrival_counts(setting, state)]
     quorum = setting.quorum
-    if not going_on:
+    if not continuing:
         return round_ >= max(state.arrived[v] for v, state in enumerate(states))
     if isinstance(quorum, int):
-        return len(come) < min(quorum, len({*come, *going_on}))
+        return len(come) < min(quorum, len({*come, *continuing}))
     if quorum is QuorumStart.MAJORITY:
-        return next(v for v in _from_drawn(machine, round_) if v in going_on) not in come
+        return next(v for v in _from_drawn(machine, round_) if v in continuing) not in come
     return not come
 
 
@@ -269,7 +269,7 @@ def _same_end(pair: Pair) -> str | None:
     u, a, v, b, _, _ = pair
     if b.resting and b.lasts[v] != b.arrived[v] - 1:
         return f"worker {v} came last for round {b.arrived[v] - 1} and says {b.lasts[v]}"
-    if a.lasts[v] not in (GOES_ON, b.lasts[v]):
+    if a.lasts[v] not in (CONTINUES, b.lasts[v]):
         return f"worker {u} takes worker {v} to need round {a.lasts[v]}, it says {b.lasts[v]}"
     last = a.last
     if last is None:

@@ -285,7 +285,7 @@ def test_a_million_workers_are_proved_by_their_classes(of):
     Schedule("all", Cluster.regular(4, 2), AllReduce(steps_per_round=4)),
     Schedule("all", Cluster.irregular([[0, 1, 2], [3]]), AllReduce()),
 ])  # fmt: skip
-def test_all_reduce_goes_on_exactly(schedule):
+def test_all_reduce_continues_exactly(schedule):
     schedule = with_plan(schedule)
     proof = prove(schedule)
     assert (proof["survives"].entry["failures"], proof["survives"].entry["classes"]) == (2, [])

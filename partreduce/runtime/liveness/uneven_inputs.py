@@ -58,12 +58,12 @@ class UnevenInputs:
             gone = frozenset[int]() if lost is None else lost()
             needed = [f"{ended}/{rank}" for rank in range(self.size) if rank not in gone]
             all_ended = self._notes.has(*needed)
-            goes_on = self._notes.has(begun)  # read last: a worker that has ended starts no round
-            if (goes_on or all_ended) and lost is not None:
+            continues = self._notes.has(begun)  # read last: a worker that has ended starts no round
+            if (continues or all_ended) and lost is not None:
                 # A lost worker may be alive and start a round while others check, so the first check decides for all.
-                verdict = self._notes.propose(f"{self.generation}/verdict/{round_}", "on" if goes_on else "end")
-                goes_on = verdict == "on"
-            if goes_on:
+                verdict = self._notes.propose(f"{self.generation}/verdict/{round_}", "on" if continues else "end")
+                continues = verdict == "on"
+            if continues:
                 return True
             if all_ended:
                 self.close()

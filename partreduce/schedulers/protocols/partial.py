@@ -25,7 +25,7 @@ from partreduce.topo.strategies.partial import LateGradientPolicy, MissedResultP
 
 COMPUTING, CALLED, MEETING = range(3)
 """The stages of the training: it computes, waits for a result after a call, or waits to average models."""
-GOES_ON = -2
+CONTINUES = -2
 """Stands for the last round that a worker needs, until it is known that the worker has ended."""
 
 
@@ -114,7 +114,7 @@ class PartialState:
     that wait for the training, `shares[w]` of worker w in rounds that are not done, `counted` own calls in rounds done.
 
     Knowledge about others: `arrived[w]` is 1 + the last round for which worker w has arrived, `lasts[w]` the last round
-    that w needs (`GOES_ON` before it ends), `activated` how many rounds may start. `synchronized` is the round up to
+    that w needs (`CONTINUES` before it ends), `activated` how many rounds may start. `synchronized` is the round up to
     which models are averaged, `here[w]` the round before which worker w waits to average models.
     """
 
@@ -142,7 +142,7 @@ class PartialState:
     @property
     def last(self) -> int | None:
         """The last round that any worker needs; None while some worker continues, as far as this one knows."""
-        return None if GOES_ON in self.lasts else max(self.lasts)
+        return None if CONTINUES in self.lasts else max(self.lasts)
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class Partial:
         n = self.num_workers
         none = (0,) * n
         here = none if self.setting.synchronize_every else ()
-        return PartialState(shares=((),) * n, arrived=none, lasts=(GOES_ON,) * n, here=here), ()
+        return PartialState(shares=((),) * n, arrived=none, lasts=(CONTINUES,) * n, here=here), ()
 
     def ready(self, process: int, state: PartialState) -> Sequence[Hashable]:
         found: list[Hashable] = []
@@ -314,21 +314,21 @@ class Partial:
         open_ = state.entered
         if open_ < state.activated:
             return state, ()
-        going_on, quorum = _going_on(state), self.setting.quorum
+        continuing, quorum = _continuing(state), self.setting.quorum
         if (last := state.last) is not None:
             may_start = open_ <= last
         elif isinstance(quorum, int):
             # Arrivals of workers that have ended since still count: a quorum that one worker saw stays a quorum.
             come = [v for v, known in enumerate(state.arrived) if known > open_]
-            may_start = self._is_quorate(len(come), len({*come, *going_on}))
+            may_start = self._is_quorate(len(come), len({*come, *continuing}))
         else:
             may_start = state.arrived[process] > open_
             if quorum is QuorumStart.MAJORITY:
-                may_start = may_start and self._initiator(open_, going_on) == process
+                may_start = may_start and self._initiator(open_, continuing) == process
         if not may_start:
             return state, ()
         started = _activating(state, open_ + 1)
-        if going_on and isinstance(quorum, int):
+        if continuing and isinstance(quorum, int):
             return started, ()  # all workers receive the same arrivals
         return started, self._to_others(process, Activate(open_))
 
@@ -336,10 +336,10 @@ class Partial:
         """Whether a round may start if `come` workers have arrived, of `counted` that have arrived or still may."""
         return come >= self.setting.needed(counted)
 
-    def _initiator(self, round_: int, going_on: Sequence[int]) -> int:
+    def _initiator(self, round_: int, continuing: Sequence[int]) -> int:
         """Return the worker that starts a round under quorum `majority`: the drawn one, or the next that continues."""
         drawn = self._drawn(round_)
-        return min(going_on, key=lambda v: (v - drawn) % self.num_workers)
+        return min(continuing, key=lambda v: (v - drawn) % self.num_workers)
 
     def _drawn(self, round_: int) -> int:
         """Return the next of `initiators` or, without them, draw a worker uniformly, from seed and round only."""
@@ -350,10 +350,10 @@ class Partial:
 
     def awaited(self, process: int, state: PartialState) -> tuple[int, ...]:
         """Return the workers whose arrival may start the round that this one waits for; if unknown, all others."""
-        going_on = _going_on(state)
-        if self.setting.quorum is QuorumStart.MAJORITY and going_on:
-            return (self._initiator(state.entered, going_on),)
-        missing = tuple(v for v in going_on if v != process and state.arrived[v] <= state.entered)
+        continuing = _continuing(state)
+        if self.setting.quorum is QuorumStart.MAJORITY and continuing:
+            return (self._initiator(state.entered, continuing),)
+        missing = tuple(v for v in continuing if v != process and state.arrived[v] <= state.entered)
         return missing or tuple(v for v in range(self.num_workers) if v != process)
 
     # The thread.
@@ -414,5 +414,5 @@ def _activating(state: PartialState, rounds: int) -> PartialState:
     return replace(state, activated=rounds) if rounds > state.activated else state
 
 
-def _going_on(state: PartialState) -> list[int]:
-    return [v for v, last in enumerate(state.lasts) if last == GOES_ON]
+def _continuing(state: PartialState) -> list[int]:
+    return [v for v, last in enumerate(state.lasts) if last == CONTINUES]

@@ -223,11 +223,11 @@ def gone_on(kind, views=(EVERYBODY, REST, [5, [0, 1, 2, 3]]), lost=(3,)):
     return diaries
 
 
-GOES_ON = [name for name, kind in KINDS.items() if kind.law == "views"]
+CONTINUING = [name for name, kind in KINDS.items() if kind.law == "views"]
 
 
-@pytest.mark.parametrize("kind", GOES_ON)
-def test_who_goes_on_holds_what_a_replay_of_the_views_does_and_nothing_else(judge_records, kind):
+@pytest.mark.parametrize("kind", CONTINUING)
+def test_who_continues_holds_what_a_replay_of_the_views_does_and_nothing_else(judge_records, kind):
     assert judge_records(verdicts.judge_values, gone_on(kind), kind) == []
     for rank, place, amount in ((1, -4, 0.3), (0, 9, 0.25), (3, -3, 0.3)):
         found = gone_on(kind)
@@ -276,7 +276,7 @@ def test_what_a_lost_worker_committed_alone_is_not_asked_of_it(judge_records):
     assert judge_records(verdicts.judge_values, found, "elastic allreduce") == []
 
 
-@pytest.mark.parametrize("kind", GOES_ON)
+@pytest.mark.parametrize("kind", CONTINUING)
 def test_who_joins_again_in_the_step_in_which_it_was_lost_had_held_its_own_before(judge_records, kind):
     """Both of its processes enter that step, with different values, and each is judged by what it was."""
     for amount in (0, 0.3):

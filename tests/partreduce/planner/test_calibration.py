@@ -153,7 +153,7 @@ def diverging(hard):
     return calibrate(curves, data="shuffled", steps=60)
 
 
-def test_an_unstable_probe_removes_its_class_and_the_pilot_goes_on():
+def test_an_unstable_probe_removes_its_class_and_the_pilot_continues():
     late = diverging(lambda schedule: schedule.strategy.is_delayed and schedule.strategy.steps_per_round == 8)
     assert [probe.schedule for probe in late.unstable] == ["allreduce-every-8-late"]
     assert all(probe.schedule != "allreduce-every-8-late" for probe in late.probes)

@@ -83,7 +83,7 @@ def test_when_the_time_is_over_hardly_anything_is_begun(monkeypatch, effort):
 
 
 @pytest.mark.parametrize(("shape", "largest", "least"), [("3,2", 2, 0.75), ("2x2", 4, 0.0)])
-def test_a_search_goes_on_until_its_time_is_over_or_all_is_decided(monkeypatch, shape, largest, least):
+def test_a_search_continues_until_its_time_is_over_or_all_is_decided(monkeypatch, shape, largest, least):
     """Each look takes 20 ms: what is kept for metrics and the proof is the only time that stays unused."""
     looks = iter(range(10**9))
     monkeypatch.setattr(clock, "monotonic", lambda: next(looks) / 50)

@@ -25,7 +25,7 @@ def test_replicas_meet_as_the_schedule_says(result):
     assert result["outer"][0] != pytest.approx(result["plain"][0], abs=1e-3)
 
 
-def test_the_others_go_on_without_a_lost_replica_and_take_it_back(result):
+def test_the_others_continue_without_a_lost_replica_and_take_it_back(result):
     first, second, third = result["lost"]
     assert first["then"] == second["then"] == 2
     assert third["entered"] == third["steps"] == first["steps"] == second["steps"] >= 12

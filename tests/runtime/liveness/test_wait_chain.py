@@ -124,13 +124,13 @@ def test_a_worker_without_data_names_who_waits_for_all_where_it_does_not_come(mo
     waits = Heartbeat(store, 1, "run", beats=False)
     ended = UnevenInputs(store, 0, 2, Heartbeat(store, 0, "run", beats=False), key="run", timeout=30)
 
-    def goes_on(heartbeat, *given):
+    def elsewhere(heartbeat, *given):
         waits.gather("save_checkpoint()", 4)
         if decided:
             Notes(store, "uneven-inputs/run").write(f"0/{decided}", "1")
         return saw(heartbeat, *given)
 
-    monkeypatch.setattr(Heartbeat, "in_other_gathering", goes_on)
+    monkeypatch.setattr(Heartbeat, "in_other_gathering", elsewhere)
     ended.ended()
     if decided:
         assert ended.another(4) == (decided == "round/4")

@@ -118,7 +118,7 @@ def test_workers_of_a_killed_torchrun_end_and_say_that_the_store_is_gone(tmp_pat
         ("backup", "step 5 for a token to enter step 6", "step 8 for a token to enter step 9"),
     ],
 )
-def test_without_a_killed_worker_the_others_go_on_until_they_lack_what_only_it_sends(driver, setting, neighbor, other):
+def test_without_a_killed_worker_the_others_continue_until_they_lack_what_it_sends(driver, setting, neighbor, other):
     """On a ring 0-1-2-3-4 whose worker 2 is killed in step 2; with backup for longer than a failed run has."""
     grace = 4.0 if setting == "backup" else 60.0
     answer = driver.run(f"gap, {setting}", patient=True, grace=grace)

@@ -14,7 +14,7 @@ from partreduce.runtime.transport.store import Notes
 CASE = Case("adam", dtype=torch.float64)
 
 
-def test_a_script_that_goes_on_after_a_mistake_hears_of_the_next_one_and_gets_its_rows(ranks, monkeypatch):
+def test_a_script_that_continues_after_a_mistake_hears_of_the_next_one_and_gets_its_rows(ranks, monkeypatch):
     values, wait_for, slow = Model(CASE).words.weight.detach(), Notes.wait_for, []
 
     def later(notes, key):
@@ -44,7 +44,7 @@ def test_a_script_that_goes_on_after_a_mistake_hears_of_the_next_one_and_gets_it
     assert ranks.run(4, run) == [lines] * 4
 
 
-def test_gradients_of_one_table_that_do_not_fit_stop_all_and_the_script_may_go_on(ranks):
+def test_gradients_of_one_table_that_do_not_fit_stop_all_and_the_script_may_continue(ranks):
     case = replace(CASE, codec="float16", coalesces=False)
     values = Model(case).words.weight.detach()
 

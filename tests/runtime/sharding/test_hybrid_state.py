@@ -29,7 +29,7 @@ def train_more(case, model, optimizer, data):
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_one_device_and_other_workers_go_on_from_a_state_dict(ranks, tmp_path, monkeypatch, case):
+def test_one_device_and_other_workers_continue_from_a_state_dict(ranks, tmp_path, monkeypatch, case):
     monkeypatch.setattr(saved_tables, "SMALL_BYTES", 64)  # so that tables come in files
     path = tmp_path / "state.pt"
 
@@ -66,7 +66,7 @@ def test_one_device_and_other_workers_go_on_from_a_state_dict(ranks, tmp_path, m
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_a_checkpoint_goes_on_bit_for_bit_and_other_workers_take_its_model(ranks, tmp_path, case):
+def test_a_checkpoint_continues_bit_for_bit_and_other_workers_take_its_model(ranks, tmp_path, case):
     def half(world):
         model, optimizer = start(case, world)
         data = part_of(data_of(case), world.rank)
@@ -96,7 +96,7 @@ def test_a_checkpoint_goes_on_bit_for_bit_and_other_workers_take_its_model(ranks
 
 
 @pytest.mark.parametrize("name", ["adagrad", "adam", "sparseadam"])
-def test_rows_go_on_with_their_optimizers_state_over_other_numbers_of_workers(ranks, tmp_path, name):
+def test_rows_continue_with_their_optimizers_state_over_other_numbers_of_workers(ranks, tmp_path, name):
     """4, 2 and 3 workers next to one device, whose dense layer begins with a fresh state as often as theirs."""
     case = Case(name, "1x4", sparse=name == "sparseadam", dtype=torch.float64)
     plain, inner, runs = Model(case), None, ((4, 8), (2, 8), (3, 6))

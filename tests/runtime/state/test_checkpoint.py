@@ -258,7 +258,7 @@ def test_where_a_round_cannot_be_saved_inside_the_next_step_that_can_is_named(wo
     assert save_checkpoint(optimizer, tmp_path).name == "round-00000002"
 
 
-def test_a_worker_that_cannot_write_is_named_by_all_and_the_run_goes_on(ranks, tmp_path, monkeypatch):
+def test_a_worker_that_cannot_write_is_named_by_all_and_the_run_continues(ranks, tmp_path, monkeypatch):
     write = checkpoint.write_file
 
     def full(path, data):

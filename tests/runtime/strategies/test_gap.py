@@ -101,7 +101,7 @@ SETTINGS = [
         ),  # two parts, which tokens and acks overtake
     ],
 )
-def test_a_run_goes_on_from_its_checkpoint(ranks, gap, width, tmp_path):
+def test_a_run_continues_from_its_checkpoint(ranks, gap, width, tmp_path):
     """Queues, tokens and their arrays: where every reduce is determined, the numbers afterwards are the same bits."""
     n, rounds, at = (4, 8, 4) if width == 3 else (3, 4, 2)
     numbers = np.random.default_rng(5)

@@ -249,7 +249,7 @@ def test_a_function_is_for_its_own_join(ranks):
 
 
 @pytest.mark.parametrize("by_rounds", [False, True])
-def test_rates_that_go_on_by_calls_are_warned_of(ranks, by_rounds):
+def test_rates_that_continue_by_calls_are_warned_of(ranks, by_rounds):
     n, schedule = 3, schedule_of(3)
 
     def work(world):

@@ -44,7 +44,7 @@ def group_of(world):
 
 @pytest.mark.parametrize("name", STARTS)
 @pytest.mark.parametrize("seconds", [0.0, 1e-5, 0.02])
-def test_a_wait_has_a_limit_and_the_operation_goes_on(ranks, name, seconds):
+def test_a_wait_has_a_limit_and_the_operation_continues(ranks, name, seconds):
     """Worker 0 starts and waits in vain, a limit of nothing included, which to torch is none; then worker 1 comes."""
     may_come = threading.Event()
 

@@ -153,7 +153,7 @@ def test_a_receiver_that_stops_bounds_what_waits_for_it_and_the_memory():
     assert came == list(range(100))
 
 
-def test_a_stopped_process_lets_its_sender_wait_no_longer_than_the_timeout_and_goes_on_where_it_was(tmp_path):
+def test_a_stopped_process_lets_its_sender_wait_no_longer_than_the_timeout_and_continues_where_it_was(tmp_path):
     """SIGSTOP, with real sockets between; the sender's error names the receiver, and nothing is lost for all that."""
     script = (
         "import sys, time, torch.distributed as dist\n"

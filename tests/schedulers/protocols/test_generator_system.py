@@ -389,7 +389,7 @@ def test_orders_drawn_from_a_seed_are_uniform():
     assert sum((count - 200) ** 2 / 200 for count in counts.values()) < 60
 
 
-def test_known_groups_are_bounded_and_every_worker_goes_on_averaging():
+def test_known_groups_are_bounded_and_every_worker_keeps_averaging():
     cluster = Cluster.regular(2, 4)
     setting = GeneratorSetting.of(DynamicGroups(group_size=3, slow_threshold=None, max_known=4), cluster)
     machine = GroupGenerator(setting)

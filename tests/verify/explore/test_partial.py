@@ -9,7 +9,7 @@ from helpers.seeded import Bugs, brings, put, sends
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.partial import (
     COMPUTING,
-    GOES_ON,
+    CONTINUES,
     Activate,
     Arrived,
     End,
@@ -46,7 +46,7 @@ def late_for_nothing(_, original, process, state):
 
 
 def drawn_by_itself(machine, _, process, state):
-    draws = {"_initiator": lambda self, round_, going_on: (process + 1) % self.num_workers}
+    draws = {"_initiator": lambda self, round_, continuing: (process + 1) % self.num_workers}
     own = {one.name: getattr(machine, one.name) for one in fields(machine) if one.init}
     return type("Partial", (Partial,), draws)(**own)._started(process, state)
 
@@ -158,11 +158,11 @@ bug("_is_quorate", "Where fewer continue than the quorum, a round waits for as m
 bug("_started",
     "A worker that has come and ended since is not counted, so workers differ on whether a quorum is there.",
     DELAYED, left=lambda now, was: replace(now, arrived=was.arrived), seen=lambda s: replace(s, arrived=tuple(
-        0 if last != GOES_ON else known for known, last in zip(s.arrived, s.lasts, strict=True))))
+        0 if last != CONTINUES else known for known, last in zip(s.arrived, s.lasts, strict=True))))
 bug("_started", "Ended workers are asked for like others.", QUORUM,
-    seen=lambda s: replace(s, lasts=(GOES_ON,) * len(s.lasts)))
+    seen=lambda s: replace(s, lasts=(CONTINUES,) * len(s.lasts)))
 bug("_initiator", "A worker that has ended is drawn, and no other takes its place.", MAJORITY,
-    instead=lambda m, original, round_, going_on: original(round_, range(m.num_workers)))
+    instead=lambda m, original, round_, continuing: original(round_, range(m.num_workers)))
 bug("_started", "The first to come starts the round, drawn or not.", MAJORITY, instead=as_solo)
 bug("_started", "Each worker draws from another seed, so they differ on who starts a round.", MAJORITY,
     instead=drawn_by_itself)
@@ -198,7 +198,7 @@ bug("_ended", "A worker that ends needs the rounds that are done, not the one th
     instead=as_of_done)
 bug("step", "The last round is the one that was heard of last, not the largest.", SOLO,
     left=lambda now, was, event: replace(now, lasts=tuple(
-        known if known == GOES_ON else event.message.round for known in now.lasts)) if brings(event, Ended) else now)
+        known if known == CONTINUES else event.message.round for known in now.lasts)) if brings(event, Ended) else now)
 bug("_started", "Where all have ended one round starts after another, needed or not.", SOLO, instead=endlessly)
 bug("_started", "Where all have ended nothing starts any more.", MAJORITY, instead=never_again)
 bug("step", "That a worker has ended does not start a round that waited for it.", MAJORITY, instead=noted_only)
