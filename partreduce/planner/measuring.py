@@ -366,13 +366,16 @@ def _as_ran(option: CandidateSchedule, probe: Probe, error: float) -> CandidateS
     return replace(option, steps_ratio=option.steps_ratio + surprise, surprise=surprise)
 
 
-def work_of(schedule: Schedule, job: PlanRequest, settings: int = 1) -> float:
-    """Return the estimated work, in nominal seconds, of measuring one schedule in a number of settings."""
+def work_of(schedule: Schedule, job: PlanRequest, settings: int = 1, *, most: float = inf) -> float:
+    """Return the estimated work, in nominal seconds, of measuring one schedule in a number of settings.
+
+    Of a rule that exceeds `most` by its local ranks alone the classes, which take long to count, are left out.
+    """
     work, per_option = settings * work_of_setting(job), PER_OPTION * (1 + len(job.codecs)) / 2
     if (rule := schedule.rule()) is None or not isinstance(schedule.strategy.steps_per_round, int):
         return work + per_option + PER_ENTRY * schedule.num_workers**3 * max(1, schedule.period)
     metrics = PER_RANK * rule.workers_per_node * max(1, schedule.period)
-    if not schedule.strategy.averages_everyone:  # 0 if every round averages all workers
+    if not schedule.strategy.averages_everyone and metrics <= most:  # 0 if every round averages all workers
         with suppress(PartreduceError):  # metrics that cannot be computed cost nothing
             metrics += PER_CLASS * num_entries(schedule)
     return work + max(per_option, metrics)

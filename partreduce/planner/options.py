@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from math import inf
 
 from partreduce.planner.axes import Axes, within_limits
@@ -29,10 +31,11 @@ from partreduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
 from partreduce.schedulers.synthesis.cluster_shape import derived_worker_steps
 from partreduce.schedulers.synthesis.front import MAX_REPORTED, search
 from partreduce.schedulers.synthesis.problem import Front, Objective, Status
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import MissingDependencyError, PartreduceError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import SYNCHRONOUS, AllReduceAlgorithm
-from partreduce.topo.strategies.base import Averaging
+from partreduce.topo.strategies.base import Averaging, Strategy
 
 FIRST = ("allreduce", PUBLISHED[0], "node-then-all")
 """Catalogue entries to measure first: nearly always among the best, or what users compare with."""
@@ -134,14 +137,18 @@ def competitors(
 
     def fits(schedule: Schedule) -> bool:
         """Return whether there is time for a schedule; the first, All-Reduce in every step, is always measured."""
-        return pay(work_of(schedule, job)) or not options
+        return pay(work_of(schedule, job, most=clock.work_left(stop))) or not options
 
     options: list[CandidateSchedule] = []
+    seen: list[Strategy] = []  # not a set: phases of many workers take longer to hash than to compare
     for name, is_rule, schedules in _sources(job, names or registry.names()):
         if options and clock.passed(stop if is_rule else until):
             left_out(name)
             continue
-        for schedule in schedules:
+        for schedule in schedules():
+            if schedule.strategy in seen or not within_limits(schedule, job.limits):
+                continue
+            seen.append(schedule.strategy)
             label = schedule.name
             if not fits(schedule):
                 left_out(label)
@@ -158,41 +165,32 @@ def competitors(
     return options
 
 
-def _sources(job: PlanRequest, names: Sequence[str]) -> Iterator[tuple[str, bool, Iterator[Schedule]]]:
+def _sources(job: PlanRequest, names: Sequence[str]) -> Iterator[tuple[str, bool, Callable[[], Iterable[Schedule]]]]:
     """Yield catalogue entries in measuring order: (name, whether its metrics are cheap at any size, its schedules).
 
     Outer steps are left out: they have their own prices (`candidates.KINDS`).
     """
-    seen: set[object] = set()
     is_small = job.cluster.num_workers <= MAX_GRAPH_WORKERS
     ordered = sorted(names, key=lambda one: (*(one != first for first in FIRST), one not in PUBLISHED))
     entries = [entry for entry in map(registry.entry, ordered) if entry.kind != "outer"]
     for is_rule in (True, False):
         for entry in entries:
             if (entry.kind in RULES_FIRST) is is_rule and (is_rule or is_small):
-                yield entry.name, is_rule, _new_schedules(_variants(entry, job), job, seen)
+                yield entry.name, is_rule, partial(_variants, entry, job.cluster)
         if is_rule and FIRST[-1] in names and job.hardware.slowdown:
             everyone = registry.build("allreduce", job.cluster)
             rarer = (one for factor in PLAIN_ROUNDS for one in _unequal_steps(everyone, job, factor))
-            yield "paced allreduce", True, _new_schedules(rarer, job, seen)
+            yield "paced allreduce", True, partial(iter, rarer)
 
 
-def _new_schedules(schedules: Iterator[Schedule], job: PlanRequest, seen: set[object]) -> Iterator[Schedule]:
-    for schedule in schedules:
-        if schedule.strategy not in seen and within_limits(schedule, job.limits):
-            seen.add(schedule.strategy)
-            yield schedule
-
-
-def _variants(entry: Entry, job: PlanRequest) -> Iterator[Schedule]:
+@lru_cache(maxsize=64)  # plans for other optimizers weigh the same schedules
+def _variants(entry: Entry, cluster: Cluster) -> list[Schedule]:
+    built = []
     for parameters in VARIANTS.get(entry.name, [{}]):
-        try:
-            if entry.why_not(job.cluster, **parameters):
-                continue
-            schedule = entry.build(job.cluster, **parameters)
-        except PartreduceError:
-            continue  # an entry whose default parameters do not fit this cluster is no competitor
-        yield schedule
+        with suppress(PartreduceError):  # an entry whose default parameters do not fit this cluster is no competitor
+            if not entry.why_not(cluster, **parameters):
+                built.append(entry.build(cluster, **parameters))
+    return built
 
 
 def _unequal_steps(schedule: Schedule, job: PlanRequest, factor: int = 1) -> Iterator[Schedule]:

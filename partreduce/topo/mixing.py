@@ -201,17 +201,32 @@ def mixing_matrix(step: MixingStep) -> Floats:
     _check_size(step.num_workers, MAX_DENSE_WORKERS, "use Operators.period_operator")
     if isinstance(step, Phase):
         return step.apply(np.eye(step.num_workers))
-    return np.asarray(mixing_sparse(step).todense(), dtype=np.float64)
+    matrix = np.zeros((step.num_workers, step.num_workers))
+    np.fill_diagonal(matrix, own_weights(step))
+    matrix[step.targets, step.sources] = step.edge_weights()
+    return matrix
+
+
+def own_weights(graph: Round) -> Floats:
+    """Return the weight that each worker gives itself, shape (n,). O(edges)."""
+    given = np.bincount(graph.targets, weights=graph.edge_weights(), minlength=graph.num_workers)
+    return np.asarray(1.0 - given, dtype=np.float64)
+
+
+def first_column(graph: Round) -> Floats:
+    """Return the first column of a graph's mixing matrix: the weights of worker 0, shape (n,). O(edges)."""
+    column, away = np.zeros(graph.num_workers), graph.sources == 0
+    column[0] = own_weights(graph)[0]
+    column[graph.targets[away]] = graph.edge_weights()[away]
+    return column
 
 
 def mixing_sparse(graph: Round) -> csr_array:
     """Return the mixing matrix of a graph in compressed sparse rows. O(edges)."""
     from scipy.sparse import coo_array, csr_array, diags_array
 
-    n, weights = graph.num_workers, graph.edge_weights()
-    stay = 1.0 - np.bincount(graph.targets, weights=weights, minlength=n)
-    moves = coo_array((weights, (graph.targets, graph.sources)), shape=(n, n))
-    return csr_array(moves + diags_array(stay))
+    moves = coo_array((graph.edge_weights(), (graph.targets, graph.sources)), shape=(graph.num_workers,) * 2)
+    return csr_array(moves + diags_array(own_weights(graph)))
 
 
 def exact_product(steps: Sequence[MixingStep]) -> ExactMatrix:

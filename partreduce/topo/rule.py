@@ -7,7 +7,7 @@ of the digits outside D: the workers whose local rank lies in L, on the nodes th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import combinations
 from math import prod
@@ -31,7 +31,7 @@ class Block:
 
     local: tuple[int, ...]
     across: tuple[int, ...] = ()
-    relaxation: Fraction = ONE
+    relaxation: Fraction = field(default=ONE, hash=False)  # a fraction's hash takes longer than all else
 
     def __str__(self) -> str:
         """Format as `LW{0,3} across digits {0}`: the local workers, by local rank, and the digits averaged over."""
@@ -46,6 +46,17 @@ class Block:
 
 
 RulePhase = tuple[Block, ...]
+
+
+def distinct(phases: Sequence[RulePhase]) -> list[tuple[int, RulePhase]]:
+    """Return every phase once, with the index where it first occurs; equal phases that are different objects count.
+
+    A period often repeats a few phases, and each may have as many blocks as a node has workers.
+    """
+    first: dict[int, tuple[int, RulePhase]] = {}
+    for index, phase in enumerate(phases):
+        first.setdefault(id(phase), (index, phase))
+    return list(first.values())
 
 
 def strides_of(radices: Sequence[int]) -> tuple[int, ...]:
@@ -136,7 +147,7 @@ class RuleView:
 
         Groups of that phase overlap, so that it has no mixing matrix.
         """
-        for index, phase in enumerate(self.phases):
+        for index, phase in distinct(self.phases):
             ranks = [rank for block in phase for rank in block.local]
             if len(set(ranks)) != len(ranks):
                 return index
@@ -173,7 +184,7 @@ def check_rule(phases: Sequence[RulePhase], cluster: Cluster, radices: Sequence[
             f"node_radices {list(radices)}: every radix is >= 2 and their product is the number of nodes, "
             f"{cluster.num_nodes}"
         )
-    for t, phase in enumerate(phases):
+    for t, phase in distinct(phases):
         for b, block in enumerate(phase):
             place = f"phases[{t}][{b}]"
             _check_indices(f"{place}.local", block.local, cluster.workers_per_node or 0, "local rank")

@@ -8,7 +8,7 @@ import numpy as np
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Phase
-from partreduce.topo.rule import RulePhase, representatives
+from partreduce.topo.rule import RulePhase, distinct, representatives
 from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGroups
 
 
@@ -34,7 +34,8 @@ def static(cluster: Cluster, rule: RulePhases) -> StaticGroups:
     def keep_groups(phase: RulePhase) -> RulePhase:
         return tuple(sorted((b for b in phase if b.makes_groups), key=lambda b: (b.local, b.across)))
 
-    phases = tuple(map(keep_groups, rule.phases))
+    kept = {id(phase): keep_groups(phase) for _, phase in distinct(rule.phases)}
+    phases = tuple(kept[id(phase)] for phase in rule.phases)
     if cluster.is_regular:
         return StaticGroups(phases=RulePhases(rule.node_radices, phases))
     expanded = {phase: _on_irregular(phase, cluster, rule.node_radices) for phase in set(phases)}

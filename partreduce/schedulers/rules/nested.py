@@ -7,6 +7,7 @@ Luo, He, Zhuo, Qian, Prague: heterogeneity-aware asynchronous decentralized trai
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 
 from partreduce.schedulers.rules.algebra import all_digits, local_ranks, static
@@ -47,6 +48,7 @@ def pairs_pairs_all(cluster: Cluster, pair_rounds: int) -> StaticGroups:
     return static(cluster, RulePhases(radices, tuple(phases)))
 
 
+@lru_cache(maxsize=4)  # a catalogue of many numbers of rounds has the same two phases
 def _pairs(size: int, shift: int) -> tuple[Block, ...]:
     """Return neighboring local ranks in pairs, from `shift` (0 or 1) on; with 1 and an even `size` also (0, last)."""
     pairs = [(first, first + 1) for first in range(shift, size - 1, 2)]

@@ -1,8 +1,14 @@
-"""Integer arithmetic: primes, divisors, logarithms rounded up, shortest factor lists."""
+"""Integer arithmetic: primes, divisors, logarithms rounded up, shortest factor lists, numbers of distinct rows."""
 
 from __future__ import annotations
 
 from math import isqrt, prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partreduce.topo.fields import Whole
 
 
 def prime_factors(number: int) -> tuple[int, ...]:
@@ -60,3 +66,12 @@ def fewest_factors(number: int, largest: int) -> tuple[int, ...] | None:
         best[target] = min(options, key=lambda factors: (len(factors), sum(factors), factors))
     assert prod(best[number]) == number
     return best[number]
+
+
+def number_rows(*columns: npt.NDArray[Any]) -> Whole:
+    """Number the distinct rows of a table given by columns, and return the number of every row."""
+    found = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, place = np.unique(column, return_inverse=True)
+        found = np.unique(found * len(values) + place, return_inverse=True)[1]
+    return found

@@ -23,20 +23,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from partreduce.topo.arithmetic.whole_numbers import number_rows
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, ScheduleError, UndecidedError
 from partreduce.topo.fields import Floats, Whole
 from partreduce.topo.graphs import Graph
 from partreduce.topo.metrics.sectors import Batch, RoundSteps, Sectors, group_worker_steps
-from partreduce.topo.mixing import Operators
+from partreduce.topo.mixing import Operators, first_column
 from partreduce.topo.round import Round
-from partreduce.topo.rule import RuleView
+from partreduce.topo.rule import RuleView, distinct
 from partreduce.topo.schedule import Schedule
 
 MAX_PAIRS = 2 * 10**7
@@ -150,7 +151,7 @@ def merged_classes(rule: RuleView) -> list[MergedClass]:
     There are at most 2^min(digits, sets of digits over which blocks average) + 1 classes; UndecidedError is raised for
     more than `MAX_CLASSES`. O(digits · classes).
     """
-    sets = sorted({tuple(sorted(block.across)) for phase in rule.phases for block in phase})
+    sets = sorted({tuple(sorted(block.across)) for _, phase in distinct(rule.phases) for block in phase})
     counts: dict[frozenset[tuple[int, ...]], tuple[int, tuple[int, ...]]] = {frozenset(): (1, ())}
     for digit, radix in enumerate(rule.radices):
         meets = frozenset(s for s in sets if digit in s)
@@ -211,12 +212,18 @@ def _lumps(rule: RuleView, worker_steps: Sequence[int]) -> list[tuple[int, ...]]
 
     `worker_steps` has the steps per round of every local rank.
     """
-    keys: dict[tuple[int, ...], list[int]] = {}
-    homes = [{rank: index for index, block in enumerate(phase) for rank in block.local} for phase in rule.phases]
-    for rank in range(rule.workers_per_node):
-        key = (worker_steps[rank], *(home.get(rank, -1 - rank) for home in homes))
-        keys.setdefault(key, []).append(rank)
-    return [tuple(ranks) for ranks in keys.values()]
+    every = np.arange(rule.workers_per_node)
+    columns = [np.array(worker_steps)]
+    for _, phase in distinct(rule.phases):
+        home = -1 - every  # a rank that skips the phase is in no block with others
+        home[list(chain.from_iterable(block.local for block in phase))] = np.repeat(
+            np.arange(len(phase)), [len(block.local) for block in phase]
+        )
+        columns.append(home)
+    kinds = number_rows(*columns)
+    order = np.argsort(kinds, kind="stable")
+    ends, ranks = np.flatnonzero(np.diff(kinds[order], append=-1)) + 1, order.tolist()
+    return sorted(tuple(ranks[start:end]) for start, end in pairwise([0, *ends.tolist()]))
 
 
 def batch_of_classes(
@@ -300,8 +307,7 @@ def _shifts_of(rounds: Sequence[Round]) -> tuple[tuple[int, ...], Floats] | None
     pairs = [(a, n // a) for a in range(2, n // 2 + 1) if n % a == 0]
     for radices in dict.fromkeys([(n,), *xors, *pairs]):
         if all(_commutes(listed, radices) for listed in rounds):
-            operators, first = Operators(tuple(rounds)), np.eye(1, n)[0]
-            return radices, np.array([operators.apply(t, first) for t in range(len(rounds))])
+            return radices, np.array(list(map(first_column, rounds)))
     return None
 
 

@@ -94,7 +94,10 @@ def _uneven(graph: Round) -> tuple[int, int] | None:
 
 def _one_way(graph: Round) -> tuple[int, int] | None:
     """Return an edge (source, target) without a path from target to source; None if there is none. O(edges)."""
-    component = Graph(graph.num_workers, graph.sources, graph.targets).components()  # (n,)
+    shape = Graph(graph.num_workers, graph.sources, graph.targets)
+    if shape.is_undirected:
+        return None
+    component = shape.components()  # (n,)
     across = np.flatnonzero(component[graph.sources] != component[graph.targets])
     if not len(across):
         return None

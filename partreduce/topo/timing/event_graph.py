@@ -14,11 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from partreduce.topo.arithmetic.whole_numbers import number_rows
 from partreduce.topo.errors import UndecidedError
 from partreduce.topo.fields import Flags, Floats, Whole
 from partreduce.topo.hardware import Hardware, regular_levels
@@ -123,24 +123,15 @@ class TimedPeriod:
         distinct = {id(stage): stage for stage in self.stages}
         if any(stage.turns for stage in distinct.values()):
             return self
-        kinds, count = _kinds(self.steps, self.worker_steps), 0
+        kinds, count = number_rows(self.steps, self.worker_steps), 0
         while count < (count := int(kinds.max()) + 1) < len(kinds):
-            kinds = _kinds(kinds, *(_cell_kinds(stage, kinds) for stage in distinct.values()))
+            kinds = number_rows(kinds, *(_cell_kinds(stage, kinds) for stage in distinct.values()))
         if count == len(kinds):
             return self
         first = np.unique(kinds, return_index=True)[1]
         fewer = {key: _of_kinds(stage, kinds, first) for key, stage in distinct.items()}
         stages = [fewer[id(stage)] for stage in self.stages]
         return TimedPeriod(stages, self.steps[first], self.worker_steps[first], self.sync)
-
-
-def _kinds(*columns: npt.NDArray[Any]) -> Whole:
-    """Return a number for each row of a table, given by its columns: equal numbers for equal rows."""
-    found = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        values, place = np.unique(column, return_inverse=True)
-        found = np.unique(found * len(values) + place, return_inverse=True)[1]
-    return found
 
 
 def _cell_kinds(stage: Stage, kinds: Whole) -> Whole:
@@ -157,7 +148,7 @@ def _cell_kinds(stage: Stage, kinds: Whole) -> Whole:
     sums = np.zeros(len(stage.seconds), dtype=np.int64)
     np.add.at(sums, pairs // number, bits[pairs % number])
     left = () if stage.segments is None else tuple(stage.segments.left)
-    return np.where(stage.cell_of >= 0, _kinds(sums, stage.seconds, *left)[stage.cell_of], -1)
+    return np.where(stage.cell_of >= 0, number_rows(sums, stage.seconds, *left)[stage.cell_of], -1)
 
 
 def _of_kinds(stage: Stage, kinds: Whole, first: Whole) -> Stage:

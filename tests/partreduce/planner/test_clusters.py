@@ -15,17 +15,21 @@ from helpers.jobs import jobs, with_links
 from partreduce import Cluster, Data, Limits, Objective, PlanRequest, load_cluster, simulate
 from partreduce.planner.candidates import Slowdown
 from partreduce.planner.measuring import PER_OPTION, work_of
-from partreduce.planner.options import competitors
+from partreduce.planner.options import _variants, competitors
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import recommend
 from partreduce.planner.steps_model import Optimizer
 from partreduce.report.kinds import not_weighed
 from partreduce.report.table import switch_levels
 from partreduce.schedulers import registry
+from partreduce.schedulers.rules.algebra import static
 from partreduce.schedulers.synthesis.front import choices_of
 from partreduce.strategies import AllReduceAlgorithm
 from partreduce.topo.document.cluster import cluster_of
 from partreduce.topo.document.yaml_reader import parse_yaml
+from partreduce.topo.metrics.decomposition import merged_classes
+from partreduce.topo.rule import Block, RuleView, check_rule
+from partreduce.topo.strategies.static import RulePhases
 from partreduce.topo.timing.cost import communication
 from partreduce.topo.timing.event_graph import _evaluate
 
@@ -195,3 +199,43 @@ def test_a_policy_whose_ways_are_short_is_evaluated_as_any_other():
         walked, valued = _evaluate(longer, np.r_[weight, 1.0, 1.0])
         assert (means == walked[:count]).all()
         assert (values == valued[:count]).all()
+
+
+class CountedPhase(tuple):
+    """A phase that counts how often its blocks are gone through."""
+
+    __slots__ = ()
+    looks = 0
+
+    def __iter__(self):
+        CountedPhase.looks += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda phases, cluster: check_rule(phases, cluster, ()),
+        lambda phases, cluster: RuleView((), phases, cluster.num_workers).shared_rank(),
+        lambda phases, cluster: merged_classes(RuleView((), phases, cluster.num_workers)),
+        lambda phases, cluster: static(cluster, RulePhases((), phases)),
+    ],
+    ids=["check", "shared rank", "classes", "strategy"],
+)
+def test_a_phase_that_repeats_is_looked_at_once(look):
+    """A period of rare averages repeats a phase which may have as many blocks as a node has workers."""
+    phase = CountedPhase(Block((rank, rank + 1)) for rank in range(0, 8, 2))
+    looks = []
+    for period in (1, 20):
+        CountedPhase.looks = 0
+        look((phase,) * period, Cluster.parse("1x8"))
+        looks.append(CountedPhase.looks)
+    assert looks[0] == looks[1] > 0
+
+
+def test_plans_for_other_optimizers_build_the_catalogue_once():
+    large = large_job("1x300")
+    competitors(replace(large, optimizer=Optimizer.ADAM))
+    built = _variants.cache_info().misses
+    competitors(replace(large, optimizer=Optimizer.SGD))
+    assert _variants.cache_info().misses == built
