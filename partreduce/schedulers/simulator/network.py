@@ -128,10 +128,10 @@ class Network:
         places = [self._ways.nic_of(node) for node in loads.node.tolist()]
         amounts = (loads.bytes_ / lanes).tolist()
         busy = lanes.tolist()
-        for index, other in enumerate(loads.besides):
+        for index, other in enumerate(loads.other_links):
             # In seconds, relative to the group's own latency: without other transfers the slowest link decides.
             seconds = np.maximum(0.0, other.latency[other.group] + other.bytes_ * other.inverse - latency)
-            places += [self._ways.place((f"besides {index}", number), 1.0) for number in other.node.tolist()]
+            places += [self._ways.place((f"other_links {index}", number), 1.0) for number in other.node.tolist()]
             amounts += seconds.tolist()
             busy += [1.0] * len(seconds)
         self._put(_Flow(key, latency, float(loads.inside[0]), places, amounts, busy), 1.0)

@@ -139,7 +139,7 @@ class Choices:
             if kind not in known:
                 found = self._loads((block,))
                 busy: dict[tuple[int, int], float] = {}
-                for level, one in enumerate((found, *found.besides)):
+                for level, one in enumerate((found, *found.other_links)):
                     spent = np.bincount(one.node, one.bytes_ / one.num_nics * one.inverse)
                     busy |= {(level, link): float(spent[link]) for link in np.unique(one.node).tolist()}
                 known[kind] = float(found.seconds().max(initial=0.0)), busy

@@ -164,9 +164,9 @@ class Loads:
 
     `latency` (groups,) is the sum of a group's latencies and `inside` (groups,) the seconds on its slowest intra-node
     link. Crossing e: group `group[e]` sends `bytes_[e]` out of node `node[e]` over up to `lanes[e]` NICs at once, at
-    `inverse[e]` seconds per byte and NIC. Every node has `num_nics` NICs. `besides` are the loads of the same groups on
-    buses and on uplinks (`node` is then a switch); a group takes as long as on the slowest. `fixed_bytes` replaces the
-    result of `busiest_node_bytes`.
+    `inverse[e]` seconds per byte and NIC. Every node has `num_nics` NICs. `other_links` are the loads of the same
+    groups on buses and on uplinks (`node` is then a switch); a group takes as long as on the slowest. `fixed_bytes`
+    replaces the result of `busiest_node_bytes`.
     """
 
     latency: Floats
@@ -178,7 +178,7 @@ class Loads:
     inverse: Floats
     num_nics: int
     fixed_bytes: float | None = None
-    besides: tuple[Loads, ...] = ()
+    other_links: tuple[Loads, ...] = ()
 
     @classmethod
     def fixed(cls, seconds: Floats, busiest: float) -> Loads:
@@ -198,7 +198,7 @@ class Loads:
         result = self.inside.copy()
         np.maximum.at(result, self.group, self._shared())
         result += self.latency
-        for other in self.besides:
+        for other in self.other_links:
             result = np.maximum(result, other.seconds())
         return result
 
@@ -276,7 +276,7 @@ def of_pieces(
     within = wanted * held * np.maximum(sizes - 1, 0) / sizes
     inside = np.max(within / np.maximum(workers, 1) * links.inside_inverse, initial=0.0)
     worst_inside = np.max(links.inside_latency * (sizes > 1), initial=0.0)
-    way_up, besides = links.nic_latency, []
+    way_up, other_links = links.nic_latency, []
     latency = np.zeros(1)
     if links.uplinks is not None:
         found = links.uplinks.crossings(one, nodes, sizes, np.array([cluster.num_nodes]))
@@ -286,10 +286,12 @@ def of_pieces(
     across = np.max(way_up, initial=0.0) if cluster.num_nodes > 1 else 0.0
     latency += messages * (max(across, worst_inside) if others is None else across)
     if links.uplinks is not None:
-        besides.append(_shared_once(latency, found.group, found.switch, shared, links.uplinks.inverse[found.switch]))
+        other_links.append(
+            _shared_once(latency, found.group, found.switch, shared, links.uplinks.inverse[found.switch])
+        )
     if links.bus != Link():
         busy = sizes * messages * links.bus.latency + (crossing + within) * links.bus.seconds_per_byte
-        besides.append(_shared_once(np.zeros(1), one, nodes, busy, np.ones(len(busy))))
+        other_links.append(_shared_once(np.zeros(1), one, nodes, busy, np.ones(len(busy))))
     used = nodes if cluster.num_nodes > 1 else nodes[:0]
     return Loads(
         latency,
@@ -300,7 +302,7 @@ def of_pieces(
         sizes[used],
         links.nic_inverse[used],
         hardware.num_nics,
-        besides=tuple(besides),
+        other_links=tuple(other_links),
     )
 
 
@@ -422,16 +424,16 @@ def _assemble(
     flat = traffic.flat_hops * np.where(crosses, across, worst_inside)
     coding = traffic.codec * model_bytes
     latency = flat + traffic.inside_hops * worst_inside + traffic.nic_hops * worst_nic + coding
-    besides = []
+    other_links = []
     if uplinks is not None:
         over, switch = crossings.group, crossings.switch
         shares = traffic.through(over, crossings.workers, crossings.nodes)
-        besides.append(_shared_once(latency, over, switch, shares * model_bytes, uplinks.inverse[switch]))
+        other_links.append(_shared_once(latency, over, switch, shares * model_bytes, uplinks.inverse[switch]))
     if links.bus != Link() and groups:
         # On the bus each member's messages and bytes count, wherever they go; times are shared like bytes on a NIC.
         own = traffic.messages * links.bus.latency + traffic.sent * model_bytes * links.bus.seconds_per_byte
         busy = shape.here * own[pair_group]
-        besides.append(_shared_once(coding, pair_group, pair_node, busy, np.ones(len(busy))))
+        other_links.append(_shared_once(coding, pair_group, pair_node, busy, np.ones(len(busy))))
     used = crosses[pair_group] if groups else np.zeros(0, dtype=bool)
     group, node = pair_group[used], pair_node[used]
     return Loads(
@@ -443,7 +445,7 @@ def _assemble(
         shape.least[group],
         links.nic_inverse[node],
         num_nics,
-        besides=tuple(besides),
+        other_links=tuple(other_links),
     )
 
 
