@@ -122,7 +122,10 @@ class RoundSampler(torch.utils.data.Sampler[int]):
         if batch_size < 1 or accumulate < 1:
             raise InputError(f"batch_size {batch_size}, accumulate {accumulate}: both are at least 1")
         if not 0 <= self.rank < self.schedule.num_workers:
-            raise InputError(f"rank: is {self.rank}; schedule {self.schedule.name!r} has ranks 0..{self._last}")
+            raise InputError(
+                f"rank: is {self.rank}; schedule {self.schedule.name!r} has ranks 0..{self._last}; "
+                "for ranks of sharded replicas use torch's DistributedSampler"
+            )
         self.per_step, self.shuffle, self.seed = batch_size * accumulate, shuffle, seed
         self.accumulate = accumulate
         self._worker_steps = [int(steps_per_round) for steps_per_round in self.schedule.worker_steps()]
