@@ -9,7 +9,7 @@ import typer
 from partreduce.commands.options import Json, panel
 from partreduce.console import console, emit_json, number, seconds, size
 from partreduce.report.table import Column, table
-from partreduce.report.traces import read_run, verdict
+from partreduce.report.traces import read_run, verdict, with_worker_counts
 
 own = panel()
 
@@ -26,7 +26,7 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Compare traced runs: seconds per step, waiting, bytes, consensus distance, seconds to a loss."""
-    read = [read_run(folder) for folder in runs]
+    read = with_worker_counts([read_run(folder) for folder in runs])
     kinds = {run.schedule: [one for one in read if one.schedule == run.schedule] for run in read}
     if loss is None and all(run.losses for run in read):
         loss = max(min(value for _, value in run.smooth_losses) for run in read)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -173,13 +173,26 @@ def _meeting(event: Event) -> tuple[Any, ...]:
     return event["kind"], event["members"], event["round"]
 
 
+UNDECIDED = "the runs decide nothing: repeat them"
+
+
+def with_worker_counts(runs: list[Run]) -> list[Run]:
+    """Return the runs with the number of workers in the name of a schedule that ran on different numbers of workers."""
+    counts = {run.schedule: {one.num_workers for one in runs if one.schedule == run.schedule} for run in runs}
+    return [
+        replace(run, schedule=f"{run.schedule} of {run.num_workers}") if len(counts[run.schedule]) > 1 else run
+        for run in runs
+    ]
+
+
 def verdict(base: list[Run], others: list[Run], loss: float | None) -> str:
     """Return a clause on how the runs `others` of a schedule compare with those of `base`, and which is faster.
 
-    It has the ratios of seconds per step, bytes and, unless `loss` is None, seconds to that loss.
+    It has the ratios of seconds per step, bytes and, unless `loss` is None, seconds to that loss. A schedule
+    that never reached the loss is not called faster.
     """
     name, of = others[0].schedule, base[0].schedule
-    ratios = [run.step_seconds / one.step_seconds for run in others for one in base]
+    ratios, decided = [run.step_seconds / one.step_seconds for run in others for one in base], ""
     said = [f"{name} takes {_span(ratios)} of {of}'s seconds a step"]
     if all(one.nic_bytes for one in base):
         said.append(f"sends {_span([run.nic_bytes / one.nic_bytes for run in others for one in base])} of its bytes")
@@ -188,12 +201,15 @@ def verdict(base: list[Run], others: list[Run], loss: float | None) -> str:
         if None in reached or None in ours:
             mine, its = (f"{len(runs) - runs.count(None)} of {len(runs)}" for runs in (ours, reached))
             said.append(f"reached a loss of {loss:.4g} in {mine} of its runs, {of} in {its}")
+            ever = [which for which, runs in ((name, ours), (of, reached)) if runs.count(None) < len(runs)]
+            decided = f"only {ever[0]} reached it" if len(ever) == 1 else UNDECIDED
         else:
             to_loss = [mine / its for mine in ours for its in reached if mine is not None and its]
             said.append(f"takes {_span(to_loss)} of its seconds to a loss of {loss:.4g}")
             ratios = to_loss or ratios
-    decided = "faster" if max(ratios) < 1 else "slower" if min(ratios) > 1 else "the runs decide nothing: repeat them"
-    return f"{', '.join(said)}: {decided if ':' in decided else f'{name} is {decided}'}"
+    faster, slower = max(ratios) < 1, min(ratios) > 1
+    decided = decided or (f"{name} is {'faster' if faster else 'slower'}" if faster or slower else UNDECIDED)
+    return f"{', '.join(said)}: {decided}"
 
 
 def _span(values: list[float]) -> str:

@@ -1,6 +1,7 @@
 """`partreduce report`: what traces of runs come to, by hand and from real workers, and the verdict between them."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from helpers.command_runs import ran
 from helpers.thread_ranks import ThreadRanks
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce.__main__ import main
-from partreduce.report.traces import read_run, verdict
+from partreduce.report.traces import read_run, verdict, with_worker_counts
 from partreduce.strategies import AllReduce, GroupPhases, Phase, StaticGroups
 
 
@@ -59,7 +60,17 @@ def test_the_verdict_is_a_range_over_all_pairs_of_runs_and_says_when_they_decide
 def test_a_loss_that_some_runs_miss_is_told_as_that(tmp_path):
     base = [read_run(write(tmp_path / "a", "A", step=1.0, losses=[3.0, 1.0]))]
     other = [read_run(write(tmp_path / "b", "B", step=0.5, losses=[3.0, 2.0]))]
-    assert "reached a loss of 1.5 in 0 of 1 of its runs, A in 1 of 1" in verdict(base, other, 1.5)
+    told = verdict(base, other, 1.5)
+    assert told.endswith("reached a loss of 1.5 in 0 of 1 of its runs, A in 1 of 1: only A reached it"), "not: faster"
+    assert verdict(other, base, 1.5).endswith(": only A reached it")
+    assert verdict(base, other, 0.5).endswith("the runs decide nothing: repeat them")
+
+
+def test_one_schedule_of_other_numbers_of_workers_is_another_one(tmp_path):
+    three = [read_run(write(tmp_path / name, "A", step=1.0)) for name in ("a1", "a2", "b")]
+    three[2] = replace(three[2], num_workers=8)
+    assert [run.schedule for run in with_worker_counts(three)] == [f"A of {three[0].num_workers}"] * 2 + ["A of 8"]
+    assert with_worker_counts(three[:2]) == three[:2]
 
 
 def test_the_command_takes_runs_of_one_schedule_as_repetitions(tmp_path, capsys):
