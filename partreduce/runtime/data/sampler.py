@@ -136,6 +136,7 @@ class RoundSampler(torch.utils.data.Sampler[int]):
                 f"data: has {self.size} samples and one round of all workers takes {self.per_round}; lower batch_size"
             )
         self._epoch, self._skip = 0, 0
+        self._resumed = (0, 0)  # epoch and the steps of it that were taken, as `resume` found them
         self._views: Views = ()
         self._turns = 1
         self._from = self._steps = 0
@@ -149,12 +150,17 @@ class RoundSampler(torch.utils.data.Sampler[int]):
     def _last(self) -> int:
         return self.schedule.num_workers - 1
 
-    def set_epoch(self, epoch: int, *, skip_steps: int = 0) -> None:
+    def set_epoch(self, epoch: int, *, skip_steps: int | None = None) -> None:
         """Select the epoch's order; `skip_steps` skips steps already taken when a run resumes inside the epoch.
+
+        None skips the steps that `resume` found, if it found this epoch, else none.
 
         Raises:
             InputError: `skip_steps` below 0, or more than an epoch has.
         """
+        if skip_steps is None:
+            resumed, taken = self._resumed
+            skip_steps = taken if epoch == resumed else 0
         if not 0 <= skip_steps <= self.num_steps:
             raise InputError(f"skip_steps: is {skip_steps}; an epoch of this worker has {self.num_steps} steps")
         self._epoch, self._skip = epoch, skip_steps
@@ -174,7 +180,7 @@ class RoundSampler(torch.utils.data.Sampler[int]):
 
     def resume(self, steps: int) -> int:
         """Continue after `steps` optimizer steps of the run; return the epoch to continue with."""
-        epoch, taken = divmod(steps, self.num_steps)
+        self._resumed = epoch, taken = divmod(steps, self.num_steps)
         self.set_epoch(epoch, skip_steps=taken)
         return epoch
 

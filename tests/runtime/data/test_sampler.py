@@ -59,6 +59,10 @@ def test_resuming_in_mid_epoch_gives_the_rest():
     assert sampler.resume(steps) == 2
     assert list(sampler) == whole[5 * 4 :]
     assert len(sampler) == len(whole) - 20
+    sampler.set_epoch(2)
+    assert list(sampler) == whole[5 * 4 :], "the loop over epochs selects the resumed one again"
+    sampler.set_epoch(3)
+    assert len(sampler) == len(whole)
 
 
 def test_workers_of_different_steps_per_round_end_at_the_same_round_in_a_real_run():
