@@ -160,6 +160,14 @@ class Schedule:
         """Whether all workers have the same steps per round."""
         return len(self.strategy.step_counts) == 1
 
+    @property
+    def mean_progress(self) -> float:
+        """The mean steps per round of the workers over the largest: their progress per step of the fastest."""
+        if self.has_one_steps_per_round:
+            return 1.0
+        steps = self.worker_steps()
+        return float(steps.mean() / steps.max())
+
     def steps_per_round_of(self, worker: int) -> int:
         """Return the steps per round of one worker."""
         steps_per_round = self.strategy.steps_per_round
