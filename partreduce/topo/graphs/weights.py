@@ -60,7 +60,7 @@ def metropolis(graph: Graph) -> Round:
 
 
 def uniform(graph: Graph) -> Round:
-    """Return the round in which every worker takes the plain mean of its own model and those of its in-neighbors.
+    """Return the round in which every worker takes the plain mean of its model and those of its in-neighbors.
 
     All weights are 1/(1 + in-degree), as in D-PSGD and Hop. Doubly stochastic on regular graphs only.
     Source: Lian et al., Can decentralized algorithms outperform centralized algorithms?, NeurIPS 2017.

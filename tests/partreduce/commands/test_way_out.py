@@ -28,6 +28,15 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_the_help_of_design_is_grouped(capsys):
+    assert main(["design", "--help"]) == 0
+    panels = [line.strip("╭─╮ \n") for line in capsys.readouterr().out.splitlines() if line.startswith("╭")]
+    assert panels == [
+        "Arguments", "The cluster", "The model", "The catalogue", "How workers may average", "Objective and limits",
+        "Output", "General",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("name", "text", "way_out"), [
     ("cluster.yaml", CLUSTER, "it looks like a cluster file; partreduce design cluster.yaml -o schedule.json"),
     ("train.py", "import torch\n", "it looks like a script; partreduce verify train.py:NAME --cluster"),

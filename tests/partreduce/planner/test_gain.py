@@ -339,7 +339,7 @@ def test_baselines_are_the_best_of_their_kind(options):
     assert len(front(options)) > len(kept)
 
 
-def test_metrics_that_are_asked_for_are_with_worker_counts_up_to_rounding_only():
+def test_metrics_that_are_asked_for_are_told_apart_up_to_rounding_only():
     asked = replace(JOB, objective=Objective.DRIFT)
     options = competitors(asked, until=0.0)
     chosen = recommend(options, asked)

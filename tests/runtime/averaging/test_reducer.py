@@ -222,7 +222,7 @@ def make_linear(world, num_workers, strategy):
     return model, wrap(world, model, strategy)
 
 
-def test_two_places_of_one_gathering_and_of_the_next_are_with_worker_counts(ranks):
+def test_two_places_of_one_gathering_and_of_the_next_are_told_apart(ranks):
     """A fast worker comes to the second place while the slow one's words of the first are still there."""
     hearts = {}
 

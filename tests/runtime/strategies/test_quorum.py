@@ -416,7 +416,7 @@ def test_a_sum_in_two_levels_is_summed_so(ranks):
         np.testing.assert_array_equal(values, -3)
 
 
-def test_models_in_sixteen_bits_are_with_worker_counts_by_an_array_of_their_own(ranks):
+def test_models_in_sixteen_bits_are_told_apart_by_an_array_of_their_own(ranks):
     """No number of a bucket is exact there; late halves do not leave their range before they are divided."""
     schedule = schedule_of(2)
 

@@ -179,8 +179,8 @@ def test_step_seconds_are_the_cycle_times_of_the_schedules(name):
     for period, seconds in zip(periods, choices.step_seconds(periods, steps).tolist(), strict=True):
         apart = 0.05 + sum(map(choices.cost, period)) / 8
         exact = cycle_time(choices.schedule(period, steps), hardware, algorithm=asked.algorithm).per_step
-        with_worker_counts = choices.num_ranks <= MAX_TIMED
-        assert seconds == pytest.approx(exact if with_worker_counts else apart, rel=0.03)
+        told_apart = choices.num_ranks <= MAX_TIMED
+        assert seconds == pytest.approx(exact if told_apart else apart, rel=0.03)
         overlapped += seconds < apart * 0.999
     assert overlapped or name in {"explicit 50,20, two by two", "explicit 4,2,1"}
 
