@@ -80,6 +80,7 @@ def _to_a_loss(schedule: Schedule, job: PlanRequest) -> dict[str, Any]:
         late=late_distance(schedule),
         delayed=job.delayed(strategy.sync),
         gradients=strategy.averages_gradients,
+        progress=schedule.mean_progress,
     )
     return {"steps_ratio": ratio}
 

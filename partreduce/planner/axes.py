@@ -215,7 +215,7 @@ class Axes:
     def __init__(self, schedule: Schedule, job: PlanRequest) -> None:
         self.measured = measured(schedule, job.as_measured)
         self.schedule, self.timings = self.measured.schedule, self.measured.timings
-        self.job, self.usual = job, job.steps_model
+        self.job, self.usual, self.progress = job, job.steps_model, self.schedule.mean_progress
 
     def options(
         self,
@@ -292,7 +292,9 @@ class Axes:
 
     def _costs(self, delay: Delay, at: Point, communication: float, step: float, model: StepsModel) -> Costs:
         delayed = self.usual.delay if delay is Delay.PIPELINE else 0.0
-        ratio = model.steps_ratio(at.distance, self._pushed(at), late=at.late, delayed=delayed, gradients=at.gradients)
+        ratio = model.steps_ratio(
+            at.distance, self._pushed(at), late=at.late, delayed=delayed, gradients=at.gradients, progress=self.progress
+        )
         return Costs(communication, step, at.distance, at.drift, ratio)
 
     def _pushed(self, at: Point) -> float:

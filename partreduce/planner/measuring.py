@@ -18,6 +18,7 @@ from typing import NamedTuple
 from partreduce.planner.calibration import trained_sha256
 from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.option import CandidateSchedule, Costs, Facts, known, preference
+from partreduce.planner.steps_model import slowed
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.errors import PartreduceError
@@ -301,20 +302,17 @@ def reprice(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
         late=option.late_distance,
         delayed=job.delayed(option.schedule.strategy.sync) if facts is None else facts.delay * model.delay,
         gradients=option.sums_gradients,
+        progress=option.progress,
     )
     if facts is not None:
-        # A mean that moves less in each step needs more steps; one that moves more has a larger learning rate, which
-        # the job could also have set.
-        progress = max(min(1.0, facts.progress), 1e-9)
-        ratio /= progress
-        facts = replace(facts, more=_more(option, facts, ratio, progress, job))
+        facts = replace(facts, more=_more(option, facts, ratio, job))
     return replace(option, steps_ratio=ratio, model=model, extrapolated=model.extrapolates(spread, pushed), facts=facts)
 
 
-def _more(option: CandidateSchedule, facts: Facts, ratio: float, progress: float, job: PlanRequest) -> float:
+def _more(option: CandidateSchedule, facts: Facts, ratio: float, job: PlanRequest) -> float:
     """Return the possible extra steps of a simulated candidate beyond its steps ratio, as a fraction of All-Reduce's.
 
-    `ratio` is this steps ratio; `progress` is that of `facts`, at most 1.
+    `ratio` is this steps ratio.
     """
     model = job.steps_model
     if facts.kind in ("dynamic_groups", "pairwise"):
@@ -322,7 +320,7 @@ def _more(option: CandidateSchedule, facts: Facts, ratio: float, progress: float
         return max(ratio * model.error(job.data), worst)
     more = facts.delay * model.delay_more if facts.delay else 0.0  # the price may be infinite
     more += model.late_more(option.late_distance) if option.late_distance else 0.0
-    return more / progress + (GAPS_AT_WORST * ratio if facts.kind == "iteration_gap" else 0.0)
+    return more / slowed(facts.progress) + (GAPS_AT_WORST * ratio if facts.kind == "iteration_gap" else 0.0)
 
 
 def pushed_by(drift: Metric, job: PlanRequest) -> float:

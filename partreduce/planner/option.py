@@ -236,12 +236,18 @@ class CandidateSchedule:
             return self.step_seconds * tasks.get(case, self.steps_ratio)
         spread, late = known(self.consensus_distance), self.late_distance if delay and not facts else 0.0
         here, there = (
-            model.steps_ratio(spread, 0.0, late=late, gradients=self.sums_gradients) for model in (case, usual)
+            model.steps_ratio(spread, 0.0, late=late, gradients=self.sums_gradients, progress=self.progress)
+            for model in (case, usual)
         )
         more = self.steps_ratio - there  # subtract before `here` is added, which may be infinite
         if delay:
             more += self._pipeline_more if facts is None else facts.more
         return self.step_seconds * (here + more)
+
+    @property
+    def progress(self) -> float:
+        """How far a step moves the mean model, as a fraction of what synchronous steps of all workers do."""
+        return self.schedule.mean_progress if self.facts is None else self.facts.progress
 
     @property
     def sums_gradients(self) -> bool:
