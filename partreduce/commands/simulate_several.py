@@ -10,6 +10,7 @@ from partreduce.commands.verify import metrics_of
 from partreduce.console import claim_stdout, console, emit_json, number, seconds, size
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.predict import predict
+from partreduce.planner.steps_model import step_progress
 from partreduce.report.picture import check, save
 from partreduce.report.table import Column, switch_levels, table
 from partreduce.report.timeline import draw_side_by_side
@@ -80,7 +81,7 @@ def _to_a_loss(schedule: Schedule, job: PlanRequest) -> dict[str, Any]:
         late=late_distance(schedule),
         delayed=job.delayed(strategy.sync),
         gradients=strategy.averages_gradients,
-        progress=schedule.mean_progress,
+        progress=step_progress(schedule),
     )
     return {"steps_ratio": ratio}
 

@@ -34,7 +34,7 @@ from partreduce.planner.measuring import (
     with_timing,
 )
 from partreduce.planner.option import NOTHING, CandidateSchedule, Costs, added_by_delay, known, merit, preference
-from partreduce.planner.steps_model import StepsModel
+from partreduce.planner.steps_model import StepsModel, step_progress
 from partreduce.schedulers.synthesis.problem import Limits, Objective
 from partreduce.topo.metrics.evaluate import Convergence, retime
 from partreduce.topo.schedule import Schedule
@@ -215,7 +215,7 @@ class Axes:
     def __init__(self, schedule: Schedule, job: PlanRequest) -> None:
         self.measured = measured(schedule, job.as_measured)
         self.schedule, self.timings = self.measured.schedule, self.measured.timings
-        self.job, self.usual, self.progress = job, job.steps_model, self.schedule.mean_progress
+        self.job, self.usual, self.progress = job, job.steps_model, step_progress(self.schedule)
 
     def options(
         self,

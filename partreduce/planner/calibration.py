@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.planner.steps_model import FITTED, NEVER, StepsModel, long_delay
+from partreduce.planner.steps_model import FITTED, NEVER, StepsModel, long_delay, step_progress
 from partreduce.planner.steps_model import Prices as TaskPrices
 from partreduce.runtime.pilot.job import Curve
 from partreduce.topo.document.canonical import schedule_sha256
@@ -75,12 +75,19 @@ def calibrate(curves: Sequence[Curve], *, data: str, steps: int, finalists: Coll
     probes = tuple(probe for probe in found if probe.steps_ratios)
     unstable = tuple(probe for probe in found if not probe.steps_ratios)
     has_delay = any(probe.late for probe in probes) or not unstable
+    # The steps that slow workers leave out have a price that is not fitted.
+    shares = [step_progress(runs[0].schedule) for runs in by_schedule.values()]
+    priced = [
+        replace(probe, steps_ratios=tuple(ratio * share for ratio in probe.steps_ratios))
+        for probe, share in zip(found, shares, strict=True)
+        if probe.steps_ratios and not probe.is_pipeline
+    ]
     return Pilot(
         num_workers=curves[0].schedule.num_workers,
         data=data,  # type: ignore[arg-type]  # one of the three words
         steps=steps,
         seeds=tuple(references),
-        prices=fit_prices([one for one in probes if not one.is_pipeline], data=data, bears_delay=has_delay),
+        prices=fit_prices(priced, data=data, bears_delay=has_delay),
         probes=probes,
         unstable=unstable,
     )

@@ -18,7 +18,6 @@ from typing import NamedTuple
 from partreduce.planner.calibration import trained_sha256
 from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.option import CandidateSchedule, Costs, Facts, known, preference
-from partreduce.planner.steps_model import slowed
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.errors import PartreduceError
@@ -320,7 +319,7 @@ def _more(option: CandidateSchedule, facts: Facts, ratio: float, job: PlanReques
         return max(ratio * model.error(job.data), worst)
     more = facts.delay * model.delay_more if facts.delay else 0.0  # the price may be infinite
     more += model.late_more(option.late_distance) if option.late_distance else 0.0
-    return more / slowed(facts.progress) + (GAPS_AT_WORST * ratio if facts.kind == "iteration_gap" else 0.0)
+    return more / option.progress + (GAPS_AT_WORST * ratio if facts.kind == "iteration_gap" else 0.0)
 
 
 def pushed_by(drift: Metric, job: PlanRequest) -> float:

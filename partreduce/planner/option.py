@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from partreduce.planner.job import Data, Delay
-from partreduce.planner.steps_model import FailurePoint, StepsModel
+from partreduce.planner.steps_model import FailurePoint, StepsModel, step_progress
 from partreduce.schedulers.synthesis.problem import Limits, Objective
 from partreduce.topo.metrics.base import Metric
 from partreduce.topo.schedule import Schedule
@@ -246,8 +246,12 @@ class CandidateSchedule:
 
     @property
     def progress(self) -> float:
-        """How far a step moves the mean model, as a fraction of what synchronous steps of all workers do."""
-        return self.schedule.mean_progress if self.facts is None else self.facts.progress
+        """What a step is worth, in synchronous steps of all workers.
+
+        A mean that moves less in each step needs more steps; one that moves more has a larger learning rate, which the
+        job could also have set.
+        """
+        return step_progress(self.schedule) if self.facts is None else max(min(1.0, self.facts.progress), 1e-9)
 
     @property
     def sums_gradients(self) -> bool:

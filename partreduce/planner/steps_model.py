@@ -33,6 +33,7 @@ from functools import lru_cache
 from statistics import geometric_mean
 from typing import NamedTuple
 
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.payload import OuterStep
 
 
@@ -79,11 +80,10 @@ class FailurePoint(NamedTuple):
 NEVER = FailurePoint()
 DELAY_MORE = 0.63
 """Extra steps above the usual price that gradients one step late may cost, as measured: 2.1 times the steps."""
-PROGRESS_EXPONENT = 0.75
-"""Workers that move the mean p times as far per step need p to the power of -0.75 times the steps.
-
-Fitted to four workers of which one to three take a quarter of the steps, on the fifteen tasks, where 9 of 10 needed at
-most 28 % more or less than that; the optimizers do not differ (benchmarks/results/unequal_steps.md)."""
+UNEQUAL_STEPS = 0.75
+"""Where slow workers take fewer steps, and a step moves the mean p times as far, training needs p to the power of
+-0.75 times the steps. Fitted to four workers of which one to three take a quarter of the steps, on the fifteen tasks,
+where 9 of 10 lay within 28 % of it; optimizers do not differ (benchmarks/results/unequal_steps.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +140,14 @@ class StepsModel:
             late: the late distance of averages that are one round late; 0 in synchronous rounds.
             delayed: the extra steps that late gradients cost, as a fraction of All-Reduce's.
             gradients: whether gradients are averaged, not parameters.
-            progress: how far a step moves the mean model, as a fraction of what synchronous steps of all workers do;
-                values above 1 count as 1, because the job could have set a larger learning rate instead.
+            progress: what a step is worth, in synchronous steps of all workers (`step_progress`).
         """
         if math.isinf(consensus_distance) or math.isinf(drift) or math.isinf(late):
             return math.inf
         noise = _charge(consensus_distance, self.max_consensus_distance, self.a, self.a_beyond)
         pushed = _charge(drift**self.p, self.max_drift**self.p, self.c, self.c_beyond) if drift > 0 else 0.0
         own = 0.0 if gradients else self.own + price_of_moments(self.noise, self.num_workers)
-        return (1.0 + own + noise + pushed + _delay(self, late) + delayed) / slowed(progress)
+        return (1.0 + own + noise + pushed + _delay(self, late) + delayed) / progress
 
     @property
     def cases(self) -> tuple[StepsModel, ...]:
@@ -194,9 +193,9 @@ def _charge(amount: float, most: float, price: float, beyond: float | None) -> f
     return price * most + beyond * (amount - most)
 
 
-def slowed(progress: float) -> float:
-    """Return All-Reduce's steps over those of workers that move the mean `progress` times as far per step."""
-    return max(min(1.0, progress), 1e-9) ** PROGRESS_EXPONENT
+def step_progress(schedule: Schedule) -> float:
+    """Return what a step of the fastest workers is worth, in steps of All-Reduce, as slow workers may take fewer."""
+    return float(schedule.mean_progress**UNEQUAL_STEPS)
 
 
 def price_of_moments(noise: float, num_workers: float) -> float:

@@ -39,8 +39,6 @@ CELLS = 10
 """Columns of a number in the table of schedules."""
 MOST_LINES = 3
 """The most lines of a schedule's description in the table."""
-MUCH_PROGRESS = 0.9
-"""Share of All-Reduce's samples per step below which the answer says so."""
 OPTIMIZERS = {Optimizer.SGD: "SGD", Optimizer.MOMENTUM: "SGD with momentum", Optimizer.ADAM: "AdamW"}
 SIMPLE = ("allreduce", "node-then-all")
 """Catalogue entries that are predicted for the comparison if the job's limits exclude all simple schedules."""
@@ -243,11 +241,6 @@ def _risk(chosen: CandidateSchedule, job: PlanRequest, *, capped: bool) -> str:
         said.append(failed_networks(chosen, job))
     if not said and not chosen.schedule.strategy.averages_gradients and job.pilot is None:
         said.append("its steps are predicted from other networks")
-    if chosen.facts is None and (share := chosen.schedule.mean_progress) < MUCH_PROGRESS:
-        said.append(
-            f"workers process {share:.0%} of All-Reduce's samples per step, which may take up to {1 / share:.2g} times "
-            "the predicted steps"
-        )
     if said:
         said.append("`partreduce measure` tries it on your job")
     if capped:
@@ -299,9 +292,14 @@ def three_reasons(compared: Comparison, options: Sequence[CandidateSchedule], jo
     if chosen.schedule.strategy.averages_gradients and not chosen.late:
         second = "It averages gradients in every step, so it needs no more steps than All-Reduce."
     else:
+        fewer = (
+            f", {1 / chosen.progress:.2f}x of them because slow workers take fewer"
+            if chosen.progress < 0.99 and chosen.facts is None
+            else ""
+        )
         second = (
-            f"It needs {chosen.steps_ratio:.2f}x All-Reduce's steps; {chosen.basis} lay within {error:.0%} of their "
-            "prediction."
+            f"It needs {chosen.steps_ratio:.2f}x All-Reduce's steps{fewer}; {chosen.basis} lay within {error:.0%} of "
+            "their prediction."
         )
     if fastest.time * (1 + TIE) >= chosen.time:
         third = f"Nothing else within the job's limits is predicted to be faster by more than {TIE:.0%}."
