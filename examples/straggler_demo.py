@@ -4,7 +4,8 @@
     $ partreduce run --schedule allreduce.json examples/straggler_demo.py allreduce.json
     [0] worker 0: 115 steps in 26.3 s, accuracy of the mean model 0.865
     [3] worker 3: 115 steps in 26.3 s, accuracy of the mean model 0.865
-    $ partreduce design 1x4 --set slow=3:5x --set compute=40ms --model-bytes 41kB -o schedule.json
+    $ partreduce design 1x4 --set slow=3:5x --set compute=40ms --model-bytes 41kB \\
+        --select 'paced allreduce' -o schedule.json
     $ partreduce run --schedule schedule.json examples/straggler_demo.py schedule.json
     [0] worker 0: 100 steps in 5.2 s, accuracy of the mean model 0.852
     [3] worker 3: 20 steps in 5.2 s, accuracy of the mean model 0.852
