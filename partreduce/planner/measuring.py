@@ -18,6 +18,7 @@ from typing import NamedTuple
 from partreduce.planner.calibration import trained_sha256
 from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.option import CandidateSchedule, Costs, Facts, known, preference
+from partreduce.planner.steps_model import Optimizer
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.errors import PartreduceError
@@ -57,8 +58,11 @@ PER_SAMPLE, PER_WORKER = 6e-3, 2e-4
 PAIRS_AT_WORST = 0.63
 """Extra steps of AD-PSGD at worst, as a fraction of All-Reduce's, as measured in the lab, where groups on request
 needed 0.93 to 1.03 times All-Reduce's steps (benchmarks/results/lab-baselines.md)."""
-GAPS_AT_WORST = 0.06
-"""Extra steps of iteration gaps over the prediction, as a fraction; 11 of 12 measured settings needed no more."""
+GAPS, GAPS_UNDER_MOMENTUM = (1.0, 0.06), (1.6, 0.7)
+"""What the predicted steps of iteration gaps are multiplied by, and their extra steps at worst, as a fraction.
+
+11 of 12 settings under SGD needed no more. Under momentum four workers, one of them 5 times slower, needed 0.7 to 2.2
+times the steps of averages of all with unequal steps, where 0.8 was predicted (benchmarks/results/unequal_steps.md)."""
 SETTINGS = 4
 """Number of settings to measure of a schedule from the search: synchronous, late, and the best of each."""
 
@@ -304,8 +308,13 @@ def reprice(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
         progress=option.progress,
     )
     if facts is not None:
+        ratio *= _gap_prices(job)[0] if option.gap else 1.0
         facts = replace(facts, more=_more(option, facts, ratio, job))
     return replace(option, steps_ratio=ratio, model=model, extrapolated=model.extrapolates(spread, pushed), facts=facts)
+
+
+def _gap_prices(job: PlanRequest) -> tuple[float, float]:
+    return GAPS_UNDER_MOMENTUM if job.optimizer is Optimizer.MOMENTUM else GAPS
 
 
 def _more(option: CandidateSchedule, facts: Facts, ratio: float, job: PlanRequest) -> float:
@@ -319,7 +328,7 @@ def _more(option: CandidateSchedule, facts: Facts, ratio: float, job: PlanReques
         return max(ratio * model.error(job.data), worst)
     more = facts.delay * model.delay_more if facts.delay else 0.0  # the price may be infinite
     more += model.late_more(option.late_distance) if option.late_distance else 0.0
-    return more / option.progress + (GAPS_AT_WORST * ratio if facts.kind == "iteration_gap" else 0.0)
+    return more / option.progress + (_gap_prices(job)[1] * ratio if option.gap else 0.0)
 
 
 def pushed_by(drift: Metric, job: PlanRequest) -> float:

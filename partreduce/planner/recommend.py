@@ -134,9 +134,9 @@ def contenders(options: Options, job: PlanRequest) -> list[CandidateSchedule]:
     Candidates without a trusted price of drift (`PlanRequest.bears_drift`), or outside the measured range without a
     price there, are dropped if others remain. Candidates that may fail, have a codec, or are late or simulated must be
     at least as fast in `decisive_time` as all without that property. A candidate that is no simple baseline (`family`)
-    must beat the best of these by more than its `own_error`, or in every cost. Outer steps must also beat the best of
-    all others by their error, and on every task. `trials.SteadyCheck` later tests unequal steps and protocols with
-    workers that are less slow than stated.
+    must beat the best of these by more than its `own_error`, or in every cost. Simulated candidates must also beat the
+    best of the others by their error, outer steps on every task. `trials.SteadyCheck` later tests unequal steps and
+    protocols with workers that are less slow than stated.
     """
     options = [one for one in options if job.bears_drift(one.drift.value or 0.0)] or options
     options = [one for one in options if not is_unpriced(one)] or options
@@ -158,8 +158,8 @@ def contenders(options: Options, job: PlanRequest) -> list[CandidateSchedule]:
         return not (option.late or option.facts) and any(beats(option, one) for one in as_good)
 
     options = [one for one in options if id(one) in simple or wins_surely(one, best, job) or is_better(one)]
-    plain = min((one for one in options if not is_outer(one)), key=lambda one: time[id(one)], default=best)
-    return [one for one in options if not is_outer(one) or wins_surely(one, plain, job)]
+    plain = min((one for one in options if one.facts is None), key=lambda one: time[id(one)], default=best)
+    return [one for one in options if one.facts is None or wins_surely(one, plain, job)]
 
 
 def wins_surely(option: CandidateSchedule, simpler: CandidateSchedule, job: PlanRequest) -> bool:
