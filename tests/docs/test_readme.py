@@ -29,7 +29,7 @@ MEASURED = {
     ("the same, int8 between nodes", 4): ("lab-front", "torch post-local SGD 32"),
     ("the same, int8 between nodes", 5): ("lab-peers", "hierarchical, int8"),
     ("one worker 5× slower", 3): ("lab-quick-answers", "**recommendation**"),
-    ("one worker 5× slower", 4): ("lab-quick-answers", "PyTorch's post-local SGD, every 16"),
+    ("one worker 5× slower", 4): ("lab-quick-answers", "without it: PyTorch's post-local SGD, every 16"),
     ("one worker 5× slower", 5): ("lab-peers-slow", "hierarchical, overlapped (baseline)"),
     ("regions, int4 DiLoCo", 3): ("long_regions", "regions as replicas, outer steps every 15 in 4 bits, AdamW"),
     ("regions, int4 DiLoCo", 4): ("long_regions", "DiLoCo, every 15, 4 bits, AdamW"),
