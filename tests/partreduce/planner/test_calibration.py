@@ -400,6 +400,16 @@ def test_where_a_worker_is_slow_what_gives_it_fewer_steps_runs_too():
     assert planned.recommendation in found
 
 
+def test_steps_that_slow_workers_leave_out_are_no_price_of_distance():
+    """A schedule in which half of the workers take a quarter of the steps takes the steps of its distance, and more."""
+    unequal = AllReduce(steps_per_round=(4, 4, 1, 1) * (SHAPE.num_workers // 4))
+    slow = Schedule("slow", SHAPE, unequal)
+    curves = train(COMPARED, by_distance)
+    curves += train([slow], lambda schedule: by_distance(schedule) * (8 / 5) ** 0.83)
+    prices, usual = (pilot_of(some).prices for some in (curves, curves[:-2]))
+    assert prices.consensus_distance.value == pytest.approx(usual.consensus_distance.value, abs=0.003)
+
+
 def test_runs_of_a_pipeline_are_its_own_price_and_nobody_elses():
     pipeline = Schedule("pipeline", SHAPE, AllReduce(sync=Pipeline()))
 

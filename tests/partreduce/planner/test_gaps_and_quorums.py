@@ -10,13 +10,14 @@ import pytest
 from helpers.command_runs import ran
 from helpers.jobs import jobs, with_links
 from helpers.refusals import check_error
-from partreduce import Cluster, Data, Limits, describe, load_schedule, predict, simulate
+from partreduce import Cluster, Data, Limits, PlanRequest, describe, load_schedule, predict, simulate
 from partreduce.__main__ import main
 from partreduce.errors import InputError, UndecidedError
 from partreduce.planner.candidates import KINDS, Slowdown, all_reduce, quorum_settings
 from partreduce.planner.measuring import payer
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import TIE, allowed_options, front, recommend, simplicity
+from partreduce.planner.steps_model import Optimizer
 from partreduce.planner.trials import try_all
 from partreduce.report.kinds import WORDS, not_weighed
 from partreduce.report.reasons import add_reasons
@@ -196,6 +197,19 @@ def test_gaps_are_weighed_also_if_the_job_does_not_ask_for_them():
 def test_what_cannot_be_asked_is_refused():
     check_error(InputError, r"max_queues: is -1\.0 bytes", job, max_queues=-1.0)
     check_error(UndecidedError, "at most 256 workers, not 400", recommend, [], job("100x4", gap=True))
+
+
+@pytest.mark.parametrize(("optimizer", "slow", "nic", "size", "gap"), [
+    (Optimizer.SGD, 5.0, 5e9, 41_000, True),  # over a fast link Hop averages in every step
+    (Optimizer.MOMENTUM, 5.0, 5e9, 41_000, False),  # under which Hop needed up to 2.2 times as many steps
+    (Optimizer.ADAM, 1.5, 1e9, 400_000_000, False),  # Hop is predicted to win by 1.18, which is less than its error
+])  # fmt: skip
+def test_hop_is_recommended_where_it_wins_by_more_than_its_error(optimizer, slow, nic, size, gap):
+    hardware = replace(with_links(10e9, nic, model_bytes=size, compute=0.1), slowdown=((3, slow),))
+    asked = PlanRequest(cluster=replace(Cluster.parse("1x4"), hardware=hardware), optimizer=optimizer)
+    chosen = plan(asked).recommendation
+    assert bool(chosen.gap) == gap
+    assert gap or not isinstance(chosen.steps_per_round, int)
 
 
 # Quorums as options: which are proposed, what they are predicted to cost, which pays, in words and pictures
