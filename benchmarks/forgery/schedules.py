@@ -6,25 +6,36 @@ import json
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from partreduce.topo.closed_model import read_value
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule, schedule_of
 from partreduce.topo.document.schema import schedule_schema
+from partreduce.topo.document.strategies import load_sync
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, NeighborAveraging, Round, RulePhases, StaticGroups
+from partreduce.topo.strategies import (
+    AllReduce,
+    GroupPhases,
+    NeighborAveraging,
+    Round,
+    RulePhases,
+    StaticGroups,
+    Transport,
+)
 from partreduce.topo.strategies.partial import PartialAllReduce
 from partreduce.topo.strategies.payload import Payload
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
 
 def explicit(n: int, *phases: Any, **options: Any) -> Schedule:
@@ -74,6 +85,12 @@ UNDRAWN = {"iteration_gap", "partial", "tables", "average", "average_dense"}
 SMALL = (0, 0, 1, 1, 2, 3, 5, 9, 30)
 NAMES = ("words", "tags", "names", "places")
 TRIES = 100
+LOADERS: dict[str, Callable[[Any, str], Any]] = {
+    "sync": load_sync,
+    "payload": partial(read_value, Payload),
+    "transport": partial(read_value, Transport),
+}
+"""How each member of a strategy that `with_member` changes is read from a document."""
 
 
 def random_value(draw: random.Random, node: Any, asked: Collection[str] = ()) -> Any:
@@ -105,12 +122,12 @@ def random_value(draw: random.Random, node: Any, asked: Collection[str] = ()) ->
 
 def with_member(draw: random.Random, schedule: Schedule, name: str, asked: Collection[str] = ()) -> Schedule:
     """Return the schedule with another value of this member of its strategy, the first valid one, if any."""
-    raw = dump_schedule(schedule)
+    read = schedule_of(dump_schedule(schedule))
     shape = next(one for one in SCHEMA["properties"]["strategy"]["anyOf"] if name in one["properties"])
     for _ in range(TRIES):
         member = random_value(draw, shape["properties"][name], asked)
         with suppress(InputError):
-            made = schedule_of(raw | {"strategy": raw["strategy"] | {name: member}})
+            made = replace(read, strategy=replace(read.strategy, **{name: LOADERS[name](member, name)}))
             if made.strategy != schedule.strategy:
                 return made
     return schedule

@@ -89,7 +89,7 @@ def load_strategy(raw: Raw, cluster: Cluster, place: str) -> Strategy:
             raise DocumentError(place, unknown(key, known))
     members = {key: as_tuples(value) for key, value in raw.items() if key != "kind" and key not in kind.keys}
     if "sync" in raw:
-        members["sync"] = _load_sync(raw["sync"], child(place, "sync"))
+        members["sync"] = load_sync(raw["sync"], child(place, "sync"))
     if kind.load is not None:
         members[kind.bulk] = kind.load(raw, cluster, place)
     with translate_errors(raw, place):
@@ -128,7 +128,7 @@ WAITS: dict[str, type[Wait]] = {value.word: value for value in (DelayedMerge, Pi
 """The classes of `sync` values with settings, by their word; documents hold them as `{word: {settings}}`."""
 
 
-def _load_sync(raw: object, place: str) -> Sync:
+def load_sync(raw: object, place: str) -> Sync:
     """Read `sync` at path `place`: `"synchronous"` or an object such as `{"delay": 1}`; else raise DocumentError."""
     if raw == "synchronous":
         return SYNCHRONOUS
