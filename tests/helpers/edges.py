@@ -79,7 +79,11 @@ def certificate(raw, *claims, **changed):
 
 def check_entry(raw, entry):
     """Return the checker's objection to one entry of a certificate; None if it holds."""
-    schedule = read(raw)
+    return check_entry_of(read(raw), entry)
+
+
+def check_entry_of(schedule, entry):
+    """The same, of a schedule that the checker has read."""
     try:
         list(checker.check(json.loads(json.dumps(certificate_of(schedule, entry))), schedule))
     except checker.Refusal as refusal:

@@ -27,9 +27,9 @@ def situations(setting, *, salts=(0, 1, 5, 11), known=()):
                                 yield replace(now, due=True)
 
 
-def broken_law(drawing):
-    """Return the first law that a draw breaks, None if all hold."""
-    for now in situations(drawing.setting):
+def broken_law(drawing, **chosen):
+    """Return the first law that a draw breaks in `situations(drawing.setting, **chosen)`, None if all hold."""
+    for now in situations(drawing.setting, **chosen):
         if now.due and not drawing.is_due(now, 10**6):
             continue  # a meeting of one is not called
         problem = problem_of(drawing.setting, now, drawing.draw(now))

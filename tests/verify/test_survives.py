@@ -270,11 +270,9 @@ def test_uneven_nodes_whose_survivors_are_planned_are_proved_or_refuted_and_neve
 
 @pytest.mark.parametrize("of", [KEEP, REAPPLY])
 def test_a_million_workers_are_proved_by_their_classes(of):
-    both = Block((0, 1, 2, 3), ())
-    rule = RulePhases(
-        (50, 5000), ((both,), (Block((0, 1), (0,)), Block((2, 3), (1,))), (both,), (Block((0, 2), (0, 1)),))
-    )
-    schedule = with_plan(Schedule("rule", Cluster.regular(250_000, 4), StaticGroups(phases=rule)), rule=of)
+    both = Block((0, 1), ())
+    rule = RulePhases((50, 10_000), ((both,), (Block((0,), (0,)), Block((1,), (1,))), (both,), (Block((0,), (0, 1)),)))
+    schedule = with_plan(Schedule("rule", Cluster.regular(500_000, 2), StaticGroups(phases=rule)), rule=of)
     proof = prove(schedule)
     assert proof["survives"].entry["answers"] == ""
     assert 5 < len(proof["survives"].entry["classes"]) < 50

@@ -374,9 +374,10 @@ DRAWS = [
 ]
 
 
+@pytest.mark.parametrize("salts", [(0, 5), pytest.param((1, 11), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("setting", DRAWS, ids=range(len(DRAWS)))
-def test_draws_obey_every_law(setting):
-    assert broken_law(Drawing(setting)) is None
+def test_draws_obey_every_law(setting, salts):
+    assert broken_law(Drawing(setting), salts=salts) is None
 
 
 def test_orders_drawn_from_a_seed_are_uniform():

@@ -85,15 +85,15 @@ def test_the_bound_of_two_rounds_holds_for_every_period(shape):
 
 
 def test_optimal_of_any_period_and_infeasible_are_said_with_their_proof():
-    front = synthesize(problem("1x9", max_group=3), effort=3.0)
+    front = synthesize(problem("1x9", max_group=3), effort=1.5)
     assert (front.status, front.bound) == (Status.OPTIMAL, pytest.approx(2 / 9))
     assert prove(front.best.schedule).verdict == "proved"
-    path = synthesize(problem("1x5", max_group=2, max_period=2), effort=1.0)
+    path = synthesize(problem("1x5", max_group=2, max_period=2), effort=0.5)
     assert (path.status, path.bound) == (Status.OPTIMAL, pytest.approx(4 / 5)), "two rounds of pairs, a path of five"
-    never = synthesize(problem("1x4", max_group=2, max_period=1), effort=1.0)
+    never = synthesize(problem("1x4", max_group=2, max_period=1), effort=0.5)
     assert never.status is Status.INFEASIBLE
     assert never.reason.startswith("max_period: 1; no period of at most so many phases of groups of at most 2 workers")
-    cheapest = synthesize(problem("2x1", objective=Objective.COMMUNICATION, max_period=2), effort=1.0)
+    cheapest = synthesize(problem("2x1", objective=Objective.COMMUNICATION, max_period=2), effort=0.5)
     assert cheapest.status is Status.OPTIMAL
     assert cheapest.best.communication_seconds_per_step == pytest.approx(cheapest.bound)
 
@@ -157,7 +157,7 @@ def test_rules_are_decided_within_their_limits():
     ],
 )
 def test_limits_on_groups_are_met_where_no_listed_phase_meets_them(shape, hardware, limits):
-    front = synthesize(problem(shape, hardware, **limits), effort=1.0)
+    front = synthesize(problem(shape, hardware, **limits), effort=0.5)
     assert front.best is not None
     assert front.bound <= front.best.consensus_distance + 1e-9
     assert prove(front.best.schedule).verdict == "proved"
@@ -177,7 +177,7 @@ def test_limits_on_groups_are_met_where_no_listed_phase_meets_them(shape, hardwa
 def test_limits_hold_on_the_whole_front(shape, hardware, limits):
     asked = problem(shape, hardware, **limits)
     limits = asked.limits
-    front = synthesize(asked, effort=0.75 if hardware is EVEN else 1.0)
+    front = synthesize(asked, effort=0.5)
     assert len(front.candidates) > 3
     node_of = asked.cluster.node_of()
     for one in front.candidates:

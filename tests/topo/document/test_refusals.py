@@ -443,9 +443,12 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=150)
-@given(json_values, st.booleans())
-def test_strict_reader_agrees_with_the_standard_one_on_clean_json(value, ensure_ascii):
+@pytest.mark.parametrize("examples", [50, pytest.param(150, marks=pytest.mark.slow)])
+def test_strict_reader_agrees_with_the_standard_one_on_clean_json(examples):
+    settings(max_examples=examples)(given(json_values, st.booleans())(check_strict_reader))()
+
+
+def check_strict_reader(value, ensure_ascii):
     try:
         data = json.dumps(value, ensure_ascii=ensure_ascii).encode()
     except UnicodeEncodeError:  # a lone surrogate cannot even be written as UTF-8

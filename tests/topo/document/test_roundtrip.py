@@ -352,9 +352,9 @@ def test_fast_text_of_a_phase_is_its_json(phase, spaced):
 
 
 def test_large_explicit_schedule_round_trips():
-    """50,000 groups of 3 to 5 workers, in shuffled order, over several chunks of the depth scan."""
+    """20,000 groups of 3 to 5 workers, in shuffled order, over two chunks of the depth scan."""
     rng = np.random.default_rng(7)
-    n = 200_000
+    n = 80_000
     labels = rng.integers(0, n // 4, n)
     phase = Phase.from_labels(labels)
     schedule = of_phases("large", Cluster.regular(n // 4, 4), (phase, phase))

@@ -83,9 +83,12 @@ def gradients(draw):
     return Schedule("s", cluster, AllReduce(sync=sync, transport=transport)), hardware, draw(compute_times(count, 20))
 
 
-@settings(max_examples=100)
-@given(cases() | gradients())
-def test_cycle_time_equals_the_virtual_engine(case):
+@pytest.mark.parametrize("examples", [40, pytest.param(100, marks=pytest.mark.slow)])
+def test_cycle_time_equals_the_virtual_engine(examples):
+    settings(max_examples=examples)(given(cases() | gradients())(check_cycle_time))()
+
+
+def check_cycle_time(case):
     schedule, hardware, compute = case
     exact = cycle_time(schedule, hardware, compute)
     every = np.resize(exact.workers, schedule.num_workers)  # equal nodes are solved on one of them

@@ -3,7 +3,8 @@
 import pytest
 
 from docs.make_guards import PAGE, page
-from helpers.edges import EDGES, check_entry
+from helpers.edges import EDGES, check_entry, check_entry_of
+from helpers.readings import read
 
 
 @pytest.mark.parametrize("edge", EDGES, ids=lambda edge: f"{edge.file}: {edge.rule}")
@@ -30,20 +31,20 @@ def other(value):
 
 @pytest.mark.parametrize("edge", EDGES, ids=lambda edge: f"{edge.file}: {edge.rule}")
 def test_what_no_entry_holds_is_refused_by_its_place(edge):
-    raw, entry = edge.true
+    schedule, entry = read(edge.true[0]), edge.true[1]
     for member in entry.keys() - {"claim", "method"}:
         for value, at in other(entry[member]):
-            refusal = check_entry(raw, {**entry, member: value})
+            refusal = check_entry_of(schedule, {**entry, member: value})
             assert refusal is not None, (member, value)
             named = refusal.split(" (", 1)[-1]
             assert refusal.startswith(("claims[0] (", "schedule")), refusal
             if at:
                 assert f".{member}[" in named or f"{member}" in named, (refusal, member, value)
         without = {name: given for name, given in entry.items() if name != member}
-        assert f"lacks ['{member}']" in check_entry(raw, without)
-        refusal = check_entry(raw, {**entry, "more": 1})
-        assert refusal.startswith("claims[0] (")
-        assert "unknown keys ['more']" in refusal
+        assert f"lacks ['{member}']" in check_entry_of(schedule, without)
+    refusal = check_entry_of(schedule, {**entry, "more": 1})
+    assert refusal.startswith("claims[0] (")
+    assert "unknown keys ['more']" in refusal
 
 
 def test_rules_of_edges_are_unique():

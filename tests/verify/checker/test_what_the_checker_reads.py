@@ -23,7 +23,7 @@ from partreduce.verify.checker.schema import SCHEMA, WORDS
 from partreduce.verify.checker.strict_json import read_file
 
 
-@pytest.mark.parametrize("documents", [800, pytest.param(2500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("documents", [400, pytest.param(2500, marks=pytest.mark.slow)])
 def test_of_corrupted_documents(documents):
     draw, seen = random.Random("documents"), Counter()
     raws = {name: dump_schedule(schedule) for name, schedule in SCHEDULES.items()}
@@ -63,7 +63,7 @@ def gap_document(draw):
     return {"format": "partreduce.schedule", "version": 1, "name": "x", "cluster": cluster, "strategy": strategy}
 
 
-@pytest.mark.parametrize("documents", [1000, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("documents", [400, pytest.param(3000, marks=pytest.mark.slow)])
 def test_of_graphs_and_gaps_drawn_at_random(documents):
     draw = random.Random("gaps")
     seen = Counter(agree(gap_document(draw)) for _ in range(documents))
