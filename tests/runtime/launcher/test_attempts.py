@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ import torch
 from helpers import children
 from helpers.elastic_runs import RATE, gradient, start_of, wait_for
 from helpers.waiting import until
+from helpers.warm import WARM
 from partreduce import Cluster, DistributedOptimizer, Schedule, load_checkpoint, save_checkpoint, write_schedule
 from partreduce import strategies as st
 from partreduce.errors import EvictedError, InputError, UnavailableError
@@ -25,7 +25,7 @@ from partreduce.runtime.launcher.signals import Terminated
 
 pytestmark = pytest.mark.processes
 
-WORKERS, STEPS, SAVED = 4, 24, 6
+WORKERS, STEPS, SAVED = 3, 24, 6
 RING = st.Round.from_edges(
     WORKERS, [((to + hop) % WORKERS, to, Fraction(1, 3)) for to in range(WORKERS) for hop in (1, -1)]
 )
@@ -149,7 +149,7 @@ def test_who_comes_back_and_all_who_begin_again_are_counted_together(tmp_path, c
 
 
 def test_the_last_attempt_s_exit_code_is_the_run_s_and_each_other_one_is_a_line(tmp_path, capfd):
-    deaths = [(attempt, 3, 2) for attempt in range(3)]
+    deaths = [(attempt, 2, 2) for attempt in range(3)]
     assert train(tmp_path / "run", st.AllReduce(), deaths) == (128 + signal.SIGKILL, {})
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("partreduce: attempt")]
     assert said == [
@@ -293,14 +293,17 @@ while time.monotonic() < end:
 def test_the_command_passes_on_a_request_to_end_and_begins_nothing_again(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     options = ["--workers", "2", "--max-restarts", "3"]
-    command = [*children.module("partreduce"), "run", *options, str(tmp_path / "script.py")]
-    run = subprocess.Popen(command, env=children.environment(PLACE=str(tmp_path)), stderr=subprocess.PIPE, text=True)
-    while len(list(tmp_path.glob("runs-*"))) < 2:
-        assert run.poll() is None
-        time.sleep(0.05)
-    run.send_signal(signal.SIGTERM)
-    _, said = run.communicate(timeout=120)
-    assert run.returncode == 128 + signal.SIGTERM, said
+    with (tmp_path / "said").open("w+") as written:
+        streams, environment = (0, 1, written.fileno()), children.environment(PLACE=str(tmp_path))
+        run = WARM.start(
+            "partreduce", "run", *options, tmp_path / "script.py", streams=streams, environment=environment
+        )
+        until(lambda: len(list(tmp_path.glob("runs-*"))) == 2)
+        run.send_signal(signal.SIGTERM)
+        code = run.wait(120)
+        written.seek(0)
+        said = written.read()
+    assert code == 128 + signal.SIGTERM, said
     assert sorted(path.name for path in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"]
     assert sorted(path.name for path in tmp_path.glob("runs-*")) == ["runs-0-0", "runs-1-0"]
     assert "begin again" not in said
@@ -320,11 +323,9 @@ def test_the_command_begins_again_where_nothing_is_to_be_survived(tmp_path):
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "(place / f\"runs-{os.environ['RANK']}-{attempt}\").touch()\n"
     )
-    command = [*children.module("partreduce"), "run", "--schedule", str(tmp_path / "schedule.json")]
-    command += ["--max-restarts", "1", str(tmp_path / "script.py")]
-    done = subprocess.run(
-        command, env=children.environment(PLACE=str(tmp_path)), capture_output=True, text=True, timeout=120, check=False
-    )
+    options = ["--schedule", tmp_path / "schedule.json", "--max-restarts", "1"]
+    environment = children.environment(PLACE=str(tmp_path))
+    done = WARM.run("partreduce", "run", *options, tmp_path / "script.py", environment=environment, timeout=120)
     assert done.returncode == 0, done.stderr
     assert {"runs-0-1", "runs-1-1"} <= {path.name for path in tmp_path.glob("runs-*")}
     assert "attempt 1 ended with exit code 137" in done.stderr

@@ -35,6 +35,7 @@ from helpers.training import group_phases, static_groups
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
 from partreduce.errors import ScheduleError
+from partreduce.runtime.averaging import bucketed_gradients
 from partreduce.runtime.data.sampler import assign_samples
 from partreduce.topo import strategies as of
 from partreduce.topo.strategies.axes import SYNCHRONOUS
@@ -44,7 +45,7 @@ pytestmark = pytest.mark.processes
 SIX, FOUR = (0, 1, 2, 3, 4, 5), (0, 1, 2, 3)
 WIDE, BLOCK = 192, 16
 """Numbers of a model whose sums have stages, and of a block."""
-LAYER = 2**14
+LAYER = 16
 """Numbers of a layer that is sent by itself."""
 DILOCO = st.OuterStep(lr=0.75, momentum=0.5, nesterov=True)
 OWN = st.OuterStep(lr=0.75, momentum=0.25, outer_params=of.OuterParams.PER_WORKER)
@@ -57,6 +58,12 @@ PAIRS = group_phases(4, *EVEN_ODD)
 OWN_PAIRS = st.StaticGroups(phases=PAIRS, payload=st.Payload(outer=OWN))
 PAIRS_THEN_ALL = group_phases(4, [(0, 1), (2, 3)], [ALL])
 KEEP = st.FailurePlan(st.SurvivorRule.KEEP_GROUPS, 1)
+
+
+@pytest.fixture(autouse=True)
+def small_segments(monkeypatch):
+    """A layer of `LAYER` numbers is one segment, as a large layer is."""
+    monkeypatch.setattr(bucketed_gradients, "SEGMENT_BYTES", 8 * LAYER)
 
 
 def coded_sum(given, left, top=127):

@@ -49,7 +49,9 @@ STRATEGIES = {
 def test_no_more_arrays_are_kept_than_the_claim_says(ranks, name, sync, averaging):
     schedule = Schedule(name, Cluster.regular(2, 2), STRATEGIES[name](sync=sync, averaging=averaging))
     claimed = prove(schedule)["memory"].numbers["arrays"]
-    together, before = threading.Barrier(N), arrays_in_memory()
+    together = threading.Barrier(N)
+    gc.collect()
+    gc.freeze()
 
     def work(world):
         model = torch.nn.Linear(WIDTH, 1, bias=False)
@@ -60,7 +62,7 @@ def test_no_more_arrays_are_kept_than_the_claim_says(ranks, name, sync, averagin
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         together.wait(60)
-        kept = len(arrays_in_memory() - before) if world.rank == 0 else 0
+        kept = len(arrays_since_freeze()) if world.rank == 0 else 0
         together.wait(60)
         optimizer.finish()
         return kept
@@ -70,13 +72,13 @@ def test_no_more_arrays_are_kept_than_the_claim_says(ranks, name, sync, averagin
     assert kept == N * (1 + claimed - spare), "gradients have no progress to bring to a common steps_per_round"
 
 
-def arrays_in_memory():
-    """Where pieces of memory about as large as the parameters begin, which tensors of this process hold."""
+def arrays_since_freeze():
+    """Where pieces of memory about as large as the parameters begin, which tensors made since `gc.freeze()` hold."""
     gc.collect()
     found = set()
     for thing in gc.get_objects():
         if type(thing) not in (torch.Tensor, torch.nn.Parameter) or thing.layout is not torch.strided:
-            continue  # a sparse tensor of an earlier test has no memory itself; its parts are found by themselves
+            continue  # a sparse tensor has no memory itself; its parts are found by themselves
         with suppress(RuntimeError):  # of what has no type yet, with older releases of torch
             if thing.nbytes >= 4 * WIDTH:
                 found.add(thing.data_ptr() // WIDTH)

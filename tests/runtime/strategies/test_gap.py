@@ -35,10 +35,10 @@ RUNS = int(os.environ.get("PARTREDUCE_GAP_RUNS", "30"))
 """`PARTREDUCE_GAP_RUNS=1000 pytest tests/runtime/strategies/test_gap.py -k protocol_allows` runs as many."""
 
 
-@pytest.mark.parametrize("block", range(2))
+@pytest.mark.parametrize("block", range(3))
 def test_every_average_uses_what_the_protocol_allows(ranks, block):
     """Random settings and graphs, delays, slow and paused workers: the log is replayed by the protocol and by NumPy."""
-    for seed in range(block * RUNS // 2, (block + 1) * RUNS // 2):
+    for seed in range(block * RUNS // 3, (block + 1) * RUNS // 3):
         case = make_gap_case(seed, uneven=seed % 4 == 0)
         results = ranks.run(case.schedule.num_workers, lambda world, case=case: run_gap_case(case, world))
         assert not replay(case, results), case
