@@ -9,6 +9,7 @@ lengths in virtual time, with links and cores that cost nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from benchmarks.lab.campaign import Cells
@@ -50,6 +51,7 @@ TOLD: dict[str, dict[str, float]] = FIGURES["hop"]
 Block = dict[str, "Contestant"]
 
 
+@cache
 def setting_of(task: str, kind: str) -> Setting:
     """Return the setting of a task by the name of its kind; `THIN` has the rate in its name instead."""
     (found,) = (one for name, one in PAPER.settings.items() if name == f"{task}, {kind}" or _is_thin(name, task, kind))
