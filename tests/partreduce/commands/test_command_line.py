@@ -168,9 +168,10 @@ def test_verify_of_a_million_workers(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "html", "pdf"])
-def test_show_draws(capsys, figure_10, tmp_path, ending):
-    path = tmp_path / f"picture.{ending}"
-    assert main(["show", str(figure_10), "-o", str(path)]) == 0
+def test_show_draws(tmp_path, ending):
+    path, schedule = tmp_path / f"picture.{ending}", str(tmp_path / "schedule.json")
+    assert main(["design", "2x2", "--build", "node-then-all", "-o", schedule]) == 0
+    assert main(["show", schedule, "-o", str(path)]) == 0
     data = path.read_bytes()
     assert data.startswith({"png": b"\x89PNG", "svg": b"<?xml", "html": b"<!doctype html>", "pdf": b"%PDF"}[ending])
     if ending == "html":
@@ -316,6 +317,7 @@ def test_several_schedules_have_the_steps_and_the_time_to_a_loss_that_design_pre
     assert "several.json: ends in '.json'; pictures" in said
 
 
+@pytest.mark.usefixtures("brief")
 def test_design_says_in_one_line_what_it_assumes(capsys, tmp_path):
     said = " ".join(ran(capsys, ["design", "2x2", "--effort", "0.1", "--set", "nic=1GB/s"]).out.split())
     assert " assumed --set inside=10GB/s, --model-bytes=100MB, --set compute=50ms, --optimizer=adam " in said
@@ -564,11 +566,12 @@ def test_regions_are_those_of_the_switches(capsys, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [DynamicGroups(), Pairwise(active=(0, 1)), Server(), Server(synchronous=False)])
-def test_simulate_compares_kinds_without_fixed_phases_with_the_others(capsys, figure_10, tmp_path, kind):
-    path = tmp_path / "no-phases.json"
-    write_schedule(path, Schedule("g", Cluster.regular(4, 4), kind))
+def test_simulate_compares_kinds_without_fixed_phases_with_the_others(capsys, tmp_path, kind):
+    path, other = tmp_path / "no-phases.json", tmp_path / "phases.json"
+    write_schedule(path, Schedule("g", Cluster.regular(2, 2), kind))
+    write_schedule(other, Schedule("a", Cluster.regular(2, 2), AllReduce()))
     options = ["--set", "nic=1GB/s", "--set", "compute=10ms", "--json"]
-    fixed, free = answer(capsys, "simulate", figure_10, path, *options)["schedules"]
+    fixed, free = answer(capsys, "simulate", other, path, *options)["schedules"]
     assert fixed["predicted"] == "exact"
     assert (free["predicted"], free["period"], free["consensus_distance"]) == ("simulated", None, None)
     assert free["seconds_per_step"] > 0.01

@@ -202,11 +202,12 @@ def test_consensus_alone_is_allowed_to_be_missing(tmp_path, capsys):
     assert "doubly-stochastic" in ran(capsys, ["verify", str(path), "--allow-no-consensus"], 1).out
 
 
+@pytest.mark.usefixtures("brief")
 def test_design_says_first_that_consensus_is_not_guaranteed(tmp_path, capsys):
     path = tmp_path / "s.json"
     links = ["--set", "nic=40MB/s", "--set", "inside=1GB/s", "--set", "compute=50ms", "--set", "jitter=0.3"]
     asked = ["design", "4x2", *links, "--model-bytes", "1MB", "--sync", "iteration_gap"]
-    asked += ["--effort", "3", "--time-limit", "1h", "--select", "clustered gap: backup 1, parallel"]
+    asked += ["--effort", "0.2", "--time-limit", "1h", "--select", "clustered gap: backup 1, parallel"]
     said = ran(capsys, [*asked, "-o", str(path)]).out.splitlines()
     assert said[0].startswith("Planning")
     assert said[1].startswith("consensus: not guaranteed, steady in simulation (")

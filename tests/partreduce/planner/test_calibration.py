@@ -50,14 +50,15 @@ def curve(schedule, seed, steps_ratio, rng, noise):
 def simulate_pilot(a, late, *, c=0.0, averaging=0.0, later=0.0, data="shuffled", seeds=4, rng=0):
     """A pilot of a job whose prices are known; every point of every curve is off by 3 %, every steps ratio by 1 %."""
     draw = np.random.default_rng(rng)
-    compared = [reference(CLUSTER), *probes(CLUSTER, steps=60, data=data)]
+    factors = []
+    for schedule in (reference(CLUSTER), *probes(CLUSTER, steps=60, data=data)):
+        factor, apart = 1 + a * float(consensus_distance(schedule)), late_distance(schedule)
+        factor += late * apart + later * apart * max(0.0, apart - 1)
+        factor += c * drift_that_counts(schedule, data) ** FITTED.p
+        factors.append((schedule, factor + averaging * (not schedule.strategy.averages_gradients)))
     curves = []
     for seed in range(seeds):
-        for schedule in compared:
-            factor = 1 + a * float(consensus_distance(schedule)) + late * late_distance(schedule)
-            factor += c * drift_that_counts(schedule, data) ** FITTED.p
-            factor += averaging * (not schedule.strategy.averages_gradients)
-            factor += later * late_distance(schedule) * max(0.0, late_distance(schedule) - 1)
+        for schedule, factor in factors:
             curves.append(curve(schedule, seed, factor * math.exp(0.01 * draw.normal()), draw, 0.03))
     return calibrate(curves, data=data, steps=60)
 

@@ -88,9 +88,9 @@ def test_thin_uplinks_move_the_recommendation_to_a_schedule_that_knows_the_racks
     flat = replace(racked, hardware=replace(racked.hardware, switches=()))
     wanted = {"objective": Objective.COMMUNICATION, "data": Data.PER_WORKER, "max_consensus_distance": 0.3}
     wanted["optimizer"] = Optimizer.MOMENTUM  # no step more for averaging parameters at all
-    aware, blind = (
-        recommend(competitors(job(cluster, **wanted), until=0.0), job(cluster, **wanted)) for cluster in (racked, flat)
-    )
+    names = ("allreduce", "node-then-all", "node-digits", "hierarchy")
+    asked = [job(cluster, **wanted) for cluster in (racked, flat)]
+    aware, blind = (recommend(competitors(one, names=names), one) for one in asked)
     assert aware.communication < communication(blind.schedule, racked.hardware).per_step
     assert communication(aware.schedule, flat.hardware).per_step > blind.communication
     assert aware.schedule.rule().radices == (2, 4), "digit 0 is the rack"

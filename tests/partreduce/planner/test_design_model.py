@@ -98,7 +98,7 @@ def test_an_optimizer_behind_the_model_says_which_one_it_is(place, name, kind):
     facts = read_model(place + name, CLUSTER)
     assert facts.optimizer == kind
     assert bool(facts.num_steps) == (name == "with_both")
-    command = ["design", "2x2", "--model", place + name, "--json"]
+    command = ["design", "2x2", "--model", place + name, "--effort", "0.1", "--json"]
     printed = json.loads(CliRunner().invoke(build_app(), command).stdout)
     assert printed["assumed"].get("--optimizer") == (None if kind else "adam")
 

@@ -171,7 +171,7 @@ def test_the_effort_bounds_what_is_run_and_the_rest_is_named():
 def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys):
     path = tmp_path / "gap.json"
     asked = [
-        "design", "2x3", "--model-bytes", "1MB", "--set", "disturb=hop", "--sync", "iteration_gap", "--effort", "2",
+        "design", "2x3", "--model-bytes", "1MB", "--set", "disturb=hop", "--sync", "iteration_gap", "--effort", "0.2",
     ]  # fmt: skip
     answer = json.loads(ran(capsys, [*asked, "--json", "-o", str(path)]).out)
     assert answer["recommendation"]["sync"] == "iteration_gap"
@@ -183,7 +183,7 @@ def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys):
     row, _ = json.loads(capsys.readouterr().out)["schedules"]
     assert (row["sync"], row["runs"]) == ("iteration_gap", describe(load_schedule(path)))
     assert row["memory_bytes"] == answer["recommendation"]["iteration_gap"]["memory_bytes"]
-    assert "max-queues" in ran(capsys, [*asked, "--effort", "0.5", "--max", "queues=1kB"], 3).err
+    assert "max-queues" in ran(capsys, [*asked, "--max", "queues=1kB"], 3).err
 
 
 def test_gaps_are_weighed_also_if_the_job_does_not_ask_for_them():
@@ -273,7 +273,7 @@ def test_queues_suit_the_longest_step_and_the_memory():
     made = quorum_settings(base, tight, seconds)
     assert {one.staleness for one in made} == {3}, "two arrays for each result, and two besides"
     with pytest.raises(UndecidedError, match="max-queues 1000000 bytes: the least that was found are 4000000"):
-        plan(replace(asked, max_queues=1e6, effort=2.0))
+        plan(replace(asked, max_queues=1e6, effort=0.3))
     pair = quorum_job("2x1")
     two = [one.quorum for one in quorum_settings(all_reduce(pair), pair, seconds[:, :2])]
     assert two == ["majority", "solo"]
@@ -306,6 +306,7 @@ def test_limits_on_groups_leave_no_quorum():
         plan(quorum_job(limits=Limits(max_group=2), effort=2.0))
 
 
+@pytest.mark.usefixtures("brief")
 def test_long_steps_by_command_line(tmp_path, capsys):
     path = tmp_path / "quorum.json"
     main(

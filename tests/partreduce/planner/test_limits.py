@@ -44,7 +44,7 @@ def test_random_jobs_are_answered_truly(number):
 def test_the_same_effort_answers_the_same_in_another_process_and_on_a_much_slower_machine(monkeypatch):
     """Neither load nor the seed of string hashes, which differs from process to process, changes a byte."""
     arguments = [
-        "design", "3,2", "--model-bytes", "552MB", "--set", "slow=1:2x", "--data", "per-worker", "--effort", "0.5",
+        "design", "3,2", "--model-bytes", "552MB", "--set", "slow=1:2x", "--data", "per-worker", "--effort", "0.3",
     ]  # fmt: skip
     loaded = subprocess.run(
         [sys.executable, "-m", "partreduce", *arguments, "--time-limit", "600s", "--json"],
@@ -56,7 +56,7 @@ def test_the_same_effort_answers_the_same_in_another_process_and_on_a_much_slowe
     looks = iter(range(10**9))
     monkeypatch.setattr(clock, "monotonic", lambda: next(looks) / 2)  # half a second passes from look to look
     told = {"data": Data.PER_WORKER, "optimizer": Optimizer.ADAM}
-    asked = job("3,2", hardware=slowed, effort=0.5, time_limit=600.0, **told)
+    asked = job("3,2", hardware=slowed, effort=0.3, time_limit=600.0, **told)
     quiet = add_reasons(plan(asked), asked)
     assert next(looks) > 20
     document = json.loads(loaded.stdout)
@@ -132,21 +132,21 @@ def test_the_four_answers_are_four_words_with_their_exit_codes(capsys):
 
 
 def test_optimal_is_a_word_about_the_question():
-    everybody = job("2x2", effort=0.5, objective=Objective.CONSENSUS_DISTANCE)
+    everybody = job("2x2", effort=0.1, objective=Objective.CONSENSUS_DISTANCE)
     proved = plan(everybody)
     assert proved.answer.status is Status.OPTIMAL
     assert proved.answer.because == "its consensus distance is 0, and none is below"
-    for asked in (job("2x2", effort=0.5), replace(everybody, limits=Limits(max_communication=0.1))):
+    for asked in (job("2x2", effort=0.1), replace(everybody, limits=Limits(max_communication=0.1))):
         found = plan(asked).answer
         assert found.status is Status.FEASIBLE
         assert found.because == f"no bound is known for the objective {asked.objective}"
 
 
 def test_infeasible_is_raised_with_its_proof_and_unknown_with_what_ended_the_search():
-    check_error(InfeasibleError, "crossing bound", plan, job("4x4", effort=0.5, max_communication=1e-6))
-    with pytest.raises(UndecidedError, match=r"not proved impossible: the search ended because its effort of 0\.5"):
+    check_error(InfeasibleError, "crossing bound", plan, job("4x4", effort=0.2, max_communication=1e-6))
+    with pytest.raises(UndecidedError, match=r"not proved impossible: the search ended because its effort of 0\.2"):
         plan(
-            job("4x4", algorithm=AllReduceAlgorithm.RING, effort=0.5, max_communication=0.1104,
+            job("4x4", algorithm=AllReduceAlgorithm.RING, effort=0.2, max_communication=0.1104,
                 max_consensus_distance=Fraction(3, 10)),
         )  # fmt: skip
 
@@ -267,13 +267,14 @@ def test_all_reduce_of_unequal_steps_is_weighed_every_few_steps_too():
         assert waiting == pytest.approx(QUICK_HARDWARE.compute), "no worker waits"
 
 
-def test_limits_are_searched_for_briefly_and_what_cannot_be_is_still_proved():
-    assert not quick_job("4x4").searches
-    assert not quick_job("4x4").is_limited
-    limited = quick_job("4x4", limits=Limits(max_group=4))
+def test_limits_are_searched_for_briefly_and_what_cannot_be_is_still_proved(monkeypatch):
+    monkeypatch.setitem(EFFORTS, "quick", 0.5)
+    assert not quick_job("2x2").searches
+    assert not quick_job("2x2").is_limited
+    limited = quick_job("2x2", limits=Limits(max_group=2))
     assert limited.is_limited
     assert any(option.status == "feasible" for option in plan(limited).options)
-    check_error(InfeasibleError, "crossing bound", plan, quick_job("4x4", limits=Limits(max_communication=1e-6)))
+    check_error(InfeasibleError, "crossing bound", plan, quick_job("2x2", limits=Limits(max_communication=1e-6)))
 
 
 def test_a_thorough_answer_says_what_it_gained_over_the_quick_one(monkeypatch):

@@ -21,7 +21,7 @@ from partreduce.types import ComputeTimes
 
 ROOT = Path(__file__).parents[3]
 THIN = Hardware(nic=Link.of_bandwidth(5e6, 1e-3), inside=Link.of_bandwidth(1e9), model_bytes=10**7, compute=0.1)
-job = jobs("4x2", THIN, optimizer=Optimizer.ADAM, effort=3.0, time_limit=3600.0, max_period=30)
+job = jobs("4x2", THIN, optimizer=Optimizer.ADAM, effort=2.0, time_limit=3600.0, max_period=30)
 
 
 @pytest.fixture(scope="module")

@@ -150,8 +150,8 @@ def test_a_synchronous_server_takes_what_its_hosts_nics_take_there_and_back():
 def test_a_synchronous_server_waits_for_its_slowest_worker_and_an_asynchronous_one_does_not():
     times = ComputeTimes(trace=np.array([[0.08] * 15 + [0.8]]))
     synchronous = of(Server(hosts=(0, 4, 8, 12)), compute=times, num_rounds=20)
-    free = of(Server(hosts=(0, 4, 8, 12), synchronous=False), compute=times, num_rounds=80)
-    bounded = of(Server(hosts=(0, 4, 8, 12), synchronous=False, staleness=2), compute=times, num_rounds=80)
+    free = of(Server(hosts=(0, 4, 8, 12), synchronous=False), compute=times, num_rounds=40)
+    bounded = of(Server(hosts=(0, 4, 8, 12), synchronous=False, staleness=2), compute=times, num_rounds=20)
     assert synchronous.step_seconds > 0.8
     assert free.step_seconds < 0.3
     assert bounded.step_seconds > 0.75
@@ -168,7 +168,7 @@ def test_the_staleness_bounds_the_ages_that_are_measured(staleness, sync):
         strategy = Server(
             hosts=(1, 5), synchronous=False, staleness=staleness, **({} if sync is None else {"sync": sync})
         )
-        found = of(strategy, cluster=Cluster.regular(2, 4), compute=times, num_rounds=60)
+        found = of(strategy, cluster=Cluster.regular(2, 4), compute=times, num_rounds=40)
         assert 0 < found.largest_age <= 2 * staleness + 1 + 2 * (sync is not None)
         assert 0 < found.mean_age <= found.largest_age
 
@@ -232,7 +232,7 @@ def test_pairs_and_groups_on_request_count_what_they_send():
         "four models leave node 0 in each round, all to others"
     )
     assert pairs.largest_age >= pairs.mean_age > 0
-    groups = of(DynamicGroups(group_size=2))
+    groups = of(DynamicGroups(group_size=2), cluster=Cluster.regular(2, 2))
     assert groups.nic_bytes > 0
     assert groups.mean_age > 0
     assert groups.arrays == 1

@@ -61,7 +61,9 @@ QUICK = ("slow links", "many", "slow worker", "codecs", "random steps")
 
 @pytest.mark.parametrize(("job", "effort"), [*((job, FAST) for job in JOBS), *((job, []) for job in QUICK)])
 @pytest.mark.usefixtures("folder")
-def test_the_answer_fits_a_screen_and_has_its_parts_in_order(job, effort, capsys):
+def test_the_answer_fits_a_screen_and_has_its_parts_in_order(job, effort, capsys, request):
+    if effort:
+        request.getfixturevalue("brief")
     lines = ran(capsys, ["design", *JOBS[job], *effort]).out.splitlines()
     assert len(lines) <= 40, "\n".join(lines)
     assert max(map(len, lines)) <= 80, [line for line in lines if len(line) > 80]
@@ -72,6 +74,7 @@ def test_the_answer_fits_a_screen_and_has_its_parts_in_order(job, effort, capsys
     assert sum(line.startswith("• ") for line in lines) == 3
 
 
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize(("slow", "factor"), [((2, 3), "1.40"), ((), "")])
 def test_the_answer_says_what_fewer_steps_of_slow_workers_cost(capsys, slow, factor):
     """Of 2x2 workers half take one step where the others take three: two thirds of the steps, to the power of -0.83."""
@@ -91,6 +94,7 @@ def test_a_thorough_answer_says_what_searching_gained(capsys, monkeypatch):
     assert f"searched {told}" in " ".join(" ".join(lines).split())
 
 
+@pytest.mark.usefixtures("brief")
 def test_all_and_explain_print_the_rest(capsys):
     asked = ["design", *JOBS["slow links"], *FAST]
     document = json.loads(ran(capsys, [*asked, "--json"]).out)
@@ -183,17 +187,17 @@ def test_what_another_optimizer_would_change_is_what_design_answers_for_it(capsy
         assert re.search(rf"{re.escape(speedup)}x \(\S+ to \S+x\) over All-Reduce in every step", answer)
 
 
+@pytest.mark.usefixtures("brief")
 def test_an_assumed_model_size_is_said_in_the_first_line(capsys):
     said = " ".join(ran(capsys, ["design", "2x2", *FAST]).out.split())
     assert "Recommendation for 2x2: 100 MB model (assumed: give --model-bytes), 50 ms computing per step: " in said
     assert "(assumed" not in ran(capsys, ["design", "2x2", "--model-bytes", "1MB", *FAST]).out
 
 
-@pytest.mark.parametrize("name", ["adam", "adamw", "AdamW", "ADAM"])
-def test_an_optimizer_has_the_names_that_users_type(capsys, name):
-    document = json.loads(ran(capsys, ["design", "2x2", "--optimizer", name, "--json", *FAST]).out)
-    plain = json.loads(ran(capsys, ["design", "2x2", "--optimizer", "adam", "--json", *FAST]).out)
-    assert document == plain
+def test_an_optimizer_has_the_names_that_users_type(capsys):
+    asked = ["design", "2x2", "--json", "--effort", "0.1", "--optimizer"]
+    plain, *others = (json.loads(ran(capsys, [*asked, name]).out) for name in ("adam", "adamw", "AdamW", "ADAM"))
+    assert others == [plain] * 3
 
 
 def test_the_help_shows_the_names_of_optimizers(capsys, monkeypatch):
@@ -228,6 +232,7 @@ def test_the_third_reason_says_why_the_fastest_is_not_taken(job_and_options):
     assert third == "Nothing else within the job's limits is predicted to be faster by more than 2%."
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_codec_that_would_pay_is_priced_and_none_is_said_where_one_is_allowed(capsys):
     asked = ["design", *JOBS["slow links"], *FAST]
     assert main([*asked, "--json"]) == 0
