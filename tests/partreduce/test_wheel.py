@@ -28,10 +28,11 @@ EACH = """
 import json
 import os
 import sys
+import partreduce.planner.plan
 from partreduce.__main__ import main
 from partreduce.commands import build_app
 
-build_app()  # once, for all commands
+build_app()  # once, for all commands, as the planner
 for number, arguments in enumerate(json.loads(sys.argv[1])):
     if os.fork() == 0:
         said = os.open(f"said-{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

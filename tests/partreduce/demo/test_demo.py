@@ -8,6 +8,7 @@ import pytest
 from helpers.command_runs import ran
 from helpers.warm import WARM
 from partreduce.commands.verify import verdict_line
+from partreduce.demo import stages
 from partreduce.demo.stages import TARGET, TEST_IMAGES, TRAIN_IMAGES, Result, conclusion, make_folder, prepare, results
 from partreduce.demo.train import Plan
 from partreduce.report.traces import operations
@@ -67,15 +68,25 @@ def test_what_was_proved_is_said_as_what_it_means(tmp_path):
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-def test_a_short_demonstration(tmp_path, capsys):
-    folder = tmp_path / "demo"
+@pytest.mark.parametrize("workers", [2, 4])
+def test_a_short_demonstration(tmp_path, capsys, monkeypatch, workers):
+    """Of two workers on a node, whose processes start and end in half the time, and of four."""
+    folder, prepare_all, asked = tmp_path / "demo", stages.prepare, []
+
+    def prepare_some(folder, cluster):
+        asked.append(cluster)
+        return prepare_all(folder, f"2x{workers}")
+
+    monkeypatch.setattr(stages, "prepare", prepare_some)
     capsys.readouterr()
     document = json.loads(ran(capsys, ["demo", "-o", str(folder), "--steps", "12", "--turns", "1", "--json"]).out)
     runs = {run["name"]: run for run in document["runs"]}
     assert set(runs) == {"All-Reduce", "Figure 10", "node-then-all"}
     assert {run["verdict"] for run in runs.values()} == {"proved"}
-    # 71,754 floats; two nodes; all-reduce crosses both in each of 12 steps with 2·7/8 of the bytes.
-    everything = 12 * 2 * 2 * 7 / 8 * 4 * 71_754
+    assert asked == ["2x4"]
+    # 71,754 floats; two nodes; all-reduce crosses both in each of 12 steps with 2·(n-1)/n of the bytes.
+    count = 2 * workers
+    everything = 12 * 2 * 2 * (count - 1) / count * 4 * 71_754
     assert runs["All-Reduce"]["bytes_across_nodes"] == pytest.approx(everything, rel=0.01)
     assert runs["node-then-all"]["bytes_across_nodes"] == pytest.approx(everything / 4, rel=0.01)
     assert runs["All-Reduce"]["loss"] < 2.30
@@ -84,8 +95,8 @@ def test_a_short_demonstration(tmp_path, capsys):
     assert page.count("<svg") == 5
     assert "<script" not in page
     trace = json.loads((folder / "runs" / "allreduce" / "trace.json").read_text())
-    assert {event["pid"] for event in trace["traceEvents"]} == set(range(8))
-    assert len(operations(folder / "runs" / "allreduce")) >= 8 * 12
+    assert {event["pid"] for event in trace["traceEvents"]} == set(range(count))
+    assert len(operations(folder / "runs" / "allreduce")) >= count * 12
 
 
 @pytest.mark.processes

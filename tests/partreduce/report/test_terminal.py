@@ -232,10 +232,18 @@ def test_a_designed_schedule_goes_through_a_pipe():
 def test_process_substitution_can_be_read(figure_10):
     slow = f"<(sleep 0.3; cat {figure_10})"
     assert shell(f"partreduce verify {slow}").returncode == 0
-    in_yaml = "<(echo '{num_nodes: 4, workers_per_node: 4}' | sed 's/^/# YAML starts with a comment here\\n/')"
-    document = '{"format": "partreduce.cluster", "version": 1, "num_nodes": 4, "workers_per_node": 4}'
-    assert shell(f"partreduce simulate {figure_10} --cluster <(echo '{document}')").returncode == 0
-    assert shell(f"partreduce simulate {figure_10} --cluster {in_yaml}").returncode == 0
+
+
+@pytest.mark.parametrize("document", [
+    '{"format": "partreduce.cluster", "version": 1, "num_nodes": 4, "workers_per_node": 4}',
+    "# YAML starts with a comment here\n{num_nodes: 4, workers_per_node: 4}",
+], ids=["JSON", "YAML"])  # fmt: skip
+def test_a_cluster_can_be_read_from_a_pipe(figure_10, document):
+    reading, writing = os.pipe()
+    os.write(writing, document.encode())
+    os.close(writing)
+    assert main(["simulate", str(figure_10), "--cluster", f"/dev/fd/{reading}"]) == 0
+    os.close(reading)
 
 
 def test_cluster_files_and_graphs_come_from_standard_input(tmp_path):
