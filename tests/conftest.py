@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from helpers.tiers import mark_slow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from pathlib import Path
 
     from partreduce.topo.schedule import Schedule
@@ -33,10 +33,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: -runs[item.path])
 
 
-def pytest_collection_finish() -> None:
-    """Exclude all objects that exist now (a million: torch and the tests) from later garbage collections."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage during imports, and never what they make: a million objects of torch and the tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture
