@@ -122,6 +122,12 @@ class Slowdown:
         return worker, factor, f" (and {len(self.slow) - 1} more)" if len(self.slow) > 1 else ""
 
     @property
+    def names(self) -> str:
+        """Return the slow workers as a phrase, such as "worker 3" or "workers 3, 5"; more than four end with "…"."""
+        them = ", ".join(str(worker) for worker, _ in self.slow[:4])
+        return f"worker{'s' * (len(self.slow) > 1)} {them}{', …' * (len(self.slow) > 4)}"
+
+    @property
     def has_spikes(self) -> bool:
         return self.spike >= SPIKE
 

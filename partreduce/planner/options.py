@@ -153,7 +153,7 @@ def competitors(
             # Where speeds differ, steps per round in proportion to speed are the strongest competitors.
             for unequal in _unequal_steps(schedule, job):
                 if fits(unequal):
-                    options += Axes(unequal, job).options(f"paced {label}")
+                    options += Axes(unequal, job).options(unequal.name)
             rounds = PLAIN_ROUNDS if plain else ()
             options += Axes(schedule, job).options(label, rounds, pays=lambda: pay(work_of_setting(job)))
             if plain and not any(option.name == label for option in options):
@@ -203,8 +203,9 @@ def _unequal_steps(schedule: Schedule, job: PlanRequest, factor: int = 1) -> Ite
     if worker_steps := proportional_steps(job.cluster):
         steps = tuple(factor * count for count in worker_steps)
         unequal = replace(strategy, steps_per_round=steps, averaging=averaging)
-        name = f"{schedule.name}-paced" if factor == 1 else f"paced {schedule.name}(every={max(steps)})"
-        yield with_timing(Schedule(name, schedule.cluster, unequal), SYNCHRONOUS, steps)
+        every = f"(every={max(steps)})" if factor > 1 else ""
+        named = Schedule(f"paced {schedule.name}{every}", schedule.cluster, unequal)
+        yield with_timing(named, SYNCHRONOUS, steps)
 
 
 def _search(weighed: Weighing, job: PlanRequest, clock: Clock, until: float, say: Callable[[str], None]) -> None:

@@ -321,10 +321,9 @@ def not_weighed(job: PlanRequest) -> list[str]:
     if not job.is_open:
         return lines
     slowdown = Slowdown.of(job)
-    if slow := slowdown.slow:
-        them = ", ".join(str(worker) for worker, _ in slow[:4]) + ", …" * (len(slow) > 4)
+    if slowdown.slow:
         lines.append(
-            f"two answers are yours to weigh: leave worker{'s' * (len(slow) > 1)} {them} out, or give a smaller batch "
+            f"two answers are yours to weigh: leave {slowdown.names} out, or give a smaller batch "
             "(docs/how-to/slow-worker.md)"
         )
     what = "groups on request, pairs and servers are"

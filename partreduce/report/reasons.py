@@ -374,8 +374,11 @@ def best_with_codec(
     seeds = {id(one): one for one in (chosen, best_plain(kept, job), fastest) if one and not one.facts}
     found: list[CandidateSchedule] = []
     for seed in seeds.values():
-        if isinstance(seed.steps_per_round, int) and work_of(seed.schedule, even) <= LITTLE_WORK:
-            found += Axes(seed.schedule, coded).options(seed.schedule.name.partition("(every=")[0])
+        name = seed.schedule.name
+        if isinstance(seed.steps_per_round, int):  # the best number is chosen again; unequal numbers stay
+            name = name.partition("(every=")[0]
+        if work_of(seed.schedule, even) <= LITTLE_WORK:
+            found += Axes(seed.schedule, coded).options(name)
     best = min(allowed_options(found, coded), key=lambda option: decisive_time(option, job), default=None)
     if best is None or best.transport.codec is Codec.NONE:
         return None

@@ -10,6 +10,8 @@ from textwrap import wrap
 from typing import NamedTuple
 
 from partreduce.console import seconds, size
+from partreduce.planner.candidates import Slowdown
+from partreduce.planner.failure_plans import survivors_of
 from partreduce.planner.job import EFFORTS, PlanRequest
 from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.options import competitors
@@ -39,6 +41,10 @@ CELLS = 10
 """Columns of a number in the table of schedules."""
 MOST_LINES = 3
 """The most lines of a schedule's description in the table."""
+NEARLY_AS_FAST = 0.9
+"""Speedup of the cluster without its slow workers, over the recommendation, from which the answer states it."""
+BRIEF = 0.5
+"""Effort, in nominal seconds, to plan the cluster without its slow workers."""
 OPTIMIZERS = {Optimizer.SGD: "SGD", Optimizer.MOMENTUM: "SGD with momentum", Optimizer.ADAM: "AdamW"}
 SIMPLE = ("allreduce", "node-then-all")
 """Catalogue entries that are predicted for the comparison if the job's limits exclude all simple schedules."""
@@ -162,6 +168,7 @@ def _facts(compared: Comparison, job: PlanRequest, proved: str, *, capped: bool)
     facts = {
         "time per step": f"{seconds(chosen.step_seconds)}, {seconds(chosen.communication)} communicating{waiting}",
         "speedup": _speedup(compared),
+        "slow workers": _without_slow_workers(chosen, job),
         "divergence": _divergence(chosen),
         "memory": _memory(chosen, job),
         "tuning": _tuning(chosen),
@@ -193,6 +200,27 @@ def _speedup(compared: Comparison) -> str:
     if ratio < 1:
         return f"a simple schedule; {other} is predicted {_factor(1 / ratio)}x as fast, but not surely; {every}"
     return f"this is the best simple schedule ({_factor(ratio)}x over the next, {other}); {every}"
+
+
+def _without_slow_workers(chosen: CandidateSchedule, job: PlanRequest) -> str:
+    """Return, as a text, the predicted speedup of the cluster without its slow workers; empty if it is clearly slower.
+
+    Both clusters are taken to need equally many samples for a loss. What unequal steps leave out is in their price.
+    """
+    slowdown = Slowdown.of(job)
+    if not job.is_open or not slowdown.slow:
+        return ""
+    left = survivors_of(job.cluster, tuple(worker for worker, _ in slowdown.slow))
+    try:
+        other = replace(job, cluster=left, take=None, tolerate_failures=0, effort=BRIEF, time_limit=None)
+        best = decide(other).chosen
+    except PartreduceError:  # one worker is left, or no option keeps the limits
+        return ""
+    fewer = left.num_workers / job.cluster.num_workers / (chosen.gap.gradients if chosen.gap else 1.0)
+    ratio = chosen.time / best.time * fewer if best.time > 0 else 0.0
+    if ratio < NEARLY_AS_FAST:
+        return ""
+    return f"{_factor(ratio)}x as fast without {slowdown.names} (lost samples counted)"
 
 
 def _divergence(chosen: CandidateSchedule) -> str:

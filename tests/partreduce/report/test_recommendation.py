@@ -16,7 +16,7 @@ from partreduce.planner.options import competitors
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import allowed_options, family, gain, recommend
 from partreduce.planner.steps_model import Optimizer
-from partreduce.report.recommendation import compare, recommendation, three_reasons, times, variants
+from partreduce.report.recommendation import BRIEF, compare, recommendation, three_reasons, times, variants
 from partreduce.schedulers import registry
 from partreduce.strategies import PartialAllReduce
 from partreduce.types import Delay
@@ -82,6 +82,33 @@ def test_the_answer_says_what_fewer_steps_of_slow_workers_cost(capsys, slow, fac
     said = " ".join(ran(capsys, [*words, *(word for one in slow for word in ("--set", f"slow={one}:3"))]).out.split())
     assert ("because slow workers take fewer" in said) == bool(factor)
     assert not factor or f"{factor}x of them because slow workers take fewer" in said
+
+
+COMPUTING = ["--set", "compute=160ms", "--model-bytes", "37MB"]
+
+
+def test_the_answer_says_how_fast_the_cluster_without_its_slow_workers_is(capsys):
+    """Worker 3 is the last one of node 0; 15 workers need 16/15 of the steps for as many samples."""
+    slow = ["4x4", *COMPUTING, "--set", "slow=3:5x"]
+    said = " ".join(ran(capsys, ["design", *slow]).out.split())
+    whole, left = (
+        json.loads(ran(capsys, ["design", *asked, "--json"]).out)["recommendation"]
+        for asked in (slow, ["3,4,4,4", *COMPUTING, "--effort", f"{BRIEF}"])
+    )
+    steps = whole["steps_per_round"]
+    assert sorted(set(steps)) == [1, 5], "so it processes fewer samples than its fastest workers' steps tell"
+    ours, theirs = (one["step_seconds"] * one["steps_ratio"] for one in (whole, left))
+    (told,) = re.findall(r" slow workers (\S+)x as fast without worker 3 \(lost samples counted\) ", said)
+    assert float(told) == pytest.approx(ours / theirs * (15 / 16) / (sum(steps) / (16 * max(steps))), abs=0.006)
+
+
+@pytest.mark.parametrize("slow", [(2, 3), ()])
+def test_a_cluster_that_is_clearly_slower_without_its_slow_workers_is_named_by_explain_alone(capsys, slow):
+    """Without two of four workers that take 1.5 times as long, a step has a half of the samples, not five sixths."""
+    asked = ["design", "1x4", *COMPUTING, "--optimizer", "sgd", *FAST, "--explain"]
+    said = " ".join(ran(capsys, [*asked, *(word for one in slow for word in ("--set", f"slow={one}:1.5"))]).out.split())
+    assert "lost samples counted" not in said
+    assert ("two answers are yours to weigh: leave workers 2, 3 out, or give a smaller batch" in said) == bool(slow)
 
 
 def test_a_thorough_answer_says_what_searching_gained(capsys, monkeypatch):
@@ -241,6 +268,19 @@ def test_a_codec_that_would_pay_is_priced_and_none_is_said_where_one_is_allowed(
     (ratio,) = re.findall(r"would change at least (\S+)x faster with --codec int8", said)
     assert f"at least {ratio} times as fast" in told
     assert "--codec" not in ran(capsys, [*asked, "--codec", "any"]).out
+
+
+def test_a_codec_is_also_priced_for_unequal_steps_per_worker(capsys):
+    asked = ["design", *JOBS["slow worker"]]
+    document = json.loads(ran(capsys, [*asked, "--json"]).out)
+    assert document["recommendation"]["name"].startswith("paced ")
+    (told,) = (one for one in document["reasons"] if one.startswith("--codec any"))
+    ratio, name = re.search(r"training at least (\S+) times as fast \((paced .*): ", told).groups()
+    assert f"at least {ratio}x faster with --codec " in " ".join(ran(capsys, asked).out.split())
+    taken = json.loads(ran(capsys, [*asked, "--codec", "any", "--select", name, "--json"]).out)["recommendation"]
+    assert taken["name"] == name
+    assert taken["codec"] != "none"
+    assert len(set(taken["steps_per_round"])) > 1
 
 
 @pytest.mark.parametrize("asked", [{"limits": Limits(max_group=4)}, {"sync": Delay.LATE}])
