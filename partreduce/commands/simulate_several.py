@@ -67,7 +67,7 @@ def simulate_several(
 
 
 def _to_a_loss(schedule: Schedule, job: PlanRequest) -> dict[str, Any]:
-    """Return {"steps_ratio": predicted steps to a loss divided by All-Reduce's, on shuffled data}.
+    """Return {"steps_ratio": predicted steps to a loss divided by All-Reduce's, on shuffled data, for any optimizer}.
 
     The value is None for schedules whose steps the steps model cannot predict: with outer steps, fragments of the
     model, or no mixing matrices.
@@ -107,13 +107,13 @@ def _print(rows: list[dict[str, Any]], place: Cluster, hardware: Hardware) -> No
     for name, words in {row["name"]: row["runs"] for row in rows}.items():
         console().print(f"{name}: {words}", markup=False)
     console().print(
-        "Step: whole, with waiting. Steps to a loss: predicted on shuffled data, over All-Reduce's; time: step × "
-        "steps; `-` where only `partreduce design` can tell. Per step: communication with its codec, bytes out of the "
-        "busiest node. Age: steps of "
-        "another worker by which what is averaged may be behind; it grows with the run where one is never heard. "
-        "Memory: of the busiest worker, without its parameters. Per period: contraction. In steady state: consensus "
-        "distance under gradient noise, drift when workers (or nodes) see different data. Kinds without fixed rounds "
-        "are simulated, and have no metrics of mixing.",
+        "Step: whole, with waiting. Steps to a loss: predicted on shuffled data, as by `partreduce design --optimizer "
+        "any`, over All-Reduce's; time: step × steps; `-` where only `partreduce design` can tell. Per step: "
+        "communication with its codec, bytes out of the busiest node. Age: steps of another worker by which what is "
+        "averaged may be behind; it grows with the run where one is never heard. Memory: of the busiest worker, "
+        "without its parameters. Per period: contraction. In steady state: consensus distance under gradient noise, "
+        "drift when workers (or nodes) see different data. Kinds without fixed rounds are simulated, and have no "
+        "metrics of mixing.",
         style="dim",
     )
 

@@ -313,6 +313,8 @@ def test_several_schedules_have_the_steps_and_the_time_to_a_loss_that_design_pre
     hardware = Hardware(nic=Link.of_bandwidth(1e8), model_bytes=50_000_000, compute=0.05)
     option = measure(load_schedule(paths[1]), PlanRequest(cluster=Cluster.regular(2, 2, hardware=hardware)))
     assert rows[1]["steps_ratio"] == pytest.approx(option.steps_ratio)
+    shown = " ".join(ran(capsys, ["simulate", *map(str, paths), *network]).out.split())
+    assert "Steps to a loss: predicted on shuffled data, as by `partreduce design --optimizer any`" in shown
     said = refusal(capsys, "simulate", *paths, "-o", tmp_path / "several.json", code=2)
     assert "several.json: ends in '.json'; pictures" in said
 
