@@ -176,6 +176,8 @@ class Coordinator(FailureRule[P]):
             self._num_started += 1
             self._restarted()
             self._workers[worker.rank] = started
+            left = self._max_restarts - self._num_started
+            self._outlet.log_line(f"worker {worker.rank} is started again (restarts left: {left})")
         return started
 
     def exited_well(self, worker: P) -> None:

@@ -276,9 +276,9 @@ def _code_of(error: BaseException) -> int:
             sys.stderr.write(f"{error.code}\n")
             return 1
         return (error.code or 0) & 0xFF
-    if isinstance(error, KeyboardInterrupt):
-        return -signal.SIGINT
     sys.last_value = known = translate_error(error)
+    if isinstance(error, KeyboardInterrupt):
+        return -signal.SIGINT  # the launcher prints one line for all workers
     if isinstance(known, PartreduceError):
         return print_error(known)
     trace = error.__traceback__  # without the launcher's frames, unless there are no others

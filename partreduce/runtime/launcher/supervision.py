@@ -67,9 +67,13 @@ class Shutdown:
             self.code, self.cause = shell_exit_code(code), cause
         self.deadline = min(self.deadline, time.monotonic() + grace)
 
-    def end_on_request(self, number: int, grace: float, workers: Sequence[Worker]) -> None:
+    def end_on_request(
+        self, number: int, grace: float, workers: Sequence[Worker], outlet: LogMultiplexer | None = None
+    ) -> None:
         """Pass on to the workers signal `number`, which asks the run to end; if it is repeated, send SIGKILL."""
         gentle = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+        if outlet is not None and gentle == signal.SIGINT and not self.request:
+            outlet.log_line(f"interrupted; the workers have {grace:g} s to save")
         _signal(workers, signal.SIGKILL if self.request == number else gentle)
         self.request, self.code = number, shell_exit_code(-number)
         if gentle == signal.SIGTERM:
@@ -189,9 +193,8 @@ def watch(
                         selector.register(descriptor, selectors.EVENT_READ, started)
             except (Terminated, KeyboardInterrupt) as ended:
                 mark_delivered()
-                shutdown.end_on_request(
-                    ended.number if isinstance(ended, Terminated) else signal.SIGINT, grace, workers
-                )
+                number = ended.number if isinstance(ended, Terminated) else signal.SIGINT
+                shutdown.end_on_request(number, grace, workers, outlet)
         with allow_signals(mask):
             for key in list(selector.get_map().values()):
                 _forward(key.fd, key.data, outlet, deduplicator, width, last=True)

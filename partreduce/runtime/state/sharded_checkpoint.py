@@ -33,11 +33,14 @@ def newest(directory: Path, worker: int) -> Path | None:
     `worker` is the number of this rank's replica. Raises FileError if none of the checkpoints has all replicas' parts.
     """
     seen = [path.name for path in directory.glob("round-*") if (_place(path, worker) / METADATA).exists()]
-    said = all_gather_json(seen)
-    if common := set.intersection(*map(set, said)):
+    said = all_gather_json((worker, seen))
+    if common := set.intersection(*(set(names) for _, names in said)):
         return directory / max(common)
-    if any(said):
-        raise FileError(f"{directory}: of no checkpoint there all replicas can read their parts")
+    if found := {name for _, names in said for name in names}:
+        lost = _place(directory / max(found), next(one for one, names in said if max(found) not in names))
+        raise FileError(
+            f"{directory}: of no checkpoint there all replicas can read their parts: {lost} is lost or incomplete"
+        )
     return None
 
 

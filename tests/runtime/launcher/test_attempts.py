@@ -143,6 +143,7 @@ def test_who_comes_back_and_all_who_begin_again_are_counted_together(tmp_path, c
     )
     said = capfd.readouterr().err
     assert (code, sorted(held)) == (0, [f"held-{rank}" for rank in range(WORKERS)])
+    assert "partreduce: worker 1 is started again (restarts left: 2)" in said
     assert "worker 1 joined in round 7" in said
     assert "attempt 1 ended with exit code 9; all workers begin again" in said
     assert "(restarts left: 1)" in said

@@ -112,7 +112,7 @@ def test_a_checkpoint_of_sharded_replicas_resumes_with_as_many_shards_or_another
             for path in folder.glob("*.distcp" if kind == "every 2" else ".metadata"):
                 path.write_bytes(path.read_bytes()[:300])
     words = {
-        "late": "of no checkpoint there all replicas can read their parts",
+        "late": "/replica-00001 is lost or incomplete",
         "every 2": "replica-00001: cannot be read: EOFError",
         "outer": "replica-00001: cannot be read: ",
     }

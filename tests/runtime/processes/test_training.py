@@ -382,23 +382,37 @@ def test_errors_of_ours_and_no_others_are_one_line_wherever_they_end_a_script(tm
     assert ("Traceback" in done.stderr) == ("theirs" in line)
 
 
-def test_ctrl_c_ends_the_launcher_and_all_its_workers(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        f"import os, time\nopen(r'{tmp_path}/' + os.environ['RANK'], 'w').write(str(os.getpid()))\n"
-        "for _ in range(600): time.sleep(0.1)\n"  # a signal just before one long sleep would be heard behind it
-    )
+INTERRUPTED = """
+import os, time
+import torch, partreduce
+model = torch.nn.Linear(1, 1)
+schedule = partreduce.design("1x2", build="local-sgd", every=4)
+optimizer = partreduce.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule)
+for step in range(600):
+    model(torch.ones(1)).sum().backward()
+    optimizer.step()
+    if step == 5:
+        open(os.path.join("FOLDER", os.environ["RANK"]), "w").write(str(os.getpid()))
+    time.sleep(0.1)  # a signal just before one long sleep would be heard behind it
+"""
+
+
+def test_ctrl_c_ends_the_launcher_and_all_its_workers_with_one_line_in_all(tmp_path):
+    script, errors = tmp_path / "script.py", tmp_path / "errors"
+    script.write_text(INTERRUPTED.replace("FOLDER", str(tmp_path)))
     launch = "from partreduce.runtime.launcher.launch import launch"
     # A suite that runs in a shell's background has SIGINT ignored, which a child would inherit.
     heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     code = f"import sys; {heard}; {launch}; sys.exit(launch({str(script)!r}, num_workers=2))"
-    process = WARM.start("-c", code)
+    with errors.open("w") as stream:
+        process = WARM.start("-c", code, streams=[0, 1, stream.fileno()])
     try:
         until(lambda: all((tmp_path / r).exists() and (tmp_path / r).read_text() for r in "01"), seconds=100)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130
     finally:
         process.kill()
+    assert errors.read_text() == "partreduce: interrupted; the workers have 5 s to save\n"
     for rank in "01":
         with pytest.raises(ProcessLookupError):
             os.kill(int((tmp_path / rank).read_text()), 0)
