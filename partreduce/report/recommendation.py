@@ -12,7 +12,7 @@ from typing import NamedTuple
 from partreduce.console import seconds, size
 from partreduce.planner.candidates import Slowdown
 from partreduce.planner.failure_plans import survivors_of
-from partreduce.planner.job import EFFORTS, PlanRequest
+from partreduce.planner.job import EFFORTS, Delay, PlanRequest
 from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.options import competitors
 from partreduce.planner.plan import Plan, decide
@@ -25,6 +25,7 @@ from partreduce.planner.recommend import (
     family,
     gain,
     least_time,
+    recommend,
 )
 from partreduce.planner.steps_model import Optimizer
 from partreduce.report.reasons import best_with_codec, failed_networks, why_not
@@ -43,11 +44,9 @@ MOST_LINES = 3
 """The most lines of a schedule's description in the table."""
 NEARLY_AS_FAST = 0.9
 """Speedup of the cluster without its slow workers, over the recommendation, from which the answer states it."""
-BRIEF = 0.5
-"""Effort, in nominal seconds, to plan the cluster without its slow workers."""
 OPTIMIZERS = {Optimizer.SGD: "SGD", Optimizer.MOMENTUM: "SGD with momentum", Optimizer.ADAM: "AdamW"}
 SIMPLE = ("allreduce", "node-then-all")
-"""Catalogue entries that are predicted for the comparison if the job's limits exclude all simple schedules."""
+"""Catalogue entries of simple schedules, for comparisons: if the limits exclude all, or without slow workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +202,7 @@ def _speedup(compared: Comparison) -> str:
 
 
 def _without_slow_workers(chosen: CandidateSchedule, job: PlanRequest) -> str:
-    """Return, as a text, the predicted speedup of the cluster without its slow workers; empty if it is clearly slower.
+    """Return, as a text, the predicted speedup of a simple schedule without the slow workers; empty if it is slower.
 
     Both clusters are taken to need equally many samples for a loss. What unequal steps leave out is in their price.
     """
@@ -211,9 +210,9 @@ def _without_slow_workers(chosen: CandidateSchedule, job: PlanRequest) -> str:
     if not job.is_open or not slowdown.slow:
         return ""
     left = survivors_of(job.cluster, tuple(worker for worker, _ in slowdown.slow))
+    other = replace(job, cluster=left, sync=Delay.SYNCHRONOUS, take=None, tolerate_failures=0)
     try:
-        other = replace(job, cluster=left, take=None, tolerate_failures=0, effort=BRIEF, time_limit=None)
-        best = decide(other).chosen
+        best = recommend(competitors(other, names=SIMPLE), other)
     except PartreduceError:  # one worker is left, or no option keeps the limits
         return ""
     fewer = left.num_workers / job.cluster.num_workers / (chosen.gap.gradients if chosen.gap else 1.0)
