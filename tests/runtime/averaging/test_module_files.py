@@ -2,9 +2,6 @@
 
 import copy
 import io
-import os
-import subprocess
-import sys
 import warnings
 from dataclasses import replace
 
@@ -13,8 +10,10 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 import partreduce
+from helpers.children import environment
 from helpers.thread_ranks import on_ranks
 from helpers.training import group_phases, wrap
+from helpers.warm import WARM
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
 from partreduce.errors import InputError
@@ -33,7 +32,8 @@ STRATEGIES = {
 }
 LOADS = """
 import sys
-sys.modules["partreduce"] = None  # as where it is not installed
+for name in [name for name in sys.modules if name.partition(".")[0] == "partreduce"]:
+    sys.modules[name] = None  # as where it is not installed
 import pathlib, torch
 for path in sorted(pathlib.Path(sys.argv[1]).glob("*.pt")):
     saved = torch.load(path, weights_only=False)
@@ -110,10 +110,7 @@ def test_files_of_models_in_mid_run_are_loaded_where_partreduce_is_not_installed
                 assert b"partreduce" not in data, file
             for file, data in files.items():
                 (tmp_path / f"{file}.pt").write_bytes(data)
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", LOADS, tmp_path], capture_output=True, text=True, check=False, timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    done = WARM.run("-c", LOADS, tmp_path, environment=environment(OMP_NUM_THREADS="1"))
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == len(STRATEGIES) * (3 * 6 + 1)
 

@@ -1,7 +1,6 @@
 """Background threads: a worker's process ends as its script ended, never of a thread that was still inside torch."""
 
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -36,9 +35,8 @@ def test_a_plain_daemon_thread_inside_torch_ends_the_process_by_a_signal():
     """The fault that the class exists for: when this fails, Python or torch has mended it."""
     if sys.version_info >= (3, 14):
         pytest.skip("from Python 3.14 on such a thread waits for ever instead")
-    # By another interpreter, which takes itself down: the warm one's commands end without.
-    command = [sys.executable, "-c", STORE + PLAIN]
-    result = subprocess.run(command, check=False, env=children.environment(), timeout=250)
+    taken_down = "import ctypes\nctypes.pythonapi.Py_Exit(0)\n"  # the warm process's commands end without
+    result = run_script(STORE + PLAIN + taken_down)
     assert result.returncode == -6
 
 
