@@ -388,8 +388,7 @@ class Counting(torch.nn.Module):
 def test_a_buffer_that_changed_on_one_worker_is_named_with_worker_and_change(ranks, strategy, where, changed, said):
     """Once: "The size of tensor a (6) must match the size of tensor b (4)"."""
 
-    def work(world):
-        model, optimizer = make_optimizer(world, strategy, model=Counting(), timeout=5)
+    def train(world, model, optimizer):
         if world.rank == 1:
             model.seen = changed.clone()
         if where == "mean_model":
@@ -402,10 +401,12 @@ def test_a_buffer_that_changed_on_one_worker_is_named_with_worker_and_change(ran
             pass
 
     def until_told(world):
+        model, optimizer = make_optimizer(world, strategy, model=Counting())
         try:
-            work(world)
-        except InputError:
-            world.abandon()  # as the end of the script does, so that the other need not wait
+            train(world, model, optimizer)
+        except InputError:  # as the end of the script does, so that the other need not wait
+            optimizer.run.reducer.heartbeat.note("left", "stopped")
+            world.abandon()
             raise
 
     errors = ranks.run(2, until_told, catch=PartreduceError)
