@@ -225,7 +225,7 @@ def test_training_comes_to_the_loss_of_exact_rows(ranks):
     """Rows learn their own targets: what rounding takes from lookups and gradients does not keep them off."""
     rng = np.random.default_rng(1)
     table, targets = (rng.normal(size=(ROWS, COLUMNS)).astype(np.float32) for _ in range(2))
-    ids = rng.integers(0, ROWS, (16, 4, 16))
+    ids = rng.integers(0, ROWS, (8, 4, 16))
 
     def run(codec):
         def train(world):
