@@ -6,7 +6,7 @@ import sys
 import threading
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 from unittest.mock import patch
 
@@ -159,7 +159,7 @@ CELLS = [
                     sync=st.DelayedMerge(steps=3, alpha=Fraction(1, 2)),
                     payload=st.Payload(outer=DILOCO, fragments=3),
                 ),
-                {},
+                {"rounds": 3},
             ),
         )
         for on_host in (False, True)
@@ -424,11 +424,12 @@ def judge_fault(cell, kind, fault):
     sync = cell.strategy.sync
     delay = sync.lag if isinstance(sync, st.Pipeline) else 0
     before = replace(cell, rounds=fault.at + delay)  # a pipeline applies it so many steps later
+    run_before = cache(partial(run_cell, before, "plain", finish=False))
     for rank, result in enumerate(results):
         # A step that ends in the error was taken; with averaged gradients it was undone, as all since the fault.
         local = result["steps"] - before.rounds
         choices = [0] if cell.schedule.strategy.averages_gradients else [local, local + 1]
-        wanted = [run_cell(before, "plain", finish=False, local=choice)[rank] for choice in choices]
+        wanted = [run_before(local=choice)[rank] for choice in choices]
         gap = min(distance([result], [one], parameters_only=True) for one in wanted)
         if gap > tolerance(cell, kind):
             return f"{cell.name}, {fault.kind}: rank {rank} is {gap:.3g} from its parameters without the failed average"

@@ -21,14 +21,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_map_only
 
 from partreduce.runtime.transport import array_frames, server_allreduce, updates
 from partreduce.runtime.transport.streams import CudaStreams, Streams
@@ -221,8 +220,8 @@ class PretendedDevice:
         self.mark().passed.wait()
 
     def note_host(self, value):
-        for tensor in tree_flatten(value)[0]:
-            if isinstance(tensor, torch.Tensor) and _has_memory(tensor):
+        for tensor in _tensors_in(value):
+            if _has_memory(tensor):
                 storage = tensor.untyped_storage()
                 self._host[storage._cdata] = storage
 
@@ -237,7 +236,7 @@ class PretendedDevice:
         """Return whether an operation is a blocking copy between the two memories, for which the host waits."""
         if func not in _COPIES or any(args[2:]):
             return False
-        targets, sources = (tree_flatten(arrays)[0] for arrays in args[:2])
+        targets, sources = map(_tensors_in, args[:2])
         return any(
             self.is_host(target) != self.is_host(source) for target, source in zip(targets, sources, strict=True)
         )
@@ -255,7 +254,7 @@ class PretendedDevice:
 
         Views, and operations on the host's arrays, run at once; all others are queued in the current stream.
         """
-        tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+        tensors = list(_tensors_in((args, kwargs)))
         # What is indexed says where: a list of places becomes a new array, as a number becomes one.
         stored = [tensor for tensor in (tensors[:1] if func in _INDEXING else tensors) if _has_memory(tensor)]
         if any(map(self.is_host, stored)) and all(self.is_host(one) or self._is_number(one) for one in stored):
@@ -266,31 +265,25 @@ class PretendedDevice:
         if func is torch.ops.aten._local_scalar_dense.default or _waits(func, tensors) or self._copies(func, args):
             self.ask()
             return func(*args, **kwargs)
-        returns = func._schema.returns
-        views = any(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+        views, writes = _returns_of(func)
         if views or func in _VIEWS:
             return func(*args, **kwargs)
         if not tensors:
-            return tree_map_only(torch.Tensor, self._filled, func(*args, **kwargs))
+            return _with_tensors(self._filled, func(*args, **kwargs))
         # As a kernel does, the operation gets the memory of now: a parameter's `data` may be another's when it runs.
-        now, named = tree_map_only(torch.Tensor, self._memory_of, (args, kwargs))
-        if all(one.alias_info is not None for one in returns):
+        now, named = _with_tensors(self._memory_of, (args, kwargs))
+        if writes:
             self.current.submit(lambda: func(*now, **named))
             return _written(func, args, kwargs)
-        # What comes out has the shapes, strides and dtypes of a run on zeros.
-        zeros, named_zeros = tree_map_only(torch.Tensor, _zeros, (args, kwargs))
-        shapes = func(*zeros, **named_zeros)
-        results = tree_map_only(torch.Tensor, self._room, shapes)
-        for room in tree_flatten(results)[0]:
-            if isinstance(room, torch.Tensor) and room.dim() == 0:
+        results = _with_tensors(self._room, _shapes_of(func, args, kwargs))
+        for room in _tensors_in(results):
+            if room.dim() == 0:
                 self._numbers[room.untyped_storage()._cdata] = room.untyped_storage()
-
-        rooms = tree_flatten(tree_map_only(torch.Tensor, self._memory_of, results))[0]
+        rooms = list(_tensors_in(_with_tensors(self._memory_of, results)))
 
         def task():
-            made = func(*now, **named)
-            for room, value in zip(rooms, tree_flatten(made)[0], strict=True):
-                if isinstance(room, torch.Tensor) and room.numel():
+            for room, value in zip(rooms, _tensors_in(func(*now, **named)), strict=True):
+                if room.numel():
                     room.copy_(value)
 
         self.current.submit(task)
@@ -366,18 +359,74 @@ def _zeros(tensor):
     return numbers.as_strided(tensor.size(), tensor.stride())
 
 
+def _shapes_of(func, args, kwargs):
+    """Return what an operation's results have the shapes, strides and dtypes of: those of a run on zeros."""
+    key = func, _form_of(args), _form_of(kwargs)
+    if key not in _shapes:
+        zeros, named = _with_tensors(_zeros, (args, kwargs))
+        _shapes[key] = func(*zeros, **named)
+    return _shapes[key]
+
+
+_shapes: dict[tuple[object, ...], object] = {}
+
+
+def _form_of(value):
+    """Return all of an operation's arguments on which the form of its results depends."""
+    if isinstance(value, torch.Tensor):
+        return value.size(), value.stride(), value.dtype, value.device
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_form_of, value))
+    if isinstance(value, dict):
+        return tuple((name, _form_of(one)) for name, one in value.items())
+    return type(value), value
+
+
+def _tensors_in(value):
+    """Return an iterator over the tensors in an operation's arguments or results; torch's takes ten times as long."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _tensors_in(one)
+    elif isinstance(value, dict):
+        yield from _tensors_in(list(value.values()))
+
+
+def _with_tensors(change, value):
+    """Return an operation's arguments or results with each tensor changed."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)([_with_tensors(change, one) for one in value])
+    if isinstance(value, dict):
+        return {name: _with_tensors(change, one) for name, one in value.items()}
+    return value
+
+
+@cache
+def _returns_of(func):
+    """Return whether an operation returns a view, and whether it returns only arguments that it writes."""
+    aliases = [one.alias_info for one in func._schema.returns]
+    return any(one is not None and not one.is_write for one in aliases), None not in aliases
+
+
+@cache
+def _outputs_of(func):
+    """Return the (position, name) of the arguments that an operation writes, and how many it returns."""
+    schema = func._schema
+    arguments = [(place, one.name, one.alias_info) for place, one in enumerate(schema.arguments)]
+    return [(place, name) for place, name, alias in arguments if alias and alias.is_write], len(schema.returns)
+
+
 def _written(func, args, kwargs):
     """Return the arguments that an operation writes and returns."""
-    schema = func._schema
-    given = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
-    outputs = [
-        given[argument.name]
-        for argument in schema.arguments
-        if argument.alias_info is not None and argument.alias_info.is_write and argument.name in given
-    ]
-    if not schema.returns:
+    outputs, count = _outputs_of(func)
+    given = [args[place] if place < len(args) else kwargs.get(name) for place, name in outputs]
+    written = [one for one in given if one is not None]
+    if not count:
         return None
-    return outputs[0] if len(schema.returns) == 1 else tuple(outputs[: len(schema.returns)])
+    return written[0] if count == 1 else tuple(written[:count])
 
 
 class _DispatchToDevice(TorchDispatchMode):
