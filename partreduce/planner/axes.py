@@ -67,7 +67,7 @@ class Setting(NamedTuple):
 
 
 class Timings:
-    """The communication and seconds per step of a schedule with one algorithm and codec, by `Setting`; cached.
+    """Seconds of communication and of a whole step, by `Setting`, of a schedule with one algorithm and codec; cached.
 
     `schedule` is synchronous; `costed` has the algorithm and codec.
     """
@@ -80,7 +80,7 @@ class Timings:
         self.seconds, self.steps = cache(self._seconds), cache(self._steps)
 
     def costed_for(self, setting: Setting) -> CostedTransport:
-        """Return the transport in this setting (by layers or not), with its cost at one step per round."""
+        """Return the transport in this setting, which may send by layer, with its cost at one step per round."""
         if not setting.is_layered:
             return self.costed
         transport = replace(self.costed.transport, gradient_buckets=setting.gradient_buckets)

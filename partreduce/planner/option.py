@@ -205,7 +205,7 @@ class CandidateSchedule:
     def may_fail(self) -> bool:
         """Return whether a calibrated task failed with averages as rare or as late as those of this schedule.
 
-        False if the schedule ran in a pilot, averages gradients, or has `facts`.
+        False if the schedule ran in a pilot, averages gradients, or was simulated.
         """
         if self.facts is not None or self.surprise is not None or self.schedule.strategy.averages_gradients:
             return False

@@ -367,7 +367,7 @@ def _reason(table: Table, route: TablePlacement, costs: dict[Placement, Cost], s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """The tables of a model, the bytes of all other trained parameters, and the steps in which rows were counted.
+    """A model's tables, the bytes of its other trained parameters, and the number of steps whose rows were counted.
 
     `optimizer` is the kind of the optimizer that was returned with the model; None if the steps model has no such kind.
     """

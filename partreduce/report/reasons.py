@@ -303,7 +303,7 @@ def _is_too_late(option: CandidateSchedule) -> bool:
 
 
 def _beyond(option: CandidateSchedule) -> str:
-    """Return a clause on what was never measured: so many fragments of the model, or averages as rare."""
+    """Return a clause: the candidate has more fragments of the model, or rarer averages, than any that was measured."""
     if (count := option.schedule.strategy.payload.num_fragments) > 1:
         return f"its model is cut into {count} fragments and at most {OUTER_FRAGMENTS} were measured"
     return "it averages less often than any schedule that was measured"

@@ -266,7 +266,7 @@ def _load(
         and optimizer.schedule.steps_per_round_of(source) == optimizer.run.steps_per_round
     )
     steps = int(facts["steps"]) if at_pace else int(manifest["round"]) * optimizer.run.steps_per_round
-    optimizer.engine.go_on_from(steps)
+    optimizer.engine.continue_from(steps)
     meeting.lineage = manifest["lineage"]
     ending.guard(lambda: optimizer.runner.load(kept, steps))
     return Resumed(folder, steps, int(manifest["round"]), int(manifest["num_workers"]), facts["extra"])
@@ -296,7 +296,7 @@ def _loaded_shards(
     optimizer.ending.guard(optimizer.runner.drain)
     flat.sharders.reshard()
     kept = StateFile(optimizer.engine).restore(tensors, facts, own_random_states=same)
-    optimizer.engine.go_on_from(int(facts["steps"]))
+    optimizer.engine.continue_from(int(facts["steps"]))
     optimizer.meeting.earlier = facts["earlier"]
     optimizer.meeting.exchange("checkpoint loaded", {}, members)
     optimizer.ending.guard(lambda: optimizer.runner.load(kept, optimizer.steps))
@@ -328,7 +328,7 @@ def _load_mean(optimizer: DistributedOptimizer, folder: Path, members: Sequence[
     if tables := optimizer.run.tables:
         tables.broadcast()
         redistribute(tables, optimizer.optimizer, told["tables"], told["there"], reader(folder, file_of, unpack))
-    optimizer.engine.go_on_from(0)
+    optimizer.engine.continue_from(0)
     return Resumed(folder, int(told["steps"]), int(told["round"]), int(told["num_workers"]), None)
 
 

@@ -555,7 +555,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 with self.run.reducer.heartbeat.gathering("load_state_dict()", self.round, ADVICE):
                     self.meeting.exchange("load_state_dict", {})
             lost = self.ending.guard(self.runner.drain)
-            self.engine.go_on_from(steps)
+            self.engine.continue_from(steps)
             self._load_strategy((own or {}).get("strategy"), steps, lost)
 
     def _load_strategy(self, state: dict[str, torch.Tensor] | None, steps: int, lost: str) -> None:

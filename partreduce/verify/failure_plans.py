@@ -104,8 +104,9 @@ def _apart(runs: Any, cells: Cells, known: Confirmed) -> str:  # noqa: ANN401 - 
 def _least_square(runs: Any, cells: Cells, rates: dict[tuple[int, ...], Fraction]) -> Fraction:  # noqa: ANN401
     """Return c² ≤ 1 such that a period leaves at most c² of the survivors' squared distance to their mean.
 
-    `runs` and `cells` are as in `_apart`. `rates` caches the bounds for functions that vary along free digits: digits
-    of the node index with at least two values that no failed node has.
+    `runs` is the schedule that survivors run, `cells` are their sets of interchangeable workers. `rates` caches the
+    bounds for functions that vary along free digits: digits of the node index with at least two values that no failed
+    node has.
     """
     free, sizes = tuple(cells.free), np.array(cells.sizes)
     if free not in rates:

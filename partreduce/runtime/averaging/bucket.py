@@ -1,8 +1,8 @@
 """Define the bucket: a flat array of parameters that is all-reduced and written back as a whole, as in DDP.
 
-The `commit_` functions write averages back. Their argument `ok` is the result of the tag check: None on CPU, where the
-host has checked before, or a 0-d bool tensor on CUDA, where False leaves all values unchanged. The device evaluates
-`ok`, so the host never waits inside a step.
+The `commit_` functions write averages back. Their argument `ok` says whether all members ran the same operation: None
+on CPU, where the host has checked before, or a 0-d bool tensor on CUDA, where False leaves all values unchanged. The
+device evaluates `ok`, so the host never waits inside a step.
 """
 
 from __future__ import annotations

@@ -93,7 +93,10 @@ class Facts(Layout):
         return share
 
     def first_local(self, optimizer: torch.optim.Optimizer) -> Found:
-        """Return a parameter of another optimizer whose gradient was not averaged, as values for a message, or None."""
+        """Return a parameter of `optimizer` (not the wrapped one) whose gradient was not averaged, or None.
+
+        The result holds the values for a message.
+        """
         for slot in self.share_of(optimizer):
             left = self.left.get(slot.parameter)
             is_mean = self.has_stepped if left is None else left == version_of(slot.parameter)

@@ -67,7 +67,7 @@ class Handle:
         return rows, inverse, padding
 
     def found(self, ids: torch.Tensor, problem: str) -> torch.Tensor:
-        """Return the rows numbered `ids`, each once, on the device of the module's weight.
+        """Return the rows numbered `ids`, which holds no number twice, on the device of the module's weight.
 
         A `problem`, if not empty, describes a user's mistake: it is raised as InputError, if possible on all workers.
         """

@@ -183,7 +183,7 @@ class Staging:
         self._streams = streams
 
     def begin(self, values: torch.Tensor) -> Landing:
-        """Start copying an array to the host, after the work queued in the current stream."""
+        """Start copying an array to the host after the work queued in the current stream; the result waits for it."""
         streams = self._streams(values.device)
         if not streams.runs_ahead:
             return Landing(values)

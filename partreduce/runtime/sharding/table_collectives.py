@@ -50,7 +50,8 @@ class Call:
     """The table operation that a worker starts; before each operation all workers send each other theirs.
 
     Calls are equal if they start the same operation. `copy` is the number of the model's copy, 0 the trained one;
-    `trains` says whether gradients follow a lookup, or are clipped in a step; `value` is this worker's part of a norm.
+    `trains` says of a lookup whether gradients follow, of a step whether it clips gradients; `value` is this worker's
+    part of a norm.
     """
 
     kind: Kind

@@ -272,7 +272,7 @@ class Handover:
         self.member.since = dict(extra["since"])
         self._taken = torch.load(io.BytesIO(base64.b64decode(extra["objects"])), weights_only=True)
         steps = self.member.step_of(turn, self.run.steps_per_round)
-        self.engine.go_on_from(steps)
+        self.engine.continue_from(steps)
         self.engine.catch_up()
         self.run.applier.changes_means = extra["changes_means"]
         self.run.flat.copy_masks([name for name, rule in extra["rules"].items() if rule == BufferRule.FIRST])

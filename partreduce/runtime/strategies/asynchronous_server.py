@@ -70,7 +70,7 @@ class AsynchronousServer(OneSided):
         return DIFFERENT
 
     def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - the signature of all
-        """Wait for the hosts' answer, pull their newest model, and add this worker's change since its last push."""
+        """Wait for the hosts' answer; take their newest model and add what this worker changed since its last push."""
         if self.is_measured:
             self._refresh()
 

@@ -133,7 +133,10 @@ class Part:
         return equal
 
     def drop(self) -> None:
-        """Discard the average in flight, momentum and reference parameters; the next step takes a new reference."""
+        """Discard the average in flight, outer momentum, and the parameters from which the round's change is counted.
+
+        The next step counts from its own parameters.
+        """
         self.flight, self._started, self._is_inside = None, -1, False
         self.reference, self._starts = None, []
         self.outer.clear()

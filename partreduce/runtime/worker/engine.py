@@ -179,7 +179,10 @@ class Engine:
     # Operations of all workers.
 
     def pause(self, place: str, *, apply: bool = True) -> None:
-        """Advance to a round common to all workers before operation `place`; without `apply` drop delayed averages."""
+        """Take part in averages up to a round that is common to all workers, before the operation named `place`.
+
+        Without `apply` delayed averages are dropped.
+        """
         if apply and self._arrived is not None and self.traits.agrees_on_end:
             raise InputError(
                 "average_gradients: the means that it has put in place were not applied here, and with a quorum other "
@@ -191,7 +194,7 @@ class Engine:
         finally:
             self._arrived = before
 
-    def go_on_from(self, steps: int) -> None:
+    def continue_from(self, steps: int) -> None:
         self._count(steps)
         self._batches_to_drop = 0
         self.guard.forget_loads()

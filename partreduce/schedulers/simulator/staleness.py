@@ -85,7 +85,7 @@ class SentValues:
 
 
 class ForwardedAge(SentValues):
-    """As `IndirectAge`, for workers that send updates to others, which average them later.
+    """A listener that tracks how old the rounds of others are in a worker's parameters, if updates are averaged later.
 
     The progress of a worker's own step counts as in its parameters when it sends an update that contains it, else when
     it averages.

@@ -152,8 +152,8 @@ def _compose(pieces: Sequence[Piece], longest: int, clock: Clock, expired: Calla
 class Exchanges:
     """Local search on a period: replace a phase by another of a given set, insert one, or remove one.
 
-    Each of the A phases has mixing matrices (A, C, G, G), one for each of C classes of characters over G local ranks
-    (`choices.Space`), and a cost in seconds (A,); in phase 0 no worker averages.
+    Each of the A phases has mixing matrices (A, C, G, G), one for each of C classes of functions of the node's index,
+    over G local ranks (`choices.Space`), and a cost in seconds (A,); in phase 0 no worker averages.
     """
 
     def __init__(self, choices: Choices, phases: Iterable[RulePhase], seed: int) -> None:

@@ -179,7 +179,7 @@ class ComputeTimes(CheckedFields):
         return np.stack([self.step_seconds(shape[2], step, rng, num_samples=shape[1]) for step in steps])
 
     def _jittered(self, shape: tuple[int, ...], rng: np.random.Generator) -> Floats:
-        """Return seconds of steps with jitter, without disturbance, in this `shape`; its last axis is the workers."""
+        """Return seconds of steps with jitter but no straggler model, in this `shape`; its last axis is the workers."""
         seconds = np.broadcast_to(self.fixed(shape[-1]), shape).copy()
         if self.jitter:
             spread = sqrt(log(1 + self.jitter**2))

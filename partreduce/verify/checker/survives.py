@@ -146,7 +146,7 @@ class Symmetries(NamedTuple):
         return (*columns[:1], *(tuple(map(column.index, column)) for column in columns[1:]))
 
     def classes(self, count: int, work: Work) -> dict[Pattern, Failure]:
-        """Return, for each pattern of at most `count` failed workers (also of none), one failure with this pattern."""
+        """Return one failure of each class that symmetries make equal, of at most `count` workers (also of none)."""
         found: dict[Pattern, Failure] = {}
         grown: Iterable[Failure] = [()]
         for _ in range(count + 1):
@@ -404,7 +404,7 @@ def parts_left(runs: Schedule, cells: Cells, known: Confirmed, work: Work) -> tu
 
 
 def _confirm_rate(runs: Schedule, cells: Cells, squared: Fraction, known: Confirmed, work: Work) -> None:
-    """Confirm that a period leaves at most `squared` of each squared difference, for cells and free digits' classes."""
+    """Confirm that a period of the survivors' schedule leaves at most `squared` of the squared distance to the mean."""
     place = work.place
     confirm(len(cells.sizes) <= MAX_SIZE, place, str(squared), f"1: there are over {MAX_SIZE} cells")
     for digits in classes(runs, place, cells.free) if runs.radices else ():

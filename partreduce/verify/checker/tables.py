@@ -35,7 +35,7 @@ from .schedule import Numbers, Schedule, Table
 
 
 def one_owner(schedule: Schedule, _: Work) -> Numbers | None:
-    """Fact `one-owner`: return `tables`, for every sharded table [parameter, owners, least rows, most rows]."""
+    """Return for every sharded table [parameter, number of owners, least rows, most rows]; None without such tables."""
     rows = [(table, len(table.hosts)) for table in schedule.tables if table.way == "sharded"]
     listed = [[table.parameter, hosts, table.rows_of(hosts - 1), table.rows_of(0)] for table, hosts in rows]
     return {"tables": listed} if listed else None

@@ -69,7 +69,7 @@ def test_neighbors_in_different_rounds_are_found_by_their_tags(ranks):
     def work(world):
         _, optimizer = big_model(world, ring(3))
         if world.rank == 1:
-            optimizer.engine.go_on_from(7)
+            optimizer.engine.continue_from(7)
         optimizer.step()
 
     errors = ranks.run(3, work, catch=PeerFailedError)

@@ -365,7 +365,7 @@ class Decisions(Setting):
         return self._written(state, self._view(state, remaining))
 
     def _written(self, state: Authority, view: View) -> Outcome[Authority]:
-        """End the vote and log `view`, the authority's decision; the note `write` lets the driver write it to disk.
+        """End the vote and log `view`, the authority's decision; return the new state and a note: write it to disk.
 
         Members of the last view that it leaves out, and that have not ended, count as missing (`lost`) from now on.
         """
