@@ -230,7 +230,7 @@ def prove_consensus_of_graph(schedule: Schedule) -> Claim:
 
 
 def by_tree_or_apart(schedule: Schedule) -> Claim | None:
-    """Prove or refute consensus as `prove_consensus_of_graph` does, but without powers; None if neither is found."""
+    """Prove consensus by an out-tree of the graphs, or refute it; None if neither is found (powers are not tried)."""
     found, rounds = out_tree_of(schedule), schedule.strategy.graphs
     if found.holds:
         return found

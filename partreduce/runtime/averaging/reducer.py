@@ -177,9 +177,9 @@ class Reducer:
         self.rejoin()
 
     def agree(self, kind: str, round_: int, group: Group, *fields: object, deferred: bool = False) -> None:
-        """Raise PeerFailedError unless `fields` are equal on all members, by an all-reduce of their hash (see `begin`).
+        """Raise PeerFailedError unless operation `kind`, its round and `fields` are equal on all members of the group.
 
-        With `deferred` a CUDA device checks, and a later call raises.
+        Their hashes are all-reduced. With `deferred` a CUDA device checks, and a later call raises.
         """
         if len(group.members) == 1:
             return

@@ -35,7 +35,7 @@ class NewerFormatError(DocumentError):
 class CheckpointReport:
     """One worker's report on a checkpoint: `problem` says why it cannot be loaded, empty if it can.
 
-    `number` counts the checkpoints of a directory, −1 if it is unknown; `newer` says that a later version wrote it.
+    `number` is the checkpoint's, counted in its directory, −1 if unknown; `newer` says that a later version wrote it.
     """
 
     name: str

@@ -91,7 +91,7 @@ class Answer:
 class WorkerState:
     """The state of a worker: `round` is the next round whose progress it sends, `missing` the shards that must answer.
 
-    `number` counts its requests; `under_way` is whether the answer to the last one is not yet taken or dropped.
+    `number` counts its requests; `under_way` is whether the last one's answer is still to be taken or dropped.
     """
 
     stage: int = CLOSED

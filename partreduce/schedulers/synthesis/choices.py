@@ -306,7 +306,7 @@ def rule_blocks(problem: Problem) -> Choices:
 
 
 def explicit_groups(problem: Problem) -> Choices:
-    """Return all groups of few workers, up to MAX_GROUPS, and larger groups along nodes and switches."""
+    """Return all small groups, at most MAX_GROUPS of them, and larger groups of nodes, whole or in part."""
     cluster, n = problem.cluster, problem.cluster.num_workers
     most, unit = problem.limits.max_group or n, -(-n // MAX_PLACES)
     nodes: list[list[int]] = []  # the places of each node

@@ -87,7 +87,7 @@ class GapDriver(GenerationDriver[hop.HopState]):
         self._paused = 0
 
     def open(self, step: int, state: hop.HopState | None = None) -> None:
-        """Enter step `step` with empty queues, or with a checkpoint's `state`, whose arrays are already in `rings`."""
+        """Enter step `step` with empty queues, or with the `state` of a checkpoint whose updates `rings` holds."""
         if state is None:
             state = replace(self.machine.start(self.rank)[0], step=step)
         with self.condition:
