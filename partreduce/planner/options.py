@@ -28,7 +28,7 @@ from partreduce.planner.trials import try_all
 from partreduce.schedulers import registry
 from partreduce.schedulers.entry import Entry
 from partreduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
-from partreduce.schedulers.synthesis.cluster_shape import proportional_steps
+from partreduce.schedulers.synthesis.cluster_shape import derived_worker_steps
 from partreduce.schedulers.synthesis.front import MAX_REPORTED, search
 from partreduce.schedulers.synthesis.problem import Front, Objective, Status
 from partreduce.topo.cluster import Cluster
@@ -52,10 +52,11 @@ VARIANTS: dict[str, Sequence[dict[str, object]]] = {
 PLAIN_ROUNDS = (2, 3, 4, 6, 8, 12, 16, 24)
 """Steps per round with which All-Reduce is always measured, in addition to the best ones for the job; also the factors
 by which unequal steps per round are multiplied."""
-SEARCH_SHARE, BRIEF_SHARE = 0.4, 0.35
-"""Fractions of the time for the search: by any effort but quick; by the quick one if the job has limits."""
-QUICK_KINDS = 0.37
-"""Fraction of the time left that the quick effort spends on simulations."""
+CATALOGUE_SHARE, RULES_SHARE = 0.25, 0.5
+"""Fractions of the time after which no further graphs, and no further rules, of the catalogue are measured."""
+QUICK_SHARE, BRIEF_SHARE, QUICK_KINDS = 0.5, 0.35, 0.37
+"""Fractions of the time of the quick effort: at least for the catalogue; for a brief search if the job has limits; and,
+of the time that remains, for simulations."""
 SAMPLING_SHARE, MEASURE_SHARE = 0.1, 0.2
 """Fractions of the time: for sampling random step times, and at most for measuring the search's results."""
 NOT_SEARCHED = Front(reason="it was not searched")
@@ -75,19 +76,21 @@ def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], Non
     """Collect candidates of all kinds until the clock's position `until`, each kind within its share of the time."""
     kinds, alone = weighed_kinds(job), bool(job.gap or job.quorum)
     weighed, missed = Weighing(), list[str]()
+    rules = RULES_SHARE * clock.limit
     searched = until - clock.limit * sum(kind.share for kind in kinds.values())
-    share = SEARCH_SHARE if job.searches else BRIEF_SHARE * job.is_limited
-    searching = 0.0 if alone else share * clock.limit
+    brief = BRIEF_SHARE * clock.limit * (job.is_limited and not alone)
+    if not job.searches:
+        rules = max(QUICK_SHARE * clock.limit, searched) - brief
+        searched = rules + brief if brief else 0.0
     # Steps that vary are sampled only for options that are good at mean speeds.
     even, sampling = job.at_mean_speeds, 0.0 if job.compute_times().is_fixed else SAMPLING_SHARE * clock.limit
-    catalogue = searched - searching - sampling
     say("measuring the catalogue")
     weighed.options += competitors(
-        even, until=catalogue, stop=catalogue, clock=clock, left_out=missed.append,
+        even, until=CATALOGUE_SHARE * clock.limit, stop=rules - sampling, clock=clock, left_out=missed.append,
         names=("allreduce",) if alone else None,
     )  # fmt: skip
     weighed.left_out["the catalogue"] = missed
-    if searching:
+    if not alone and searched:
         _search(weighed, even, clock, searched - sampling, say)
     if outer := kinds.pop("outer", None):  # they also have formulas
         pay = payer(clock, clock.position() + outer.share * clock.limit)
@@ -96,13 +99,14 @@ def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], Non
     if sampling:
         say("sampling step times")
         weighed.options = _sample_times(weighed, job, payer(clock, max(searched, clock.position() + sampling)))
-    left = (1.0 if job.searches or alone else QUICK_KINDS) * max(0.0, until - clock.position())
-    end, shares = clock.position() + left, sum(kind.share for kind in kinds.values())
-    rest = shares
+    each, all_shares = clock.limit, sum(kind.share for kind in kinds.values())
+    if not job.searches and not alone:
+        left = QUICK_KINDS * max(0.0, until - clock.position())
+        until, each = clock.position() + left, left / max(all_shares, 1e-9)
     for word, kind in kinds.items():
         say(f"running {kind.name} in virtual time")
-        rest -= kind.share
-        pay, asked = payer(clock, end - left * rest / shares), {"iteration_gap": job.gap, "partial": job.quorum}
+        all_shares -= kind.share
+        pay, asked = payer(clock, until - each * all_shares), {"iteration_gap": job.gap, "partial": job.quorum}
         candidates = kind.candidates(job, pay if job.take is None else lambda _: True)
         options, weighed.left_out[kind.name] = try_all(candidates, job, pay, in_any_case=bool(asked.get(word)))
         weighed.options += options
@@ -200,12 +204,13 @@ def _unequal_steps(schedule: Schedule, job: PlanRequest, factor: int = 1) -> Ite
     if job.cluster.num_workers > MAX_GRAPH_WORKERS:  # metrics of unequal steps per round are dense
         return
     averaging = Averaging.MEAN if job.data is Data.SHUFFLED else Averaging.STEP_NORMALIZED
-    if worker_steps := proportional_steps(job.cluster):
-        steps = tuple(factor * count for count in worker_steps)
-        unequal = replace(strategy, steps_per_round=steps, averaging=averaging)
-        every = f"(every={max(steps)})" if factor > 1 else ""
-        named = Schedule(f"paced {schedule.name}{every}", schedule.cluster, unequal)
-        yield with_timing(named, SYNCHRONOUS, steps)
+    for worker_steps in derived_worker_steps(job.cluster):
+        if len(set(worker_steps)) > 1:
+            steps = tuple(factor * count for count in worker_steps)
+            unequal = replace(strategy, steps_per_round=steps, averaging=averaging)
+            every = f"(every={max(steps)})" if factor > 1 else ""
+            named = Schedule(f"paced {schedule.name}{every}", schedule.cluster, unequal)
+            yield with_timing(named, SYNCHRONOUS, steps)
 
 
 def _search(weighed: Weighing, job: PlanRequest, clock: Clock, until: float, say: Callable[[str], None]) -> None:
@@ -219,13 +224,11 @@ def _search(weighed: Weighing, job: PlanRequest, clock: Clock, until: float, say
         found = Front(reason=str(error))
     weighed.searched, pay = found, payer(clock, until)
     for index, candidate in enumerate(found.candidates):
-        name = candidate.schedule.name
-        unequal = [(one, f"paced {name}") for one in _unequal_steps(candidate.schedule, job)]
-        for schedule, label in [(candidate.schedule, name), *unequal]:
-            if not pay(work_of(schedule, job, SETTINGS)) and index:
-                weighed.left_out["the search's finds"] = [one.schedule.name for one in found.candidates[index:]]
-                return
-            weighed.options += Axes(schedule, job).options(label, status=Status.FEASIBLE)
+        schedule = candidate.schedule
+        if not pay(work_of(schedule, job, SETTINGS)) and index:
+            weighed.left_out["the search's finds"] = [one.schedule.name for one in found.candidates[index:]]
+            return
+        weighed.options += Axes(schedule, job).options(schedule.name, status=Status.FEASIBLE)
 
 
 def _sample_times(weighed: Weighing, job: PlanRequest, pay: Callable[[float], bool]) -> list[CandidateSchedule]:

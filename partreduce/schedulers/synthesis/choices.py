@@ -20,10 +20,12 @@ import numpy.typing as npt
 from partreduce.schedulers.synthesis.cluster_shape import MAX_EXPLICIT_WORKERS, holds_rules, is_even, node_radices
 from partreduce.schedulers.synthesis.problem import Problem
 from partreduce.topo.arithmetic.whole_numbers import divisors
+from partreduce.topo.metrics.sectors import RoundSteps
 from partreduce.topo.mixing import Operators
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import Block, RulePhase, RuleView, every_class
 from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGroups
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.compute import ComputeTimes
@@ -47,12 +49,15 @@ class Space(NamedTuple):
 
     A character is a Fourier mode over the nodes, and its class the set of node digits on which it depends. A rule mixes
     each class by one G×G matrix over local ranks. `weight` (C,) is the number of characters of a class divided by the
-    number of workers. `fresh` (C, G, G) is the covariance of the noise that a step of each worker adds, less the noise
-    of the mean model.
+    number of workers. `fresh` (C, G, G) is the covariance of the noise that the steps of a round add, less the noise of
+    the mean model. A round has `instants` steps; `floor` is the part of any period's consensus distance that noise
+    within a round causes.
     """
 
     weight: Floats
     fresh: Floats
+    floor: float = 0.0
+    instants: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,21 +152,24 @@ class Choices:
         """Return the seconds of communication of a phase, those of its slowest group."""
         return float(self._times(phase).max())
 
-    def step_seconds(self, periods: Sequence[Period]) -> Floats:
+    def step_seconds(self, periods: Sequence[Period], worker_steps: Sequence[int]) -> Floats:
         """Return approximate seconds per step of N periods of equal length, shape (N,), with computing and waiting.
 
-        A group begins when its last member arrives; with more than MAX_TIMED workers all wait for all. The result is a
-        mean over a few simulated periods; `topo.timing.event_graph` computes the exact cycle time of a single schedule.
+        `worker_steps` are the steps per round of each worker, or a single number for all of them. A group begins when
+        its last member arrives; with more than MAX_TIMED workers all wait for all. The result is a mean over a few
+        simulated periods; `topo.timing.event_graph` computes the exact cycle time of a single schedule.
         """
         phases = {phase: index for index, phase in enumerate(dict.fromkeys(chain.from_iterable(periods)))}
         times = np.stack(list(map(self._times, phases)))  # (A, m, m)
         table = np.array([[phases[phase] for phase in period] for period in periods])  # (N, T)
-        arrival = ends = np.zeros((len(table), len(self._compute)))
+        steps = self._compute * (np.array(worker_steps) if len(worker_steps) == len(self._compute) else worker_steps[0])
+        arrival = ends = np.zeros((len(table), len(steps)))
         for repeat in range(2 * WARM):
             ends = arrival if repeat == WARM else ends
             for column in table.T:
-                arrival = (times[column] + (arrival + self._compute)[:, None]).max(axis=2)  # (N, m)
-        return np.asarray((arrival.max(axis=1) - ends.max(axis=1)) / (WARM * table.shape[1]))
+                arrival = (times[column] + (arrival + steps)[:, None]).max(axis=2)  # (N, m)
+        rounds = WARM * table.shape[1] * max(worker_steps)
+        return np.asarray((arrival.max(axis=1) - ends.max(axis=1)) / rounds)
 
     @cached_property
     def _compute(self) -> Floats:
@@ -211,7 +219,7 @@ class Choices:
         full = np.flatnonzero(self.sizes == self.problem.cluster.num_workers)
         return (self.blocks[full[0]],) if len(full) else None
 
-    def schedule(self, period: Period) -> Schedule:
+    def schedule(self, period: Period, worker_steps: Sequence[int]) -> Schedule:
         """Return the schedule of a period, with a descriptive name such as `node-every-2-all-every-6`."""
         rounds: dict[str, list[int]] = {}
         nodes = 1 if self.radices else self.problem.cluster.num_nodes
@@ -227,7 +235,8 @@ class Choices:
             gaps = set(np.diff([*steps, steps[0] + len(period)]).tolist())
             parts.append(f"{word}-every-{gaps.pop()}" if len(gaps) == 1 else f"{word}-{len(steps)}-of-{len(period)}")
         phases = RulePhases(self.radices, period) if self.radices else GroupPhases(tuple(map(self._groups, period)))
-        return Schedule("-".join(parts), self.problem.cluster, StaticGroups(phases=phases))
+        per_round = tuple(worker_steps) if len(set(worker_steps)) > 1 else worker_steps[0]
+        return Schedule("-".join(parts), self.problem.cluster, StaticGroups(phases=phases, steps_per_round=per_round))
 
     def aligned(self) -> Iterator[Period]:
         """Yield periods of explicit groups: some ranks of each node in turn average across nodes, the rest inside.
@@ -266,11 +275,17 @@ class Choices:
         matrices[:, 0] -= 1 / self.num_ranks
         return matrices
 
-    def space(self) -> Space:
+    def space(self, worker_steps: Sequence[int]) -> Space:
+        """Return the `Space` for rounds with these steps of each worker (ignored for a rule: one step per round)."""
         classes, eye = list(every_class(len(self.radices))), np.eye(self.num_ranks)
         center = eye - 1 / self.num_ranks  # the mean lives in the class of the empty set alone
         weight = np.array([prod(self.radices[d] - 1 for d in c) for c in classes]) / self.problem.cluster.num_workers
-        return Space(weight, np.stack([eye if c else center for c in classes]))
+        if self.radices:
+            return Space(weight, np.stack([eye if c else center for c in classes]))
+        counts = np.array(worker_steps, dtype=np.int64)
+        steps = RoundSteps.of(counts, counts[None] / 1, Averaging.MEAN, int(counts.max()))
+        inner = float(steps.partial.sum()) * (1 - 1 / self.num_ranks) / (self.num_ranks * steps.instants)
+        return Space(weight, (center @ np.diag(steps.noise[0]) @ center)[None], inner, steps.instants)
 
 
 def _split(row: Sequence[int], size: int) -> list[tuple[int, ...]]:

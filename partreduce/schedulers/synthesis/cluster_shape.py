@@ -57,28 +57,35 @@ def has_equal_speeds(cluster: Cluster) -> bool:
     return cluster.hardware is None or all(factor == 1 for _, factor in cluster.hardware.slowdown)
 
 
-def proportional_steps(cluster: Cluster) -> tuple[int, ...] | None:
-    """Return the steps per round of each worker in proportion to its speed; None at equal speeds."""
+def derived_worker_steps(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
+    """Return one or two tuples of all workers' steps per round: 1 each; if speeds differ, also proportional to them."""
+    hardware = cluster.hardware
+    assert hardware is not None
+    same = (1,) * cluster.num_workers
     if has_equal_speeds(cluster):
-        return None
-    assert cluster.hardware is not None
-    factors = dict(cluster.hardware.slowdown)
+        return (same,)
+    factors = dict(hardware.slowdown)
     slow = [factors.get(worker, 1.0) for worker in range(cluster.num_workers)]
     slowest, fastest = max(slow), min(slow)
-    steps = tuple(min(MAX_STEPS_PER_ROUND, max(1, round(slowest / factor))) for factor in slow)
-    if max(steps) == 1 and slowest > SLOWER * fastest:
-        steps = tuple(1 + (factor <= SLOWER * fastest) for factor in slow)
-    return steps if max(steps) > min(steps) else None
+    proportional = tuple(min(MAX_STEPS_PER_ROUND, max(1, round(slowest / factor))) for factor in slow)
+    if proportional == same and slowest > SLOWER * fastest:
+        proportional = tuple(1 + (factor <= SLOWER * fastest) for factor in slow)
+    return (same,) if proportional == same else (same, proportional)
+
+
+def largest_steps(cluster: Cluster) -> int:
+    """Return the most steps per round that the search gives any worker."""
+    return 1 if has_equal_speeds(cluster) else max(map(max, derived_worker_steps(cluster)))
 
 
 def crossing_bound(problem: Problem) -> float:
     """Return a lower bound on the communication, in seconds per step, of any schedule that reaches consensus.
 
-    A group must cross each cut of the nodes (around the slowest NIC, below a switch) once in `max_period` rounds of one
-    step. The cheapest group that crosses it is a pair, for any all-reduce algorithm.
+    A group must cross each cut of the nodes (around the slowest NIC, below a switch) once in `max_period` rounds of at
+    most `largest_steps` steps. The cheapest group that crosses it is a pair, for any all-reduce algorithm.
     """
     cluster, hardware, num_nodes = problem.cluster, problem.hardware, problem.cluster.num_nodes
-    rounds = problem.limits.max_period
+    rounds = problem.limits.max_period * largest_steps(cluster)
     if num_nodes == 1:
         return _pair_cost(0, 1, problem) / rounds
     switches, own = hardware.shared_switches(num_nodes), dict(hardware.node_nic)

@@ -16,7 +16,9 @@ from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.cluster_shape import (
     MAX_EXPLICIT_WORKERS,
     crossing_bound,
+    derived_worker_steps,
     is_even,
+    largest_steps,
 )
 from partreduce.schedulers.synthesis.long_periods import Exchanges, compositions
 from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Problem, Status, up_to
@@ -27,7 +29,7 @@ from partreduce.topo.arithmetic.whole_numbers import ceil_log
 from partreduce.topo.rule import Block, RulePhase
 
 MAX_REPORTED, MAX_PHASES = 60, 4
-"""Most reported candidates; most phases of a period that CP-SAT decides."""
+"""Most reported candidates per kind of groups and steps per round; most phases of a period that CP-SAT decides."""
 TIGHTER, MUCH_TIGHTER = 0.85, 0.6
 """The solver's next budget as a fraction of the last result's seconds: for phases of long periods; for periods."""
 PROVING_SHARE, ALIGNED_SHARE, DECIDING_SHARE, COMPOSING_SHARE = 0.4, 0.1, 0.3, 0.6
@@ -45,10 +47,11 @@ def search(
 ) -> Front:
     """Search the Pareto front of a problem: schedules with the best trade-offs of communication and consensus distance.
 
-    Even clusters get rules (small ones explicit groups, too), others explicit groups. All workers take one step per
-    round. The search ends at the clock's position `until` (the last evaluation may overrun it a little), or after
-    Ctrl-C, with the schedules found so far. If the clock has an effort, the result depends only on `seed`, unless
-    wall-clock time ends the search. `progress` is called with a line for each stage of the work.
+    Even clusters get rules (small ones explicit groups, too), others explicit groups. All workers have 1 step per
+    round; if the hardware states slower workers (`Hardware.slowdown`), also as many as their speed allows. The search
+    ends at the clock's position `until` (the last evaluation may overrun it a little), or after Ctrl-C, with the
+    schedules found so far. If the clock has an effort, the result depends only on `seed`, unless wall-clock time ends
+    the search. `progress` is called with a line for each stage of the work.
     """
     if reason := _impossible(problem):
         return Front(status=Status.INFEASIBLE, reason=reason)
@@ -68,12 +71,15 @@ def search(
             explored[-1].explore(end)
     except KeyboardInterrupt:
         clock.interrupt()
-    reached = [one for exploration in explored for one in exploration.candidates.values()]
-    found = _name_apart(_select_reported(problem, reached))
+    reached = [list(some.values()) for one in explored for some in one.candidates]
+    reached = [list(chain(*reached))] if len(listed) > 1 else reached  # rules and explicit groups, of equal steps
+    # In turns, since those of other steps per round make shorter steps of as much communication.
+    turns = zip_longest(*(_select_reported(problem, some) for some in reached))
+    found = _name_apart(one for one in chain(*turns) if one is not None)
     best = best_of(problem, found)
     status, reason = Status.FEASIBLE, ""
     if best is None:
-        status, reason = _nearest(problem, reached, bound)
+        status, reason = _nearest(problem, list(chain(*reached)), bound)
     elif _worth(problem, best) <= up_to(bound):
         status = Status.OPTIMAL
     return Front(
@@ -88,14 +94,16 @@ def search(
 class Exploration:
     """The state of a search among the blocks of `choices`; `say` receives progress messages.
 
-    `candidates` holds those found, by period, `decided` the sets of phases of the periods that CP-SAT has found.
+    `worker_steps` holds one or two tuples with each worker's steps per round, and `candidates` a dict for each of them:
+    the candidates found, by period. `decided` holds the sets of phases of the periods that CP-SAT has found.
     """
 
     def __init__(self, choices: Choices, clock: Clock, seed: int, say: Callable[[str], object]) -> None:
         """Set up a search that has found nothing; work is charged to the clock."""
         self.choices, self.clock, self.seed, self.say = choices, clock, seed, say
         self.limits = choices.problem.limits
-        self.candidates: dict[Period, Candidate] = {}
+        self.worker_steps = ((1,),) if choices.radices else derived_worker_steps(choices.problem.cluster)
+        self.candidates: list[dict[Period, Candidate]] = [{} for _ in self.worker_steps]
         self.decided: dict[frozenset[RulePhase], None] = {}  # phases decided together, a set that keeps the order
 
     def explore(self, until: float) -> None:
@@ -188,13 +196,14 @@ class Exploration:
         if most is not None and len(pools[0]) >= most:
             single = [frozenset({phase}) for phase in sorted(pools[0], key=str)]
             pools = [pool for pool in dict.fromkeys([frozenset(), *single, *self.decided]) if len(pool) < most]
-        for index, pool in enumerate(pools):
-            end = start + (until - start) * (index + 1) / len(pools)
+        turns = [(pool, s) for pool in pools for s in range(len(self.worker_steps))]
+        for index, (pool, s) in enumerate(turns):
+            end = start + (until - start) * (index + 1) / len(turns)
             if index and self.clock.passed(end):
                 continue
             phases = ((), *sorted(pool - {full}, key=str), full)
-            for period, value in compositions(self.choices, phases, self.clock, end):
-                self._keep(period, value)
+            for period, value in compositions(self.choices, phases, self.worker_steps[s], self.clock, end):
+                self._keep(period, value, s)
 
     def _improve(self, until: float) -> None:
         """Improve the periods on the Pareto front by exchanging their phases for others: decided, aligned or blocks."""
@@ -203,50 +212,55 @@ class Exploration:
         def costs(item: tuple[Period, Candidate]) -> tuple[float, float]:
             return _step_and_distance(item[1])
 
-        pool = dict.fromkeys(phase for period in self.candidates for phase in period)
+        pool = dict.fromkeys(phase for period in self.candidates[0] for phase in period)
         pool |= dict.fromkeys(sorted((phase for together in self.decided for phase in together), key=str))
         more = (
             [(block,) for block in self.choices.blocks] if self.choices.radices else [*chain(*self.choices.aligned())]
         )
         pool |= dict.fromkeys(more[:: 1 + len(more) // MAX_MORE])
-        exchanges, tries = Exchanges(self.choices, pool, self.seed), Counter[Period]()
-        front = list(self.candidates.items())
-        while not self.clock.passed(until):
-            front = non_dominated(front, costs)
-            order = [period for period, _ in scatter(front, costs)]
-            if not order or tries[period := min(order, key=tries.__getitem__)] >= MAX_TRIES:
-                break
-            if not self.clock.fits(exchanges.work(period), until):
-                break
-            tries[period] += 1
-            spread = list(map(costs, front))
-            for found, at in exchanges.better(period, spread, self.clock):
-                if not any(dominates(other, at) for other in spread) and (kept := self._keep(found, at[1])):
-                    front.append((found, kept))
+        for s, worker_steps in enumerate(self.worker_steps):
+            exchanges = Exchanges(self.choices, worker_steps, pool, self.seed)
+            tries, start = Counter[Period](), self.clock.position()
+            end = start + (until - start) / (len(self.worker_steps) - s)
+            front = list(self.candidates[s].items())
+            while not self.clock.passed(end):
+                front = non_dominated(front, costs)
+                order = [period for period, _ in scatter(front, costs)]
+                if not order or tries[period := min(order, key=tries.__getitem__)] >= MAX_TRIES:
+                    break
+                if not self.clock.fits(exchanges.work(period), end):
+                    break
+                tries[period] += 1
+                spread = list(map(costs, front))
+                for found, at in exchanges.better(period, spread, self.clock):
+                    if not any(dominates(other, at) for other in spread) and (kept := self._keep(found, at[1], s)):
+                        front.append((found, kept))
 
     def _offer(self, period: Period) -> Candidate | None:
         """Add a period to the candidates, and variants with silent phases or more of its cheapest phase inserted.
 
-        Return the period's candidate; None if it exceeds a limit or does not reach consensus.
+        Return the period's candidate with equal steps; None if it exceeds a limit or does not reach consensus.
         """
         first, cheapest = None, min(period, key=self.choices.cost)
-        known = list(map(_communication_and_distance, self.candidates.values()))
-        for filler, more in [((), 0), *((filler, more) for filler in ((), cheapest) for more in MORE)]:
-            phases = tuple(phase for one in period for phase in (one, *[filler] * more))
-            if len(phases) > self.limits.max_period:
-                continue
-            self.clock.charge(PER_METRIC + PER_PRODUCT * len(phases) * self.choices.num_ranks**3)
-            kept = self._keep(phases, float(metrics.consensus_distance(self.choices.schedule(phases))))
-            if more == 0:
-                first = kept
-                if kept and any(dominates(other, _communication_and_distance(kept)) for other in known):
-                    break
+        for s, worker_steps in enumerate(self.worker_steps):
+            known = list(map(_communication_and_distance, self.candidates[s].values()))
+            for filler, more in [((), 0), *((filler, more) for filler in ((), cheapest) for more in MORE)]:
+                phases = tuple(phase for one in period for phase in (one, *[filler] * more))
+                if len(phases) > self.limits.max_period:
+                    continue
+                self.clock.charge(PER_METRIC + PER_PRODUCT * len(phases) * self.choices.num_ranks**3)
+                value = float(metrics.consensus_distance(self.choices.schedule(phases, worker_steps)))
+                kept = self._keep(phases, value, s)
+                if more == 0:
+                    first = kept if s == 0 else first
+                    if kept and any(dominates(other, _communication_and_distance(kept)) for other in known):
+                        break
         return first
 
-    def _keep(self, period: Period, value: float) -> Candidate | None:
+    def _keep(self, period: Period, value: float, s: int) -> Candidate | None:
         """Add a period to the candidates and return it as one; None if it exceeds a limit or does not reach consensus.
 
-        `value` is its consensus distance, infinite without consensus.
+        `value` is its consensus distance, infinite without consensus; `s` is the index of its steps in `worker_steps`.
         """
         limits, kept = self.limits, value < inf and len(period) <= self.limits.max_period
         if limits.max_distinct_phases is not None:
@@ -254,18 +268,19 @@ class Exploration:
         if limits.max_gap is not None:
             crossing = [t for t, phase in enumerate(period) if self.choices.crosses(phase)]
             gap = np.diff([*crossing, crossing[0] + len(period)]).max() if crossing else inf
-            kept &= gap - 1 <= limits.max_gap
+            kept &= gap * max(self.worker_steps[s]) - 1 <= limits.max_gap
         if not kept:
             return None
-        if period not in self.candidates:
+        if period not in self.candidates[s]:
             self.clock.charge(PER_TIMING * len(period))
-            self.candidates[period] = Candidate(
-                schedule=self.choices.schedule(period),
-                step_seconds=float(self.choices.step_seconds([period])[0]),
-                communication_seconds_per_step=sum(map(self.choices.cost, period)) / len(period),
+            steps, spent = self.worker_steps[s], sum(map(self.choices.cost, period))
+            self.candidates[s][period] = Candidate(
+                schedule=self.choices.schedule(period, steps),
+                step_seconds=float(self.choices.step_seconds([period], steps)[0]),
+                communication_seconds_per_step=spent / (len(period) * max(steps)),
                 consensus_distance=value,
             )
-        return self.candidates[period]
+        return self.candidates[s][period]
 
 
 def _impossible(problem: Problem) -> str | None:
@@ -275,7 +290,8 @@ def _impossible(problem: Problem) -> str | None:
         return f"max_gap: {limits.max_gap}; with 1 node no group crosses nodes; leave this limit out"
     if limits.max_communication is None or limits.allow_communication(least := crossing_bound(problem)):
         return None
-    return f"crossing bound of {limits.max_period} rounds: {least:.4g} s per step"
+    steps = largest_steps(problem.cluster)
+    return f"crossing bound of {limits.max_period} rounds{f' of {steps} steps' * (steps > 1)}: {least:.4g} s per step"
 
 
 def _too_large(problem: Problem) -> str:

@@ -56,15 +56,17 @@ class Piece(NamedTuple):
     value: float
 
 
-def compositions(choices: Choices, phases: Period, clock: Clock, until: float) -> Iterator[tuple[Period, float]]:
+def compositions(
+    choices: Choices, phases: Period, worker_steps: Sequence[int], clock: Clock, until: float
+) -> Iterator[tuple[Period, float]]:
     """Yield good periods of these phases with their consensus distances; the last phase must average over all workers.
 
     A beam search that starts with equal workers keeps, at many costs, the prefixes of least distance. Shapes in
     comments: B prefixes, A phases, C classes and G local ranks (`choices.Space`).
     """
     begun_at, left = clock.position(), until - clock.position()
-    space, limits, matrices = choices.space(), choices.problem.limits, choices.matrices(phases)
-    longest = limits.max_period if limits.max_gap is None else min(limits.max_period, limits.max_gap + 1)
+    space, limits, matrices = choices.space(worker_steps), choices.problem.limits, choices.matrices(phases)
+    longest = limits.max_period if limits.max_gap is None else (limits.max_gap + 1) // space.instants
     costs, full = np.array([choices.cost(phase) for phase in phases]), len(phases) - 1
     scale = np.repeat(space.weight, space.fresh[0].size)  # (C·G²,)
     gains = (matrices.swapaxes(-1, -2) @ matrices).reshape(len(phases), -1) * scale  # (A, C·G²): WᵀW
@@ -94,7 +96,7 @@ def compositions(choices: Choices, phases: Period, clock: Clock, until: float) -
         spent, values = spent[parent] + costs[phase], values[parent] + after[parent, phase]
     found = _compose(pieces, limits.max_period, clock, lambda: clock.passed(begun_at + 0.9 * left))
     for indices, value in found.items():
-        yield tuple(phases[index] for index in indices), value / len(indices)
+        yield tuple(phases[index] for index in indices), space.floor + value / len(indices)
 
 
 def _worth_extending(spent: Floats, ahead: Floats, width: int) -> npt.NDArray[np.int64]:
@@ -156,14 +158,15 @@ class Exchanges:
     over G local ranks (`choices.Space`), and a cost in seconds (A,); in phase 0 no worker averages.
     """
 
-    def __init__(self, choices: Choices, phases: Iterable[RulePhase], seed: int) -> None:
+    def __init__(self, choices: Choices, worker_steps: Sequence[int], phases: Iterable[RulePhase], seed: int) -> None:
         """Precompute the matrices and costs of as many of the phases as memory holds."""
-        self.choices, self.space, self.rng = choices, choices.space(), np.random.default_rng(seed)
+        self.choices, self.worker_steps, self.space = choices, worker_steps, choices.space(worker_steps)
+        self.rng = np.random.default_rng(seed)
         most = max(TRIED, MAX_ENTRIES // self.space.fresh.size)
         self.phases = tuple(dict.fromkeys(((), *phases)))[:most]
         self.place = {phase: index for index, phase in enumerate(self.phases)}
         self.matrices = choices.matrices(self.phases)
-        self.silent = float(choices.step_seconds([((),)])[0])  # a round's computing
+        self.silent = float(choices.step_seconds([((),)], worker_steps)[0]) * self.space.instants  # a round's computing
         # What a phase adds to a period lies between its slowest group's seconds and those of all workers on average.
         self.costs = np.array([(choices.cost(one) + choices.busy(one)) / 2 for one in self.phases])
 
@@ -181,7 +184,7 @@ class Exchanges:
             table = [indices for indices in found if len(indices) == length]
             periods = [tuple(self.phases[index] for index in indices) for indices in table]
             clock.charge(self._work(len(table) * self.space.fresh.size, length))
-            seconds = self.choices.step_seconds(periods)
+            seconds = self.choices.step_seconds(periods, self.worker_steps)
             values = self.distances(np.array(table), clock)
             yield from zip(periods, zip(seconds.tolist(), values.tolist(), strict=True), strict=True)
 
@@ -201,7 +204,7 @@ class Exchanges:
             covariance = matrices @ (covariance + space.fresh) @ matrices.swapaxes(-1, -2)
             total += np.trace(covariance, axis1=-2, axis2=-1) @ space.weight
         settled = np.abs(left).max(axis=(1, 2, 3)) < UNSETTLED
-        return np.where(settled, total / table.shape[1], np.inf)
+        return np.where(settled, space.floor + total / table.shape[1], np.inf)
 
     def _likely(self, own: Indices, front: Sequence[tuple[float, float]], clock: Clock) -> list[Indices]:
         """Return periods, as indices of phases, one exchange away from the period `own`.
@@ -213,7 +216,7 @@ class Exchanges:
         is_full = limits.max_distinct_phases is not None and len(kinds) >= limits.max_distinct_phases
         pool = np.unique([0, *kinds, *([] if is_full else others)])
         period = tuple(self.phases[index] for index in own)
-        whole = float(self.choices.step_seconds([period])[0]) * size
+        whole = float(self.choices.step_seconds([period], self.worker_steps)[0]) * size * self.space.instants
         spent, extra = self.costs[list(own)], self.costs[pool]
         total, replaced, inserted, removed = self._estimates(own, pool, clock)
         options: list[tuple[float, float, Indices]] = []  # seconds and sum of distances of the period
@@ -226,8 +229,8 @@ class Exchanges:
                 options.append((whole + self.silent + cost, total + inserted[t, a], (*own[:t], phase, *own[t:])))
         options = [one for one in options if 1 <= len(one[2]) <= limits.max_period and one[2] != own]
         lengths = np.array([max(1, len(indices)) for _, _, indices in options])
-        costs = np.array([cost for cost, _, _ in options]) / lengths
-        values = np.array([value for _, value, _ in options]) / lengths
+        costs = np.array([cost for cost, _, _ in options]) / (lengths * self.space.instants)
+        values = self.space.floor + np.array([value for _, value, _ in options]) / lengths
         at = np.searchsorted([seconds * (1 + 1e-9) for seconds, _ in front[1:]], costs)
         best = np.argsort(values / np.maximum(1e-12, [value for _, value in front])[at], kind="stable")
         chosen = [options[index][2] for index in best[:SCORED].tolist()]

@@ -277,14 +277,6 @@ def test_limits_are_searched_for_briefly_and_what_cannot_be_is_still_proved(monk
     check_error(InfeasibleError, "crossing bound", plan, quick_job("2x2", limits=Limits(max_communication=1e-6)))
 
 
-def test_what_the_search_finds_is_weighed_with_steps_in_proportion_to_speed_too():
-    slowed = replace(QUICK_HARDWARE, slowdown=((3, 2.0), (4, 2.0)))
-    options = plan(quick_job("3,2", hardware=slowed, effort=1.5, gap=False, quorum=False)).options
-    found = [option for option in options if option.status == "feasible"]
-    assert (2, 2, 2, 1, 1) in {option.steps_per_round for option in found}
-    assert 1 in {option.steps_per_round for option in found}
-
-
 def test_a_thorough_answer_says_what_it_gained_over_the_quick_one(monkeypatch):
     monkeypatch.setitem(EFFORTS, "thorough", 0.5)
     for limits in (Limits(), Limits(max_group=2)):

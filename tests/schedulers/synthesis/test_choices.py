@@ -66,7 +66,7 @@ def random_phases(choices, rng, count):
 def test_costs_are_those_of_the_schedules(name):
     choices = CHOICES[name]
     for phase in random_phases(choices, np.random.default_rng(2), 12):
-        schedule = choices.schedule((phase,))
+        schedule = choices.schedule((phase,), (1,))
         assert choices.cost(phase) == pytest.approx(communication(schedule, HARDWARE).per_step, rel=1e-9)
 
 
@@ -92,57 +92,58 @@ def test_meetings_count_every_pair_of_workers_that_meets(name):
     for phase in random_phases(choices, rng, 8):
         chosen = {b for b, block in enumerate(choices.blocks) if block in phase}
         met = sum(count for count, blocks in choices.meetings if chosen.intersection(blocks))
-        groups = [group.members for group in choices.schedule((phase,)).phase(0)]
+        groups = [group.members for group in choices.schedule((phase,), (1,)).phase(0)]
         assert met == sum(len(list(combinations(group, 2))) for group in groups)
         left = n - choices.joined[sorted(chosen)].sum()
         assert left == pytest.approx(n - sum(len(group) - 1 for group in groups)), "groups and lone workers"
 
 
-def random_exchanges(name, count=6):
+def random_exchanges(name, steps, count=6):
     choices, rng = CHOICES[name], np.random.default_rng(5)
     phases = [*dict.fromkeys(random_phases(choices, rng, count)), choices.everybody()]
-    return Exchanges(choices, phases, seed=0), rng
+    return Exchanges(choices, (1,) if choices.radices else steps, phases, seed=0), rng
 
 
-FEW_RANKS = [name for name in CHOICES if "pairs" not in name]
+STEPS = [(name, (1,) * CHOICES[name].problem.cluster.num_workers) for name in CHOICES if "pairs" not in name]
+STEPS += [("explicit 3,2", (1, 1, 1, 3, 3)), ("explicit 3,2", (2,) * 5)]
 
 
-@pytest.mark.parametrize("name", FEW_RANKS)
-def test_compositions_have_the_metrics_of_their_schedules(name):
+@pytest.mark.parametrize(("name", "steps"), STEPS)
+def test_compositions_have_the_metrics_of_their_schedules(name, steps):
     """The small matrices of classes and sums over pieces against `topo.metrics` and `topo.timing`."""
     choices, rng = CHOICES[name], np.random.default_rng(5)
     full = choices.everybody()
     phases = ((), *dict.fromkeys(random_phases(choices, rng, 4)), full)
-    found = list(compositions(choices, phases, Clock(seconds=1e6, effort=5.0), 5.0))
+    found = list(compositions(choices, phases, steps, Clock(seconds=1e6, effort=5.0), 5.0))
     assert len(found) > 20
     for period, value in found[:: len(found) // 10]:
-        schedule = choices.schedule(period)
+        schedule = choices.schedule(period, steps if not choices.radices else (1,))
         assert value == pytest.approx(float(metrics.consensus_distance(schedule)), rel=1e-6, abs=1e-9)
-        cost = sum(map(choices.cost, period)) / len(period)
+        cost = sum(map(choices.cost, period)) / (len(period) * max(steps))
         assert cost == pytest.approx(communication(schedule, HARDWARE).per_step, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", FEW_RANKS)
-def test_exchanged_periods_have_the_metrics_of_their_schedules(name):
+@pytest.mark.parametrize(("name", "steps"), STEPS)
+def test_exchanged_periods_have_the_metrics_of_their_schedules(name, steps):
     """The small matrices of classes against `topo.metrics`."""
-    exchanges, rng = random_exchanges(name)
+    exchanges, rng = random_exchanges(name, steps)
     table = rng.integers(0, len(exchanges.phases), (8, 5))
     found = exchanges.distances(table, Clock(seconds=1e6))
     assert np.isfinite(found).sum() >= 4
     for row, value in zip(table.tolist(), found.tolist(), strict=True):
-        schedule = exchanges.choices.schedule(tuple(exchanges.phases[i] for i in row))
+        schedule = exchanges.choices.schedule(tuple(exchanges.phases[i] for i in row), exchanges.worker_steps)
         assert value == pytest.approx(float(metrics.consensus_distance(schedule)), rel=1e-6, abs=1e-9)
 
 
-@pytest.mark.parametrize("name", FEW_RANKS)
-def test_the_estimate_of_an_exchange_is_exact_where_another_phase_averages_over_all(name):
-    exchanges, rng = random_exchanges(name)
+@pytest.mark.parametrize(("name", "steps"), STEPS)
+def test_the_estimate_of_an_exchange_is_exact_where_another_phase_averages_over_all(name, steps):
+    exchanges, rng = random_exchanges(name, steps)
     clock, full, others = Clock(seconds=1e6), len(exchanges.phases) - 1, np.arange(len(exchanges.phases))
     own = (*rng.integers(0, full, 3).tolist(), full, *rng.integers(0, full, 2).tolist())
     total, replaced, inserted, removed = exchanges._estimates(own, others, clock)
 
     def whole(indices):
-        return float(exchanges.distances(np.array([indices]), clock)[0]) * len(indices)
+        return float(exchanges.distances(np.array([indices]), clock)[0] - exchanges.space.floor) * len(indices)
 
     assert total == pytest.approx(whole(own))
     for t in (0, 2, 5):
@@ -156,9 +157,9 @@ def test_the_estimate_of_an_exchange_is_exact_where_another_phase_averages_over_
 def test_exchanges_improve_the_front_within_the_limits(limits):
     choices = explicit_groups(problem("3,2", **limits))
     everybody, pair = choices.everybody(), (choices.blocks[0],)
-    clock = Clock(seconds=1e6)
-    exchanges = Exchanges(choices, [everybody, pair], seed=0)
-    front = [(float(choices.step_seconds([(everybody, (), ())])[0]), 9.0)]
+    steps, clock = (1,) * 5, Clock(seconds=1e6)
+    exchanges = Exchanges(choices, steps, [everybody, pair], seed=0)
+    front = [(float(choices.step_seconds([(everybody, (), ())], steps)[0]), 9.0)]
     found = list(exchanges.better((everybody, (), ()), front, clock))
     assert {len(period) for period, _ in found} == {2, 3, 4}
     assert min(value for _, (_, value) in found) < 9.0
@@ -173,10 +174,11 @@ def test_step_seconds_are_the_cycle_times_of_the_schedules(name):
     choices = replace(CHOICES[name], problem=replace(asked, cluster=replace(asked.cluster, hardware=hardware)))
     rng, overlapped = np.random.default_rng(1), 0
     phases = [(), *random_phases(choices, rng, 12)]
+    steps = (1,) * (1 if choices.radices else choices.num_ranks)
     periods = [tuple(phases[i] for i in rng.integers(0, len(phases), 8)) for _ in range(6)]
-    for period, seconds in zip(periods, choices.step_seconds(periods).tolist(), strict=True):
+    for period, seconds in zip(periods, choices.step_seconds(periods, steps).tolist(), strict=True):
         apart = 0.05 + sum(map(choices.cost, period)) / 8
-        exact = cycle_time(choices.schedule(period), hardware, algorithm=asked.algorithm).per_step
+        exact = cycle_time(choices.schedule(period, steps), hardware, algorithm=asked.algorithm).per_step
         told_apart = choices.num_ranks <= MAX_TIMED
         assert seconds == pytest.approx(exact if told_apart else apart, rel=0.03)
         overlapped += seconds < apart * 0.999
@@ -218,12 +220,12 @@ def test_schedules_are_named_by_what_they_do():
     choices = rule_blocks(problem("4x4"))
     blocks = {str(block): (block,) for block in choices.blocks}
     node, full = blocks["LW{0,1,2,3} inside each node"], choices.everybody()
-    assert choices.schedule(((), node, (), full)).name == "node-every-4-all-every-4"
-    assert choices.schedule((node, node, full)).name == "node-2-of-3-all-every-3"
+    assert choices.schedule(((), node, (), full), (1,)).name == "node-every-4-all-every-4"
+    assert choices.schedule((node, node, full), (1,)).name == "node-2-of-3-all-every-3"
     pairs = (*blocks["LW{0,1} inside each node"], *blocks["LW{2,3} inside each node"])
-    assert choices.schedule((pairs, blocks["LW{0} across digits {0,1}"])).name == (
+    assert choices.schedule((pairs, blocks["LW{0} across digits {0,1}"]), (1,)).name == (
         "node-parts-of-2-every-2-groups-of-4-every-2"
     )
     few = explicit_groups(problem("3,1"))
     inside, (everybody,) = next(b for b in few.blocks if b.local == (0, 1, 2)), few.everybody()
-    assert few.schedule(((inside,), (everybody,))).name == "node-every-2-all-every-2"
+    assert few.schedule(((inside,), (everybody,)), (1,) * 4).name == "node-every-2-all-every-2"

@@ -11,6 +11,7 @@ from partreduce.schedulers.synthesis import front as front_module
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo.arithmetic.pareto import scatter
 from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.timing.event_graph import cycle_time
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,22 @@ def test_composition_of_period_24_reaches_its_communication():
     assert best is not None
     assert best.communication_seconds_per_step <= 0.052
     assert best.consensus_distance <= 8 / 7
+
+
+def test_uneven_speeds_try_proportional_steps_per_round():
+    hardware = replace(EVEN, slowdown=((3, 2.0), (4, 2.0)), compute=0.05)
+    front = synthesize(problem("3,2", hardware), effort=0.5)
+    worker_steps = {candidate.schedule.strategy.steps_per_round for candidate in front.candidates}
+    assert worker_steps >= {1, (2, 2, 2, 1, 1)}
+    assert {one.schedule.strategy.steps_per_round for one in front.candidates[1:3]} == {1, (2, 2, 2, 1, 1)}, "in turns"
+    quickest = min(front.candidates, key=lambda c: cycle_time(c.schedule, hardware).per_step)
+    assert quickest.schedule.strategy.steps_per_round == (
+        2,
+        2,
+        2,
+        1,
+        1,
+    )  # none waits for the slow workers' first step
 
 
 def test_the_same_seed_and_effort_give_the_same_front(capfd):

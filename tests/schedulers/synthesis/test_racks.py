@@ -43,7 +43,7 @@ def test_a_rule_of_the_search_costs_what_its_schedule_costs():
     choices = choices_of(Problem(cluster=cluster))[0]
     assert choices.radices == (2, 2)
     for block in choices.blocks:
-        schedule = choices.schedule(((block,),))
+        schedule = choices.schedule(((block,),), (1,))
         explicit = replace(schedule, strategy=replace(schedule.strategy, phases=GroupPhases((schedule.phase(0),))))
         assert communication(explicit, cluster.hardware).per_step == pytest.approx(choices.cost((block,)))
 

@@ -28,7 +28,7 @@ def decide(choices, num_phases, **more):
 
 
 def distance(choices, phases):
-    return float(metrics.consensus_distance(choices.schedule(phases)))
+    return float(metrics.consensus_distance(choices.schedule(phases, (1,))))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_rules_of_very_many_nodes_have_models_without_overflow(shape):
 def test_rules_are_decided_within_their_limits():
     choices = rule_blocks(problem("8x8", max_group=8))
     found = decide(choices, 3)
-    assert prove(choices.schedule(found.phases)).verdict == "proved"
+    assert prove(choices.schedule(found.phases, (1,))).verdict == "proved"
     for phase in found.phases:
         ranks = [rank for block in phase for rank in block.local]
         assert len(ranks) == len(set(ranks))
