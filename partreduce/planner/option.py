@@ -246,10 +246,9 @@ class CandidateSchedule:
 
     @property
     def progress(self) -> float:
-        """What a step is worth, in synchronous steps of all workers.
+        """What a step is worth, in synchronous steps of all workers: `step_progress`, or what a simulation measured.
 
-        A mean that moves less in each step needs more steps; one that moves more has a larger learning rate, which the
-        job could also have set.
+        At most 1: a mean that moves further in each step has a larger learning rate, which the job could also have set.
         """
         return step_progress(self.schedule) if self.facts is None else max(min(1.0, self.facts.progress), 1e-9)
 

@@ -43,8 +43,9 @@ WORTH = 0.1
 LEAST_ERROR = 0.13
 """Measured prediction error between two synchronous schedules priced by one model (see the module's text)."""
 PROTOCOL_ERROR = 0.25
-"""The same between Hop and averages of all workers with unequal steps, under SGD and Adam, of which Hop was faster by
-1.02 to 1.33 where 1.26 and 1.41 were predicted (benchmarks/results/unequal_steps.md)."""
+"""The same for simulated candidates. Under SGD and Adam Hop was 1.02 to 1.33 times as fast as averages of all workers
+with unequal steps, where 1.26 and 1.41 were predicted (benchmarks/results/unequal_steps.md); other kinds and momentum
+were not measured."""
 MATERIAL = 1e-6
 """Relative differences below this are ignored."""
 PUBLISHED = ("prague-figure-10", "ring")

@@ -82,8 +82,8 @@ DELAY_MORE = 0.63
 """Extra steps above the usual price that gradients one step late may cost, as measured: 2.1 times the steps."""
 UNEQUAL_STEPS = 0.83
 """Where slow workers take fewer steps, and a step moves the mean p times as far, training needs p to the power of
--0.83 times the steps. Fitted to four workers of which one to three take a quarter of the steps, on the fifteen tasks,
-where 9 of 10 lay within 17 % of it; optimizers differ little (benchmarks/results/unequal_steps.md)."""
+-0.83 times the steps. Fitted to four workers of which one to three take a quarter of the steps, on twelve of
+the fifteen tasks, where 9 of 10 lay within 17 % of it (benchmarks/results/unequal_steps.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,8 +111,8 @@ def _unequal_steps(chosen: CandidateSchedule) -> str:
     if not slow:
         return ""
     return (
-        f"workers take {most} steps a round, {', '.join(slow[:4])}{', …' * (len(slow) > 4)}, so that no worker waits, "
-        f"which costs {1 / chosen.progress:.2f} times the steps; write the training loop as "
+        f"workers take {most} steps a round, {', '.join(slow[:4])}{', …' * (len(slow) > 4)}, so that no worker waits; "
+        f"training then takes {1 / chosen.progress:.2f} times the steps; write the training loop as "
         "`for batch in optimizer.batches(loader)`, which ends all of them at the same round"
     )
 

@@ -44,6 +44,8 @@ MOST_LINES = 3
 """The most lines of a schedule's description in the table."""
 NEARLY_AS_FAST = 0.9
 """Speedup of the cluster without its slow workers, over the recommendation, from which the answer states it."""
+FEW_WORKERS = 64
+"""Most workers for which the cluster without its slow workers is predicted: its nodes are unequal, and n³ work."""
 OPTIMIZERS = {Optimizer.SGD: "SGD", Optimizer.MOMENTUM: "SGD with momentum", Optimizer.ADAM: "AdamW"}
 SIMPLE = ("allreduce", "node-then-all")
 """Catalogue entries of simple schedules, for comparisons: if the limits exclude all, or without slow workers."""
@@ -202,16 +204,20 @@ def _speedup(compared: Comparison) -> str:
 
 
 def _without_slow_workers(chosen: CandidateSchedule, job: PlanRequest) -> str:
-    """Return, as a text, the predicted speedup of a simple schedule without the slow workers; empty if it is slower.
+    """Return, as a text, the predicted speedup of a simple schedule without the slow workers.
 
-    Both clusters are taken to need equally many samples for a loss. What unequal steps leave out is in their price.
+    The text is empty below `NEARLY_AS_FAST`, and for so many workers that the prediction would take long. Both clusters
+    are taken to need equally many samples for a loss. What unequal steps leave out is in their price.
     """
-    slowdown = Slowdown.of(job)
-    if not job.is_open or not slowdown.slow:
+    slowdown, most = Slowdown.of(job), job.limits.max_group
+    if not job.is_open or not slowdown.slow or job.cluster.num_workers > FEW_WORKERS:
         return ""
     left = survivors_of(job.cluster, tuple(worker for worker, _ in slowdown.slow))
-    other = replace(job, cluster=left, sync=Delay.SYNCHRONOUS, take=None, tolerate_failures=0)
+    limits = replace(job.limits, max_group=None if most is None else min(most, left.num_workers))
     try:
+        other = replace(
+            job, cluster=left, sync=Delay.SYNCHRONOUS, limits=limits, take=None, tolerate_failures=0, time_limit=None
+        )
         best = recommend(competitors(other, names=SIMPLE), other)
     except PartreduceError:  # one worker is left, or no option keeps the limits
         return ""
@@ -320,7 +326,7 @@ def three_reasons(compared: Comparison, options: Sequence[CandidateSchedule], jo
         second = "It averages gradients in every step, so it needs no more steps than All-Reduce."
     else:
         fewer = (
-            f", {1 / chosen.progress:.2f}x of them because slow workers take fewer"
+            f" ({1 / chosen.progress:.2f}x because slow workers take fewer)"
             if chosen.progress < 0.99 and chosen.facts is None
             else ""
         )

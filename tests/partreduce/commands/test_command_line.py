@@ -321,14 +321,14 @@ def test_several_schedules_have_the_steps_and_the_time_to_a_loss_that_design_pre
 
 @pytest.mark.usefixtures("brief")
 def test_design_says_in_one_line_what_it_assumes(capsys, tmp_path):
-    said = " ".join(ran(capsys, ["design", "2x2", "--effort", "0.1", "--set", "nic=1GB/s"]).out.split())
+    said = " ".join(ran(capsys, ["design", "2x2", "--effort", "0.11", "--set", "nic=1GB/s"]).out.split())
     assert " assumed --set inside=10GB/s, --model-bytes=100MB, --set compute=50ms, --optimizer=adam " in said
     place = tmp_path / "cluster.yaml"
     place.write_text("num_nodes: 2\nworkers_per_node: 2\nhardware: {nic: {bandwidth: 1GB/s}, model_bytes: 8MB}\n")
     assumed = {"--set inside": "free", "--set compute": "50ms", "--optimizer": "adam"}
-    assert answer(capsys, "design", place, "--effort", "0.1", "--json")["assumed"] == assumed
+    assert answer(capsys, "design", place, "--effort", "0.11", "--json")["assumed"] == assumed
     options = ["--set", "compute=1ms", "--set", "inside=10GB/s", "--optimizer", "sgd"]
-    assert main(["design", str(place), "--effort", "0.1", *options]) == 0
+    assert main(["design", str(place), "--effort", "0.11", *options]) == 0
     assert "assumed " not in capsys.readouterr().out, "everything is stated"
 
 

@@ -25,7 +25,7 @@ from partreduce.runtime.launcher.signals import Terminated
 
 pytestmark = pytest.mark.processes
 
-WORKERS, STEPS, SAVED = 3, 24, 6
+WORKERS, STEPS, SAVED = 4, 24, 6
 RING = st.Round.from_edges(
     WORKERS, [((to + hop) % WORKERS, to, Fraction(1, 3)) for to in range(WORKERS) for hop in (1, -1)]
 )
@@ -150,7 +150,7 @@ def test_who_comes_back_and_all_who_begin_again_are_counted_together(tmp_path, c
 
 
 def test_the_last_attempt_s_exit_code_is_the_run_s_and_each_other_one_is_a_line(tmp_path, capfd):
-    deaths = [(attempt, 2, 2) for attempt in range(3)]
+    deaths = [(attempt, 3, 2) for attempt in range(3)]
     assert train(tmp_path / "run", st.AllReduce(), deaths) == (128 + signal.SIGKILL, {})
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("partreduce: attempt")]
     assert said == [

@@ -67,7 +67,12 @@ def test_no_more_arrays_are_kept_than_the_claim_says(ranks, name, sync, averagin
         optimizer.finish()
         return kept
 
-    kept = ranks.run(N, work)[0]
+    try:
+        kept = ranks.run(N, work)[0]
+    finally:
+        gc.unfreeze()  # what was frozen above; then what is there now again, as after collection
+        gc.collect()
+        gc.freeze()
     spare = name == "allreduce of gradients" and sync is SYNCHRONOUS and averaging is st.Averaging.STEP_NORMALIZED
     assert kept == N * (1 + claimed - spare), "gradients have no progress to bring to a common steps_per_round"
 
