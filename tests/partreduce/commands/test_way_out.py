@@ -101,7 +101,7 @@ def test_what_was_not_reached_is_counted_with_the_way_out_and_that_another_run_m
 
 
 SLOW = [
-    "design", "1x8", "--model-bytes", "37MB", "--set", "compute=160ms", "--set", "slow=5:3", "--effort", "0.4",
+    "design", "1x8", "--model-bytes", "37MB", "--set", "compute=160ms", "--set", "slow=5:3", "--effort", "2",
     "--optimizer", "any", "--explain",
 ]  # fmt: skip
 
