@@ -76,10 +76,9 @@ def calibrate(curves: Sequence[Curve], *, data: str, steps: int, finalists: Coll
     unstable = tuple(probe for probe in found if not probe.steps_ratios)
     has_delay = any(probe.late for probe in probes) or not unstable
     # The steps that slow workers leave out have a price that is not fitted.
-    shares = [step_progress(runs[0].schedule) for runs in by_schedule.values()]
     priced = [
-        replace(probe, steps_ratios=tuple(ratio * share for ratio in probe.steps_ratios))
-        for probe, share in zip(found, shares, strict=True)
+        replace(probe, steps_ratios=tuple(ratio * step_progress(runs[0].schedule) for ratio in probe.steps_ratios))
+        for probe, runs in zip(found, by_schedule.values(), strict=True)
         if probe.steps_ratios and not probe.is_pipeline
     ]
     return Pilot(
