@@ -113,3 +113,8 @@ class Training:
         with self.optimizer.join():
             self.steps(count - 2 * self.rank)
         return self.values()
+
+
+def note_end_of_script(optimizer):
+    """Note that this rank's script stopped, as its end does for a process, so that others need not wait for it."""
+    optimizer.run.reducer.heartbeat.note("left", "stopped")

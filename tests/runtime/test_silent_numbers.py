@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from helpers.thread_ranks import on_ranks
-from helpers.training import static_groups, wrap
+from helpers.training import note_end_of_script, static_groups, wrap
 from partreduce import PartreduceError
 from partreduce import strategies as st
 from partreduce.errors import InputError, PeerFailedError
@@ -405,7 +405,7 @@ def test_a_buffer_that_changed_on_one_worker_is_named_with_worker_and_change(ran
         try:
             train(world, model, optimizer)
         except InputError:  # as the end of the script does, so that the other need not wait
-            optimizer.run.reducer.heartbeat.note("left", "stopped")
+            note_end_of_script(optimizer)
             world.abandon()
             raise
 

@@ -11,7 +11,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from helpers.training import build_seeded, group_phases
+from helpers.training import build_seeded, group_phases, note_end_of_script
 from partreduce import (
     Cluster,
     DistributedOptimizer,
@@ -395,7 +395,7 @@ def clipping_with_uneven_data(s, told):
         with s.optimizer.join(s.clip) if told else s.optimizer.join():
             s.train(2 + s.rank, before_step=lambda: (s.optimizer.average_gradients(), s.clip()))
     except PartreduceError:  # as the end of the script does, so that the other need not wait
-        s.optimizer.run.reducer.heartbeat.note("left", "stopped")
+        note_end_of_script(s.optimizer)
         raise
     s.finish()
 
