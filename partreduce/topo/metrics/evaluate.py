@@ -114,7 +114,7 @@ def _late_distance(schedule: Schedule, sectors: Sectors | None, flat: Metric) ->
 
 
 class Convergence(NamedTuple):
-    """The metrics that decide how fast a schedule trains; `late_distance` is 0 without delay."""
+    """The metrics that decide how fast a schedule trains; `late_distance` is 0 if no average is a round late."""
 
     consensus_distance: Metric
     drift: Metric

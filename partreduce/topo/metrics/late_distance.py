@@ -162,7 +162,7 @@ class RetimedMetrics:
         return _scale(self.consensus_distance, float(steps_per_round), added)
 
     def late_distance_at(self, steps_per_round: int) -> float:
-        """Return the consensus distance if averages arrive a round late, at this number of steps per round; cached."""
+        """Return the late distance (consensus distance on a curved loss) at this number of steps per round; cached."""
         if steps_per_round not in self._late_distances:
             if self.sectors is None:
                 flat = self.consensus_distance_at(steps_per_round, late=True).value

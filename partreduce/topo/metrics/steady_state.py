@@ -188,9 +188,9 @@ def exact_consensus_distance(schedule: Schedule) -> Fraction | None:
 def _exact_traces(
     matrices: list[ExactMatrix], noises: list[ExactMatrix], inner: Fraction, instants: int, schedule: Schedule
 ) -> Fraction | None:
-    """Return the sum of tr Σ over a period's steps for one class of functions of a rule; None if no Σ is unique.
+    """Return the sum of tr Σ over a period's instants for one class of functions of a rule; None if no Σ is unique.
 
-    Σ is the stationary covariance of the workers' differences, taken at each of the `instants` within a period.
+    Σ is the stationary covariance of the workers' differences; a round has `instants` instants.
 
     `matrices` are the rounds' W on the class, `noises` the noise of each round, `inner` the sum of tr D over the
     `instants` − 1 instants inside a round, D the noise up to each. Σ is not unique if some differences never decay.

@@ -15,7 +15,7 @@ h(k−h) pieces.
 
 "8 bits" stands for int8 and int4, w for their bytes on the wire per byte of float32. 16 bits send half of what the
 algorithm sends. 8 bits are quantized, exchanged by an all_to_all, added up, quantized again and gathered around a ring.
-In the hierarchical algorithm 8 bits take the same way among the m nodes, for each of the l shards, and before that
+In the hierarchical algorithm 16 bits, too, go this way among the m nodes, for each of the l shards, and before that
 inside a node unless only traffic between nodes is coded. The result that is distributed inside a node at the end has
 crossed nodes and is coded in any case. Groups to which the hierarchical algorithm does not apply use the flat one; if
 only traffic between nodes is coded, those inside a node are not.
