@@ -58,23 +58,6 @@ def kind_of(entry: Document) -> str:
     return "/".join(filter(None, (entry["claim"], entry.get("method"))))
 
 
-def entries_by_kind() -> dict[str, list[tuple[Document, Document]]]:
-    """Return (raw schedule, certificate with one claim) for each kind of claim."""
-    result: dict[str, list[tuple[Document, Document]]] = {}
-    for name, schedule in {**SCHEDULES, "wide": wide(), "spread": spread()}.items():
-        raw, certificate = certify(schedule)
-        for entry in certificate["claims"]:
-            kind = kind_of(entry)
-            if name not in SCHEDULES and kind not in LARGE:
-                continue
-            result.setdefault(kind, []).append((raw, {**certificate, "claims": [entry]}))
-    return result
-
-
-LARGE = ("contraction/factor", "contraction/norms")
-"""Kinds of claim that need a schedule of more workers."""
-
-
 def single_claims(certificate: Document) -> Iterator[tuple[Document, Document]]:
     """Yield (entry, certificate with it alone), so that one objection does not hide the others."""
     for entry in certificate["claims"]:

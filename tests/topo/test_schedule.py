@@ -345,14 +345,14 @@ def test_what_the_nodes_left_run_is_the_same_whichever_are_lost():
     check_error(ScheduleError, "not all of one size", after_failure_of_nodes, kept, 2)
 
 
-def test_planned_losses_of_a_million_workers_need_no_list_of_groups():
-    bare = build("prague-figure-10", Cluster.regular(250_000, 4))
+def test_planned_losses_of_many_workers_need_no_list_of_groups():
+    bare = build("prague-figure-10", Cluster.regular(50_000, 4))
     schedule = replace(bare, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 1))
     assert len(schedule_text(schedule)) < 1000
     assert len(planned_classes(schedule)) == 5
-    found = after_failure(schedule, {777_777})
-    assert found.num_workers == 999_999
-    assert found.group_of(777_777, 1) == Group((777_776, 777_777, 777_778))
+    found = after_failure(schedule, {177_777})
+    assert found.num_workers == 199_999
+    assert found.group_of(177_777, 1) == Group((177_776, 177_777, 177_778))
 
 
 def test_groups_that_no_survivor_could_list_are_refused_before_a_loss():

@@ -12,7 +12,6 @@ from partreduce.schedulers.protocols.group_generator.service import (
     LEFT,
     Alone,
     Ask,
-    Bye,
     Evicted,
     GeneratorState,
     Grant,
@@ -64,40 +63,6 @@ def test_first_state_of_the_generator():
     )  # fmt: skip
 
 
-def test_a_group_starts_at_once_and_each_member_hears_of_it_when_it_asks():
-    service = Service(2)
-    assert service.ask(0) == [note_start(0, 0, 1), grant(0, 0, 0, 1)]
-    assert service.state.waiting == ()
-    assert service.ask(1) == [grant(1, 0, 0, 1)]
-    assert service.state.counts == (1, 1)
-    assert service.state.answers == (Grant(0, 0, 0, (0, 1)), Grant(0, 0, 0, (0, 1)))
-
-
-def test_a_member_that_is_done_waits_for_the_next_group_until_the_others_are_done_with_the_last():
-    service = Service(3)
-    service.ask(0)
-    service.ask(1)
-    assert service.ask(0, done=0) == []
-    assert service.state.answers[0] is None
-    assert service.state.waiting == (0,)
-    assert service.state.buffers.locks == (False, True, False)
-    assert service.ask(1, done=0) == [note_start(1, 0, 1), grant(0, 1, 0, 1, request=1), grant(1, 1, 0, 1, request=1)]
-    assert service.state.waiting == ()
-    assert service.state.requests == (1, 1, -1)
-    assert [group.seq for group in service.state.buffers.groups] == [1], "who has a group waiting draws no other"
-
-
-def test_who_waited_first_is_answered_first_and_who_waits_on_stays_in_order():
-    service = Service(4)
-    service.ask(0)
-    service.ask(1, done=-1)
-    service.ask(2, salt=1)  # (1, 2): waits for 1
-    service.ask(3, salt=0)  # (0, 3): waits for 0
-    assert service.state.waiting == (2, 3)
-    assert service.ask(0, done=0) == [note_start(2, 0, 3), grant(3, 2, 0, 3), grant(0, 2, 0, 3, request=1)]
-    assert service.state.waiting == (2,)
-
-
 def test_only_the_group_that_a_worker_is_in_can_be_done():
     service = Service(2)
     service.ask(0)
@@ -131,25 +96,6 @@ def test_a_new_life_begins_a_new_epoch():
     service.ask(0)
     state, actions = service.machine.restarted(service.state)
     assert (state, actions) == (replace(service.state, generation=1), ())
-
-
-def test_a_last_request_takes_a_group_that_runs_leaves_those_that_wait_and_ends_else():
-    service = Service(3, group_size=3)
-    service.ask(0)
-    assert service.ask(1, last=True) == [grant(1, 0, 0, 1, 2)]
-    assert service.state.status == (ACTIVE, LEFT, ACTIVE)
-    assert service.ask(1, done=0, last=True) == [Send(1, Bye(0, 1))]
-    service = Service(3, group_size=3)
-    service.ask(0)
-    for worker in (1, 2):
-        service.ask(worker)
-    service.ask(0, done=0)  # the next (0, 1, 2)
-    assert service.ask(1, done=0, last=True) == [Send(1, Bye(0, 1))]
-    assert service.state.buffers.groups[-1].members == (0, 2)
-    assert service.ask(2, done=0, last=True) == [Send(0, Alone(0, 1)), Send(2, Bye(0, 1))]
-    assert service.state.buffers.groups == ()
-    assert service.grants(service.ask(2)) == {(2, 2)}
-    assert service.state.status == (ACTIVE, LEFT, ACTIVE)
 
 
 def test_a_worker_that_has_left_is_not_drawn_and_one_alone_is_counted():
@@ -197,29 +143,6 @@ def test_a_group_that_failed_ends_for_all_in_a_new_epoch_and_the_silent_sit_out(
     assert service.state.status[1] == ACTIVE
 
 
-def test_no_group_that_has_not_started_counts_on_a_member_that_is_silent():
-    service = broken()
-    service.ask(2, done=1, salt=1)  # (1, 2)
-    assert service.state.buffers.buffers == ((), (2,), (2,), ())
-    actions = service.ask(0, done=0, failed=True, salt=0)
-    assert service.state.status[1] == LEFT
-    assert grant(2, 3, 0, 2, generation=1, request=1) in actions, "worker 2 need not wait for the silent one"
-    assert service.state.buffers.buffers[1] == ()
-    assert service.state.status[0] == ACTIVE, "who reports takes part"
-
-
-def test_a_member_that_was_done_before_neither_hears_of_the_end_nor_sits_out():
-    service = Service(3, group_size=3)
-    for worker in range(3):
-        service.ask(worker)
-    service.ask(0, done=0)
-    actions = service.ask(1, done=0, failed=True)
-    assert Send(2, Void(1, 0)) in actions
-    assert not [a for a in actions if isinstance(a, Send) and a.message == Void(1, 0) and a.to != 2]
-    assert service.state.status == (ACTIVE, ACTIVE, LEFT)
-    assert service.state.buffers.groups[-1].members == (0, 1), "the third one's place in the next group is given up"
-
-
 def test_a_crash_begins_a_new_epoch_ends_its_groups_and_frees_who_waited_with_it():
     service = broken()
     service.ask(2, done=1, salt=0)  # (0, 2) waits for 0, and worker 2 for its answer
@@ -233,27 +156,6 @@ def test_a_crash_begins_a_new_epoch_ends_its_groups_and_frees_who_waited_with_it
     assert service.state.generation == 1
     assert service.ask(0) == [Send(0, Evicted(1))]
     assert service.ask(1)[-1].message.members == (1, 2), "the dead are not drawn"
-
-
-def test_a_crash_while_waiting_leaves_the_queue():
-    service = Service(3)
-    service.ask(0)
-    service.ask(2, salt=0)
-    assert service.state.waiting == (2,)
-    assert service.give_up(2) == []
-    assert service.state.waiting == ()
-    assert service.state.status == (ACTIVE, ACTIVE, DEAD)
-
-
-def test_a_crash_lets_the_group_that_waited_for_it_start_and_a_group_it_was_done_with_end():
-    service = Service(4, group_size=3)
-    for worker in range(3):
-        service.ask(worker)
-    service.ask(0, done=0)  # (0, 1, 2) again
-    actions = service.give_up(0)
-    assert Note(("void", 0, (0, 1, 2))) in actions
-    assert {a.to for a in actions if isinstance(a, Send) and isinstance(a.message, Void)} == {1, 2}
-    assert note_start(1, 1, 2) in actions, "what is left of the next group starts"
 
 
 def test_draws_use_the_seed_and_count_themselves_only_when_no_driver_chose_the_number():
@@ -341,14 +243,6 @@ def test_asking_later_does_not_forget_how_often_a_worker_was_alone():
     service.state = replace(service.state, alone=(0, 0, 1))
     service.ask(2, cost=10)
     assert service.state.alone == (0, 0, 1)
-
-
-def test_a_slow_worker_that_has_a_group_is_not_sent_away():
-    service = slow_last()
-    service.ask(0, done=0, cost=1, salt=1)  # (0, 2)
-    service.state = replace(service.state, costs=(1, 1, 10))
-    actions = service.ask(2, cost=10)
-    assert service.grants(actions) == {(2, 1)}
 
 
 def test_a_worker_that_asks_later_may_free_others_by_reporting_a_failure():

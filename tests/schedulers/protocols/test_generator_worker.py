@@ -118,19 +118,6 @@ def test_a_member_of_a_group_met_before_is_answered_once():
     assert not Here(2).answer
 
 
-def test_an_answer_that_a_member_was_here_counts_like_its_coming():
-    worker = Worker().meeting(members=(0, 1))
-    assert worker.hear(Here(4, answer=True), source=1)[0] == Note(("executed", 4, (0, 1)))
-
-
-def test_groups_met_out_of_order_leave_the_highest_number():
-    worker = Worker().meeting(9, (0, 1))
-    worker.hear(Here(9), source=1)
-    worker.meeting(7, (0, 1))
-    assert worker.state.met == 9
-    assert worker.hear(Here(7), source=1) == [Send(1, Here(7, answer=True))]
-
-
 @pytest.mark.parametrize("stage", [ENDED, EVICTED])
 def test_a_worker_that_has_ended_remembers_no_member(stage):
     worker = Worker()
@@ -206,13 +193,6 @@ def test_a_void_group_leaves_the_round_without_one(enter):
     assert worker.state.here == ((5, 1),)
 
 
-def test_the_end_of_a_group_that_it_is_not_in_changes_the_epoch_alone():
-    worker = Worker()
-    worker.state = replace(worker.state, seq=4)
-    worker.hear(Void(1, 4))
-    assert worker.state == replace(Worker().state, seq=4, generation=1)
-
-
 @pytest.mark.parametrize("message", [Grant(1, 0, 9, (0, 1)), Alone(1, 0), Later(1, 0), Bye(1, 0)])
 def test_what_comes_from_a_past_life_of_the_generator_changes_nothing(message):
     for worker in (Worker(), Worker().granted(), Worker().meeting()):
@@ -224,13 +204,6 @@ def test_what_comes_from_a_past_life_of_the_generator_changes_nothing(message):
         assert worker.state.generation == 2
 
 
-def test_a_void_group_is_void_whatever_epoch_the_word_is_from():
-    for worker in (Worker().granted(), Worker().meeting()):
-        worker.state = replace(worker.state, generation=2)
-        assert worker.hear(Void(1, 4)) == []
-        assert (worker.state.stage, worker.state.seq, worker.state.generation) == (ALONE, -1, 2)
-
-
 def test_the_epoch_is_the_last_ones_that_was_heard_of():
     worker = Worker()
     worker.hear(Alone(3, 0))
@@ -238,14 +211,6 @@ def test_the_epoch_is_the_last_ones_that_was_heard_of():
     worker.do(NextRound())
     worker.hear(Grant(4, 1, 8, (0, 1)))
     assert (worker.state.generation, worker.state.stage) == (4, GRANTED)
-
-
-@pytest.mark.parametrize("message", [Grant(0, 5, 9, (0, 1)), Alone(0, 5), Later(0, 5), Bye(0, 5)])
-def test_the_answer_to_another_request_changes_nothing(message):
-    worker = Worker()
-    before = worker.state
-    assert worker.hear(message) == []
-    assert worker.state == before
 
 
 def test_a_repeated_answer_changes_nothing_unless_it_takes_the_group_away():

@@ -139,7 +139,7 @@ def test_rules_of_very_many_nodes_have_models_without_overflow(shape):
 
 
 def test_rules_are_decided_within_their_limits():
-    choices = rule_blocks(problem("8x8", max_group=8))
+    choices = rule_blocks(problem("4x4", max_group=4))
     found = decide(choices, 3)
     assert prove(choices.schedule(found.phases, (1,))).verdict == "proved"
     for phase in found.phases:

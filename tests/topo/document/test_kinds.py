@@ -66,12 +66,7 @@ def test_order_of_active_and_of_edges_means_nothing_and_order_of_hosts_does():
 @pytest.mark.parametrize(("strategy", "place", "problem"), [
     ({"kind": "dynamic_groups", "group_size": 1}, "strategy.group_size", "is 1; it must be >= 2"),
     ({"kind": "dynamic_groups", "group_size": 5}, "strategy.group_size", "between 2 and the number of workers, 4"),
-    ({"kind": "dynamic_groups", "group_size": True}, "strategy.group_size", "must be an integer"),
     ({"kind": "dynamic_groups", "division": "smart"}, "strategy.division", "must be"),
-    ({"kind": "dynamic_groups", "slow_worker_policy": "anybody"}, "strategy.slow_worker_policy", "must be"),
-    ({"kind": "dynamic_groups", "slow_threshold": 0}, "strategy.slow_threshold", "is 0; it must be >= 1"),
-    ({"kind": "dynamic_groups", "all_every": 0}, "strategy.all_every", "is 0; it must be >= 1"),
-    ({"kind": "dynamic_groups", "seed": -1}, "strategy.seed", "is -1; it must be >= 0"),
     ({"kind": "dynamic_groups", "groupsize": 2}, "strategy", 'did you mean "group_size"?'),
     ({"kind": "dynamic_groups", "steps_per_round": [1, 2]}, "strategy.steps_per_round", "2 entries"),
     ({"kind": "pairwise"}, "strategy", 'the key "active" is missing'),
@@ -86,7 +81,6 @@ def test_order_of_active_and_of_edges_means_nothing_and_order_of_hosts_does():
     ({"kind": "server", "hosts": [4]}, "strategy.hosts", "rank of 0..3"),
     ({"kind": "server", "hosts": [1, 1]}, "strategy.hosts", "each once"),
     ({"kind": "server", "staleness": 2}, "strategy.staleness", "only an asynchronous server has one"),
-    ({"kind": "server", "synchronous": 1}, "strategy.synchronous", "is 1"),
 ])  # fmt: skip
 def test_refusals_name_the_place(strategy, place, problem):
     with pytest.raises(DocumentError) as caught:
@@ -144,23 +138,15 @@ def test_a_gap_round_trips_with_one_hash_for_loader_and_checker(name):
 
 REFUSED = [
     (gap_document({"max_ig": 0}), r"sync\.iteration_gap\.max_ig: is 0; without a token no worker"),
-    (gap_document({"max_ig": -1}), "max_ig"),
-    (gap_document({"max_ig": 1.0}), "max_ig"),
-    (gap_document({"max_ig": True}), "max_ig"),
     (gap_document({"max_ig": 2**40}), rf"sync\.iteration_gap\.max_ig: is {2**40}; .*(at most|must be <=)"),
-    (gap_document({"staleness": -1}), "staleness"),
-    (gap_document({"staleness": "1"}), "staleness"),
-    (gap_document({"staleness": 2**40}), rf"sync\.iteration_gap\.staleness: is {2**40}; .*(at most|must be <=)"),
     (gap_document({"backup": 1}), r"sync\.iteration_gap\.backup: without token queues a worker that others do without"),
     (gap_document({"backup": 3, "max_ig": 1}), r"sync\.iteration_gap\.backup\[0\]: is 3, but worker 0 has only 2"),
     (gap_document({"backup": [0, 3, 0, 0], "max_ig": 1}),
         r"sync\.iteration_gap\.backup\[1\]: is 3, but worker 1 has only 2"),
     (gap_document({"backup": [1, 0], "max_ig": 1}),
         r"sync\.iteration_gap\.backup: has 2 numbers; give 1 number or 1 for each of 4"),
-    (gap_document({"backup": [0, 0, -1, 0], "max_ig": 1}), "backup"),
     *((gap_document({"notify_ack": True} | more), r"sync\.iteration_gap\.notify_ack: needs every update")
         for more in ({"staleness": 1}, {"backup": [0, 0, 1, 0], "max_ig": 1}, {"skip": {"limit": 2}, "max_ig": 4})),
-    (gap_document({"notify_ack": 1}), "notify_ack"),
     (gap_document({"skip": {"limit": 3}, "staleness": 1}), r"sync\.iteration_gap\.skip: tokens say where"),
     (gap_document({"skip": {"limit": 3}, "max_ig": 1}), r"sync\.iteration_gap\.skip: never happens"),
     *((gap_document({"skip": skip, "max_ig": 1, "staleness": 1}), words)
@@ -174,9 +160,6 @@ REFUSED = [
     (gap_document({"weights": "iteration"}), r"sync\.iteration_gap\.weights: is iteration; without staleness"),
     (gap_document({"weights": "uniform"}, RING[:-1]), r"sync\.iteration_gap\.weights: is uniform, but edge"),
     (gap_document({"inquire": True, "max_ig": 2, "backup": 1}), "inquire"),  # a setting of earlier versions
-    (gap_document({"update_order": "other"}), "update_order"),
-    (gap_document({"gaps": 1}), "gaps"),
-    (gap_document([]), r"sync\.iteration_gap"),
     (gap_document({}, ONE_WAY), r"rounds\[0\]: no path leads back along edge 1→2"),
     (gap_document({}, steps_per_round=[1, 1, 2, 1]), "steps_per_round: has one number for each worker"),
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from helpers.small import of_phases
 from partreduce import Cluster, Schedule, metrics
 from partreduce.errors import InputError
 from partreduce.schedulers.registry import build
-from partreduce.strategies import Group, Phase
+from partreduce.strategies import Phase
 from partreduce.topo.graphs.named import (
     de_bruijn,
     double_ring,
@@ -173,20 +173,6 @@ def test_de_bruijn_graphs_are_nilpotent_off_the_mean(base, length):
     assert contraction(schedule).value == pytest.approx(1, abs=1e-12)
     assert radius(schedule).value == 0
     assert rounds_to(schedule, 1e-9) == length
-
-
-@pytest.mark.parametrize("n", [5, 6])
-def test_relaxed_pairs_reach_exact_consensus(n):
-    phases = []
-    for line in GOLDEN["relaxed_pairs_exact"][str(n)]:
-        pairs, share = line.rsplit(" ", 1)
-        groups = [
-            Group((int(pair[0]), int(pair[1])), 2 * Fraction(share))
-            for pair in pairs.replace("(", " ").replace(")", " ").split()
-        ]
-        phases.append(Phase.from_groups(n, groups))
-    schedule = of_phases("relaxed", Cluster.regular(n, 1), phases)
-    assert contraction(schedule).value == 0
 
 
 # Schedules of many workers: sparse factors and Fourier transforms against dense matrices, where both run

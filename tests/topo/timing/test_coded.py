@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import pipe_sgd_model
 from helpers.refusals import check_error
 from partreduce import Cluster, Hardware, Link, Schedule, simulate
 from partreduce.errors import InputError, ScheduleError
@@ -186,11 +185,12 @@ def test_segments_leave_during_backward():
 @pytest.mark.parametrize("width", [2, 3, 4])
 @pytest.mark.parametrize("seconds", [2.0, 7.0, 30.0])
 def test_a_pipeline_takes_what_equation_4_says(width, seconds):
+    """Pipe-SGD (Li et al., NeurIPS 2018): T·max(computing, sum), and the first sum, which is not hidden."""
     hardware = Hardware(inside=Link(0.0, 1.0), model_bytes=int(seconds))
     for drain in DrainPolicy:
         schedule = everyone(Cluster.regular(1, 2), Pipeline(width=width, drain=drain))
         timeline = simulate(schedule, hardware, compute=ComputeTimes(base=7.0), num_rounds=20)
-        whole = pipe_sgd_model.pipelined_seconds(7.0, seconds, 20, width=width)
+        whole = 7.0 + 19 * max(7.0, seconds) + seconds
         assert timeline.makespan == whole, "operations that have begun end, whether their gradients are dropped or not"
         # The last K−1 operations are no longer waited for by a step.
         assert timeline.finish[-1, 0] == 7 + max(19 * 7, (20 - width + 1) * seconds if seconds > 7 else 0)
@@ -200,7 +200,7 @@ def test_a_pipeline_takes_what_equation_4_says(width, seconds):
 
 def test_the_ring_of_the_published_model_is_that_of_the_cost_model():
     hardware = Hardware(inside=Link(0.25, 0.5), model_bytes=64)
-    published = pipe_sgd_model.ring_seconds(8, 64, latency=0.25, seconds_per_byte=0.5)
+    published = 2 * 7 * 0.25 + 2 * 7 / 8 * 64 * 0.5  # 2(p−1)α + 2(p−1)/p·nβ
     assert group_seconds(Phase.from_groups(8, [range(8)]), Cluster.regular(1, 8), hardware).tolist() == [published]
 
 
@@ -227,13 +227,10 @@ def test_a_pipeline_with_layers_takes_what_equation_6_says(latency):
     hardware = Hardware(inside=Link(latency, 0.25), model_bytes=40, layers=5, backward=8 / 12)
     schedule = everyone(Cluster.regular(1, 4), Pipeline(), **LAYERED)
     compute = ComputeTimes(base=12.0)
-    expected = pipe_sgd_model.pipelined_layers_seconds(
-        12.0, 100, num_workers=4, num_bytes=40, num_layers=5, latency=latency, seconds_per_byte=0.25
-    )
-    assert expected == 100 * max(12.0, 2 * 3 * 5 * latency + 1.5 * 40 * 0.25)
-    assert cycle_time(schedule, hardware, compute).per_step == pytest.approx(expected / 100)
+    expected = max(12.0, 2 * 3 * 5 * latency + 1.5 * 40 * 0.25)
+    assert cycle_time(schedule, hardware, compute).per_step == pytest.approx(expected)
     whole = everyone(schedule.cluster, Pipeline())
-    ring = pipe_sgd_model.ring_seconds(4, 40, latency=latency, seconds_per_byte=0.25)
+    ring = 2 * 3 * latency + 1.5 * 40 * 0.25
     assert cycle_time(whole, hardware, compute).per_step == pytest.approx(max(12.0, ring)), "equation 5"
 
 

@@ -152,7 +152,7 @@ def at_most(matrix, limit):
     )
 
 
-@pytest.mark.parametrize("graphs", [PER_SETTING // 4, pytest.param(PER_SETTING, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("graphs", [PER_SETTING // 8, pytest.param(PER_SETTING, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_exact_bound_is_what_exploration_attains(name, graphs, record_property):
     rng = random.Random(f"gaps {name}")
