@@ -90,6 +90,17 @@ def _blocks(cluster: Document, radices: list[int], phase: list[Document]) -> lis
     return found
 
 
+def scales_of(raw: Document, listed: Groups, period: int) -> list[Matrix]:
+    """Return for every round the factor by which each worker's steps count: 1, or what normalizes its progress."""
+    strategy = raw["strategy"]
+    of_workers = np.array(worker_steps(raw, sum(map(len, workers_of_nodes(raw)))))
+    if strategy.get("averaging", "mean") == "mean":
+        return [np.ones(len(of_workers))] * period
+    if listed is None:
+        return [_round_worker_steps(one["edges"], of_workers) / of_workers for one in strategy["rounds"]]
+    return [_group_worker_steps(phase, of_workers) / of_workers for phase in listed]
+
+
 def steady_distance(raw: Document, listed: Groups, matrices: list[Matrix]) -> float:
     """Return the consensus distance of a raw schedule; infinite if workers do not converge.
 
@@ -100,13 +111,7 @@ def steady_distance(raw: Document, listed: Groups, matrices: list[Matrix]) -> fl
     sync = strategy.get("sync", "synchronous")
     # A pipeline's parameters are equal, and a merge keeps as much of a late step's differences as of all others.
     is_late = sync != "synchronous" and not {"pipeline", "merge"} & set(sync)
-    scales = [np.ones(n) for _ in matrices]
-    if strategy.get("averaging", "mean") != "mean":
-        if listed is None:
-            scales = [_round_worker_steps(one["edges"], of_workers) / of_workers for one in strategy["rounds"]]
-        else:
-            scales = [_group_worker_steps(phase, of_workers) / of_workers for phase in listed]
-    return _consensus_distance(matrices, of_workers, scales, is_late=is_late)
+    return _consensus_distance(matrices, of_workers, scales_of(raw, listed, len(matrices)), is_late=is_late)
 
 
 def _round_worker_steps(edges: list[list[int]], worker_steps: Numbers) -> Matrix:

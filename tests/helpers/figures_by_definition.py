@@ -3,62 +3,21 @@
 import numpy as np
 from scipy.linalg import solve_discrete_lyapunov
 
-from partreduce.strategies import AllReduce, Averaging, RulePhases, StaticGroups
-
-
-def groups_of(schedule):
-    """Return the groups (members, relaxation) of every phase, read from the strategy."""
-    n, strategy = schedule.num_workers, schedule.strategy
-    if isinstance(strategy, AllReduce):
-        return [[(list(range(n)), 1.0)]]
-    if not isinstance(strategy.phases, RulePhases):
-        return [[(list(g.members), float(g.relaxation)) for g in phase] for phase in strategy.phases.phases]
-    size, result = schedule.cluster.workers_per_node, []
-    for phase in strategy.phases.phases:
-        found = {}
-        for worker in range(n):
-            node, digits = worker // size, []
-            for radix in reversed(strategy.phases.node_radices):
-                node, digit = divmod(node, radix)
-                digits.insert(0, digit)
-            for block in phase:
-                if worker % size in block.local:
-                    home = (block, *(digit for d, digit in enumerate(digits) if d not in block.across))
-                    found.setdefault(home, []).append(worker)
-        result.append([(members, float(home[0].relaxation)) for home, members in found.items() if len(members) > 1])
-    return result
+from benchmarks.forgery.dense import dense, scales_of, steady_distance
+from partreduce.files import dump_schedule
 
 
 def rounds_of(schedule):
     """Return (W, factor of each worker's steps) of every round."""
-    n, steps, strategy = schedule.num_workers, schedule.worker_steps(), schedule.strategy
-    result, is_scaled = [], strategy.averaging is Averaging.STEP_NORMALIZED
-    if isinstance(strategy, StaticGroups | AllReduce):
-        for phase in groups_of(schedule):
-            matrix, scale = np.eye(n), np.ones(n)
-            for members, relaxation in phase:
-                for i in members:
-                    matrix[i, i] = 1 - relaxation
-                    for j in members:
-                        matrix[i, j] += relaxation / len(members)
-                    scale[i] = sum(steps[j] for j in members) / len(members) / steps[i]
-            result.append((matrix, scale if is_scaled else np.ones(n)))
-        return result
-    for graph in strategy.rounds:
-        matrix, scale = np.eye(n), np.ones(n)
-        for source, target, weight in graph.edges():
-            matrix[target, target] -= float(weight)
-            matrix[target, source] += float(weight)
-            for worker in (source, target):
-                scale[worker] = sum(steps) / n / steps[worker]
-        result.append((matrix, scale if is_scaled else np.ones(n)))
-    return result
+    raw = dump_schedule(schedule)
+    listed, matrices = dense(raw)
+    return list(zip(matrices, scales_of(raw, listed, len(matrices)), strict=True))
 
 
 def metrics_of(schedule):
     """Return contraction and radius by name, and if workers converge, consensus distance and both drifts.
 
-    Each drift and the distance take one linear solve of size n².
+    Each drift and the distance take one linear solve.
     """
     n, rounds, late = schedule.num_workers, rounds_of(schedule), schedule.strategy.mixes_late
     period, steps, center = len(rounds), schedule.worker_steps(), np.eye(n) - 1 / n
@@ -74,35 +33,24 @@ def metrics_of(schedule):
     }
     if result["radius"] > 1 - 1e-9:
         return result
+    raw = dump_schedule(schedule)
+    result["consensus_distance"] = steady_distance(raw, *dense(raw))
 
-    def after(state, t, add, both):
-        matrix = center @ rounds[t][0]
-        moved = state if late else state + add
-        moved = matrix @ moved @ matrix.T if both else matrix @ moved
-        return moved + add if late else moved
+    def after(shift, t):
+        matrix, scale = rounds[t]
+        move = center @ np.diag(steps * scale)
+        return center @ matrix @ shift + move if late else center @ matrix @ (shift + move)
 
-    noises = [center @ np.diag(steps * scale**2) @ center for _, scale in rounds]
     start = np.zeros((n, n))
     for t in range(period):
-        start = after(start, t, noises[t], both=True)
-    sigma = np.linalg.solve(np.eye(n * n) - np.kron(rest, rest), start.reshape(-1)).reshape(n, n)
-    total = 0.0
-    for t in range(period):
-        total += sum(np.trace(sigma + center @ part @ center) for part in partial)
-        sigma = after(sigma, t, noises[t], both=True)
-        total += np.trace(sigma)
-    result["consensus_distance"] = total / (period * instants * n)
+        start = after(start, t)
+    start = np.linalg.solve(np.eye(n) - rest, start)
     node_of = schedule.cluster.node_of()
     for push, covariance in (("worker", np.eye(n)), ("node", (node_of[:, None] == node_of).astype(float))):
-        moves = [center @ np.diag(steps * scale) for _, scale in rounds]
-        shift = np.zeros((n, n))
-        for t in range(period):
-            shift = after(shift, t, moves[t], both=False)
-        shift = np.linalg.solve(np.eye(n) - rest, shift)
-        total = 0.0
+        shift, total = start, 0.0
         for t in range(period):
             total += sum(np.trace((shift + center @ part) @ covariance @ (shift + center @ part).T) for part in partial)
-            shift = after(shift, t, moves[t], both=False)
+            shift = after(shift, t)
             total += np.trace(shift @ covariance @ shift.T)
         result[push] = total / (period * instants * n)
     return result
@@ -114,7 +62,7 @@ def outer_radius_of(schedule):
     lr, factor = float(outer.lr), float(outer.momentum)
     models, momenta = np.hsplit(np.eye(2 * n), 2)  # the columns: whose outer parameters are 1, whose momentum
     models, momenta = models.T.copy(), momenta.T.copy()
-    for phase in groups_of(schedule):
+    for phase in dense(dump_schedule(schedule))[0]:
         begun = models.copy()
         for members, _ in phase:
             for i in members:

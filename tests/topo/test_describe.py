@@ -99,7 +99,18 @@ SAID = {
         AllReduce(steps_per_round=30, payload=Payload(outer=DILOCO, fragments=4), sync=DelayedMerge(steps=6)),
     "DiLoCo: inside each node every step, all workers every 30 steps, Nesterov 0.9":
         registry.build("regions-diloco", PLACE).strategy,
-    "neighbor averaging on a ring (D-PSGD) every step": registry.build("ring", PLACE).strategy,
+    **{f"neighbor averaging on a {graph} (D-PSGD) every step": registry.build(name, PLACE).strategy for name, graph in (
+        ("ring", "ring"), ("torus", "torus"), ("hypercube", "hypercube"), ("star", "star"),
+        ("complete", "complete graph"), ("random-regular", "graph of 4 neighbors"),
+    )},
+    "neighbor averaging on a ring, weight 0.4817 (D-PSGD) every step":
+        registry.build("ring", PLACE, weights="best-constant").strategy,
+    "Hop on a ring every step, gap up to 3, staleness up to 2, backup 1, skips up to 5":
+        replace(registry.build("ring", PLACE).strategy,
+            sync=IterationGap(max_ig=3, staleness=2, backup=1, skip=SkipPolicy(limit=5))),
+    "NoLoCo: in pairs, 4 rounds in turn, every step, Nesterov 0.9":
+        replace(registry.build("one-peer-hypercube", PLACE).strategy,
+            payload=Payload(outer=replace(DILOCO, outer_params=OuterParams.PER_WORKER))),
     "random pairs average every step (AD-PSGD), 2 of 16 workers ask": Pairwise(active=(0, 1)),
     "synchronous parameter server on worker 0, mean of gradients every step": Server(),
     "asynchronous parameter server on 2 workers, every step, workers at most 3 rounds apart":
@@ -111,34 +122,24 @@ SAID = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("line", SAID)
-def test_a_line_is_in_the_words_of_the_field(line):
-    assert on(SAID[line]) == line
+SAID_ELSEWHERE = {
+    "average all workers every 4 steps (local SGD), worker 3 takes 1 step where the others take 4":
+        ("2x2", AllReduce(steps_per_round=(4, 4, 4, 1))),
+    "average all workers every 2 steps (local SGD), worker 1 takes 1 step where the other takes 2":
+        ("1x2", AllReduce(steps_per_round=(2, 1))),
+    "all workers every 4 steps, 2 slower workers take 1 to 2 steps where the others take 4":
+        ("2x2", AllReduce(steps_per_round=(4, 4, 2, 1))),
+    "average inside each node every step, all workers every 4 steps (hierarchical local SGD)":
+        ("1000000x1000", registry.build("node-then-all", Cluster.parse("1000000x1000")).strategy),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("shape", "steps", "words"), [
-    ("2x2", (4, 4, 4, 1), "worker 3 takes 1 step where the others take 4"),
-    ("1x2", (2, 1), "worker 1 takes 1 step where the other takes 2"),
-    ("2x2", (4, 4, 2, 1), "2 slower workers take 1 to 2 steps where the others take 4"),
+@pytest.mark.parametrize(("line", "place", "strategy"), [
+    *((line, PLACE, strategy) for line, strategy in SAID.items()),
+    *((line, Cluster.parse(shape), strategy) for line, (shape, strategy) in SAID_ELSEWHERE.items()),
 ])  # fmt: skip
-def test_unequal_steps_are_a_plain_sentence(shape, steps, words):
-    schedule = registry.build("allreduce", Cluster.parse(shape))
-    line = describe(replace(schedule, strategy=replace(schedule.strategy, steps_per_round=steps)))
-    assert line.endswith(f", {words}")
-
-
-def test_a_gap_says_how_far_neighbors_part_and_what_they_do_without():
-    sync = IterationGap(max_ig=3, staleness=2, backup=1, skip=SkipPolicy(limit=5))
-    line = "Hop on a ring every step, gap up to 3, staleness up to 2, backup 1, skips up to 5"
-    assert on(replace(registry.build("ring", PLACE).strategy, sync=sync)) == line
-
-
-def test_a_named_graph_is_known_by_its_edges_and_others_by_their_degrees():
-    named = {name: describe(registry.build(name, PLACE)) for name in ("ring", "torus", "hypercube", "star", "complete")}
-    assert all(name in line for name, line in named.items())
-    assert "a graph of 4 neighbors" in describe(registry.build("random-regular", PLACE))
-    heavier = describe(registry.build("ring", PLACE, weights="best-constant"))
-    assert heavier.startswith("neighbor averaging on a ring, weight ")
+def test_a_line_is_in_the_words_of_the_field(line, place, strategy):
+    assert on(strategy, place) == line
 
 
 def variants():
@@ -279,24 +280,3 @@ def test_two_drawn_settings_of_outer_steps_have_different_lines_unless_they_are_
         lines.append(on(AllReduce(steps_per_round=steps + 8, payload=payload, transport=transport)))
         check(lines[-1])
     assert (lines[0] == lines[1]) == (one == other)
-
-
-@given(st.integers(2, 6), st.integers(1, 60), st.integers(1, 60), st.integers(2, 6))
-def test_rounds_inside_nodes_before_one_of_all_are_said_exactly(node, rounds, steps, nodes):
-    place = Cluster.regular(nodes, node)
-    strategy = replace(registry.build("node-then-all", place, node_rounds=rounds).strategy, steps_per_round=steps)
-    inside = "every step" if steps == 1 else f"every {steps} steps"
-    unit = " steps" * (steps == 1)
-    expected = f"average inside each node {inside}, all workers every {(rounds + 1) * steps}{unit} "
-    assert on(strategy, place) == expected + "(hierarchical local SGD)"
-
-
-def test_a_rule_of_a_million_workers_is_described_at_once():
-    line = describe(registry.build("node-then-all", Cluster.parse("1000000x1000")))
-    assert line.startswith("average inside each node every step, all workers every 4 steps")
-
-
-def test_outer_parameters_of_each_worker_are_noloco():
-    own = replace(DILOCO, outer_params=OuterParams.PER_WORKER)
-    strategy = replace(registry.build("one-peer-hypercube", PLACE).strategy, payload=Payload(outer=own))
-    assert on(strategy).startswith("NoLoCo: in pairs")

@@ -5,14 +5,15 @@ import hashlib
 import importlib.util
 import sys
 from fractions import Fraction
-from itertools import product
 from pathlib import Path
 
 import pytest
 
+from benchmarks.forgery.dense import dense
 from helpers.small import of_rule
 from helpers.small_draws import random_rule
 from partreduce import Cluster, Schedule
+from partreduce.files import dump_schedule
 from partreduce.strategies import AllReduce, Block, Group
 from partreduce.topo import rule
 from partreduce.topo.rule import RuleView
@@ -23,21 +24,15 @@ from partreduce.verify.facts import ScheduleFacts
 from partreduce.verify.membership import expected_group, prove_membership
 
 
-def groups_by_digits(rule, phase):
-    """The group of every worker: all whose local rank is in its block and whose digits agree outside `across`."""
-    digits = list(product(*map(range, rule.radices)))
-    workers = [(node, local) for node in range(len(digits)) for local in range(rule.workers_per_node)]
+def groups_of_workers(schedule):
+    """The group of every worker in every phase, with its relaxation: all that share its digits outside `across`."""
     result = []
-    for node, local in workers:
-        block = next((block for block in phase if local in block.local), None)
-        group = block and [
-            number
-            for number, (other, rank) in enumerate(workers)
-            if rank in block.local
-            and all(a == b for d, (a, b) in enumerate(zip(digits[node], digits[other], strict=True))
-                    if d not in block.across)
-        ]  # fmt: skip
-        result.append((tuple(group), block.relaxation) if group and len(group) > 1 else None)
+    for phase in dense(dump_schedule(schedule))[0]:
+        of_worker = [None] * schedule.num_workers
+        for members, relaxation in phase:
+            for worker in members:
+                of_worker[worker] = tuple(sorted(members)), Fraction(relaxation).limit_denominator(9)
+        result.append(of_worker)
     return result
 
 
@@ -45,7 +40,7 @@ def test_every_worker_is_asked_and_expected_where_the_digits_say():
     for seed in filter(lambda seed: seed % 7, range(30)):
         schedule = random_rule(seed, [(2,), (3, 2), (2, 2, 3)], prologue=seed % 3)
         rule = schedule.rule()
-        groups = [groups_by_digits(rule, phase) for phase in rule.phases]
+        groups = groups_of_workers(schedule)
         n = schedule.num_workers
         assert [[expected_group(rule, phase, w) for w in range(n)] for phase in rule.phases] == groups
         assert members_of_answers(ScheduleFacts(schedule).read) == sum(
@@ -96,7 +91,7 @@ def test_who_is_drawn_comes_from_every_block_the_last_node_the_prologue_and_late
     assert {(r - 2) % schedule.period for _, r, _ in later} == set(range(schedule.period))
     assert max(r for _, r, _ in later) > 10**6
     assert all(r >= 2 for _, r, _ in later)
-    groups = [groups_by_digits(rule, phase) for phase in rule.phases]
+    groups = groups_of_workers(schedule)
     assert all(right == groups[(r - 2) % schedule.period][w] for w, r, right in later)
     size = max(rule.span(b) * len(b.local) for phase in rule.phases for b in phase)
     monkeypatch.setattr(membership, "SAMPLED", 8 * schedule.num_workers)

@@ -9,6 +9,7 @@ from functools import reduce
 from itertools import pairwise, product
 from random import Random
 
+import networkx as nx
 import numpy as np
 import pytest
 
@@ -40,12 +41,10 @@ def product_of(matrices):
 
 def parts_of(groups, n):
     """The sets of workers that are joined by groups, smallest member first."""
-    home = {v: {v} for v in range(n)}
+    joined = nx.empty_graph(n)
     for members in groups:
-        joined = set().union(*(home[v] for v in members))
-        for v in joined:
-            home[v] = joined
-    return sorted({min(part): part for part in home.values()}.values(), key=min)
+        nx.add_path(joined, members)
+    return sorted(nx.connected_components(joined), key=min)
 
 
 def confirm(schedule, proof):
@@ -176,12 +175,8 @@ def test_rules(seed):
 
 
 def closed_sets(support):
-    """The smallest sets of workers that take weight from themselves only, by reaching."""
-    n = len(support)
-    reach = [{i} for i in range(n)]
-    for _ in range(n):
-        reach = [{k for j in reach[i] for k in range(n) if support[j][k]} | reach[i] for i in range(n)]
-    return {frozenset(reach[i]) for i in range(n) if all(reach[j] == reach[i] for j in reach[i])}
+    """The smallest sets of workers that take weight from themselves only."""
+    return set(map(frozenset, nx.attracting_components(nx.DiGraph(np.array(support)))))
 
 
 @pytest.mark.parametrize("seed", range(36))

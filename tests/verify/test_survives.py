@@ -5,6 +5,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
 
+import networkx as nx
 import numpy as np
 import pytest
 
@@ -50,15 +51,12 @@ def norm(schedule, failed):
 
 
 def agree(schedule, failed):
-    """Whether the survivors' groups join them, by walking."""
+    """Whether the survivors' groups join them."""
     found = after_failure(schedule, failed)
-    reached, before = {0}, set()
-    while reached != before:
-        before = set(reached)
-        for group in (group for phase in map(found.phase, range(found.period)) for group in phase if group.relaxation):
-            if reached & set(group.members):
-                reached |= set(group.members)
-    return len(reached) == found.num_workers
+    joined = nx.empty_graph(found.num_workers)
+    for group in (group for phase in map(found.phase, range(found.period)) for group in phase if group.relaxation):
+        nx.add_path(joined, group.members)
+    return nx.is_connected(joined)
 
 
 @pytest.mark.parametrize("options", [

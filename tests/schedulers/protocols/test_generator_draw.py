@@ -1,6 +1,5 @@
 """Each rule of a draw by itself, and what draws come of seeds."""
 
-from collections import Counter
 from dataclasses import replace
 from itertools import permutations
 from math import factorial, log2
@@ -58,24 +57,7 @@ def test_a_random_number_has_bits_for_every_order_and_for_a_choice_besides(n):
     assert max(salt_of(3, draw, n).bit_length() for draw in range(20)) > log2(factorial(n)) + 61 + 20
 
 
-def test_the_random_number_comes_from_the_seed_and_the_draw_alone():
-    drawn = {(seed, draw): salt_of(seed, draw, 8) for seed in range(12) for draw in range(12)}
-    assert len(set(drawn.values())) == 144
-    assert drawn == {(seed, draw): salt_of(seed, draw, 8) for seed in range(12) for draw in range(12)}
-
-
 # Who is slow
-
-
-@pytest.mark.parametrize("rule", SlowWorkerPolicy)
-def test_a_straggler_is_behind_the_fastest_worker_that_takes_part_by_the_threshold(rule):
-    rules = drawing(slow_worker_policy=rule)
-    for ahead, lags in ((6, False), (7, True), (8, True)):
-        now = now_of(rules.setting, counts=(5, ahead, 0, 0, 0, 0))
-        assert rules.is_slow_worker(now) == lags
-        assert rules.is_limited(now) == (lags and rule != SlowWorkerPolicy.PAPER)
-    gone = now_of(rules.setting, counts=(5, 9, 5, 5, 5, 5), alive=frozenset((0, 2, 3)))
-    assert not rules.is_slow_worker(gone)
 
 
 def test_nobody_lags_without_a_threshold_and_where_slowness_is_known_it_alone_decides():
@@ -85,19 +67,6 @@ def test_nobody_lags_without_a_threshold_and_where_slowness_is_known_it_alone_de
     assert not rules.is_slow_worker(now_of(rules.setting, slow=frozenset((1,)), **behind))
     assert rules.is_slow_worker(now_of(rules.setting, slow=frozenset((0,))))
     assert not drawing(slow_threshold=None).is_slow_worker(now_of(rules.setting, slow=frozenset((0,))))
-
-
-def test_the_filter_passes_workers_that_are_less_than_the_threshold_behind_the_initiator():
-    rules = drawing()
-    now = now_of(rules.setting, counts=(5, 6, 5, 4, 3, 2))
-    everybody, some = frozenset(range(6)), frozenset((1, 3, 4))
-    assert rules.fast_enough(now, everybody) == {0, 1, 2, 3}
-    assert rules.fast_enough(now, some) == {1, 3}
-    assert drawing(slow_threshold=None).fast_enough(now, some) == some
-    known = replace(now, slow=frozenset((0, 1, 5)))
-    assert rules.fast_enough(known, everybody) == {0, 2, 3, 4}
-    assert rules.fast_enough(known, some) == {3, 4}
-    assert drawing(slow_threshold=None).fast_enough(known, everybody) == everybody
 
 
 def test_slow_is_who_takes_twice_the_lower_median_of_what_is_known():
@@ -115,17 +84,6 @@ def test_slow_is_who_takes_twice_the_lower_median_of_what_is_known():
 
 
 # Partners and small groups
-
-
-def test_a_random_group_takes_in_whom_the_filter_passes_and_everybody_where_it_passes_nobody():
-    rules = drawing(division=GroupSplit.RANDOM, slow_worker_policy=SlowWorkerPolicy.PAPER, group_size=3)
-    now = now_of(rules.setting, counts=(5, 5, 4, 3, 3, 5), alive=frozenset((0, 1, 2, 3, 4)), idle=frozenset((0,)))
-    for salt in LOW_SALTS:
-        assert rules.partners(replace(now, salt=salt)) == order_from_salt(frozenset((1, 2)), salt)
-        assert rules.draw(replace(now, salt=salt)) == ((0, 1, 2),)
-        alone = replace(now, counts=(5, 0, 0, 0, 0, 0), salt=salt)
-        assert rules.partners(alone) == order_from_salt(frozenset((1, 2, 3, 4)), salt)
-        assert rules.draw(alone) == (tuple(sorted((0, *rules.partners(alone)[:2]))),)
 
 
 def test_who_was_alone_twice_gets_a_random_group_whoever_is_idle():
@@ -157,17 +115,6 @@ def test_a_straggler_waits_with_an_idle_worker_of_its_node_else_with_its_node_el
 
 
 # Divisions
-
-
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_a_division_cuts_one_random_order_into_groups_and_leaves_one_over_alone(size):
-    rules = drawing(division=GroupSplit.GLOBAL, group_size=size)
-    for workers in (frozenset(range(6)), frozenset(range(1, 6)), frozenset((0, 3, 4, 5)), frozenset((2,)), frozenset()):
-        for salt in LOW_SALTS:
-            order = order_from_salt(workers, salt)
-            parts = [tuple(sorted(order[at : at + size])) for at in range(0, len(order), size)]
-            now = now_of(rules.setting, salt=salt)
-            assert rules.divided(now, workers) == tuple(part for part in parts if len(part) > 1)
 
 
 def test_a_global_division_is_of_the_idle_ones_that_the_filter_passes():
@@ -232,22 +179,6 @@ def test_a_bounded_worker_gets_any_known_group_that_fits_and_not_always_the_firs
     assert len(outcomes(lambda salt: rules.draw(replace(below, salt=salt)))) == 4
 
 
-def test_a_bounded_division_takes_known_groups_of_those_that_are_left_or_leaves_a_worker_alone():
-    rules = drawing((0, 0, 0, 0), division=GroupSplit.GLOBAL, max_known=2)
-    known = ((0, 1), (0, 2), (1, 3), (2, 3))
-    now = now_of(rules.setting, known=known)
-    drawn = outcomes(lambda salt: rules.divided(replace(now, salt=salt), frozenset(range(4))))
-    assert {frozenset(groups) for groups in drawn} == {frozenset(known[::3]), frozenset(known[1:3])}
-    three = outcomes(lambda salt: rules.divided(replace(now, salt=salt), frozenset((0, 1, 3))))
-    assert three == {((0, 1),), ((1, 3),)}
-    assert outcomes(lambda salt: rules.divided(replace(now, salt=salt), frozenset((0, 3)))) == {()}
-    one = replace(now, known=((0, 1), (0, 2)))  # worker 0 is bounded; 1, 2 and 3 are not, so only 0 is held to it
-    drawn = outcomes(lambda salt: rules.divided(replace(one, salt=salt), frozenset(range(4))))
-    assert all((0, 3) not in groups for groups in drawn)
-    assert {group for groups in drawn for group in groups} == {(0, 1), (0, 2), (1, 2), (1, 3), (2, 3)}
-    assert rules.divided(replace(one, known=((0, 1), (0, 3))), frozenset((0, 3))) == ((0, 3),)
-
-
 def test_a_bounded_division_takes_any_known_group_of_a_worker_and_not_always_the_first():
     """One and the same order of workers, and a choice from the bits above."""
     rules = drawing((0, 0, 0, 0), division=GroupSplit.GLOBAL, max_known=2)
@@ -256,17 +187,6 @@ def test_a_bounded_division_takes_any_known_group_of_a_worker_and_not_always_the
     order = next(salt for salt in range(24) if order_from_salt(everybody, salt) == [0, 3, 1, 2])
     numbers = [order + 24 * -(-(choice << 61) // 24) for choice in range(4)]
     assert [rules.divided(replace(now, salt=salt), everybody)[0] for salt in numbers] == [(0, 1), (0, 2)] * 2
-
-
-def test_what_is_known_already_is_drawn_as_it_comes_and_a_bounded_worker_speaks_for_itself_alone():
-    rules = drawing((0, 0, 0, 0, 0), division=GroupSplit.GLOBAL, max_known=2)
-    now = now_of(rules.setting, known=((0, 1), (0, 2)))
-    numbers = [high << 61 for high in range(1, 60, 2) if order_from_salt(frozenset((0, 1, 2)), high << 61) == [0, 1, 2]]
-    assert numbers
-    assert {rules.divided(replace(now, salt=salt), frozenset((0, 1, 2))) for salt in numbers} == {((0, 1),)}
-    now = now_of(rules.setting, known=((0, 2), (0, 5), (1, 3), (1, 4)))
-    salt = next(salt for salt in range(24) if order_from_salt(frozenset((0, 1, 3, 4)), salt) == [0, 4, 1, 3])
-    assert rules.divided(replace(now, salt=salt), frozenset((0, 1, 3, 4))) == ((1, 4),)
 
 
 def test_a_bounded_meeting_is_the_largest_known_one_of_those_that_may_come():
@@ -281,15 +201,6 @@ def test_a_bounded_meeting_is_the_largest_known_one_of_those_that_may_come():
     assert rules.all_of(replace(now, initiator=5), frozenset((0, 5))) == ((0, 5),)
     assert rules.all_of(now, frozenset((1, 5))) == ((0, 1, 5),), "the initiator is in it"
     assert rules.all_of(now, frozenset((0,))) == rules.all_of(now, frozenset()) == ()
-
-
-def test_a_worker_is_bounded_by_the_distinct_groups_that_hold_it():
-    known = ((0, 1), (0, 2), (1, 2, 3))
-    rules = drawing(max_known=2)
-    now = now_of(rules.setting, known=known)
-    assert [rules.is_bounded(now, w) for w in range(5)] == [True, True, True, False, False]
-    assert not any(drawing().is_bounded(now, w) for w in range(5))
-    assert [drawing(max_known=1).is_bounded(now, w) for w in (3, 4)] == [True, False]
 
 
 # The setting
@@ -360,19 +271,6 @@ def test_a_random_number_reaches_every_place_of_an_order(num_workers):
     everybody = frozenset(range(num_workers))
     ends = [order_from_salt(everybody, salt_of(3, draw, num_workers))[-4:] for draw in range(240)]
     assert sum(end == sorted(end) for end in ends) < 35  # 10 are expected, with a standard deviation of 3.1
-
-
-@pytest.mark.parametrize("division", [GroupSplit.RANDOM, GroupSplit.GLOBAL])
-def test_a_worker_with_all_the_groups_it_may_have_meets_each_of_them(division):
-    setting = GeneratorSetting(
-        nodes=(0, 0, 0, 0), group_size=2, division=division, slow_threshold=None, max_known=3, seed=1
-    )
-    drawing, met = Drawing(setting), Counter()
-    for draw in range(300):
-        now = Situation(0, EVERYBODY, EVERYBODY, (0,) * 4, 0, KNOWN, salt_of(1, draw, 4))
-        met.update(group for group in drawing.draw(now) if 0 in group)
-    assert set(met) == set(KNOWN)
-    assert min(met.values()) > 60
 
 
 def test_the_explorer_visits_every_order_and_every_known_group():

@@ -41,14 +41,8 @@ REFUSED = [
     ({"more": 1}, 65, "certificate: has unknown keys ['more']"),
     ({"claims": {}}, 65, "certificate.claims: must be a list"),
     ({"claims": [1]}, 65, "claims[0]: must be an object"),
-    ({"claims": ["claim"]}, 65, "claims[0]: must be an object"),
-    ({"claims": [{"method": "survives"}]}, 65, "claims[0] (None/survives): is unknown or repeated"),
-    ({"claims": [{"claim": ["survives"]}]}, 65, "claims[0] (['survives']): is unknown or repeated"),
     ({"claims": [{"method": "pivots"}]}, 65, "claims[0] (None/pivots): is unknown or repeated"),
-    ({"claims": [{"claim": 1}]}, 65, "claims[0] (1): is unknown or repeated"),
     ({"claims": [{"claim": "contraction", "method": 1}]}, 65, "claims[0] (contraction/1): is unknown or repeated"),
-    ({"claims": [{"claim": "contraction"}]}, 65, "claims[0] (contraction): is unknown or repeated"),
-    ({"claims": [{**RATE, "method": "x"}]}, 65, "claims[0] (contraction/x): is unknown or repeated"),
     ({"claims": [{"claim": "contraction/pivots", "squared": "1/4"}]}, 65,
         "claims[0] (contraction/pivots): is unknown or repeated"),
     ({"claims": [{"claim": "x" * 99}]}, 65, f"claims[0] ({'x' * 60}): is unknown or repeated"),
@@ -57,7 +51,6 @@ REFUSED = [
     ({"claims": [PRODUCT]}, 1, 'claims[0] (exact-consensus/product) is "the product"; expected exactly the mean'),
     ({"schedule_sha256": "x" * 999}, 1,
         f'schedule_sha256 is "{"x" * 119}; expected "{SHA256}": the certificate is of another schedule'),
-    ({"x" * 999: 1}, 65, "certificate: " + f"has unknown keys ['{'x' * 999}'"[:200]),
 ]  # fmt: skip
 
 
@@ -80,8 +73,6 @@ FILES = [
     (with_workers("1e" + "9" * 99), HALF, f"certificate.json: 1e{'9' * 38}: numbers are integers or fraction strings"),
     (with_workers('2, "num_workers": 2'), HALF, "certificate.json: an object has a key twice"),
     (with_workers("true"), HALF, "certificate.json: true, false and null have no place here"),
-    (with_workers("false"), HALF, "certificate.json: true, false and null have no place here"),
-    (with_workers("null"), HALF, "certificate.json: true, false and null have no place here"),
     (certificate(over_all(sync={"delay": 1})), json.dumps(over_all(sync={"delay": 1.0})).encode(),
         "schedule.json: 1.0"),
     (certificate(HALF), json.dumps(HALF).replace('"name"', '"version": 1, "name"').encode(),

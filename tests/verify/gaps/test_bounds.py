@@ -4,7 +4,6 @@ import itertools
 import os
 import random
 
-import networkx as nx
 import pytest
 
 from benchmarks.explore.hop import both_ways, diamond, exact_bounds, ring
@@ -19,16 +18,11 @@ MAX_IG, STALENESS = 5, 3
 DIAMETER = {"ring": 8, "ring-based": 4, "double-ring": 3}
 
 
-def lengths(graph):
-    made = nx.DiGraph(graph.edges)
-    return dict(nx.all_pairs_shortest_path_length(made))
-
-
 @pytest.mark.parametrize("name", ["ring", "ring-based", "double-ring"])
 def test_table_1_of_hop_at_16_workers(name):
     """The six rows of Hop's Table 1 on its three graphs, from path lengths that networkx finds."""
     graph = graph_of(name, 16)
-    d = lengths(graph)
+    d = path_lengths(graph)
     rows = {
         IterationGap(): lambda i, j: d[j][i],
         IterationGap(staleness=STALENESS): lambda i, j: (STALENESS + 1) * d[j][i],
