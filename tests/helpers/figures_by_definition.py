@@ -1,7 +1,6 @@
 """Metrics of small schedules from their definitions, by dense matrices; no code is shared with the package."""
 
 import numpy as np
-from scipy.linalg import solve_discrete_lyapunov
 
 from benchmarks.forgery.dense import dense, scales_of, steady_distance
 from partreduce.files import dump_schedule
@@ -72,24 +71,6 @@ def outer_radius_of(schedule):
     off = np.eye(2 * n)
     off[:n, :n] -= 1 / n
     return float(np.abs(np.linalg.eigvals(off @ np.concatenate([models, momenta]) @ off)).max())
-
-
-def n_eff(schedule, gamma):
-    """Return the effective number of workers (Vogels et al., NeurIPS 2022) for the decay γ.
-
-    It is 1/(1 − γ) divided by the mean variance, over the phases, of x ← W(√γ x + unit noise).
-    """
-    matrices = [matrix for matrix, _ in rounds_of(schedule)]
-    n = schedule.num_workers
-    product, pushed = np.eye(n), np.zeros((n, n))
-    for matrix in matrices:
-        product, pushed = matrix @ product, matrix @ (gamma * pushed + np.eye(n)) @ matrix.T
-    covariance = solve_discrete_lyapunov(gamma ** (len(matrices) / 2) * product, pushed, method="bilinear")
-    total = 0.0
-    for matrix in matrices:
-        covariance = matrix @ (gamma * covariance + np.eye(n)) @ matrix.T
-        total += np.trace(covariance) / n
-    return len(matrices) / ((1 - gamma) * total)
 
 
 def rounds_to(schedule, epsilon):

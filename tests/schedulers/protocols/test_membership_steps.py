@@ -53,24 +53,6 @@ def after(state, *events, process=0, machine=MACHINE):
     return state, actions
 
 
-def test_a_worker_commits_what_another_one_has_and_resumes_where_that_one_stands():
-    authority, asked = after(AUTHORITY, Received(2, Crashed()), process=3)
-    assert asked == (Send(0, Open(1)), Send(1, Open(1)))
-    authority, nothing = after(authority, Received(0, Vote(1, (5, 0))), process=3)
-    assert nothing == ()
-    authority, written = after(authority, Received(1, Vote(1, (4, 0), ALL)), process=3)
-    view = View(1, (0, 1), (5, 0), (1,))
-    assert written == (Note(("write", view)),)
-    authority, told = after(authority, Publish(), process=3)
-    assert told == (Send(0, view), Send(1, view), Send(2, view))
-    one, _ = after(Member(FIRST), Enter((4, 0), ALL), Summed(), Broken(), process=1)
-    one, actions = after(one, Received(3, view), process=1)
-    assert actions == (Note(("forward",)), Note(("rebuild", view)))
-    assert (one.phase, one.place, one.group) == (Phase.REBUILD, (5, 0), ())
-    one, _ = after(one, Connected(), process=1)
-    assert one.phase is Phase.RUN
-
-
 def test_what_no_worker_committed_is_dropped_and_done_again_at_the_same_place():
     view = View(1, (0, 1), (4, 0))
     one, actions = after(Member(FIRST), Enter((4, 0), ALL), Summed(), Broken(), process=1)
@@ -87,24 +69,6 @@ def test_who_is_behind_goes_to_the_place_of_the_others_alone_and_a_meeting_count
     assert (alone.place, alone.group, alone.held) == ((4, 0), (), ())
     met, _ = after(alone, Enter((4, 0), (0, 1), meets=True), Summed(), Confirmed())
     assert met.place == (4, 1)
-
-
-def test_a_vote_of_all_without_a_loss_ends_the_run():
-    authority, _ = MACHINE.start(3)
-    votes = [Received(worker, Vote(1, (0, 0))) for worker in ALL]
-    authority, written = after(authority, *votes, process=3)
-    assert written == (Note(("write", View(1, ()))),)
-    ended, _ = after(Member(FIRST), Broken(), Received(3, View(1, ())))
-    assert ended.phase is Phase.ENDED
-
-
-def test_the_silent_are_given_up_and_one_of_them_that_comes_back_is_fenced():
-    authority, _ = after(AUTHORITY, *(Received(worker, Vote(1, (0, 0))) for worker in (0, 2)), process=3)
-    authority, actions = after(replace(authority, leases=1), Expire(), process=3)
-    assert actions[0] == Note(("fenced", 1))
-    assert authority.view == View(1, (0, 2))
-    back, _ = after(Member(FIRST), Received(3, authority.view), process=1)
-    assert back.phase is Phase.FENCED
 
 
 def test_who_leaves_waits_for_the_answer_and_hears_the_view_without_it_where_it_was_given_up():
@@ -130,33 +94,6 @@ def after_votes(*votes):
     return joining(authority, *(Received(worker, vote) for worker, vote in enumerate(votes)))
 
 
-def test_who_asks_joins_where_the_furthest_stand_in_an_operation_and_has_the_state_of_one_of_them():
-    view = View(1, (0, 1, 2), (5, 0), (0,), joined=(2,), donor=1)
-    authority, written = after_votes(Vote(1, (4, 0), (0, 1), stands=True), Vote(1, (5, 0), stands=True))
-    assert written == (Note(("write", view)),)
-    authority, told = joining(authority, Publish())
-    assert told == (Send(0, view), Send(1, view), Send(2, view))
-    assert authority.lost == authority.joining == frozenset()
-    outside, question = joining(OUTSIDE, Knock(), process=2)
-    assert question == (Send(3, Join()),)
-    blank, actions = joining(outside, Received(3, view), process=2)
-    assert (blank.phase, blank.blank, actions) == (Phase.REBUILD, True, (Note(("rebuild", view)),))
-    healed, _ = joining(blank, Healed(), Connected(), process=2)
-    assert (healed.phase, healed.blank, healed.place, healed.stands) == (Phase.RUN, False, (5, 0), True)
-
-
-def test_where_the_furthest_is_in_no_operation_of_its_rounds_no_worker_joins_and_it_may_ask_again():
-    authority, written = after_votes(Vote(1, (4, 0), (0, 1), stands=True), Vote(1, (5, 0)))
-    view = View(1, (0, 1), (5, 0), (0,))
-    assert written == (Note(("write", view)),)
-    authority, told = joining(authority, Publish())
-    assert told == (Send(0, view), Send(1, view), Send(2, view))
-    outside, _ = joining(JOINING.start(2)[0], Knock(), Received(3, view), process=2)
-    assert (outside.phase, outside.has_knocked) == (Phase.OUTSIDE, False)
-    _, again = joining(authority, Received(2, Join()))
-    assert again == (Send(0, Open(2)), Send(1, Open(2)))
-
-
 def test_who_has_joined_and_lost_its_donor_gets_the_state_of_another_that_stands_there():
     authority, _ = after_votes(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
     authority, _ = joining(authority, Publish(), Received(0, Crashed()))
@@ -180,13 +117,6 @@ def test_a_joiner_is_outside_again_where_no_member_with_a_state_stands():
     assert joining(out, Received(3, joined), process=2)[0] == out, "told again by an authority that was started again"
 
 
-def test_where_no_member_is_left_that_has_a_state_the_run_ends():
-    authority, _ = after_votes(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
-    authority, _ = joining(authority, Publish(), Received(0, Crashed()), Received(1, Crashed()))
-    _, written = joining(authority, Received(2, Vote(2, (0, 0), blank=True)))
-    assert written == (Note(("write", View(2, ()))),)
-
-
 def test_who_asks_and_dies_before_the_view_changes_nothing():
     authority, _ = JOINING.start(3)
     votes = [Received(worker, Vote(1, (5, 0), stands=True)) for worker in (0, 1)]
@@ -205,14 +135,6 @@ def test_a_member_that_asks_is_no_joiner_and_once_a_worker_has_left_none_joins()
     assert ended.phase is Phase.ENDED
 
 
-def test_who_is_left_alone_stands_in_operations_of_its_own_so_that_others_may_join():
-    alone = Member(View(1, (0,), (4, 0)))
-    alone, _ = after(alone, Enter((4, 0), (0,)))
-    assert (alone.place, alone.group, alone.stands) == ((4, 0), (0,), True)
-    _, actions = after(alone, Broken())
-    assert actions == (Note(("unblock",)), Send(3, Vote(2, (4, 0), stands=True)))
-
-
 def test_a_run_that_is_stopped_or_loses_more_than_it_may_ends_for_all():
     stopped, _ = after(AUTHORITY, Stop(), process=3)
     assert stopped.view == View(1, ())
@@ -220,15 +142,6 @@ def test_a_run_that_is_stopped_or_loses_more_than_it_may_ends_for_all():
     few, _ = Membership(3, 1).step(3, AUTHORITY, Received(0, Crashed()))
     few, _ = Membership(3, 1).step(3, few, Received(1, Crashed()))
     assert few.view == View(1, ())
-
-
-def test_a_worker_that_has_left_has_committed_everything_and_is_not_lost():
-    authority, actions = after(AUTHORITY, Received(0, Left()), process=3)
-    assert actions == (Send(0, Released()),)
-    authority, actions = after(authority, Received(0, Crashed()), process=3)
-    assert (authority.lost, actions) == (frozenset(), ())
-    authority, _ = after(authority, Received(1, Vote(1, (7, 0), ALL)), Received(2, Vote(1, (7, 0), ALL)), process=3)
-    assert authority.view == View(1, (1, 2), (7, 0), (1, 2))
 
 
 def test_unknown_events_are_errors_of_the_driver():
@@ -249,13 +162,6 @@ def test_who_leaves_in_a_vote_is_waited_for_no_more_and_the_view_is_decided():
     assert actions == (Send(0, Released()), Note(("write", View(1, (1,), (4, 0), (1,)))))
 
 
-def test_news_of_a_death_that_is_known_or_of_who_is_no_member_asks_nobody_again():
-    authority, _ = JOINING.start(3)
-    assert joining(authority, Received(2, Crashed())) == (authority, ())
-    authority, _ = joining(authority, Received(1, Crashed()))
-    assert joining(authority, Received(1, Crashed())) == (authority, ())
-
-
 def test_a_lease_ends_for_the_silent_alone_where_somebody_has_voted():
     authority = replace(MACHINE.start(3)[0], leases=2)
     assert MACHINE.ready(3, authority) == []
@@ -268,23 +174,6 @@ def test_a_lease_ends_for_the_silent_alone_where_somebody_has_voted():
     assert actions == (Note(("fenced", 1)), Note(("write", View(1, (0,)))))
     assert (authority.leases, authority.lost, authority.votes) == (1, {1, 2}, (None,) * 3)
     assert MACHINE.ready(3, authority) == [Publish()]
-
-
-def test_an_authority_that_is_started_again_tells_all_but_the_first_view_once_more():
-    authority = replace(MACHINE.start(3)[0], restarts=2)
-    assert MACHINE.ready(3, authority) == [Restart()]
-    votes = [Received(worker, Vote(1, (0, 0))) for worker in (0, 1)]
-    authority, _ = after(authority, Received(2, Crashed()), *votes, Publish(), process=3)
-    assert (authority.told, MACHINE.ready(3, authority)) == (2, [Restart()])
-    again, actions = after(authority, Restart(), process=3)
-    assert (again, actions) == (replace(authority, told=1, restarts=1), ())
-    assert MACHINE.ready(3, again) == [Publish(), Restart()]
-    assert MACHINE.ready(3, replace(again, restarts=0)) == [Publish()]
-
-
-def test_a_worker_that_asks_to_join_an_ended_run_gets_no_view():
-    ended, _ = joining(JOINING.start(3)[0], Stop(), Publish())
-    assert joining(ended, Received(2, Join())) == (replace(ended, joining=frozenset([2])), ())
 
 
 def test_a_joiner_that_dies_in_a_vote_does_not_keep_the_run_alive():
@@ -362,16 +251,6 @@ def test_an_operation_goes_from_share_to_share_and_from_confirm_to_confirm_of_al
     assert MEETING.ready(0, one) == (Leave(),)
     one, actions = meeting(one, Leave())
     assert (one.phase, actions, MEETING.ready(0, one)) == (Phase.LEAVING, (Send(3, Left()),), ())
-
-
-def test_a_worker_in_no_group_of_a_round_continues_alone():
-    first, _ = MEETING.start(2)
-    assert first == Member(FIRST, Phase.RUN, (0, 0), (), prepared=False, blank=False, has_knocked=False)
-    assert MEETING.ready(2, first) == (Enter((0, 0), ()),)
-    moved, actions = meeting(first, Enter((0, 0), ()), process=2)
-    assert (moved.place, moved.group, actions) == ((1, 0), (), ())
-    assert MEETING.ready(2, moved) == (Enter((1, 0), (1, 2)),)
-    assert MACHINE.ready(2, first) == (), "a driver enters"
 
 
 def test_members_connect_once_all_are_there_and_a_joiner_once_it_has_the_donor_s_state():

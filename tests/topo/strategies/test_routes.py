@@ -93,31 +93,20 @@ def test_a_schedule_says_which_way_a_parameter_goes_and_who_owns_a_row():
 
 
 @pytest.mark.parametrize(("payload", "words"), [
-    (5, "strategy.payload: is 5; it must be an object"),
     ({"table": []}, 'strategy.payload: has the unknown key "table"; did you mean "tables"?'),
-    ({"tables": 5}, "strategy.payload.tables: is 5; it must be a list"),
-    ({"tables": [5]}, "strategy.payload.tables[0]: is 5; it must be an object"),
     ({"tables": [{}]}, 'strategy.payload.tables[0]: the key "parameter" is missing'),
     ({"tables": [WORDS | {"row": 1}]}, 'strategy.payload.tables[0]: has the unknown key "row"; did you mean "rows"?'),
-    ({"tables": [WORDS | {"rows": 0}]}, "strategy.payload.tables[0].rows: is 0; it must be >= 1"),
-    ({"tables": [WORDS | {"rows": True}]}, "strategy.payload.tables[0].rows: is true"),
     ({"tables": [WORDS | {"parameter": ""}]}, "strategy.payload.tables[0].parameter: is"),
-    ({"tables": [WORDS | {"way": "server"}]}, 'strategy.payload.tables[0].way: is "server"; it must be'),
     ({"tables": [WORDS, WORDS]}, "strategy.payload.tables[1].parameter: is 'words.weight', as in tables[0]"),
     ({"tables": [WORDS | {"hosts": [4]}]}, "strategy.payload.tables[0].hosts: has 4; workers are 0..3"),
-    ({"tables": [WORDS | {"hosts": [-1]}]}, "strategy.payload.tables[0].hosts[0]: is -1"),
     ({"tables": [WORDS | {"hosts": [1, 1]}]}, "strategy.payload.tables[0].hosts: has a worker twice"),
     ({"tables": [WORDS | {"partitions": 3}]}, "partitions: is 3; at least one for each of 4 hosts"),
     ({"tables": [WORDS | {"partitions": 11}]}, "and at most one for each of 10 rows"),
     ({"tables": [WORDS | {"way": "gather", "hosts": [1]}]}, "way gather has no hosts and no partitions"),
-    ({"tables": [WORDS | {"way": "gather", "partitions": 5}]}, "way gather has no hosts and no partitions"),
     ({"tables": [WORDS | {"way": "dense", "gradient": "sparse"}]}, "strategy.payload.tables[0].gradient: is sparse"),
-    ({"tables": [WORDS | {"codec": "float8"}]}, 'strategy.payload.tables[0].codec: is "float8"; it must be'),
     ({"tables": [WORDS | {"way": "dense", "codec": "int8"}]}, "strategy.payload.tables[0].codec: is int8; way dense"),
-    ({"tables": [WORDS], "average": 1}, "strategy.payload.average: is 1; it must be true or false"),
     ({"average": False}, "strategy.payload.average: is false; there is no table that it could be for"),
     ({"tables": [WORDS | {"codec": "int4"}]}, "strategy.payload.tables[0].codec: is int4, which is for sums"),
-    ({"average_dense": False}, "strategy.payload.average_dense: is false; there is no table that it could be for"),
 ], ids=str)  # fmt: skip
 def test_what_means_nothing_is_refused_with_its_place_also_by_the_checker(payload, words):
     with pytest.raises(DocumentError) as caught:

@@ -122,11 +122,6 @@ def gradient_buckets(of_worker, of_node, in_flight=1, parts=1):
     return {"parts": parts, **{name: str(number) for name, number in named.items()}}
 
 
-def apart(*nodes, **options):
-    """All-reduce on nodes whose workers are listed."""
-    return {**document(1, 1, kind="allreduce", **options), "cluster": {"nodes": list(nodes)}}
-
-
 def pair_then_all(**options):
     """Two nodes of two: a pair of neighbors, then all."""
     return document(2, 2, kind="static", phases=[[{"group": [0, 1]}], [{"group": [0, 1, 2, 3]}]], **options)
@@ -156,7 +151,6 @@ def on_strides(*nodes):
 
 SCALED = {"codec": "int8", "where": "across-nodes", "algorithm": "hierarchical"}
 CODED = {"tables": [{"parameter": "t", "rows": 6, "columns": 2, "codec": "int8"}]}
-EVEN_ROUNDS = [[(0, 1, weight), (1, 0, weight)] for weight in ("1/2", "1/4")]
 APART, TOGETHER = [([0], [0]), ([1], [1])], [([0, 1], [])]
 ABOUT = ([0], [0]), ([0, 1], []), ([1], [1]), ([0], [1]), ([1], [0])
 RING: dict[str, str] = {}
@@ -166,19 +160,10 @@ CODED_SUMS = [
     # Nodes, workers on each, codec, form. Multiplied out: (1 + e) for each rounding, (1 + (n - 1)·u) where n are added
     (3, 2, "int4", RING, rounding(635486595, 2**32, 2**116, 2)),
     (3, 2, "int4", STAGED, rounding(493831797, 2**31, 2**115, 3)),
-    (3, 2, "int4", ACROSS, rounding(635486007, 2**32, 2**116, 2)),
-    (3, 2, "int8", RING, rounding(33891389, 2**32, 2**116, 2)),
-    (3, 2, "int8", STAGED, rounding(25467843, 2**31, 2**115, 3)),
     (3, 2, "int8", ACROSS, rounding(33890873, 2**32, 2**116, 2)),
     (3, 2, "float16", RING, rounding(12588803, 2**32, 2**22, 6)),
-    (3, 2, "float16", STAGED, rounding(6296067, 2**32, 2**21, 3)),
-    (3, 2, "float16", ACROSS, rounding(2098433, 2**31, 2**22, 2)),
-    (3, 2, "bfloat16", RING, rounding(100991763, 2**32, 2**131, 6)),
     (3, 2, "bfloat16", STAGED, rounding(50530067, 2**32, 2**130, 3)),
-    (3, 2, "bfloat16", ACROSS, rounding(33621517, 2**32, 2**131, 2)),
     (4, 1, "float16", ACROSS, rounding(4196225, 2**31, 2**22, 4)),  # one on each node goes as a ring
-    (16, 16, "float16", STAGED, rounding(6302989, 2**32, 2**16, 3)),
-    (5, 3, "int4", ACROSS, rounding(635486889, 2**32, 2**116, 2)),
     (257, 1, "bfloat16", RING, rounding(4328523271, 2**32, 2**124, 257)),
     (1, 2, "int4", ACROSS, rounding(1025, 2**32, 2**147, 0)),
 ]
@@ -187,53 +172,32 @@ BY_HAND = [
     (groups(3, []), "deadlock-free", {}),
     (groups(3, []), "memory", {"groups": 0, "connections": 0, "splits": 0, "arrays": 1}),
     (groups(3, []), "end", {"steps": 3, "behind": -1}),
-    (groups(3, [], prologue=1), "memory", {"groups": 1, "connections": 2, "splits": 0, "arrays": 1}),
     (groups(3, [([0, 1, 2], "3/2")]), "doubly-stochastic", {"smallest_weight": "0"}),
     (groups(3, [([0, 1, 2], "8/5")]), "unit-sums", {"smallest_weight": "-1/15"}),
-    (graph(2, []), "doubly-stochastic", {"smallest_weight": "0"}),
     (graph(2, [(0, 1, "1/2")]), "end", {"steps": 2, "behind": -1}),
-    (graph(2, [(0, 1, "1/2"), (1, 0, "1/2")]), "end", {"steps": 2, "behind": 1}),
-    (graph(2, *EVEN_ROUNDS), "doubly-stochastic", {"smallest_weight": "1/4"}),
-    (graph(2, *reversed(EVEN_ROUNDS)), "doubly-stochastic", {"smallest_weight": "1/4"}),
     # who has met whom
     (groups(2, [([0, 1], 0)], [[0, 1]]), "staleness", reach(2)),
     (groups(2, [([0, 1], 0)]), "staleness", None),
-    (rule([2], 1, [([0], [0], 0)]), "staleness", None),
     (rule([2], 2, [([0], [0])]), "staleness", None),
     (rule([2, 2], 2, *([block] for block in ABOUT)), "staleness", reach(6)),
-    (rule([2], 2, [([0], [0])], [], [], [([0, 1], [])], [([1], [0])], [], []), "staleness", reach(10)),
     (rule([2] * 3, 2, *[APART, TOGETHER] * 2, [([0, 1], [2])]), "staleness", reach(5)),
-    (graph(4, [(v, (v + 1) % 4, "1/2") for v in range(4)]), "end", {"steps": 4, "behind": 3}),
     (graph(2, [(0, 1, 0), (1, 0, "1/2")]), "end", {"steps": 2, "behind": -1}),
     # what is held, and how it is rounded
     (groups(3, [[0, 1]], averaging="step-normalized"), "memory", memory(1, 1, 1, 2)),
-    (graph(2, []), "memory", memory(0, 0, 0, 1)),
-    (pair_then_all(transport={"codec": "int8", "algorithm": "hierarchical"}), "memory", memory(3, 5, 2, 2)),
     (pair_then_all(transport={"codec": "int8", "algorithm": "hierarchical"}), "codec-error",
         rounding(50935427, 2**32, 2**116, 3)),
-    (pair_then_all(transport={"codec": "float16"}, prologue=1), "codec-error", rounding(4196225, 2**31, 2**22, 4)),
-    (in_stages(document(3, 2, kind="static"), [0, 1, 2, 3]), "memory", memory(2, 8, 2, 2)),
     (in_stages(document(3, 2, kind="static"), [0, 2]), "memory", memory(3, 7, 2, 2)),
-    (in_stages(document(2, 3, kind="static"), [0, 1, 2, 3, 4]), "memory", memory(3, 13, 2, 2)),
     (in_stages(on_nodes([0, 2], [1, 3], [4, 5]), [0, 1, 2, 3]), "memory", memory(2, 8, 2, 2)),
-    (in_stages(on_nodes([0, 1], [2, 3], [4, 5]), [1, 2]), "memory", memory(3, 7, 2, 2)),
     (in_stages(document(2, 3, kind="static"), [0, 1, 2, 3, 4], where="across-nodes"), "codec-error",
         rounding(33891131, 2**32, 2**116, 2)),
-    (blocks_staged(([0, 1], [0]), ([0, 1], [0, 1])), "memory", memory(2, 14, 2, 2)),
     (blocks_staged(([0], [0]), ([0, 1], [0, 1])), "memory", memory(3, 13, 2, 2)),
     (rule([2], 2, [([0], [], "1/10")], [([0, 1], [])]), "doubly-stochastic", {"smallest_weight": "1/2"}),
-    (groups(2, [[0, 1]], payload={"outer": {"lr": 2}}), "memory", memory(1, 1, 1, 2)),
-    (groups(2, [[0, 1]], payload={"outer": {"momentum": "1/2"}}), "memory", memory(1, 1, 1, 3)),
     # turns of fragments
     (document(1, 2, kind="allreduce", steps_per_round=7, payload={"fragments": 3}), "fragments",
         turns(3, 7, 2, 0, 7, equal=True)),
-    (document(1, 2, kind="allreduce", steps_per_round=5, sync={"merge": {"steps": 1}}), "fragments",
-        turns(1, 5, 5, 1, 6, equal=True)),
     (document(1, 2, kind="allreduce", steps_per_round=9, payload={"fragments": 2},
         sync={"merge": {"steps": 3, "alpha": "1/2"}}),
         "fragments", turns(2, 9, 4, 3, 12, equal=False)),
-    (pair_then_all(steps_per_round=5, payload={"fragments": 2}), "fragments", turned_in_groups(2, 5, 2, 0, 10)),
-    (groups(2, [[0, 1]], steps_per_round=4, payload={"fragments": 2}), "fragments", turns(2, 4, 2, 0, 4, equal=True)),
     # of one group that is not all, and of all in one round of two: no age, as of other groups
     *(
         (groups(3, *phases, steps_per_round=4, payload={"fragments": 2}), "fragments",
@@ -242,70 +206,34 @@ BY_HAND = [
     ),
     *((document(1, 2, kind="allreduce", steps_per_round=9, payload={"fragments": 4},
         sync={"merge": {"steps": steps}}), "fragments",
-        turns(4, 9, 2, steps, 9 + steps, equal=True, flying=flying)) for steps, flying in (
-        (2, 1), (3, 2), (4, 2), (5, 3), (6, 3), (7, 4), (8, 4),
-    )),
-    *((document(1, 2, kind="allreduce", steps_per_round=9, payload={"fragments": 4},
-        sync={"merge": {"steps": steps}}), "staleness",
-        {"late": late, "steps": 9 * late, "reach": 1, "age": late, "age_steps": 9 * late}) for steps, late in (
-        (2, 1), (3, 2), (8, 2),
-    )),
-    (document(1, 2, kind="static", phases=[[{"group": [0, 1], "relaxation": "1/2"}]], steps_per_round=4,
-        payload={"fragments": 2}),
-        "fragments", turns(2, 4, 2, 0, 4, equal=False)),
+        turns(4, 9, 2, steps, 9 + steps, equal=True, flying=flying)) for steps, flying in ((2, 1), (3, 2), (8, 4))),
+    (document(1, 2, kind="allreduce", steps_per_round=9, payload={"fragments": 4}, sync={"merge": {"steps": 3}}),
+        "staleness", {"late": 2, "steps": 18, "reach": 1, "age": 2, "age_steps": 18}),
     (document(1, 2, kind="allreduce", steps_per_round=5, sync={"merge": {"alpha": "1/2"}}), "fragments", None),
     (document(1, 2, kind="allreduce", steps_per_round=5, sync={"merge": {"alpha": "1/2"}}), "equal-replicas", None),
     (document(1, 2, kind="allreduce", steps_per_round=5, payload={"fragments": 2}), "equal-replicas", None),
     (document(1, 2, kind="allreduce", steps_per_round=5, sync={"merge": {"steps": 4}}), "equal-replicas",
         {"of": "parameters", "rounds": [0]}),
-    (document(1, 2, kind="allreduce", steps_per_round=5, sync={"merge": {"steps": 4}}), "staleness",
-        {"late": 1, "steps": 5, "reach": 1, "age": 1, "age_steps": 5}),
-    (document(1, 4, kind="allreduce", sync={"partial": {"quorum": 2}}), "equal-replicas",
-        {"of": "gradients", "every": 1}),
-    # bytes: around a ring of 4, of which 1, or 2 that are no neighbors, are on a node
-    (document(2, 2, kind="allreduce"), "sent-bytes", gradient_buckets("3/2", "3/2")),
-    (apart([0, 2], [1, 3]), "sent-bytes", gradient_buckets("3/2", 3)),
-    (apart([0, 1, 3], [2]), "sent-bytes", gradient_buckets("3/2", "3/2")),
-    (document(1, 4, kind="allreduce"), "sent-bytes", gradient_buckets("3/2", 0)),
-    (groups(3, [], prologue=1), "sent-bytes", gradient_buckets("4/3", "4/3")),
-    (groups(3, []), "sent-bytes", gradient_buckets(0, 0)),
+    # bytes: around a ring of 4; 8 bits in blocks of 8: w = 3/8; hierarchical; only across nodes
+    (document(1, 1, kind="allreduce") | {"cluster": {"nodes": [[0, 2], [1, 3]]}}, "sent-bytes",
+        gradient_buckets("3/2", 3)),
     (groups(4, [[0, 1], [2, 3]], [[0, 1, 2]]), "sent-bytes", gradient_buckets("4/3", "4/3")),
     (rule([2], 2, [([0], [0]), ([1], [0])]), "sent-bytes", gradient_buckets(1, 2)),
-    (rule([2], 2, [([0], [0])], [([0, 1], [])]), "sent-bytes", gradient_buckets(1, 1)),
-    # 16 bits; 8 bits in blocks of 8: w = 3/8; hierarchical; only across nodes
-    (document(2, 2, kind="allreduce", transport={"codec": "float16"}), "sent-bytes",
-        gradient_buckets("3/4", "3/4", "1/2")),
     (document(2, 2, kind="allreduce", transport={"codec": "int8", "block": 8}), "sent-bytes",
         gradient_buckets("9/16", "21/32", "3/8")),
-    (document(2, 2, kind="allreduce", transport={"algorithm": "hierarchical"}), "sent-bytes",
-        gradient_buckets("3/2", 1)),
-    (document(2, 2, kind="allreduce", transport={"codec": "float16", "algorithm": "hierarchical"}), "sent-bytes",
-        gradient_buckets("3/4", "1/2", "1/2")),
-    (document(2, 2, kind="allreduce", transport={"codec": "float16", "algorithm": "hierarchical",
-        "where": "across-nodes"}),
-        "sent-bytes", gradient_buckets(1, "1/2")),
-    (document(2, 2, kind="allreduce", transport={"codec": "int4", "block": 8, "algorithm": "hierarchical"}),
-        "sent-bytes",
+    (document(2, 2, kind="allreduce", transport=ACROSS | {"codec": "float16"}), "sent-bytes",
+        gradient_buckets(1, "1/2")),
+    (document(2, 2, kind="allreduce", transport=STAGED | {"codec": "int4", "block": 8}), "sent-bytes",
         gradient_buckets("3/8", "1/4", "1/4")),
     # fragments, of which up to 4 fly; a pipeline; edges of graphs, also of weight 0
     (document(1, 2, kind="allreduce", steps_per_round=9, payload={"fragments": 4}, sync={"merge": {"steps": 8}}),
-        "sent-bytes",
-        gradient_buckets(1, 0, 4, 4)),
-    (document(1, 2, kind="allreduce", steps_per_round=9, payload={"fragments": 4}, sync={"merge": {"steps": 6}}),
-        "sent-bytes",
-        gradient_buckets(1, 0, 3, 4)),
+        "sent-bytes", gradient_buckets(1, 0, 4, 4)),
     (document(1, 2, kind="allreduce", sync={"pipeline": {"width": 4}}, transport={"codec": "bfloat16"}), "sent-bytes",
         gradient_buckets("1/2", 0, "3/2")),
     (graph(3, [(0, 1, "1/4"), (0, 2, "0"), (1, 2, "1/4")]), "sent-bytes", gradient_buckets(2, 2)),
-    (document(1, 2, kind="neighbor", rounds=[{"edges": [[1, 0], [0, 1]], "weights": "1/2"}]), "sent-bytes",
-        gradient_buckets(1, 0)),
     # gaps
-    (gap([(0, 1), (1, 0)], n=2), "gap", {"bound": 1}),
     (gap([], n=2), "gap", {"bound": 0}),
-    (gap([], n=2, staleness=1), "staleness", {"steps": 1, "ahead": 0}),
     (gap([(0, 1), (1, 0)], n=2, staleness=1, update_order="dpsgd"), "staleness", {"steps": 2, "ahead": 2}),
-    (gap([(0, 1)], n=2, max_ig=2, staleness=3), "staleness", {"steps": 3, "ahead": 2}),
-    (gap([(0, 1)], n=2, max_ig=2, backup=[0, 1]), "gap", {"bound": -1}),
     (gap([(0, 1)], n=2, max_ig=2, backup=[0, 1]), "queues", {"update": [3], "token": [-1]}),
     # tables
     (document(2, 2, kind="allreduce", payload=CODED), "one-owner", {"tables": [["t", 4, 1, 2]]}),
@@ -422,7 +350,7 @@ def test_what_the_facts_are_counted_to_cost(monkeypatch):
     assert dict(spent) == COSTS
 
 
-COSTS = {"staleness": 62802, "end": 63582, "queues": 3800, "consensus": 8700}
+COSTS = {"staleness": 35847, "end": 36627, "queues": 1520, "consensus": 4350}
 
 
 def test_a_fact_that_costs_too_much_is_named_and_left_out(monkeypatch):
