@@ -243,8 +243,8 @@ TURNS_WEIGHT = [
 ]
 
 
-def over_all(nodes):
-    return document(nodes, 1, kind="allreduce")
+def over_all(nodes=2, size=1, **options):
+    return document(nodes, size, kind="allreduce", **options)
 
 
 SURVIVES = "survives.py"

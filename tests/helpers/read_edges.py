@@ -5,17 +5,13 @@
 
 from fractions import Fraction
 
-from helpers.edges import Edge, document, graph, groups, rule
+from helpers.edges import Edge, document, graph, groups, over_all, rule
 
 HUGE = 2**31
 
 
 def reads(of, true, false, says, file="schedule.py"):
     return Edge(file, of, (true, None), (false, None), says)
-
-
-def over_all(nodes=2, size=1, **options):
-    return document(nodes, size, kind="allreduce", **options)
 
 
 def pipeline(**members):

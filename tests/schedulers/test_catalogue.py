@@ -44,7 +44,7 @@ def test_base_k_plus_1_has_its_published_length(n):
     assert [len(base_graph.base(n, k)) for k in (1, 2, 3, 4)] == LENGTHS[n]
 
 
-@pytest.mark.parametrize("most_workers", [50, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("most_workers", [32, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_base_k_plus_1_is_exact_for_all_n(k, most_workers):
     for n in range(2, most_workers + 1):

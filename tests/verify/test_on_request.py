@@ -238,13 +238,6 @@ def test_closed_form_of_inter_then_intra(nodes, p, g):
     assert second(expectation(draws())) == pytest.approx(float(inter_intra(nodes, p, g)), abs=1e-12)
 
 
-def test_known_values():
-    assert partition(16, 2) == Fraction(7, 15)
-    assert partition(16, 4) == Fraction(1, 5)
-    assert partition(12, 3) == Fraction(3, 11)
-    assert partition(8, 2) == Fraction(3, 7)
-
-
 @pytest.mark.parametrize(("n", "g"), [(2, 2), (3, 2), (4, 2), (5, 2), (5, 3), (6, 3), (6, 5), (7, 4), (5, 5)])
 def test_a_random_group_contracts_for_every_worker_that_asks(n, g):
     """The theorem is for every worker that may ask: exactly the largest eigenvalue off the mean, for each of them."""
@@ -366,11 +359,6 @@ def test_the_groups_of_a_worker_are_counted(n, g):
 def test_a_theorem_holds_if_it_contracts_and_nothing_stands_against_it(trace, against):
     found = Theorem(SecondEigenvalue(trace, Fraction(0), ""), against)
     assert found.holds == (trace < 1 and not against)
-
-
-def test_a_partition_into_singletons_would_not_contract():
-    """The check can say no: groups of 1 leave every worker where it is."""
-    assert not inter_intra(3, 2, 1).is_below_one
 
 
 def test_irregular_clusters_are_refused_for_inter_intra():

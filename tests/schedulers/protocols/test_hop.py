@@ -57,7 +57,7 @@ def test_two_workers_written_apart_offer_and_do_the_same(graph, setting, fine, i
         state, actions = machine.start(v)
         assert list(actions) == ([] if second.split else second.updates(v))
         assert list(machine.ready(v, state)) == second.events(v)
-    for process, before, event, after, actions in walk.steps(120):
+    for process, before, event, after, actions in walk.steps(80):
         assert list(machine.ready(process, before)) == second.events(process)
         assert list(actions) == second.do(process, event)
         assert list(machine.ready(process, after)) == second.events(process)

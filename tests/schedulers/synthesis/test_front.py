@@ -99,8 +99,8 @@ def test_an_interrupt_ends_the_search_with_what_was_found(monkeypatch):
         explore(exploration, until)
 
     monkeypatch.setattr(front_module.Exploration, "explore", interrupt)
-    clock = Clock(seconds=600, effort=1.0)
-    left = front_module.search(asked, clock, 1.0, seed=0)
+    clock = Clock(seconds=600, effort=0.3)
+    left = front_module.search(asked, clock, 0.3, seed=0)
     assert left.best is not None
     assert all(one.schedule.rule() is not None for one in left.candidates)
     assert reached == ["rules", "explicit groups"]
@@ -112,7 +112,7 @@ def test_an_interrupt_ends_the_search_with_what_was_found(monkeypatch):
 @pytest.mark.parametrize("shape", ["20x4", "50,60,30"])
 def test_more_workers_than_are_told_apart_are_searched(shape):
     hardware = replace(EVEN, node_nic=((1, Link.of_bandwidth(2.5e9)),))
-    front = synthesize(problem(shape, hardware), effort=1)
+    front = synthesize(problem(shape, hardware), effort=0.5)
     assert len(front.candidates) > 10
     assert {one.schedule.name for one in front.candidates} >= {"all-every-1"}
 

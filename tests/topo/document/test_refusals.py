@@ -423,7 +423,7 @@ def check_strict_reader(value, ensure_ascii):
     assert parse_json(data) == json.loads(data)
 
 
-@settings(max_examples=150)
+@settings(max_examples=90)
 @given(st.sampled_from(list(GOOD.values())), st.data())
 def test_mutated_documents_load_or_are_refused_in_one_line(base, data):
     document = copy.deepcopy(base)
@@ -445,7 +445,7 @@ def test_mutated_documents_load_or_are_refused_in_one_line(base, data):
         error_of(text)
 
 
-@settings(max_examples=150)
+@settings(max_examples=90)
 @given(st.sampled_from(list(GOOD.values())), st.data())
 def test_documents_with_damaged_bytes_load_or_are_refused_in_one_line(base, data):
     text = bytearray(text_of(base))

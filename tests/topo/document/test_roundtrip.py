@@ -44,7 +44,7 @@ from partreduce.topo.survivors import after_failure, planned_failures
 SUMS = (AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)
 SYNCS = (Synchronous(), DelayedAveraging())
 
-laws = settings(max_examples=50)
+laws = settings(max_examples=35)
 
 fractions = st.fractions(min_value=-3, max_value=3, max_denominator=10**6)
 relaxes = st.one_of(st.just(Fraction(1)), fractions)

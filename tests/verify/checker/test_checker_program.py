@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.edges import HALF, PRODUCT, certificate, groups, rate
-from helpers.read_edges import gap, over_all
+from helpers.edges import HALF, PRODUCT, certificate, groups, over_all, rate
+from helpers.read_edges import gap
 from partreduce.verify import checker
 from partreduce.verify.checker.refusal import REFUTED, UNREADABLE
 from partreduce.verify.checker.strict_json import MAX_BYTES
