@@ -103,14 +103,6 @@ def test_a_radius_of_1_or_more_is_refuted_with_the_number():
     assert outer_radius(schedule) == pytest.approx(claim.witness["radius"])
 
 
-def test_own_anchors_over_everybody_agree_as_the_quadratic_says():
-    """One group of all, no Nesterov: differences follow x² − (1 + μ − r) x + μ, whose roots have modulus √μ."""
-    schedule = explicit(
-        3, [range(3)], payload=Payload(outer=OuterStep(lr=0.7, momentum=0.36, outer_params="per_worker"))
-    )
-    assert outer_radius(schedule) == pytest.approx(0.6)
-
-
 def test_a_claim_about_matrices_is_refused_and_none_is_made():
     own = SCHEDULES["outer-own"]
     proof, raw, certificate = certified_parts(own)
@@ -287,15 +279,6 @@ def test_numbers_by_hand_on_4x4():
         lookup, gradients = 75_000 * 4 + 75_000 * 64, 75_000 * 68
         assert proof["nic-bytes"].numbers["tables"] == [["words", times * lookup, times * gradients]]
         assert proof["one-owner"].numbers["tables"] == [["words", 16, 6250, 6250]]
-
-
-@pytest.mark.parametrize(("codec", "row"), [("float16", 32), ("bfloat16", 32), ("int8", 20)])
-def test_numbers_by_hand_with_a_codec(codec, row):
-    """A row of 16 numbers in its codec."""
-    words = TablePlacement(parameter="words", rows=100_000, columns=16, codec=codec)
-    proof = prove(Schedule("s", Cluster.regular(4, 4), AllReduce(payload=Payload(tables=(words,)))))
-    lookup, gradients = 75_000 * 4 + 75_000 * row, 75_000 * (row + 4)
-    assert proof["nic-bytes"].numbers["tables"] == [["words", lookup, gradients]]
 
 
 def test_a_million_workers_take_no_longer_than_their_list():

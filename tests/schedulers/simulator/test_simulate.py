@@ -112,13 +112,6 @@ def test_sampling_agrees_with_the_closed_form_of_a_two_point_maximum():
     assert result.error < 0.05
 
 
-def test_sampling_without_randomness_equals_the_engine():
-    compute = ComputeTimes(base=2.0, slowdown=((1, 3.0),))
-    result = sample(PAIR, UNIT, compute, num_rounds=8, num_samples=2)
-    assert result.per_step == simulate(PAIR, UNIT, compute=compute, num_rounds=8).per_step(warm_up=2)
-    assert result.error == 0.0
-
-
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"num_rounds": 0}, "rounds: 0"),
     ({"num_rounds": 10**9}, "at most 16666666 rounds fit"),

@@ -9,45 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.drawn_schedules import KINDS, draw_schedules, random_groups, random_rule
-from helpers.figures_by_definition import metrics_of, outer_radius_of, rounds_of, spectrum_of
+from helpers.drawn_schedules import KINDS, draw_schedules, random_groups
+from helpers.figures_by_definition import metrics_of, outer_radius_of, rounds_of
 from helpers.refusals import check_error
 from helpers.small import of_groups, of_phases, of_rule
 from partreduce import Cluster, Schedule, metrics
 from partreduce.errors import InputError, ScheduleError, UndecidedError
 from partreduce.strategies import Block, OuterParams, OuterStep, Phase, StaticGroups, Synchronous
-from partreduce.topo.metrics import consensus_distance, contraction, drift, exact_consensus_distance
-from partreduce.topo.metrics.decomposition import dense_sectors, merged_classes, rule_and_worker_steps, rule_sectors
-from partreduce.topo.metrics.sectors import contraction_of, contraction_per_start
+from partreduce.topo.metrics import consensus_distance, contraction, exact_consensus_distance
+from partreduce.topo.metrics.decomposition import dense_sectors, merged_classes, rule_sectors
+from partreduce.topo.metrics.sectors import contraction_of
 from partreduce.topo.metrics.stability import outer_radius
 from partreduce.topo.metrics.steady_state import consensus_distance_of, drift_of
 from partreduce.topo.mixing import Operators, exact_product, period_product
 from partreduce.topo.strategies import AllReduce, Averaging, GroupPhases
 from partreduce.types import MetricLimits
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_class_matrices_hold_the_whole_spectrum(seed):
-    """Traces of all powers of the period product, class by class, in fractions."""
-    rng = np.random.default_rng(3000 + seed)
-    schedule = random_rule(rng)
-    n = schedule.num_workers
-    product = period_product(schedule)
-    sectors = rule_sectors(schedule)
-    assert sectors is not None
-    values, counts = spectrum_of(sectors)
-    assert int(counts.sum()) == n
-    for power in (1, 2, 3):
-        expected = np.trace(np.linalg.matrix_power(product, power))
-        assert (counts * values**power).sum() == pytest.approx(expected, abs=1e-9)
-    rule, _ = rule_and_worker_steps(schedule)
-    classes = merged_classes(rule)
-    assert sum(c.multiplicity for c in classes) == schedule.cluster.num_nodes
-    operators = Operators.of_rule(rule, [c.digits for c in classes])
-    for t in range(schedule.period):
-        whole = sum(row[i] for i, row in enumerate(exact_product([schedule.phase(t)]).rows()))
-        parts = sum(c.multiplicity * operators.exact(t, which).trace() for which, c in enumerate(classes))
-        assert whole == parts
 
 
 def test_classes_are_merged_by_the_digit_sets_they_meet():
@@ -120,59 +96,6 @@ def alter(schedule, **members):
 def test_prologue_changes_no_figure(schedule, prologue):
     before, after = metrics(schedule), metrics(alter(schedule, prologue=prologue))
     assert before.to_json() == after.to_json()
-
-
-@FEW
-@given(draw_schedules(random_groups))
-def test_radius_is_at_most_the_least_contraction_of_any_start(schedule):
-    sectors = dense_sectors(schedule)
-    starts = contraction_per_start(sectors)
-    assert starts[0] == contraction_of(sectors)
-    assert sectors.radius <= min(starts) + 2e-4
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_consensus_distance_and_drift_equal_a_simulation(seed):
-    """Run the recursion itself on many independent copies: the metric lies within 5 standard errors."""
-    rng = np.random.default_rng(4000 + seed)
-    schedule = random_rule(rng)
-    while consensus_distance(schedule).value in (0.0, math.inf) or contraction_of(dense_sectors(schedule)) > 0.95:
-        schedule = random_rule(rng)
-    strategy = schedule.strategy
-    copies, n, period = 4000, schedule.num_workers, schedule.period
-    worker_steps, instants = schedule.worker_steps(), int(schedule.worker_steps().max())
-    x = np.zeros((n, copies))
-    push = rng.standard_normal((n, copies))
-    z = np.zeros((n, copies))
-    squares = {"noise": np.zeros(copies), "push": np.zeros(copies)}
-    warm, last = 60 * period, 64 * period
-    for round_ in range(last):
-        phase = schedule.phase(round_)
-        scale = np.ones(n)
-        if strategy.averaging is Averaging.STEP_NORMALIZED:
-            for group in phase:
-                members = list(group.members)
-                scale[members] = worker_steps[members].mean() / worker_steps[members]
-        noise, done = np.zeros((n, copies)), np.zeros(n, dtype=np.int64)
-        for s in range(1, instants + 1):
-            due = s * worker_steps // instants - done
-            noise += np.sqrt(due)[:, None] * rng.standard_normal((n, copies))
-            done += due
-            if s < instants and round_ >= warm:
-                squares["noise"] += (x + noise).var(axis=0)
-                squares["push"] += (z + done[:, None] * push).var(axis=0)
-        noise, moved = noise * scale[:, None], (worker_steps * scale)[:, None] * push
-        if strategy.is_delayed:
-            x, z = phase.apply(x) + noise, phase.apply(z) + moved
-        else:
-            x, z = phase.apply(x + noise), phase.apply(z + moved)
-        if round_ >= warm:
-            squares["noise"] += x.var(axis=0)
-            squares["push"] += z.var(axis=0)
-    for name, metric in (("noise", consensus_distance(schedule)), ("push", drift(schedule, "worker"))):
-        samples = squares[name] / ((last - warm) * instants)
-        error = samples.std() / math.sqrt(copies)
-        assert abs(samples.mean() - metric.value) < 5 * error, name
 
 
 def test_limits_choose_the_method():

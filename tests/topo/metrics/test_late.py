@@ -88,29 +88,6 @@ def test_the_late_distance_is_that_of_the_recursion(schedule):
     assert late_distance(schedule) == 0, "nothing is late in synchronous rounds"
 
 
-def test_in_flat_directions_it_is_the_consensus_distance_of_the_late_schedule():
-    for schedule in SCHEDULES:
-        for steps_per_round in (1, 3):
-            flat = late_distance_of(sectors_of(schedule), steps_per_round, 0.0)
-            assert flat == pytest.approx(float(consensus_distance(late(schedule, steps_per_round))), rel=1e-4)
-
-
-def test_perfect_averaging_is_the_worst_case_in_sharp_directions_and_longer_rounds_make_it_worse():
-    perfect, half = 1.0, 4 / 3  # consensus distances of the eigenvalues 0 and 1/2, late
-    assert late_distance_like(half, 1, 1.0, 0.0) > late_distance_like(perfect, 1, 1.0, 0.0)
-    assert late_distance_like(half, 1, 1.0, 0.8) < late_distance_like(perfect, 1, 1.0, 0.8) / 2
-    everybody = sectors_of(SCHEDULES[0])
-    grown = [late_distance_of(everybody, steps_per_round, 0.5) for steps_per_round in (1, 2, 5, 10)]
-    assert grown == sorted(grown)
-    assert grown[-1] > 4 * grown[0]
-
-
-def test_from_a_curvature_of_one_on_deviations_of_odd_rounds_grow_without_end():
-    everybody = sectors_of(SCHEDULES[0])
-    assert late_distance_of(everybody, 1, 1.1) > 1e20
-    assert late_distance_of(everybody, 2, 1.1) < 1e3
-
-
 def test_what_mixes_in_all_directions_alike_is_estimated_from_its_consensus_distance():
     everybody = SCHEDULES[0]
     for steps_per_round in (1, 4):
@@ -222,19 +199,6 @@ def test_the_noise_factor_is_the_quotient_of_the_solutions_of_the_lyapunov_equat
 def test_the_noise_factor_of_a_pipeline_of_two_is_the_published_quotient(h):
     assert noise_factor(h, 2) == pytest.approx((1 + h) * (2 - h) / ((1 - h) * (2 + h)))
     assert noise_factor(h, 1) == pytest.approx(1)
-
-
-def test_the_noise_factor_is_what_a_long_run_shows():
-    rng, h, runs, steps = np.random.default_rng(0), 0.4, 400, 4000
-    seen = []
-    for width in (1, 2):
-        history = [np.zeros(runs)] * width
-        squares = 0.0
-        for t in range(steps):
-            history = [*history[1:], history[-1] - h * history[0] + rng.normal(size=runs)]
-            squares += float(history[-1] @ history[-1]) if t >= 100 else 0.0
-        seen.append(squares)
-    assert seen[1] / seen[0] == pytest.approx(noise_factor(h, 2), rel=0.02)
 
 
 def test_beyond_the_limit_noise_is_infinite_and_what_no_width_can_do_is_refused():

@@ -1,12 +1,11 @@
 """Gap bounds, capacities and liveness: by hand, from the paper, and by exploring random graphs in every setting."""
 
-import itertools
 import os
 import random
 
 import pytest
 
-from benchmarks.explore.hop import both_ways, diamond, exact_bounds, ring
+from benchmarks.explore.hop import both_ways, diamond, exact_bounds
 from helpers.gap_bounds import attained_bounds, checker_bounds, graph_of, path_lengths, published_bounds
 from helpers.refusals import check_error
 from partreduce.errors import InputError
@@ -59,37 +58,6 @@ def test_published_bounds_are_not_always_tight(graph, setting, pair, tight, pape
     (i, j), exact = pair, exact_bounds(graph, setting)
     assert (exact[i][j], published_bounds(graph, setting)[i][j]) == (tight, paper)
     assert attained_bounds(graph, setting, exact)[0] == exact
-
-
-def test_theorem_2_is_tight_on_all_other_digraphs_of_up_to_4_workers_but_one():
-    """All strongly connected digraphs, standard setting with token queues, max_ig 1, 2 and 3."""
-    graphs = [graph for n in (2, 3, 4) for graph in strongly_connected(n)]
-    for max_ig, expected in ((1, {(4, 5), (4, 6)}), (2, set()), (3, set())):
-        setting = IterationGap(max_ig=max_ig)
-        loose = [graph for graph in graphs if exact_bounds(graph, setting) != published_bounds(graph, setting)]
-        assert {(graph.num_workers, len(graph.edges)) for graph in loose} == expected
-
-
-def strongly_connected(n):
-    pairs = list(itertools.permutations(range(n), 2))
-    for size in range(n, len(pairs) + 1):
-        for edges in itertools.combinations(pairs, size):
-            graph = Digraph.of(n, edges)
-            if all(length is not None for row in path_lengths(graph) for length in row):
-                yield graph
-
-
-def test_notify_ack_over_l_backward_hops_is_l_plus_1():
-    """On a long directed ring the published 2·length is loose from length 2 on."""
-    graph, n = ring(12), 12
-    exact, paper = (
-        exact_bounds(graph, IterationGap(notify_ack=True)),
-        published_bounds(graph, IterationGap(notify_ack=True)),
-    )
-    for hops in range(1, 6):
-        i, j = 0, hops  # i sends along `hops` edges to j
-        assert exact[i][j] == hops + 1
-        assert paper[i][j] == min(n - hops, 2 * hops)
 
 
 def test_graphs_without_a_path_have_no_bound():
