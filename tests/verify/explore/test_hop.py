@@ -63,16 +63,6 @@ def test_late_messages_and_fine_steps_reach_the_same_gaps_as_messages_at_once(se
     assert at_once.states < delayed.states < fine.states
 
 
-def test_folding_symmetric_states_changes_no_answer():
-    for graph in (ring(4), both_ways(3)):
-        machine = Hop(graph, IterationGap(max_ig=1))
-        folded, full = explore(machine), explore(machine, symmetry=False)
-        assert folded.holds
-        assert full.holds
-        assert folded.gaps == full.gaps
-        assert full.states / len(machine.symmetries()) <= folded.states < full.states
-
-
 def test_every_worker_continues_for_ever_under_fairness():
     machine = Hop(ring(3), IterationGap(max_ig=1))
     goals = [
@@ -116,13 +106,6 @@ def test_after_a_crash_the_others_stop_where_the_bound_says():
     # The shortest run crashes a worker in step 0, and all others run until they wait for it.
     ends = {w: state.step for w, state in enumerate(finding.trace.end.processes) if w != crashed}
     assert ends == {w: bounds[w][crashed] for w in ends}
-
-
-def test_skip_needs_tokens_and_moves_as_many():
-    machine = Hop(ring(3), IterationGap(max_ig=2, staleness=1, skip=SkipPolicy(limit=2)))
-    found = explore(machine)
-    assert found.holds
-    assert found.gaps == exact_bounds(machine.graph, machine.setting)
 
 
 # Bugs seeded in Hop's worker, each a machine that differs in one decision: the explorer kills all of them
