@@ -151,20 +151,6 @@ def test_a_late_answer_is_taken_with_the_next_push():
     assert actions == (Note(("taken", 1)), Send(2, Progress(0, 2)))
 
 
-def test_a_shard_answers_in_the_order_of_workers_with_what_it_has():
-    machine = Shards(3, (0,), staleness=0)
-    state, _ = machine.step(3, ShardState(), Received(0, Opened(0, 4)))
-    assert state.rounds == (4, 4, 4)
-    state, actions = machine.step(3, state, Received(2, Progress(0, 1)))
-    assert actions == (Note(("added", 2, 1)),)
-    state, actions = machine.step(3, state, Received(0, Ask(0, 5)))
-    assert actions == (Send(0, Answer(5)),), "who brings no progress is not ahead"
-    state, _ = machine.step(3, state, Received(1, Progress(0, 1)))
-    state, actions = machine.step(3, state, Received(0, Progress(0, 6)))
-    assert actions == (Note(("added", 0, 6)), Send(0, Answer(6)), Send(1, Answer(1)), Send(2, Answer(1)))
-    assert state.rounds == (5, 5, 5)
-
-
 def test_what_comes_early_is_heard_in_order_when_the_generation_begins():
     machine = Shards(2, (0,))
     state, actions = machine.step(2, ShardState(), Received(1, Progress(0, 1)))
