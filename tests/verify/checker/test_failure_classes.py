@@ -7,6 +7,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from benchmarks.forgery.dense import dense
+from benchmarks.forgery.oracle import exchanges, orbit
 from helpers.refusals import check_error
 from helpers.small import of_groups, of_phases, of_rule
 from partreduce import Cluster, Schedule
@@ -52,36 +54,8 @@ def _keeps_groups(schedule, to):
 
 def _exchanges(schedule):
     """Exchanges of two workers of one node that keep all groups, and of two values of a digit."""
-    n, node_of = schedule.num_workers, schedule.cluster.node_of().tolist()
-    found = []
-    for one, other in combinations(range(n), 2):
-        swap = list(range(n))
-        swap[one], swap[other] = other, one
-        if node_of[one] == node_of[other] and _keeps_groups(schedule, swap):
-            found.append(swap)
-    rule = schedule.rule(by_node=True)
-    for digit, radix in enumerate(() if rule is None else rule.radices):
-        nodes = np.arange(n) // rule.workers_per_node
-        digits = list(np.unravel_index(nodes, rule.radices))
-        for a, b in combinations(range(radix), 2):
-            moved = list(digits)
-            moved[digit] = np.select([digits[digit] == a, digits[digit] == b], [b, a], digits[digit])
-            to = (
-                np.ravel_multi_index(moved, rule.radices) * rule.workers_per_node + np.arange(n) % rule.workers_per_node
-            )
-            found.append(to.tolist())
-    return found
-
-
-def _orbit(failed, exchanges):
-    reached, new = {failed}, [failed]
-    while new:
-        one = new.pop()
-        for to in exchanges:
-            if (other := frozenset(to[w] for w in one)) not in reached:
-                reached.add(other)
-                new.append(other)
-    return reached
+    raw = dump_schedule(schedule)
+    return exchanges(raw, dense(raw)[0])
 
 
 def _symmetries(schedule):
@@ -95,15 +69,15 @@ def _of_size(symmetries, count):
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_failures_have_one_pattern_exactly_if_exchanges_that_keep_groups_lead_from_one_to_the_other(name):
     schedule = SCHEDULES[name]
-    symmetries, n, exchanges = _symmetries(schedule), schedule.num_workers, _exchanges(schedule)
-    assert all(_keeps_groups(schedule, to) for to in exchanges)
+    symmetries, n, swaps = _symmetries(schedule), schedule.num_workers, _exchanges(schedule)
+    assert all(_keeps_groups(schedule, to) for to in swaps)
     for count in (1, 2, 3):
         left = set(map(frozenset, combinations(range(n), count)))
         patterns = []
         while left:
-            orbit = _orbit(next(iter(left)), exchanges)
-            left -= orbit
-            (pattern,) = {symmetries.pattern(failed) for failed in orbit}
+            alike = orbit(next(iter(left)), swaps)
+            left -= alike
+            (pattern,) = {symmetries.pattern(failed) for failed in alike}
             patterns.append(pattern)
         assert len(set(patterns)) == len(patterns)
 
@@ -113,16 +87,15 @@ def test_four_failures_of_one_pattern_are_equivalent_and_each_is_equivalent_to_a
     """Two equivalent ones may have two patterns: where in one digit two pairs are equal, and in another two others."""
     square = StaticGroups(phases=RulePhases((3, 3), ((Block((0,), (0,)),), (Block((0,), (1,)),))))
     schedule = {**SCHEDULES, "pairs of both": Schedule("square", Cluster.regular(9, 1), square)}[name]
-    symmetries, n, exchanges = _symmetries(schedule), schedule.num_workers, _exchanges(schedule)
+    symmetries, n, swaps = _symmetries(schedule), schedule.num_workers, _exchanges(schedule)
     rng = np.random.default_rng(0)
-    orbits = [_orbit(frozenset(failed), exchanges) for failed in _of_size(symmetries, 4)]
+    orbits = [orbit(frozenset(failed), swaps) for failed in _of_size(symmetries, 4)]
     for _ in range(40):
         failed = frozenset(rng.choice(n, 4, replace=False).tolist())
-        assert any(failed in orbit for orbit in orbits)
-        (orbit,) = {frozenset(orbit) for orbit in orbits if failed in orbit}
+        (alike,) = {frozenset(one) for one in orbits if failed in one}
         for _ in range(40):
             other = frozenset(rng.choice(n, 4, replace=False).tolist())
-            assert other in orbit or symmetries.pattern(other) != symmetries.pattern(failed)
+            assert other in alike or symmetries.pattern(other) != symmetries.pattern(failed)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

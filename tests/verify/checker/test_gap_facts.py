@@ -6,22 +6,20 @@ import random
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
-from benchmarks.explore.hop import diamond, exact_bounds, ring
+from benchmarks.explore.hop import exact_bounds
 from helpers.claims import confirm_claims, facts_of
-from helpers.gap_bounds import checker_bounds, events_of, graph_of
+from helpers.gap_bounds import graph_of
 from helpers.read_edges import gap
 from helpers.readings import read
 from helpers.refusals import check_error
 from helpers.small import of_edges
 from partreduce import Cluster, Schedule
 from partreduce.files import dump_schedule
-from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.strategies import EdgeWeighting, IterationGap, NeighborAveraging, Round, SkipPolicy, UpdateOrder
 from partreduce.topo.graphs.named import ring_based
 from partreduce.topo.graphs.weights import METHODS
@@ -30,62 +28,10 @@ from partreduce.verify.base import Status
 from partreduce.verify.checker.claims import fact
 from partreduce.verify.checker.gaps import two_closed_sets
 from partreduce.verify.checker.refusal import TooLarge, Work
-from partreduce.verify.gap_bounds import capacities_of
+from partreduce.verify.gap_bounds import capacities_of, events_of
 from partreduce.verify.iteration_gap import halves
 
 CHECKER = Path(checker.__file__).parent
-
-SETTINGS = {
-    "standard": IterationGap(),
-    "staleness": IterationGap(staleness=2),
-    "tokens": IterationGap(max_ig=3),
-    "one token": IterationGap(max_ig=1),
-    "staleness and tokens": IterationGap(staleness=1, max_ig=2),
-    "NOTIFY-ACK": IterationGap(notify_ack=True),
-    "NOTIFY-ACK and tokens": IterationGap(notify_ack=True, max_ig=2),
-    "backup": IterationGap(backup=1),
-    "backup and tokens": IterationGap(backup=1, max_ig=2),
-    "hybrid": IterationGap(backup=1, staleness=1),
-    "hybrid and tokens": IterationGap(backup=1, staleness=1, max_ig=3),
-    "skips of a hybrid": IterationGap(backup=1, staleness=1, max_ig=3, skip=SkipPolicy(limit=4)),
-    "long skips": IterationGap(staleness=3, max_ig=4, skip=SkipPolicy(limit=9, trigger=3)),
-    "skips from 4 behind": IterationGap(staleness=3, max_ig=4, skip=SkipPolicy(limit=2, behind=4)),
-    "skips from further behind than a worker gets": IterationGap(
-        staleness=1, max_ig=2, skip=SkipPolicy(limit=2, behind=9)
-    ),
-}
-GRAPHS = {
-    "ring": graph_of("ring", 6),
-    "directed ring": ring(5),
-    "complete": graph_of("complete", 4),
-    "star": graph_of("star", 5),
-    "double ring": graph_of("double-ring", 8),
-    "diamond": diamond(),
-    "a way without return": Digraph.of(4, [(0, 1), (1, 2), (2, 0), (2, 3)]),
-    "no cycle": Digraph.of(4, [(0, 1), (0, 2), (1, 3), (2, 3)]),
-    "no edges": Digraph.of(2, []),
-    "alone": Digraph.of(1, []),
-}
-
-
-def fitting(graph, setting):
-    """The setting, with no more backup workers than a worker has in-neighbors."""
-    backup = tuple(
-        min(len(sources), spare)
-        for sources, spare in zip(graph.sources, setting.backups(graph.num_workers), strict=True)
-    )
-    return replace(setting, backup=backup)
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_the_checker_finds_the_bounds_of_the_prover(name):
-    for graph in GRAPHS.values():
-        setting = fitting(graph, SETTINGS[name])
-        exact = exact_bounds(graph, setting)
-        assert checker_bounds(graph, setting) == exact
-        near = checker_bounds(graph, setting, lambda j, graph=graph: {*graph.sources[j], *graph.targets[j]})
-        for i, j in graph.edges:
-            assert (near[i][j], near[j][i]) == (exact[i][j], exact[j][i]), "whatever else is asked for"
 
 
 def test_a_search_that_costs_too_much_is_given_up():
