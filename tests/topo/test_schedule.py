@@ -8,7 +8,7 @@ from math import prod
 import pytest
 
 from helpers.refusals import check_error
-from helpers.small import of_phases, of_rule
+from helpers.small import of_rule
 from partreduce import Cluster, Hardware, Schedule
 from partreduce.errors import ScheduleError
 from partreduce.schedulers.registry import build
@@ -63,14 +63,6 @@ def test_group_of_agrees_with_the_phases(strategy):
                 continue
             expected = [g for g in schedule.phase(round_ - schedule.prologue) if worker in g.members]
             assert expected == ([group] if group else [])
-
-
-def test_rule_and_its_groups_are_the_same_phases():
-    rule = Schedule("s", CLUSTER, RULE)
-    phases = tuple(rule.phase(t) for t in range(rule.period))
-    explicit = of_phases("s", CLUSTER, phases, prologue=2)
-    assert [explicit.phase(t) for t in range(3)] == [rule.phase(t) for t in range(3)]
-    assert explicit.num_distinct_phases() == rule.num_distinct_phases() == 2
 
 
 def test_steps_per_round():

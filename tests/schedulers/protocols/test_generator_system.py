@@ -331,17 +331,6 @@ def test_a_dissolved_group_frees_only_its_own_members():
     assert state.groups == ()
 
 
-def test_two_groups_end_together_and_the_third_stays():
-    state = GroupBuffers.empty(6)
-    for members in ((0, 1), (2, 3), (4, 5)):
-        state = MOVES.pushed(state, members)
-    state, begun = MOVES.started(state)
-    state, ended = MOVES.dissolved(state, begun[:2])
-    assert ended == begun[:2]
-    assert state.locks == (False, False, False, False, True, True)
-    assert state.groups == begun[2:]
-
-
 def test_a_group_is_not_running_until_it_has_started():
     group = Outstanding(3, (0, 1))
     assert not group.running
