@@ -20,13 +20,9 @@ from partreduce.schedulers.protocols.group_generator.draw import Drawing, Genera
 from partreduce.schedulers.protocols.group_generator.service import (
     DEAD,
     LEFT,
-    Alone,
     Ask,
-    Bye,
-    Evicted,
     Grant,
     GroupGenerator,
-    Later,
     Restarted,
     Void,
 )
@@ -42,7 +38,6 @@ from partreduce.schedulers.protocols.group_generator.worker import (
     Broke,
     Computed,
     Enter,
-    Here,
     NextRound,
     Retry,
 )
@@ -104,24 +99,6 @@ def test_the_generator_may_be_restarted_so_often_and_only_while_somebody_takes_p
     check_error(AssertionError, "not an event of the generator", system.step, 3, state, Retry())
 
 
-def test_each_process_does_what_its_part_does():
-    system = GroupSystem(PAIRS, restarts=1)
-    generator, worker = system.start(3)[0], system.start(1)[0]
-    ask = system.start(0)[1][0].message
-    after, actions = system.step(3, generator, Received(0, ask))
-    assert (after[0], actions) == system.generator.handle(generator[0], 0, ask)
-    assert after[1] == 1
-    granted, nothing = system.step(1, worker, Received(3, Grant(0, 0, 0, (0, 1))))
-    assert (granted.stage, nothing) == (GRANTED, ())
-    met, actions = system.step(1, granted, Enter(0))
-    assert (met.stage, actions) == (MEETING, (Send(0, Here(0)),))
-    alone, actions = system.step(1, replace(granted, stage=MEETING), Received(0, Here(0)))
-    assert alone.stage == ASKED
-    assert actions[-1].to == 3
-    free = GroupSystem(PAIRS, collective=False)
-    assert free.step(1, granted, Enter(0))[0].stage == ASKED
-
-
 def test_workers_rest_at_their_end_and_the_generator_when_nobody_waits():
     system = GroupSystem(PAIRS)
     worker, generator = system.start(0)[0], system.start(3)[0]
@@ -152,36 +129,6 @@ def test_the_clock_is_the_oldest_group_that_is_not_over():
     assert system.clock(3, (replace(state, buffers=replace(state.buffers, groups=groups, next_seq=8)), left)) == 5
     assert system.clock(0, system.start(0)[0]) is None
     assert GroupSystem(PAIRS).clock(3, (state, left)) is None
-
-
-def test_shifting_lowers_every_sequence_number_and_forgets_those_long_past():
-    system = GroupSystem(PAIRS, rounds=None)
-    state, left = system.start(3)[0]
-    buffers = GroupBuffers(
-        (Outstanding(5, (0, 1), (1,)), Outstanding(7, (1, 2))), ((), (7,), (7,)), (False, True, False), 8
-    )
-    state = replace(state, buffers=buffers, answers=(Grant(0, 1, 5, (0, 1)), None, Alone(0, 2)), generation=3)
-    moved, restarts = system.shifted(3, (state, left), 5)
-    lower = GroupBuffers(
-        (Outstanding(0, (0, 1), (1,)), Outstanding(2, (1, 2))), ((), (2,), (2,)), (False, True, False), 3
-    )
-    assert moved == replace(state, buffers=lower, answers=(Grant(0, 1, 0, (0, 1)), None, Alone(0, 2)))
-    assert restarts == left
-    worker = replace(
-        system.start(0)[0], seq=7, met=6, here=((4, 1), (5, 2), (7, 1)), ask=Ask(2, 6), stage=MEETING, members=(0, 1)
-    )
-    assert system.shifted(0, worker, 5) == replace(worker, seq=2, met=1, here=((0, 2), (2, 1)), ask=Ask(2, 1))
-    assert system.shifted(0, worker, 50) == replace(worker, seq=-1, met=-1, here=(), ask=Ask(2, -1))
-    assert system.shifted(0, worker, 8).seq == system.shifted(0, worker, 9).seq == -1
-    messages = [
-        Ask(1, 6), Grant(0, 1, 6, (0, 1)), Void(2, 6), Here(6, answer=True), Alone(0, 1), Later(0, 1), Bye(0, 1),
-    ]  # fmt: skip
-    shifted = [system.shifted_message(message, 5) for message in messages]
-    assert shifted == [Ask(1, 1), Grant(0, 1, 1, (0, 1)), Void(2, 1), Here(1, answer=True), *messages[4:]]
-    assert [system.shifted_message(m, 8) for m in messages[:4]] == [
-        Ask(1, -1), Grant(0, 1, -1, (0, 1)), Void(2, -1), Here(-1, answer=True),
-    ]  # fmt: skip
-    assert system.shifted_message(Evicted(1), 5) == Evicted(1)
 
 
 @pytest.mark.parametrize("setting", [PAIRS, SPLIT, LATE], ids=["random", "inter/intra", "late"])
