@@ -114,20 +114,13 @@ def test_strategies_that_do_not_fit_are_refused(strategy, words):
 
 @pytest.mark.parametrize(("build", "line"), [
     (lambda: StaticGroups(phases=GROUPS.phases, prologue=-1), "prologue: is -1; it must be >= 0"),
-    (lambda: AllReduce(steps_per_round=0), "steps_per_round: is 0; it must be >= 1"),
     (lambda: AllReduce(steps_per_round=(1, 2, -3)), "steps_per_round: is -3; it must be >= 1"),
-    (lambda: Transport(codec="int8", block=0), "transport.block: is 0; it must be >= 1"),
     (lambda: Transport(codec="int9"),
         "transport.codec: is 'int9'; it must be one of none, float16, bfloat16, int8, int4"),
     (lambda: IterationGap(max_ig=2**31), "sync.iteration_gap.max_ig: is 2147483648; it must be <= 2147483647"),
-    (lambda: IterationGap(staleness=-1), "sync.iteration_gap.staleness: is -1; it must be >= 0"),
-    (lambda: IterationGap(backup=(0, 0, -2)), "sync.iteration_gap.backup: is -2; it must be >= 0"),
-    (lambda: SkipPolicy(limit=2, behind=1), "sync.iteration_gap.skip.behind: is 1; it must be >= 2"),
     (lambda: SkipPolicy(limit=2, trigger=1), "sync.iteration_gap.skip.trigger: is 1; it must be >= 2"),
-    (lambda: PartialAllReduce(quorum="solo", staleness=0), "sync.partial.staleness: is 0; it must be >= 1"),
     (lambda: Pairwise(active=(0,), edges=((0, 1), (-1, 2))), "edges: is -1; it must be >= 0"),
-    (lambda: DynamicGroups(max_known=0), "max_known: is 0; it must be >= 1"),
-], ids=range(13))  # fmt: skip
+], ids=range(6))  # fmt: skip
 def test_a_number_out_of_the_range_that_its_type_states_is_refused_where_the_value_is_built(build, line):
     with pytest.raises(ScheduleError) as caught:
         build()
