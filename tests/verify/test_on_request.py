@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from helpers.exact_matrices import exact_matrix
+from helpers.machine_laws import Walk
 from helpers.refusals import check_error
 from partreduce import Cluster, Schedule
 from partreduce.errors import ScheduleError
-from partreduce.schedulers.protocols.adpsgd import Answer, Pairing, Role
-from partreduce.schedulers.protocols.base import Received, Send
-from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.schedulers.protocols.adpsgd import Answer, Choose, pairing_of
+from partreduce.schedulers.protocols.base import Received
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.service import Ask, GroupGenerator
 from partreduce.strategies import Block, NeighborAveraging, Pairwise, Round, RulePhases, Server, StaticGroups
@@ -101,31 +101,16 @@ def test_two_connected_sides_cannot_deadlock_and_reach_consensus():
 @pytest.mark.parametrize("active", [(0,), (0, 1), (0, 2, 4)])
 def test_questions_that_wait_at_a_passive_worker_are_at_most_as_claimed_and_all_are_answered(active):
     """The very protocol in random order: a question waits from its asking to its answer."""
-    draw, n = random.Random(1), 5
+    n = 5
     edges = tuple((a, p) for a in active for p in range(n) if p not in active and (a + p) % 3)
     strategy = Pairwise(active=active, edges=edges)
-    witness = prove(of(strategy, "1x5"))["queues"].witness
-    roles = tuple(Role.ACTIVE if worker in active else Role.PASSIVE for worker in range(n))
-    machine = Pairing(Digraph.undirected(n, edges), roles)
-    states = [machine.start(worker)[0] for worker in range(n)]
-    flying: list[tuple[int, int, object]] = []
-    most = answered = asked = 0
-    for turn in range(3000):
-        choices = [(w, c) for w in range(n) for c in machine.ready(w, states[w])] if turn < 2500 else []
-        if flying and (not choices or draw.random() < 0.3):
-            source, worker, message = flying.pop(draw.randrange(len(flying)))
-            event = Received(source, message)
-            answered += isinstance(message, Answer)
-        elif choices:
-            worker, event = draw.choice(choices)
-            asked += 1
-        else:
-            break
-        states[worker], actions = machine.step(worker, states[worker], event)
-        flying += [(worker, action.to, action.message) for action in actions if isinstance(action, Send)]
-        waiting = [sum(state.waits_for == passive for state in states) for passive in range(n)]
-        most = max(most, *waiting)
-    assert (most, answered, flying) == (witness["questions"], asked, [])
+    walk, most, pending = Walk(pairing_of(strategy, n), seed=1), 0, 0
+    for _, _, event, _, _ in walk.steps(3000):
+        pending += isinstance(event, Choose)
+        pending -= isinstance(event, Received) and isinstance(event.message, Answer)
+        most = max(most, *(sum(state.waits_for == passive for state in walk.states) for passive in range(n)))
+    assert most == prove(of(strategy, "1x5"))["queues"].witness["questions"]
+    assert pending == sum(state.waits_for >= 0 for state in walk.states)
 
 
 def test_two_parts_without_an_edge_between_them_are_refuted_with_the_part():
