@@ -232,39 +232,25 @@ def test_a_function_is_proved_exactly_where_it_answers_every_worker_rightly(monk
         assert is_right or name == "middle" or prove(schedule).verdict is Status.REFUTED
 
 
-def _next_round(self, worker, index):
-    return rule.group_of(worker, self.phases[index - 1], self.workers_per_node, self.radices)
+RIGHT_OF_SCHEDULE = Schedule.group_of
+WRONG_WAYS = {
+    "the phase before": (RuleView, lambda self, worker, t:
+        rule.group_of(worker, self.phases[t - 1], self.workers_per_node, self.radices)),
+    "digits in another order": (RuleView, lambda self, worker, t:
+        rule.group_of(worker, self.phases[t], self.workers_per_node, self.radices[::-1])),
+    "no group in late rounds": (Schedule, lambda self, worker, round_:
+        None if round_ > 1_000 else RIGHT_OF_SCHEDULE(self, worker, round_)),
+    "no prologue": (Schedule, lambda self, worker, round_:
+        self.phased.group_of(worker, (round_ - self.prologue) % self.period, self.cluster)),
+}  # fmt: skip
 
 
-def _another_cluster(self, worker, index):
-    return rule.group_of(worker, self.phases[index], self.workers_per_node, self.radices[::-1])
-
-
-@pytest.mark.parametrize("method", [_next_round, _another_cluster])
-def test_the_way_to_the_function_is_proved_as_well(monkeypatch, method):
-    monkeypatch.setattr(RuleView, "group_of", method)
-    assert all(prove_membership(schedule).status is Status.REFUTED for schedule in SCHEDULES.values())
-
-
-def _wrong_later(self, worker, round_):
-    phased = self.phased
-    if round_ > 1_000:
-        return None
-    return phased.group_of(worker, (round_ - phased.prologue) % phased.period, self.cluster)
-
-
-def _no_prologue(self, worker, round_):
-    phased = self.phased
-    return phased.group_of(
-        worker, (round_ + phased.period * phased.prologue - phased.prologue) % phased.period, self.cluster
-    )
-
-
-@pytest.mark.parametrize("method", [_wrong_later, _no_prologue])
-def test_every_round_is_covered(monkeypatch, method):
-    assert prove_membership(small()).status is Status.PROVED
-    monkeypatch.setattr(Schedule, "group_of", method)
-    assert prove_membership(small()).status is Status.REFUTED
+@pytest.mark.parametrize("wrong", WRONG_WAYS)
+def test_the_way_to_the_function_is_proved_as_well_in_every_round(monkeypatch, wrong):
+    owner, method = WRONG_WAYS[wrong]
+    schedules = SCHEDULES.values() if owner is RuleView else [SCHEDULES["small"]]
+    monkeypatch.setattr(owner, "group_of", method)
+    assert all(prove_membership(schedule).status is Status.REFUTED for schedule in schedules)
 
 
 def _not_everyone(self, worker, index, cluster):

@@ -14,11 +14,11 @@ from benchmarks.explore.reductions import GroupSystem
 from benchmarks.explore.system import Network
 from helpers.group_draw_laws import broken_law
 from helpers.seeded import PartBugs, put, sends
-from partreduce.schedulers.protocols.base import Note, Send
+from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers
 from partreduce.schedulers.protocols.group_generator.draw import Drawing, Situation
 from partreduce.schedulers.protocols.group_generator.service import Ask, Bye, GeneratorState, Grant, GroupGenerator
-from partreduce.schedulers.protocols.group_generator.worker import Broke, GroupWorker, Here, WorkerState
+from partreduce.schedulers.protocols.group_generator.worker import Here, WorkerState
 
 KILLERS = (
     SMALL[3],
@@ -278,15 +278,3 @@ def test_seeded_bug_is_killed(name):
 @pytest.mark.parametrize("configuration", KILLERS, ids=lambda c: c.name)
 def test_the_unchanged_system_survives_what_kills_the_bugs(configuration):
     assert configuration.run().require().holds
-
-
-def test_a_group_that_broke_is_not_taken_for_met():
-    """The explorer cannot see this one: a member that hears so has the mean, which another may never hear of."""
-    worker = GroupWorker(2, rounds=2)
-    state, _ = worker.start(0, None, breaks=1)
-    state, _ = worker.received(0, state, 2, Grant(0, 0, 7, (0, 1)))
-    state, actions = worker.step(0, state, Broke())
-    assert [note.what[0] for note in actions if isinstance(note, Note)] == ["broken"]
-    assert [(a.message.done, a.message.failed) for a in actions if isinstance(a, Send)] == [(7, True)]
-    _, actions = worker.received(0, state, 1, Here(7))
-    assert actions == ()

@@ -381,17 +381,3 @@ def two_triangles(across, **gap):
 )
 def test_workers_agree_without_some_neighbors_unless_two_sets_of_them_can_do_without_each_other(raw, holds):
     assert ("consensus" in compute_facts(raw)) == holds
-
-
-def test_numbers_of_other_alphabets_and_what_neighbors_do_not_send_are_refused():
-    for raw, refusal in (
-        (groups(2, [([0, 1], "١/٢")]), "strategy.phases[0][0].relaxation: must be an integer or a fraction"),
-        (
-            graph(2, [(0, 1, "1/2")], transport={"codec": "int8"}),
-            "strategy.transport.codec: parameters are rounded where a round of the period averages over all",
-        ),
-        (groups(2, [[0, 1]], sync={"pipeline": {"width": 0}}), "strategy.sync.pipeline.width: must be an integer 1.."),
-    ):
-        with pytest.raises(checker.Refusal) as refused:
-            checker.read_schedule(raw)
-        assert refused.value.sentence.startswith(refusal)
