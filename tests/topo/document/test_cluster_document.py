@@ -161,6 +161,7 @@ BROKEN = [
     (BASE + "hardware: {nic: {bandwidth: '10'}}", "hardware.nic.bandwidth", "has no unit"),
     (BASE + "hardware: {nic: {bandwidth: 0GB/s}}", "hardware.nic.bandwidth", "is no bandwidth; it must be > 0"),
     (BASE + "hardware: {nic: {bandwidth: true}}", "hardware.nic.bandwidth", "must be a text with its unit"),
+    (BASE + "hardware: {slowdown: {1: true}}", 'hardware.slowdown["1"]', "must be a number or a text with its unit"),
     (BASE + "hardware: {nic: {bandwidth: 1GB/s, seconds_per_byte: 1}}", "hardware.nic", "has both"),
     (BASE + "hardware: {node_nic: {2: {latency: 1us}}}", "hardware.node_nic", "node 2 is out of range; nodes are 0..1"),
     (BASE + "hardware: {node_nic: {x: {latency: 1us}}}", "hardware.node_nic", "pattern"),
