@@ -57,13 +57,17 @@ def main() -> int:
 
 def _one(paper: Paper, chosen: argparse.Namespace) -> None:
     from benchmarks.lab.crew import NoLabError
+    from benchmarks.papers import figures
+    from benchmarks.papers.pipe_sgd import derive
 
     if paper.answered_at:
         print(f"papers: {paper.title}: answered once; its scripts are at commit {paper.answered_at}")
         return
-    experiments = paper.load()
     try:
-        found = experiments.stored(chosen.only) if chosen.stored else experiments.run(chosen.minutes, chosen.only)
+        if chosen.stored:
+            found = figures.read_stored(paper, chosen.only)
+        else:
+            found = figures.measure(paper, chosen.only, chosen.minutes)
     except NoLabError as reason:
         print(f"papers: {paper.title}: skipped: {reason}")
         return
@@ -71,7 +75,7 @@ def _one(paper: Paper, chosen: argparse.Namespace) -> None:
         print(f"papers: {paper.title}: nothing is stored: {error.filename}", file=sys.stderr)
         return
     kept = rows.add(found)
-    rows.add(replace(found, rows=tuple(experiments.derived(kept)), curves=()))
+    rows.add(replace(found, rows=derive(kept), curves=()))
     print(f"{paper.title}, at {found.commit}\n\n{page.table(found)}\n")
 
 

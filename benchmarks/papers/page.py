@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter
 
 from benchmarks import kit
 from benchmarks.lab.plots import LINES, MOST_LINES, name_ends, pyplot
@@ -14,7 +15,6 @@ from benchmarks.papers.rows import RESULTS, read
 from partreduce.report.palette import OKABE_ITO, PALE, logarithmic, quiet
 
 if TYPE_CHECKING:
-    from benchmarks.papers.cells import LabPaper
     from benchmarks.papers.rows import Curve, Results, Row
 
 
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 class Paper:
     """A paper on the page; `headlines` are the (figure, setting) of the rows shown.
 
-    `regime` says how it was measured here, `why` why our figures differ, `picture` which one is shown. If the scripts
-    were removed, `answered_at` names the commit that still has them.
+    `regime` says how it was measured here, `why` why our figures differ, `picture` which one is shown, `bars` the
+    figures to draw. `predicts`: links are measured first, and step times predicted from that. `labs` names runs of
+    `make lab` whose cells in benchmarks/results/lab-NAME.json also make rows. If the scripts were removed,
+    `answered_at` names the commit that still has them.
     """
 
     name: str
@@ -32,21 +34,14 @@ class Paper:
     regime: str
     why: str
     headlines: tuple[tuple[str, str], ...]
-    picture: str | None = None
+    picture: str
+    bars: tuple[str, ...] = ()
+    predicts: bool = False
+    labs: tuple[str, ...] = ()
     answered_at: str = ""
 
-    def load(self) -> LabPaper:
-        paper: LabPaper = import_module(f"benchmarks.papers.{self.name.replace('-', '_')}").PAPER
-        return paper
 
-
-def _of(fields: dict[str, Any]) -> Paper:
-    headlines = tuple((figure, setting) for figure, setting in fields.pop("headlines"))
-    return Paper(**fields, headlines=headlines)
-
-
-PAPERS = tuple(map(_of, kit.read_toml(Path(__file__).with_name("papers.toml"))["paper"]))
-
+PAPERS = TypeAdapter(tuple[Paper, ...]).validate_python(kit.read_toml(Path(__file__).with_name("papers.toml"))["paper"])
 
 PAGE = RESULTS / "README.md"
 BEGIN = "<!-- written by benchmarks/papers/page.py; do not edit below -->"
@@ -90,8 +85,7 @@ def short(paper: Paper, found: Results) -> str:
     lines = [[f"{row.figure}: {row.setting}", paper_words(row), measured_words(row), row.runs] for row in shown]
     parts += [kit.table(["figure", "paper", "measured [low–high]", "runs"], lines)]
     parts += [f"**Why they differ.** {paper.why}", ""]
-    if paper.picture is not None:
-        parts += [f"![{paper.title}]({paper.picture})", ""]
+    parts += [f"![{paper.title}]({paper.picture})", ""]
     parts += [f"[All {len(found.rows)} rows and pictures]({paper.name}.md)", ""]
     return "\n".join(parts)
 

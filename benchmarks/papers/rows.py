@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +11,12 @@ from pydantic import TypeAdapter
 from benchmarks import kit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Sequence
+    from pathlib import Path
 
     from benchmarks.lab.results import CellResult
-    from benchmarks.lab.results import Row as Contestant
 
 RESULTS = kit.RESULTS / "papers"
-FIGURES = kit.read_toml(Path(__file__).with_name("figures.toml"))
-"""By paper, the names of its rows and what they are compared with."""
 UNITS = ("times", "seconds", "milliseconds", "steps", "loss", "share", "cells", "workers", "per second", "megabytes")
 
 
@@ -78,10 +74,10 @@ class Curve:
     steps: tuple[float, ...] = ()
 
     @classmethod
-    def of_run(cls, plot: str, name: str, cell: CellResult) -> Curve:
-        """Return the loss of one run, over its seconds and steps."""
+    def of_run(cls, plot: str, name: str, cell: CellResult, *, with_steps: bool) -> Curve:
+        """Return the loss of one run, over its seconds and, if asked, its steps."""
         steps, seconds, losses = zip(*cell.curve, strict=True)
-        return cls(plot=plot, name=name, at=seconds, losses=losses, steps=steps)
+        return cls(plot=plot, name=name, at=seconds, losses=losses, steps=steps if with_steps else ())
 
     def to_json(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if key != "steps" or value}
@@ -176,63 +172,3 @@ def ratio(theirs: Sequence[float], ours: Sequence[float], **fields: Any) -> Row:
         runs=min(len(theirs), len(ours)),
         **fields,
     )
-
-
-Quantity = Callable[["Contestant"], list[float]]
-"""Returns one number for each run of a contestant in the lab."""
-
-
-def ms(row: Contestant) -> list[float]:
-    return [cell.step_ms for cell in row.cells]
-
-
-def seconds(row: Contestant) -> list[float]:
-    return row.reached(1)
-
-
-def steps(row: Contestant) -> list[float]:
-    return row.reached(0)
-
-
-PLAIN = {"flat ring": "All-Reduce"}
-"""Names for contestants whose own names do not show their family, if a paper has no others."""
-
-
-def words(name: str, told: Mapping[str, str] = PLAIN) -> str:
-    """Return a contestant's name in rows: the paper's, else its own without the family."""
-    return told.get(name) or name.removeprefix("Hop ").removeprefix("eager ")
-
-
-def row_words(where: str, told: Mapping[str, str] = PLAIN) -> Callable[[str], str]:
-    """Return a function from a contestant's name to its row's setting, in the lab setting `where`."""
-    return lambda name: f"{where}: {words(name, told)}"
-
-
-def ratio_rows(
-    figure: str,
-    block: Mapping[str, Contestant],
-    base: str,
-    of: Quantity = seconds,
-    *,
-    setting: Callable[[str], str],
-    only: Iterable[str] | None = None,
-    **said: Any,
-) -> Iterator[Row]:
-    """Yield the speedup of each contestant of a setting over the base, if both have runs."""
-    theirs = of(block[base]) if base in block else []
-    for name in block if only is None else only:
-        ours = of(block[name]) if name in block and name != base else []
-        if theirs and ours:
-            told = {key: tell(name) if callable(tell) else tell for key, tell in said.items()}
-            yield ratio(theirs, ours, figure=figure, setting=setting(name), **told)
-
-
-def each(
-    figure: str, block: Mapping[str, Contestant], of: Quantity, unit: str, *, setting: Callable[[str], str], **said: Any
-) -> Iterator[Row]:
-    """Yield a row for every contestant of a setting that has the quantity in most of its runs."""
-    for name, row in block.items():
-        found = of(row)
-        if 2 * len(found) > len(row.cells):
-            told = {key: tell(name) if callable(tell) else tell for key, tell in said.items()}
-            yield value(found, figure=figure, setting=setting(name), unit=unit, **told)

@@ -17,11 +17,16 @@ from benchmarks.lab.contestants import contestants, hop_name
 from benchmarks.lab.network import why_not
 from benchmarks.lab.setting import Job, Setting
 from benchmarks.lab.tasks import MOST, Batches, Samples
-from benchmarks.papers import eager_sgd, hop, page, pipe_sgd, prague, rows
+from benchmarks.papers import figures, page, pipe_sgd, rows
 from benchmarks.papers.page import PAPERS
 from benchmarks.papers.rows import Curve, Results, Row, ratio, value
 
 HOME = Path(__file__).resolve().parents[3]
+
+
+PAPER = {paper.name: paper for paper in PAPERS}
+EQUAL, RANDOM, SLOW = "svm, all equal", "svm, 6× at random", "svm, one 4× slow"
+STEP = "Milliseconds per step"
 
 
 def results():
@@ -117,12 +122,11 @@ def test_the_ends_of_a_ratio_are_those_of_any_two_runs():
 
 
 def test_pragues_rows_come_from_the_kept_cells():
-    found = {kept.key: kept for kept in prague.PAPER.stored().rows}
-    recommendation = found[prague.EQUAL, "planner's recommendation, 40 Mbit/s"]
+    found = {kept.key: kept for kept in figures.read_stored(PAPER["prague"]).rows}
+    recommendation = found["Over All-Reduce, all workers equal", "planner's recommendation, 40 Mbit/s"]
     assert recommendation.measured == pytest.approx(39.08 / 8.61, rel=1e-3)
-    assert found[prague.SLOW, "smart generator, the paper's rule, against the flat ring"].measured == pytest.approx(
-        2.05, abs=0.01
-    )
+    slow = found["Over All-Reduce, one worker 5× slower", "smart generator, the paper's rule, against the flat ring"]
+    assert slow.measured == pytest.approx(2.05, abs=0.01)
 
 
 def test_seconds_to_a_loss_are_steps_to_it_times_the_seconds_of_a_step():
@@ -135,7 +139,7 @@ def test_seconds_to_a_loss_are_steps_to_it_times_the_seconds_of_a_step():
         row(steps, f"{shape}: D-Sync", 30.0, low=28.0, high=33.0, runs=3, unit="steps"),
         row(steps, f"{shape}: Pipe", 60.0, high=70.0, runs=3, unit="steps"),
     )
-    found = {kept.key: kept for kept in pipe_sgd.derive(Results(paper="p", rows=made))}
+    found = {kept.key: kept for kept in pipe_sgd.derive(Results(paper="pipe-sgd", rows=made))}
     alike = found[pipe_sgd.SECONDS, f"{shape}, 200 Mbit/s: D-Sync, layer by layer"]
     assert (alike.measured, alike.runs, alike.derived) == (3.0, 1, True), "the same mathematics takes the same steps"
     late = found[pipe_sgd.SECONDS, f"{shape}, 200 Mbit/s: Pipe"]
@@ -148,9 +152,9 @@ def test_seconds_to_a_loss_are_steps_to_it_times_the_seconds_of_a_step():
 def hops_cells(**runs):
     """Cells of the SVM by (kind, contestant): milliseconds per step and steps to the loss, of each run."""
     contents = []
-    for kind in (hop.EQUAL, hop.RANDOM, hop.SLOW):
-        setting = hop.setting_of("svm", kind)
-        found = runs.get({hop.EQUAL: "equal", hop.RANDOM: "random", hop.SLOW: "slow"}[kind], {})
+    settings = {made.setting.name: made.setting for made in figures.experiments_of("hop")}
+    for name, kind in ((EQUAL, "equal"), (RANDOM, "random"), (SLOW, "slow")):
+        setting, found = settings[name], runs.get(kind, {})
         in_two = (list(found)[:1], list(found)[1:])  # experiments in one setting
         contents += [experiment_of(setting, {name: found[name] for name in names}) for names in in_two]
     return Cells(contents)
@@ -177,32 +181,32 @@ def experiment_of(setting, found):
 def test_hops_rows_say_what_its_cells_say(tmp_path):
     standard, backup, skip = (hop_name("ring-based", gap) for gap in ("standard", "backup 1", "backup 1, skip 10"))
     found = hops_cells(
-        equal={standard: [(200.0, 30)], hop.ALL_REDUCE: [(200.0, 30)], hop.SERVER: [(400.0, 30)]},
+        equal={standard: [(200.0, 30)], "flat ring": [(200.0, 30)], "BSP server": [(400.0, 30)]},
         random={
             standard: [(400.0, 30), (440.0, 30), (480.0, 30)],
             backup: [(250.0, 33), (275.0, 36), (300.0, 33)],
-            hop.ALL_REDUCE: [(800.0, 30)],
+            "flat ring": [(800.0, 30)],
         },
         slow={standard: [(780.0, 30)], skip: [(220.0, 45)]},
     )
-    made = {kept.key: kept for kept in hop.rows(found)}
-    gain = made[hop.F16, "svm: ring-based, backup 1"]
+    made = {(kept.figure.partition(":")[0], kept.setting): kept for kept in figures.rows("hop", found)}
+    gain = made["Figures 16 and 17", "svm: ring-based, backup 1"]
     assert (gain.measured, gain.low, gain.high, gain.runs) == (1.6, pytest.approx(400 / 300), pytest.approx(1.92), 3)
     assert gain.paper == 1.81
     assert 1.3 < gain.predicted < 1.7, "what the same lengths of steps allow where only computing takes time"
-    assert made[hop.F15, "svm: ring-based, backup 1"].measured == pytest.approx(1.1)
-    assert made[hop.F17, "svm: ring-based, backup 1"].measured == pytest.approx(30 * 440 / (36 * 275))
-    assert made[hop.F12, "svm: All-Reduce"].measured == 4.0
-    assert made[hop.F12, "svm: ring-based, standard"].measured == pytest.approx(2.2)
-    assert made[hop.F13, "svm, all equal: ring-based, standard"].measured == 2.0
-    held = made[hop.F18, "svm: ring-based, backup 1, skip 10"]
+    assert made["Figure 15", "svm: ring-based, backup 1"].measured == pytest.approx(1.1)
+    assert made["Figures 14 and 17", "svm: ring-based, backup 1"].measured == pytest.approx(30 * 440 / (36 * 275))
+    assert made["Figure 12", "svm: All-Reduce"].measured == 4.0
+    assert made["Figure 12", "svm: ring-based, standard"].measured == pytest.approx(2.2)
+    assert made["Figure 13", "svm, all equal: ring-based, standard"].measured == 2.0
+    held = made["Figure 18", "svm: ring-based, backup 1, skip 10"]
     assert (held.measured, held.paper) == (pytest.approx(1.1), 1.1)
     assert held.predicted == pytest.approx(1.0, abs=0.02)
-    assert made[hop.F18, "svm: ring-based, standard"].predicted == pytest.approx(4.0), "behind the first third"
-    faster = made[hop.F19, "svm: ring-based, backup 1, skip 10"]
+    assert made["Figure 18", "svm: ring-based, standard"].predicted == pytest.approx(4.0), "behind the first third"
+    faster = made["Figure 19", "svm: ring-based, backup 1, skip 10"]
     assert (faster.measured, faster.paper) == (pytest.approx(780 * 30 / (220 * 45)), 2.0)
-    assert (hop.F12, "svm: ring-based, backup 1") not in made, "Figure 12 compares graphs"
-    results = hop.PAPER.results(found)
+    assert ("Figure 12", "svm: ring-based, backup 1") not in made, "Figure 12 compares graphs"
+    results = figures.results(PAPER["hop"], found)
     assert len({curve.plot for curve in results.curves}) == 2, "where some are slow"
     one = replace(results, curves=results.curves[:1])
     assert {path.name for path in page.draw(one, tmp_path)} == {
@@ -241,16 +245,12 @@ def test_a_batch_of_docstrings_is_as_long_as_its_longest():
 
 def test_every_experiment_names_contestants_of_the_lab():
     known = {contestant.name for contestant in contestants(lambda *_: None)}
-    for part, listed in pipe_sgd.PAPER.parts.items():
-        for experiment in listed:
-            assert set(experiment.contestants) <= known, (part, set(experiment.contestants) - known)
-            assert experiment.setting.name.endswith((" Mbit/s", ", free", "to the loss", pipe_sgd.TO_TARGET))
-    for experiment in prague.PAPER.experiments():
-        assert set(experiment.contestants) <= known
-    for paper in (hop.PAPER, eager_sgd.PAPER):
-        wanted = [(e.setting.name, e.rate, name) for e in paper.experiments() for name in e.contestants]
-        assert {name for *_, name in wanted} <= known
-        assert len(set(wanted)) == len(wanted), "a cell is run by one experiment"
+    for paper in figures.EXPERIMENTS:
+        wanted = [(e.setting.name, e.rate, name) for e in figures.experiments_of(paper) for name in e.contestants]
+        assert {name for *_, name in wanted} <= known, paper
+        assert paper in ("pipe-sgd", "prague") or len(set(wanted)) == len(wanted), "a cell is run by one experiment"
+        patterns = [pattern for made in figures.table_of(paper).figures for pattern in made.where]
+        assert all(figures.matches(where, patterns) for where, *_ in wanted), "every setting makes rows"
 
 
 def test_the_list_names_all_papers_without_root():
@@ -273,7 +273,7 @@ def test_a_paper_runs_in_the_lab_and_leaves_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(campaign, "RAW", tmp_path)
     tiny = Setting(name="digits, 2x1, 200 Mbit/s", rate="200mbit", compute=0.02)
     slow = Setting(name="digits, one 4× slow", rate="1gbit", compute=0.02, slow=((2, 4.0),), momentum=0.9)
-    skipping = hop_name("ring-based", hop.SKIPS[1])
+    skipping = "Hop ring-based, backup 1, skip 10"
     listed = [
         Experiment(setting=tiny, shape=(2, 1), contestants=("flat ring",), steps=4, repetitions=1),
         Experiment(setting=slow, shape=(2, 2), contestants=(skipping,), steps=12, rate=0.02, repetitions=1),
@@ -285,9 +285,11 @@ def test_a_paper_runs_in_the_lab_and_leaves_rows(tmp_path, monkeypatch):
     assert [at >= 12 for at in skipped.cells[0].steps] == [True] * 4, "also the one that could not take them all"
     assert skipped.cells[0].curve[-1][0] > 4
     assert not found.notes
-    made = list(pipe_sgd.rows(found))
-    assert [kept.key for kept in made] == [(pipe_sgd.STEP, "digits, 2x1, 200 Mbit/s: D-Sync")]
-    assert (hop.STEP, "digits, one 4× slow: ring-based, backup 1, skip 10") in {kept.key for kept in hop.rows(found)}
+    made = list(figures.rows("pipe-sgd", found))
+    assert [kept.key for kept in made] == [(STEP, "digits, 2x1, 200 Mbit/s: D-Sync")]
+    assert (STEP, "digits, one 4× slow: ring-based, backup 1, skip 10") in {
+        kept.key for kept in figures.rows("hop", found)
+    }
     # Two workers exchange one model each way: 2.19 MB over 25 MB/s, and 20 ms of computing.
     assert made[0].measured > 1e3 * (0.02 + 2.19e6 / 25e6)
-    assert list(pipe_sgd.rows(Cells.read("tiny"))) == made
+    assert list(figures.rows("pipe-sgd", Cells.read("tiny"))) == made
