@@ -316,9 +316,8 @@ def generator(name: str, system: GroupSystem, network: Network = USUAL) -> Confi
 
 
 def random(nodes: tuple[int, ...], size: int = 2, **more: Any) -> GeneratorSetting:
-    return GeneratorSetting(
-        nodes=nodes, group_size=size, **{"division": GroupSplit.RANDOM, "slow_threshold": None, **more}
-    )
+    usual = {"division": GroupSplit.RANDOM, "slow_threshold": None}
+    return GeneratorSetting(nodes=nodes, group_size=size, **usual | more)
 
 
 def split_globally(nodes: tuple[int, ...], size: int = 2) -> GeneratorSetting:
@@ -360,24 +359,12 @@ def _make(words: str, chosen: dict[str, Any]) -> Configuration:
     """
     slow, nodes, wire = chosen["slow"], chosen["nodes"], chosen["wire"]
     ends_groups = chosen["breakers"] or chosen["crashes"] or chosen["suspicions"]
-    setting = GeneratorSetting(
-        nodes=nodes,
-        group_size=2,
-        division=GroupSplit(chosen["division"]),
-        slow_worker_policy=SlowWorkerPolicy(slow or SlowWorkerPolicy.PAIR_LOCALLY),
-        slow_threshold=None if slow is None else 1,
-        all_every=1,
-        max_known=chosen["max_known"],
-    )
-    system = GroupSystem(
-        setting,
-        rounds=chosen["rounds"],
-        ways=chosen["ways"],
-        breakers=chosen["breakers"],
-        restarts=chosen["restarts"],
-        timeouts=wire == LOSSY or bool(wire == OVERTAKING and ends_groups),
-        costs=(*(1,) * (len(nodes) - 1), (10, 1)) if slow == SlowWorkerPolicy.DEFER else (),
-    )
+    setting = {name: chosen[name] for name in ("nodes", "division", "max_known")}
+    setting |= {"group_size": 2, "all_every": 1, "slow_threshold": slow and 1}
+    setting |= {"slow_worker_policy": slow} if slow else {}
+    row = {name: chosen[name] for name in ("rounds", "ways", "breakers", "restarts")}
+    row["timeouts"] = wire == LOSSY or bool(wire == OVERTAKING and ends_groups)
+    row["costs"] = (*(1,) * (len(nodes) - 1), (10, 1)) if slow == SlowWorkerPolicy.DEFER else ()
     network = Network(
         reorder=wire == OVERTAKING,
         losses=int(wire == LOSSY),
@@ -386,7 +373,7 @@ def _make(words: str, chosen: dict[str, Any]) -> Configuration:
         suspicions=chosen["suspicions"],
         detect=True,
     )
-    return generator(words, system, network)
+    return generator(words, _machine({**row, "setting": setting}), network)
 
 
 FACTORS = Factors(levels_of("generator"), _make, _possible)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from benchmarks.explore.covering import convert
@@ -43,12 +45,19 @@ def _workers(view: Whole) -> list[tuple[int, Member]]:
     return [(worker, state) for worker, state in enumerate(view.processes[:-1]) if state is not None]
 
 
+def _pairs(view: Whole) -> Iterator[tuple[int, Member, int, Member, bool]]:
+    """Yield (worker, state, other, its state, whether both are in one view) for every two running workers."""
+    for (worker, state), (other, its) in product(_workers(view), repeat=2):
+        members = state.view.members
+        yield worker, state, other, its, state.view == its.view and worker in members and other in members
+
+
 def _one_view(view: Whole) -> str | None:
     authority = view.processes[-1]
+    for worker, state, other, its, _ in _pairs(view):
+        if state.view.generation == its.view.generation and state.view != its.view:
+            return f"workers {worker} and {other} know {state.view} and {its.view}"
     for worker, state in _workers(view):
-        for other, its in _workers(view):
-            if state.view.generation == its.view.generation and state.view != its.view:
-                return f"workers {worker} and {other} know {state.view} and {its.view}"
         if authority is not None and state.view.generation >= 0 and state.view not in authority.log:
             return f"worker {worker} knows {state.view}, which is not written down"
     return None
@@ -81,20 +90,15 @@ def _the_same(view: Whole) -> str | None:
 
     Nor does a worker that has left, as the authority or it itself knows, together with one that continues.
     """
-    states = _workers(view)
     left = frozenset() if view.processes[-1] is None else view.processes[-1].left
-    for worker, state in states:
-        for other, its in states:
-            together = state.view == its.view and {worker, other} <= set(state.view.members)
-            has_left = worker in left or state.phase is Phase.LEFT
-            if not together and not (has_left and its.phase in (Phase.RUN, Phase.LEFT)):
-                continue
-            for place, generation, group in state.held:
-                if other in group and its.place > place and (place, generation, group) not in its.held:
-                    return (
-                        f"workers {worker} and {other} part over the sum of {group} at {place} in generation "
-                        f"{generation}"
-                    )
+    for worker, state, other, its, together in _pairs(view):
+        has_left = worker in left or state.phase is Phase.LEFT
+        if not together and not (has_left and its.phase in (Phase.RUN, Phase.LEFT)):
+            continue
+        for place, generation, group in state.held:
+            if other in group and its.place > place and (place, generation, group) not in its.held:
+                where = f"the sum of {group} at {place} in generation {generation}"
+                return f"workers {worker} and {other} part over {where}"
     return None
 
 
@@ -151,15 +155,14 @@ def _alike(machine: Membership, view: Whole) -> str | None:
     """If all average in every round, a committed worker begins a round like every other worker in its view."""
     if machine.groups is not everybody:
         return None
-    states = [(worker, state) for worker, state in _workers(view) if state.phase in (Phase.RUN, Phase.LEFT)]
-    for worker, state in states:
-        for other, its in states:
-            shared = min(len(state.held), len(its.held))
-            together = state.view == its.view and {worker, other} <= set(state.view.members)
-            if together and [one[0] for one in state.held[:shared]] != [one[0] for one in its.held[:shared]]:
-                return f"workers {worker} and {other} of one view have committed {state.held} and {its.held}"
-            if together and len(state.held) + 1 < len(its.held) and worker in state.view.joined:
-                return f"worker {worker} has joined without what worker {other} has committed"
+    for worker, state, other, its, together in _pairs(view):
+        if not together or not {state.phase, its.phase} <= {Phase.RUN, Phase.LEFT}:
+            continue
+        shared = min(len(state.held), len(its.held))
+        if [one[0] for one in state.held[:shared]] != [one[0] for one in its.held[:shared]]:
+            return f"workers {worker} and {other} of one view have committed {state.held} and {its.held}"
+        if len(state.held) + 1 < len(its.held) and worker in state.view.joined:
+            return f"worker {worker} has joined without what worker {other} has committed"
     return None
 
 

@@ -36,31 +36,28 @@ def partial_properties(machine: Partial) -> tuple[Property, ...]:
     setting, n = machine.setting, machine.num_processes
     pairs = tuple((u, v) for u in range(n) for v in range(n) if u != v)
 
-    def by_one(name: str, check: Callable[[int, PartialState], str | None]) -> PerProcess:
-        return PerProcess(name, check)
-
     def by_two(name: str, check: Callable[[Pair], str | None]) -> PerPair:
         return PerPair(name, pairs, check, messages=False)
 
     listed: list[Property] = [
         NoDeadlock(),
-        by_one("does what it may", lambda w, state: _does_what_it_may(machine, w, state)),
+        PerProcess("does what it may", lambda w, state: _does_what_it_may(machine, w, state)),
         by_two("one round at a time, with all", _one_round),
-        by_one("a quorum has come", lambda _, state: _quorum_has_come(machine, state)),
-        by_one("an arrival is for its round", lambda w, state: _arrival_in_place(setting, w, state)),
+        PerProcess("a quorum has come", lambda _, state: _quorum_has_come(machine, state)),
+        PerProcess("an arrival is for its round", lambda w, state: _arrival_in_place(setting, w, state)),
         PerState("rests only for want of a quorum", lambda view: _rests_rightly(machine, view)),
         PerState("no round that no one needs", _is_needed),
-        by_one("each call is in one place", _in_one_place),
+        PerProcess("each call is in one place", _in_one_place),
         by_two("each call counts once", _counts_once),
-        by_one("results are taken in order", lambda w, state: _in_order(setting, w, state)),
+        PerProcess("results are taken in order", lambda w, state: _in_order(setting, w, state)),
         by_two("results are the same for all", _same_results),
-        by_one("a call takes a result", lambda w, state: _call_takes(setting, w, state)),
+        PerProcess("a call takes a result", lambda w, state: _call_takes(setting, w, state)),
         by_two("all end at the same round", _same_end),
     ]
     if setting.bound is not None:
-        listed.append(by_one("nothing is too late", lambda w, state: _late(setting, w, state)))
+        listed.append(PerProcess("nothing is too late", lambda w, state: _late(setting, w, state)))
     if setting.keeps_equal:
-        listed.append(by_one("queue within capacity", lambda w, state: _capacity(setting, w, state)))
+        listed.append(PerProcess("queue within capacity", lambda w, state: _capacity(setting, w, state)))
     if setting.synchronize_every:
         listed.append(by_two("models are synchronized together", lambda pair: _synchronizes(setting, pair)))
     return tuple(listed)

@@ -430,13 +430,11 @@ def replay_loop(search: Breadth, start: State, labels: list[Label]) -> tuple[lis
 
 @dataclass(frozen=True, slots=True)
 class TraceStep:
-    """One event: `verb` is step, deliver, lose, repeat, crash, suspect or cut; `source` is −1 without a message."""
+    """One event: `verb` is step, deliver, lose, repeat, crash, suspect or cut; `text` says what was sent, too."""
 
     verb: str
     process: int
-    source: int
     text: str
-    sends: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,8 +454,7 @@ class Trace:
         for number, step in enumerate(self.steps, start=1):
             if self.loop == number - 1:
                 lines.append("   -- from here on the run repeats --")
-            sends = "; ".join(f"sends {text} to {to}" for to, text in step.sends)
-            lines.append(f"{number:3d}. {step.text}" + (f", {sends}" if sends else ""))
+            lines.append(f"{number:3d}. {step.text}")
         lines.append("end: " + "; ".join(f"{p}: {state}" for p, state in enumerate(self.end.processes)))
         for (u, v), messages in self.end.in_flight.items():
             lines.append(f"     in flight {u} → {v}: " + ", ".join(map(str, messages)))
@@ -492,26 +489,21 @@ def trace_of(system: System, labels: list[Label], states: list[State], loop: int
 
 
 def _describe(system: System, label: Label, before: State) -> TraceStep:
-    machine = system.machine
-    event, process = label.event, label.process
-    if label.verb == "crash":
-        return TraceStep("crash", process, -1, f"{process} crashes")
-    if label.verb == "cut":
-        return TraceStep("cut", process, -1, f"{process} is cut off")
-    sends: tuple[tuple[int, str], ...] = ()
-    notes = "".join(f" ({_note(n)})" for n in label.notes)
-    if label.verb != "lose" and system.is_running(before, process):
-        _, actions = machine.step(process, system.locals.values[before[process]], event)
-        sends = tuple((a.to, str(a.message)) for a in actions if isinstance(a, Send))
-        notes = "".join(f" ({_note(a.what)})" for a in actions if isinstance(a, Note))
-    if label.verb == "suspect":
-        return TraceStep("suspect", process, -1, f"{process} takes {event.source} for dead{notes}", sends)
-    if isinstance(event, Received):
-        what = str(event.message)
+    event, process, notes, sends = label.event, label.process, label.notes, ()
+    if event is not None and label.verb != "lose" and system.is_running(before, process):
+        _, actions = system.machine.step(process, system.locals.values[before[process]], event)
+        sends = tuple(f"sends {a.message} to {a.to}" for a in actions if isinstance(a, Send))
+        notes = tuple(a.what for a in actions if isinstance(a, Note))
+    text = {
+        "crash": f"{process} crashes",
+        "cut": f"{process} is cut off",
+        "suspect": f"{process} takes {getattr(event, 'source', None)} for dead",
+    }.get(label.verb, f"{process}: {event}")
+    if isinstance(event, Received) and label.verb != "suspect":
         verbs = {"deliver": "arrives", "lose": "is lost", "repeat": "arrives and will arrive again"}
-        text = f"{event.source} → {process}: {what} {verbs[label.verb]}{notes}"
-        return TraceStep(label.verb, process, event.source, text, sends)
-    return TraceStep(label.verb, process, -1, f"{process}: {event}{notes}", sends)
+        text = f"{event.source} → {process}: {event.message} {verbs[label.verb]}"
+    text += "".join(f" ({_note(note)})" for note in notes) + (f", {'; '.join(sends)}" if sends else "")
+    return TraceStep(label.verb, process, text)
 
 
 def _note(what: Any) -> str:

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from partreduce.schedulers.protocols.base import Crashed, Finishing, Received, Send
 from partreduce.topo.errors import InputError
 
+MISHAPS = ("losses", "duplicates", "crashes", "suspicions", "cuts")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
@@ -45,7 +47,7 @@ class Network:
             raise InputError("network: messages that arrive at once cannot be reordered, lost or doubled; set delay")
         if self.cuts and self.reorder:
             raise InputError("network: a cut ends each channel at a place, so messages of one keep their order")
-        if min(self.losses, self.duplicates, self.crashes, self.suspicions, self.cuts) < 0:
+        if min(getattr(self, mishap) for mishap in MISHAPS) < 0:
             raise InputError("network: losses, duplicates, crashes, suspicions and cuts are numbers >= 0")
 
 
@@ -132,7 +134,7 @@ class System:
             )
             for process in range(self.size)
         ]
-        budgets = (network.losses, network.duplicates, network.crashes, network.suspicions, network.cuts)
+        budgets = tuple(getattr(network, mishap) for mishap in MISHAPS)
         self._budgets: State = budgets if any(budgets) else ()
         self._suspects = tuple(getattr(machine, "suspects", ()))
         if (network.suspicions or network.cuts) and not self._suspects:
@@ -290,13 +292,13 @@ class System:
                     event = Received(source, move.label.event.message)
                     if losses:
                         label = Label("lose", target, event, place, ())
-                        yield label, self._spent(self._with(state, place, rest), losses=1)
+                        yield label, self._spent(self._with(state, place, rest), "losses")
                     if duplicates and state[target] != self.stopped:
                         after = list(state)
                         after[target] = move.local
                         self._post(after, move.sends)
                         label = Label("repeat", target, event, place, move.label.notes)
-                        yield label, self._spent(tuple(after), duplicates=1)
+                        yield label, self._spent(tuple(after), "duplicates")
         if crashes:
             yield from self._crashes(state)
         if suspicions:
@@ -316,7 +318,7 @@ class System:
                         continue
                     kept = () if (loses_out if source == process else loses_in) else queue
                     after[place] = self.contents((*kept, self.crashed, self.severed))
-                yield Label("cut", process, None, -1, ()), self._spent(tuple(after), cuts=1)
+                yield Label("cut", process, None, -1, ()), self._spent(tuple(after), "cuts")
 
     def is_cut_off(self, state: State, process: int) -> bool:
         """Return whether a running process is on the other side of a cut."""
@@ -337,7 +339,7 @@ class System:
                         after[place] = 0
                     elif source == process and self.network.detect:
                         self._post(after, ((place, self.crashed),))
-                yield Label("crash", process, None, -1, ()), self._spent(tuple(after), crashes=1)
+                yield Label("crash", process, None, -1, ()), self._spent(tuple(after), "crashes")
 
     def _wrong_suspicions(self, state: State) -> Iterator[tuple[Label, State]]:
         for suspect, observer in self._suspects:
@@ -345,7 +347,7 @@ class System:
                 move = self._suspicion(suspect, observer, state[observer])
                 after = list(self._with(state, observer, move.local))
                 self._post(after, move.sends)
-                yield move.label, self._spent(tuple(after), suspicions=1)
+                yield move.label, self._spent(tuple(after), "suspicions")
 
     def _suspicion(self, suspect: int, observer: int, local: int) -> Move:
         key = (suspect, observer, local)
@@ -357,12 +359,10 @@ class System:
     def _with(state: State, place: int, value: int) -> State:
         return (*state[:place], value, *state[place + 1 :])
 
-    @staticmethod
-    def _spent(
-        state: State, *, losses: int = 0, duplicates: int = 0, crashes: int = 0, suspicions: int = 0, cuts: int = 0
-    ) -> State:
-        left = zip(state[-5:], (losses, duplicates, crashes, suspicions, cuts), strict=True)
-        return (*state[:-5], *(budget - spent for budget, spent in left))
+    def _spent(self, state: State, mishap: str) -> State:
+        """Return the state with one such mishap fewer to come."""
+        place = self._budget + MISHAPS.index(mishap)
+        return self._with(state, place, state[place] - 1)
 
     def _lower_local(self, process: int, local: int, by: int) -> int:
         key = (process, local, by)

@@ -6,7 +6,6 @@ ones. So a row shows how much of one worker is in an average, and the last row w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,12 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.strategies import load_strategy
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import OuterStep
-from partreduce.topo.strategies.base import Strategy
 
 WORKERS, NODES = 4, 2
 
 
-@dataclass(frozen=True)
 class Kind:
-    """A schedule, and what is known of its results.
+    """A schedule, and what is known of its results, from a row of the table.
 
     `rounds` are the mixing matrices of one period, written independently of the schedule; None if groups are decided at
     run time. A round has `steps_a_round` steps, and gradients are `lag` steps late. With `keeps_gap` no worker takes
@@ -36,21 +32,21 @@ class Kind:
     which workers are in which round.
     """
 
-    strategy: Strategy
-    rounds: tuple[npt.NDArray[np.float64], ...] | None
-    law: str
-    late: bool
-    gradients: bool
-    lag: int
-    steps_a_round: int
-    num_nodes: int
-    keeps_gap: bool
-    takes_several: bool
-    outer: OuterStep
-    fragments: int
-    late_steps: int
-    kept: float
-    max_failures: int
+    def __init__(self, name: str, row: dict[str, Any]) -> None:
+        document = row["strategy"]
+        sync, merge = document.get("sync", {}), document.get("sync", {}).get("merge", {})
+        self.law, self.rounds = row["law"], ROUNDS[row["rounds"]] if "rounds" in row else None
+        self.num_nodes = NODES if document.get("transport", {}).get("algorithm") == "hierarchical" else 1
+        self.strategy = load_strategy(document, Cluster.regular(self.num_nodes, WORKERS // self.num_nodes), name)
+        self.steps_a_round = document.get("steps_per_round", 1)
+        self.late = "delay" in sync or sync.get("iteration_gap", {}).get("update_order") == "dpsgd"
+        is_server = document["kind"] == "server" and document.get("synchronous", True)
+        sums_gradients = document["kind"] == "allreduce" and self.steps_a_round == 1 and not self.late
+        self.gradients, self.lag = is_server or sums_gradients, int("pipeline" in sync)
+        self.keeps_gap, self.takes_several = "iteration_gap" in sync, "partial" in sync
+        self.outer, self.fragments = self.strategy.payload.outer, self.strategy.payload.num_fragments
+        self.late_steps, self.kept = merge.get("steps", 0), float(self.strategy.sync.kept) if merge else 0.0
+        self.max_failures = 2 if self.law == "views" else 0
 
     @property
     def is_free(self) -> bool:
@@ -105,31 +101,4 @@ ROUNDS = {
 }
 
 
-def _kind(name: str, row: dict[str, Any]) -> Kind:
-    document = row["strategy"]
-    sync, payload = document.get("sync", {}), document.get("payload", {})
-    num_nodes = NODES if document.get("transport", {}).get("algorithm") == "hierarchical" else 1
-    strategy = load_strategy(document, Cluster.regular(num_nodes, WORKERS // num_nodes), name)
-    steps, merge, fragments = document.get("steps_per_round", 1), sync.get("merge", {}), payload.get("fragments", [""])
-    late = "delay" in sync or sync.get("iteration_gap", {}).get("update_order") == "dpsgd"
-    is_server = document["kind"] == "server" and document.get("synchronous", True)
-    return Kind(
-        strategy=strategy,
-        rounds=ROUNDS[row["rounds"]] if "rounds" in row else None,
-        law=row["law"],
-        late=late,
-        gradients=is_server or (document["kind"] == "allreduce" and steps == 1 and not late),
-        lag=int("pipeline" in sync),
-        steps_a_round=steps,
-        num_nodes=num_nodes,
-        keeps_gap="iteration_gap" in sync,
-        takes_several="partial" in sync,
-        outer=strategy.payload.outer,
-        fragments=len(fragments),
-        late_steps=merge.get("steps", 0),
-        kept=float(strategy.sync.kept) if merge else 0.0,
-        max_failures=2 if row["law"] == "views" else 0,
-    )
-
-
-KINDS = {name: _kind(name, row) for name, row in kit.read_toml(Path(__file__).with_suffix(".toml")).items()}
+KINDS = {name: Kind(name, row) for name, row in kit.read_toml(Path(__file__).with_suffix(".toml")).items()}

@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks import kit
-from benchmarks.lab.contestants import RECOMMENDED, Contestant, contestants
+from benchmarks.lab.contestants import Contestant, contestants
 from benchmarks.lab.crew import FAST, Lab, LabError, provenance, standing
 from benchmarks.lab.plan import Planner, Point, predict_all
 from benchmarks.lab.results import CellResult, Row, read_cell, rows_by_setting
@@ -29,7 +29,6 @@ from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.cluster import load_cluster
-from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
@@ -129,7 +128,6 @@ class Campaign:
         self.notes: list[str] = []
         self.schedules: dict[str, Schedule] = {}
         self.profiles: dict[str, Cluster] = {}
-        self.profile_errors: dict[str, Any] = {}
         self._samples: Samples | None = None
         self._took: dict[str, float] = {}
         self._planner = Planner(self.profiles)
@@ -174,7 +172,6 @@ class Campaign:
         try:
             self.lab.crew.run(job)
             self.profiles[rate] = load_cluster(str(job.path / "cluster.json"))
-            self.profile_errors[rate] = json.loads((job.path / "errors.json").read_text())
             _log(f"profiled {rate}")
         except Exception as error:  # noqa: BLE001 - the lab continues with nominal links and says so
             self.notes.append(f"profile at {rate}: failed ({error}); the planner used nominal links")
@@ -344,8 +341,6 @@ class Campaign:
             "settings": [asdict(self.setting)],
             "cells": [asdict(cell) for cell in self.cells],
             "notes": self.notes,
-            "profiles": self.profile_errors,
-            "recommendations": {name: dump_schedule(made)} if (made := self.schedules.get(RECOMMENDED)) else {},
         }
 
     def _head(self) -> dict[str, object]:
@@ -426,8 +421,6 @@ class Cells:
             whole["measure"][key] = {k: v for part in parts for k, v in part.items()} if is_listed else value
         for key in ("settings", "cells"):
             whole[key] = [one for content in contents for one in content[key]]
-        for key in ("profiles", "recommendations"):
-            whole[key] = {k: v for content in contents for k, v in content[key].items()}
         return {**whole, "notes": list(self.notes), "prediction": self.prediction}
 
     @classmethod

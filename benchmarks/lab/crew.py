@@ -245,7 +245,7 @@ def serve_stores(address: str) -> None:
 
 
 def profile(job: Job, node: int) -> None:
-    """Profile the links with all workers of the run; rank 0 writes a cluster file and the errors of its check."""
+    """Profile the links with all workers of the run; rank 0 writes a cluster file."""
     from partreduce.runtime.profile import profile as measure
     from partreduce.topo.cluster import Cluster
     from partreduce.topo.document.cluster import write_cluster
@@ -256,8 +256,6 @@ def profile(job: Job, node: int) -> None:
     found = measure(cluster, model_bytes=int(job.options["model_bytes"]), repetitions=3, num_checks=6, timeout=60.0)
     if rank == 0:
         write_cluster(job.path / "cluster.json", found.cluster)
-        errors = {"checks": list(found.check_errors), "fitted": list(found.fit_errors)}
-        (job.path / "errors.json").write_text(json.dumps(errors))
 
 
 if __name__ == "__main__":

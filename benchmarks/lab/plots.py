@@ -1,60 +1,21 @@
-"""The lab's pictures: time per step, and loss over time."""
+"""What pictures of measurements share: lines, the names at their ends, and pyplot without a display."""
 
 from __future__ import annotations
 
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from partreduce.report.palette import COMPUTE, DASHES, INK, OKABE_ITO, logarithmic
+from partreduce.report.palette import DASHES, INK, OKABE_ITO
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
-
-    from benchmarks.lab.results import Row
 
 LINES = tuple(zip([OKABE_ITO[place] for place in (5, 1, 2, 3, 6, 0)], (*DASHES, *DASHES), strict=False))
 """Colors and dashes of at most six lines; yellow is too pale for a line."""
 MOST_LINES = len(LINES)
 
 
-def draw_setting(path: Path, title: str, rows: list[Row], target: float, limit_ms: float) -> None:
-    plt = pyplot()
-    figure, (speed, loss) = plt.subplots(1, 2, figsize=(17, 6), layout="constrained")
-    figure.suptitle(title)
-    below = [row.step_ms - min(c.step_ms for c in row.cells) for row in rows]
-    above = [max(c.step_ms for c in row.cells) - row.step_ms for row in rows]
-    speed.barh(range(len(rows)), [row.step_ms for row in rows], xerr=[below, above], color=COMPUTE, ecolor=INK)
-    speed.axvline(limit_ms, color=INK, linestyle=":")
-    speed.set_yticks(range(len(rows)), [row.contestant for row in rows])
-    speed.invert_yaxis()
-    words = f"ms per step (median, smallest and largest); dotted: {limit_ms:.3g} ms, free network, no one waits"
-    speed.set(xlabel=words, title="time per step")
-    _loss(loss, rows, target)
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
-
-
-def _loss(axis: Any, rows: list[Row], target: float) -> None:
-    """Draw the fastest of each family to the target, at most six lines, each named where it ends."""
-    fastest: dict[str, Row] = {}
-    for row in sorted(rows, key=lambda row: (row.seconds is None, row.seconds or 0.0)):
-        fastest.setdefault(row.family, row)
-    ends = []
-    for row, (color, dash) in zip(fastest.values(), LINES, strict=False):
-        ordered = sorted(row.cells, key=lambda cell: cell.step_ms)
-        curve = ordered[len(ordered) // 2].curve
-        axis.plot([p[1] for p in curve], [p[2] for p in curve], dash, color=color, linewidth=2)
-        ends.append((row.contestant, *curve[-1][1:], color))
-    axis.axhline(target, color=INK, linewidth=0.8)
-    axis.set(xlabel="seconds", ylabel="training loss of the mean model")
-    logarithmic(axis, "y", [loss for line in axis.lines for loss in line.get_ydata()])
-    axis.set_title(f"loss against time; line: the loss that counts, {target:g}")
-    axis.set_xlim(left=0)
-    name_ends(axis, ends)
-
-
-def name_ends(axis: Any, ends: Sequence[tuple[str, float, float, str]], *, line: float = 0.045) -> None:
+def name_ends(axis: Any, ends: Sequence[tuple[str, float, float, str]], *, line: float = 0.062) -> None:
     """Write the name of each line next to the axes, at the height of its end or as near as other names allow.
 
     `ends` are (name, x, y, color) of each line; `line` is the height of a line of text as a share of the axis, which

@@ -1,4 +1,4 @@
-"""A cell's numbers from its workers' files; tables and pictures of finished labs from nothing but their JSON files.
+"""A cell's numbers from its workers' files; tables of finished labs from nothing but their JSON files.
 
 python -m benchmarks.lab.results [NAME …]      # write them again
 """
@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter
 
 from benchmarks import kit
 from benchmarks.kit import RESULTS, ROOT, parser
 from benchmarks.lab.contestants import EVERY_STEP
-from benchmarks.lab.plots import draw_setting, pyplot
+from benchmarks.lab.plots import pyplot
 from benchmarks.lab.setting import Job, Setting
 from benchmarks.lab.tasks import SEQUENCES, Clock, Samples, accuracy, evaluation_samples, loss_of, make_model
 from benchmarks.lab.worker import APART, HEADER
@@ -47,14 +48,13 @@ class CellResult:
     accuracies: list[tuple[float, float]] = field(default_factory=list)
     own_accuracy: float | None = None
 
-    @classmethod
-    def of_json(cls, members: dict[str, Any]) -> CellResult:
-        """Return the measurements in a file; older files also say where the time went (`shares`)."""
-        return cls(**{name: value for name, value in members.items() if name not in ("shares", "busy_ms")})
-
     def reached(self, target: float) -> tuple[float, ...] | None:
         """Return steps and seconds at which the loss, interpolated between evaluations, first fell to the target."""
         return kit.loss_crossing(self.curve, target)
+
+
+MEASUREMENTS = TypeAdapter(CellResult)
+"""Reads a cell of a file; older files also say where the time went."""
 
 
 def read_cell(job: Job, samples: Samples) -> CellResult:
@@ -263,40 +263,30 @@ def document(head: dict[str, Any], blocks: dict[str, str], notes: list[str]) -> 
 
 
 PREDICTION = "Simulator against lab"
-CELL = ("setting", "contestant", "measured")
+CELL = ("setting", "contestant")
 MEASURED = ("step_ms", "nic_mb", "curve")
 
 
 def write(folder: Path, name: str, content: dict[str, Any]) -> None:
-    """Write `lab-NAME.json`, `lab-NAME.md`, and a picture per setting.
-
-    The JSON file holds the data of tables and pictures; the campaign keeps the rest in `raw/`.
-    """
+    """Write `lab-NAME.json` with the data of the tables, and `lab-NAME.md`; the campaign keeps the rest in `raw/`."""
     content = keep_published(content)
     folder.mkdir(parents=True, exist_ok=True)
     stem = f"lab-{name}"
     (folder / f"{stem}.json").write_text(kit.compact(content))
     (folder / f"{stem}.md").write_text(page(content))
-    for setting, rows in rows_by_setting(content):
-        count = content["measure"]["num_workers"]
-        title = f"{setting.name}, {count} workers, computing {1e3 * setting.compute:g} ms per step"
-        path = folder / f"{stem}-{setting.name.replace(' ', '-')}.png"
-        draw_setting(path, title, rows, rows[0].target, 1e3 * setting.free_step(count))
 
 
 def keep_published(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the parts that `page` and the pictures read, and the recommendations, to train with them again."""
-    kept = {
-        key: content[key]
-        for key in ("head", "measure", "settings", "notes", "recommendations", "cells")
-        if key in content
+    """Return the parts that `page` reads."""
+    cells, prediction = content["cells"], content["prediction"]
+    return {
+        **{key: content[key] for key in ("head", "measure", "settings", "notes")},
+        "cells": [
+            {**{key: cell[key] for key in CELL}, "measured": {key: cell["measured"][key] for key in MEASURED}}
+            for cell in cells
+        ],
+        "prediction": prediction and {"words": prediction["words"]},
     }
-    kept["cells"] = [{key: cell[key] for key in CELL} for cell in kept["cells"]]
-    for cell in kept["cells"]:
-        cell["measured"] = {key: cell["measured"][key] for key in MEASURED}
-    prediction = content["prediction"]
-    kept["prediction"] = prediction and {"words": prediction["words"]}
-    return kept
 
 
 def page(content: dict[str, Any]) -> str:
@@ -315,7 +305,7 @@ def rows_by_setting(content: dict[str, Any]) -> list[tuple[Setting, list[Row]]]:
         cells: dict[str, list[CellResult]] = {}
         for cell in content["cells"]:
             if cell["setting"] == setting.name:
-                cells.setdefault(cell["contestant"], []).append(CellResult.of_json(cell["measured"]))
+                cells.setdefault(cell["contestant"], []).append(MEASUREMENTS.validate_python(cell["measured"]))
         rates = measure["rates"].get(setting.name, {})
         rows = [
             Row(name, family, cells[name], measure["targets"][setting.name], rates.get(name))

@@ -86,7 +86,7 @@ def main() -> int:
             print("lab: nothing was measured", *cells.notes, sep="\n  ")
             return
         write(kit.RESULTS, chosen.name, cells.joined())
-        print(f"written: {kit.RESULTS}/lab-{chosen.name}.json, .md, -*.png", flush=True)
+        print(f"written: {kit.RESULTS}/lab-{chosen.name}.json, .md", flush=True)
 
     minutes, profile = chosen.minutes or (60 if chosen.full else 9), not chosen.no_profile
     try:

@@ -83,7 +83,14 @@ def _group_of_node(job: Job) -> Any:
 
 
 class Alone:
-    """No synchronization, the compute-only limit of the lab's code; the base class of the other baselines."""
+    """No synchronization, the compute-only limit of the lab's code; the base class of the other ways to train.
+
+    `protocol` is the schedule's, `share` the largest number of steps per round divided by this worker's own, `in_step`
+    whether all workers' numbers are equal, and `progress` the step that a worker with an iteration gap has entered, or
+    the number of sums that a worker under a quorum took.
+    """
+
+    protocol, share, in_step, progress = "", 1, True, 0
 
     def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG002
         self.model, self._optimizer = model, optimizer
@@ -189,15 +196,6 @@ class PostLocal(Alone):
         super().__init__(job, whole, PostLocalSGDOptimizer(optimizer, averager))
 
 
-KINDS: dict[str, type[Alone]] = {
-    "alone": Alone,
-    "ddp": Ddp,
-    "hierarchical": Hierarchical,
-    "torch-averager": TorchAverager,
-    "post-local": PostLocal,
-}
-
-
 def use_environment(job: Job, node: int) -> int:
     """Set the run's environment variables from the node's; return the rank."""
     rank = job.first_of(node) + int(os.environ["LOCAL_RANK"])
@@ -224,26 +222,38 @@ FINISH_SECONDS = 8.0
 """Seconds within which workers under a quorum must reach the same last sum."""
 
 
-class Partreduce:
+class Partreduce(Alone):
     """Training by `partreduce.DistributedOptimizer`, with its trace."""
 
     def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         assert job.schedule is not None
-        self.model = model
         options = {**job.options, "timeout": START_SECONDS, "trace": job.path}
-        self.optimizer = partreduce.DistributedOptimizer(optimizer, model, job.schedule, **options)
+        self._averaging = partreduce.DistributedOptimizer(optimizer, model, job.schedule, **options)
+        super().__init__(job, model, self._averaging)
+        schedule = self._averaging.schedule
+        self.protocol, steps = schedule.strategy.protocol, schedule.worker_steps()
+        self.share = max(1, int(steps.max()) // schedule.steps_per_round_of(self._averaging.rank))
+        self.in_step = len(set(steps.tolist())) == 1
 
-    def step(self) -> None:
-        self.optimizer.step()
+    @property
+    def progress(self) -> int:
+        return self._averaging.round
 
     def close(self) -> None:
         """Under a quorum end with a sum of all; the launcher's exit hooks write the trace and inform the others."""
-        if self.optimizer.schedule.strategy.protocol.startswith("quorum"):
+        if self.protocol.startswith("quorum"):
             with contextlib.suppress(PartreduceError, RuntimeError):  # who has gone has left its results
-                self.optimizer.finish()
+                self._averaging.finish()
 
 
-Training = Partreduce | Alone
+KINDS: dict[str, type[Alone]] = {
+    "partreduce": Partreduce,
+    "alone": Alone,
+    "ddp": Ddp,
+    "hierarchical": Hierarchical,
+    "torch-averager": TorchAverager,
+    "post-local": PostLocal,
+}
 
 
 def work(job: Job, node: int, samples: Samples) -> None:
@@ -265,13 +275,13 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
     one_thread()
     clock = Clock()
     model = make_model(job.task, samples, clock, job.seed)
-    plain = model
     inner = optimizer_of(job, model.parameters())
-    training: Training = (Partreduce if job.how == "partreduce" else KINDS[job.how])(job, model, inner)
+    training = KINDS[job.how](job, model, inner)
     batches = Batches(job, rank, samples)
-    protocol = training.optimizer.schedule.strategy.protocol if isinstance(training, Partreduce) else ""
-    apart, partial_sums = protocol == "gap", protocol.startswith("quorum")
-    goal, every = (job.steps // _share(training, job), _snapshots_every(training, job, apart=apart))
+    apart, partial_sums = training.protocol == "gap", training.protocol.startswith("quorum")
+    goal = job.steps if job.free_running else job.steps // training.share
+    # More snapshots where workers are at different steps, so that none is old.
+    every = job.every if training.in_step and not (job.free_running or apart) else max(1, job.every // APART)
     seconds = StepLengths(job, job.num_workers, rank, job.seed)
     times: list[tuple[float, float, float]] = []
     if not board.ready(rank, START_SECONDS):
@@ -280,7 +290,7 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
 
     def result(ended: str) -> dict[str, object]:
         found = {"ended": ended, "started": started, "times": list(times), "sent": bytes_out() - sent}
-        return {**found, "rounds": _progress_of(training)} if partial_sums else found
+        return {**found, "rounds": training.progress} if partial_sums else found
 
     if job.free_running:
         patience = FINISH_SECONDS if partial_sums else LEAVE_SECONDS
@@ -295,7 +305,7 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
                 due = share * seconds(reached)
                 begun = clock.begin(due)
                 if reached % every == 0:  # where time is padded anyway, so that it costs the run nothing
-                    _snapshot(file, plain, reached)
+                    _snapshot(file, model, reached)
                 training.model.train()
                 loss = loss_of(job.task, training.model(samples.inputs[batch]), samples.labels[batch])
                 inner.zero_grad()
@@ -305,7 +315,7 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
                 computed = begun + due if job.how in ("ddp", "post-local") else time.monotonic()
                 training.step()
                 times.append((begun, computed, time.monotonic()))
-                reached = _progress_of(training) if apart else reached + 1
+                reached = training.progress if apart else reached + 1
                 board.stepped(rank, reached if job.free_running else min(reached, goal))
                 if time.monotonic() > end:
                     ended = "time"
@@ -321,7 +331,7 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
             ended = "time" if time.monotonic() > end else "steps"
             print(f"left after the end of the run: {str(error)[:200]}", flush=True)
         if reached % every == 0:
-            _snapshot(file, plain, reached)
+            _snapshot(file, model, reached)
     said = result(ended)
     _wait_for_the_others(job, board, end, apart=apart)
     board.end()
@@ -340,12 +350,6 @@ def _wait_for_the_others(job: Job, board: Board, end: float, *, apart: bool) -> 
         if apart and board.over:
             break
         time.sleep(0.005)
-
-
-def _progress_of(training: Training) -> int:
-    """Return the step that a worker with an iteration gap has entered, or the number of sums that a worker took."""
-    assert isinstance(training, Partreduce)
-    return training.optimizer.round
 
 
 def _leave_when_over(
@@ -373,22 +377,6 @@ def _write(job: Job, rank: int, said: dict[str, object]) -> None:
     part = path.with_suffix(f".{threading.get_ident()}")
     part.write_text(json.dumps(said))
     part.replace(path)
-
-
-def _share(training: Training, job: Job) -> int:
-    """Return the largest number of steps per round divided by this worker's own."""
-    if not isinstance(training, Partreduce) or job.free_running:
-        return 1
-    schedule, rank = training.optimizer.schedule, training.optimizer.rank
-    return max(1, int(schedule.worker_steps().max()) // schedule.steps_per_round_of(rank))
-
-
-def _snapshots_every(training: Training, job: Job, *, apart: bool) -> int:
-    """Return the steps between two snapshots; fewer if workers are at different steps, so that none is old."""
-    together = not (job.free_running or apart) and (
-        not isinstance(training, Partreduce) or len(set(training.optimizer.schedule.worker_steps().tolist())) == 1
-    )
-    return job.every if together else max(1, job.every // APART)
 
 
 def _snapshot(file, model: torch.nn.Module, step: int) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001

@@ -221,7 +221,7 @@ def _draw(path: Path, plot: str, curves: list[Curve]) -> None:
             for which in scales:
                 of = [value for at, curve in drawn for value in (at if which == "x" else curve.losses)]
                 logarithmic(axis, which, of)
-        name_ends(axis, [(*end, color) for end, (color, _) in zip(ends, LINES, strict=False)], line=0.062)
+        name_ends(axis, [(*end, color) for end, (color, _) in zip(ends, LINES, strict=False)])
     figure.savefig(path, dpi=DPI)
     plt.close(figure)
 

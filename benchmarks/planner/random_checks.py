@@ -11,6 +11,7 @@ from itertools import pairwise, product
 from typing import TYPE_CHECKING
 
 import numpy as np
+from sympy.utilities.iterables import multiset_partitions
 
 from benchmarks.forgery.dense import averaging
 from partreduce import Objective
@@ -25,8 +26,6 @@ from partreduce.topo.strategies.static import GroupPhases, StaticGroups
 from partreduce.topo.timing.cost import communication
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import numpy.typing as npt
 
     from partreduce import Limits, PlanRequest
@@ -61,7 +60,8 @@ def all_schedules(cluster: Cluster, algorithm: AllReduceAlgorithm, max_period: i
     Only the seconds of one phase are shared with the search.
     """
     n = cluster.num_workers
-    partitions = list(_partitions(n))
+    # By their groups of two or more.
+    partitions = [[block for block in one if len(block) > 1] for one in multiset_partitions(list(range(n)))]
     matrices = np.stack([averaging(n, [(group, 1) for group in groups]) for groups in partitions])  # (A, n, n)
     seconds = np.array([_seconds(cluster, groups, algorithm) for groups in partitions])
     sizes = np.array([max((len(group) for group in groups), default=0) for groups in partitions])
@@ -77,22 +77,6 @@ def all_schedules(cluster: Cluster, algorithm: AllReduceAlgorithm, max_period: i
         gaps = np.array([_longest_gap([crosses[i] for i in row]) for row in table.tolist()])
         rows.append((seconds[table].mean(1), values, np.full(len(table), period), sizes[table].max(1), distinct, gaps))
     return Everything(*(np.concatenate(column) for column in zip(*rows, strict=True)))
-
-
-def _partitions(n: int) -> Iterator[list[list[int]]]:
-    """Yield every partition of the workers, as its groups of two or more."""
-
-    def extend(worker: int, blocks: list[list[int]]) -> Iterator[list[list[int]]]:
-        if worker == n:
-            yield [list(block) for block in blocks if len(block) > 1]
-            return
-        for block in blocks:
-            block.append(worker)
-            yield from extend(worker + 1, blocks)
-            block.pop()
-        yield from extend(worker + 1, [*blocks, [worker]])
-
-    yield from extend(0, [])
 
 
 def _longest_gap(crosses: list[bool]) -> float:
@@ -315,30 +299,7 @@ def _compare_with_all(job: PlanRequest, planned: Plan | None, error: PartreduceE
     fits = _kept_by(every, job.limits)
     if isinstance(error, InfeasibleError) and fits.any():
         return [f"called infeasible ({error}), but {int(fits.sum())} schedules keep all limits"]
-    if planned is None:
-        return []
-    return _optimality(planned, job, every, fits)
-
-
-def _kept_by(every: Everything, limits: Limits) -> npt.NDArray[np.bool_]:
-    """Return which schedules reach consensus within the limits, shape (N,)."""
-    fits = np.isfinite(every.consensus_distance) & (every.period <= limits.max_period)
-    if limits.max_communication is not None:
-        fits &= every.communication <= limits.max_communication
-    if limits.max_consensus_distance is not None:
-        fits &= every.consensus_distance <= float(limits.max_consensus_distance)
-    if limits.max_group is not None:
-        fits &= every.largest <= limits.max_group
-    if limits.max_distinct_phases is not None:
-        fits &= every.distinct <= limits.max_distinct_phases
-    if limits.max_gap is not None:
-        fits &= every.gap <= limits.max_gap
-    return np.asarray(fits)
-
-
-def _optimality(planned: Plan, job: PlanRequest, every: Everything, fits: npt.NDArray[np.bool_]) -> list[str]:
-    """No schedule within the limits is better than one that is called optimal."""
-    if planned.answer.status != "optimal":
+    if planned is None or planned.answer.status != "optimal":
         return []
     chosen = planned.recommendation
     best = float(every.consensus_distance[fits].min(initial=math.inf))
@@ -348,3 +309,17 @@ def _optimality(planned: Plan, job: PlanRequest, every: Everything, fits: npt.ND
     if job.objective is Objective.COMMUNICATION and least < chosen.communication * (1 - PROVED):
         return [f"called optimal at {chosen.communication:.6g} s, but {least:.6g} s exists"]
     return []
+
+
+def _kept_by(every: Everything, limits: Limits) -> npt.NDArray[np.bool_]:
+    """Return which schedules reach consensus within the limits, shape (N,)."""
+    bounds = {
+        "period": limits.max_period,
+        "communication": limits.max_communication,
+        "consensus_distance": limits.max_consensus_distance,
+        "largest": limits.max_group,
+        "distinct": limits.max_distinct_phases,
+        "gap": limits.max_gap,
+    }
+    kept = (getattr(every, name) <= float(most) for name, most in bounds.items() if most is not None)
+    return np.logical_and.reduce([np.isfinite(every.consensus_distance), *kept])

@@ -56,14 +56,8 @@ def draw_job(seed: int, number: int, *, tiny: bool = False) -> PlanRequest:
         effort=None if timed else float(rng.uniform(0.05, 0.4)),
         time_limit=float(rng.uniform(0.05, 0.6)) if timed else 60.0,
         seed=int(rng.integers(1000)),
+        codec=_one_of(rng, [Codec.NONE, Codec.NONE, None, None, *(one for one in Codec if one is not Codec.INT4)]),
     )
-    return _late_and_small(rng, job)
-
-
-def _late_and_small(rng: np.random.Generator, job: PlanRequest) -> PlanRequest:
-    """Return the job, sometimes with codecs, or with pipelines only."""
-    priced = [codec for codec in Codec if codec is not Codec.INT4]
-    job = replace(job, codec=_one_of(rng, [Codec.NONE, Codec.NONE, None, None, *priced]))
     return replace(job, sync=Delay.PIPELINE) if rng.random() < 0.05 else job
 
 
