@@ -44,6 +44,8 @@ SUMS = {
     ),
 }
 TIMEOUT = timedelta(seconds=60)
+NODES = 4
+"""The nodes that the workers of `sums` stand for."""
 
 
 def join_world() -> tuple[GlooWorld, Meet]:
@@ -144,12 +146,12 @@ COMPARISONS = {
 }
 
 
-def measure(what: str, megabytes: float, num_nodes: int, turns: int) -> dict[str, Any]:
+def measure(what: str, megabytes: float, turns: int) -> dict[str, Any]:
     world, meet = join_world()
     errors: dict[str, float] = {}
     ways = {
         "p_reduce": lambda: p_reduce(world, megabytes),
-        "sums": lambda: sums(world, megabytes, num_nodes, errors),
+        "sums": lambda: sums(world, megabytes, NODES, errors),
     }
     return {"times": take_turns(ways[what](), meet, turns), "errors": errors}
 
@@ -158,7 +160,6 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("what", choices=list(COMPARISONS))
     arguments.add_argument("--workers", type=int, nargs="+")
-    arguments.add_argument("--nodes", type=int, default=4, help="that the workers of `sums` stand for")
     arguments.add_argument("--megabytes", type=float, nargs="+")
     arguments.add_argument("--turns", type=int, default=15)
     arguments.add_argument("-o", "--output", type=Path)
@@ -167,9 +168,7 @@ def main() -> None:
     rows = []
     for workers in chosen.workers or asked.workers:
         for megabytes in chosen.megabytes or asked.megabytes:
-            said = on_workers(
-                lambda megabytes=megabytes: measure(chosen.what, megabytes, chosen.nodes, chosen.turns), workers
-            )
+            said = on_workers(lambda megabytes=megabytes: measure(chosen.what, megabytes, chosen.turns), workers)
             found = spans([worker["times"] for worker in said])
             for name, ms in found.items():
                 relative = middle(ratios(found, name, asked.base), quarters=True)

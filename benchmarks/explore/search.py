@@ -489,10 +489,11 @@ def trace_of(system: System, labels: list[Label], states: list[State], loop: int
 
 
 def _describe(system: System, label: Label, before: State) -> TraceStep:
-    event, process, notes, sends = label.event, label.process, label.notes, ()
+    event, process, notes = label.event, label.process, label.notes
+    sends: list[str] = []
     if event is not None and label.verb != "lose" and system.is_running(before, process):
         _, actions = system.machine.step(process, system.locals.values[before[process]], event)
-        sends = tuple(f"sends {a.message} to {a.to}" for a in actions if isinstance(a, Send))
+        sends = [f"sends {a.message} to {a.to}" for a in actions if isinstance(a, Send)]
         notes = tuple(a.what for a in actions if isinstance(a, Note))
     text = {
         "crash": f"{process} crashes",

@@ -20,10 +20,9 @@ def main() -> int:
     options = parser(__doc__)
     options.add_argument("--attempts", type=int, default=10_000)
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--only", default="", help="a kind of claim, or all of schedules with a fact")
     arguments = options.parse_args()
     start = time.process_time()
-    tally = run(arguments.attempts, arguments.seed, arguments.only)
+    tally = run(arguments.attempts, arguments.seed)
     print(kinds(tally))
     accepted, seconds = sum(tally.accepted.values()), time.process_time() - start
     print(

@@ -48,25 +48,20 @@ def run_stage(name: str) -> int:
 
 def start_stage(name: str) -> dict[str, Any]:
     """Run a stage in its own process, with output to a file, and return its result."""
-    started = time.monotonic()
-    return {"stage": name} | _ended_stage(name) | {"seconds": round(time.monotonic() - started, 1)}
-
-
-def _ended_stage(name: str) -> dict[str, Any]:
-    _, limit, environment = STAGES[name]
+    (_, limit, environment), started = STAGES[name], time.monotonic()
     # The pretended device and the simulated ranks are the tests' own.
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
     file = results_folder() / f"{name.replace(' ', '-')}.txt"
     environment = os.environ | environment | {"PYTHONPATH": path}
     code = run_bounded([sys.executable, "-m", "benchmarks.gpu", "--stage", name], file, limit, environment)
-    if code is None:
-        return {"outcome": "failed", "details": f"did not end within {limit:g} s; {file.name}"}
     text = file.read_text()
     lines = [line for line in text.splitlines() if line.startswith(MARK)]
-    if not lines:
-        return {"outcome": "failed", "details": f"ended with {code}: {text[-1500:]}"}
-    result: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK))
-    return result
+    if code is not None and lines:
+        result = json.loads(lines[-1].removeprefix(MARK))
+    else:
+        how = f"did not end within {limit:g} s; {file.name}" if code is None else f"ended with {code}: {text[-1500:]}"
+        result = {"outcome": "failed", "details": how}
+    return {"stage": name, **result, "seconds": round(time.monotonic() - started, 1)}
 
 
 def main(arguments: list[str]) -> int:

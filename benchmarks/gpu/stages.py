@@ -19,14 +19,14 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from benchmarks.kit import free_port
+from benchmarks.kit import ROOT, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 NEEDED = ("torch", "numpy", "pydantic", "annotated_types", "lazy_loader")
 """Modules that the runtime imports; zmq and safetensors are only needed by servers, pairs and checkpoints."""
@@ -255,21 +255,12 @@ def idioms() -> dict[str, Any]:
 
 def _launch(ranks: int, body: str, *arguments: str, environment: dict[str, str], kill: int | None = None) -> list[Any]:
     """Return exit code and output of several processes of `benchmarks.gpu.processes`."""
-    port, running = free_port(), []
-    for rank in range(ranks):
-        variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
-        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        texts = {name: str(value) for name, value in variables.items()}
-        command = [sys.executable, "-m", "benchmarks.gpu.processes", body, *arguments]
-        running.append(
-            subprocess.Popen(
-                command,
-                env=os.environ | environment | texts,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
+    command, running = [sys.executable, "-m", "benchmarks.gpu.processes", body, *arguments], []
+    shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+    variables = os.environ | environment | shared | {"MASTER_PORT": str(free_port())}
+    for rank in map(str, range(ranks)):
+        own = variables | {"RANK": rank, "LOCAL_RANK": rank}
+        running.append(subprocess.Popen(command, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
     if kill is not None:
         line = ""
         while "step 3" not in line and running[kill].stdout is not None and (line := running[kill].stdout.readline()):
@@ -369,7 +360,6 @@ STAGES: dict[str, tuple[Callable[[], dict[str, Any]], float, dict[str, str]]] = 
 
 
 def results_folder() -> Path:
-    folder = Path(__file__).resolve().parents[2] / "build" / "gpu"
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(parents=True)
+    folder = ROOT / "build" / "gpu"
+    folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -132,7 +132,7 @@ class Campaign:
         self._took: dict[str, float] = {}
         self._planner = Planner(self.profiles)
         self._rehearsed = known_rates(self.setting.case_of(self.cluster.num_workers))
-        self._everybody = {c.name: c for c in contestants(self._planner, self._planner.coded)}
+        self._everybody = {c.name: c for c in contestants(self._planner)}
         self.contestants = [self._everybody[name] for name in experiment.contestants] or [
             c for c in self._everybody.values() if not c.named_only and (c.core or experiment.everybody)
         ]
@@ -245,10 +245,6 @@ class Campaign:
         try:
             self.lab.crew.run(job)
             return read_cell(job, self._samples)
-        except (RuntimeError, OSError, LabError):
-            if os.environ.get("LAB_KEEP"):
-                shutil.copytree(job.path, os.environ["LAB_KEEP"] + f"/{job.path.name}", dirs_exist_ok=True)
-            raise
         finally:
             shutil.rmtree(job.path, ignore_errors=True)
 

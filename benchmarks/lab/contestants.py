@@ -76,18 +76,11 @@ class Contestant:
         return self.twin or self.name
 
 
-def contestants(planned: Make, planned_coded: Make | None = None) -> list[Contestant]:
-    """Return all contestants in the order of the table.
-
-    `planned` makes the planner's recommendation, `planned_coded` that with a codec.
-    """
-    coded = planned_coded or planned
+def contestants(planned: Callable[..., Schedule | None] = lambda *_, **__: None) -> list[Contestant]:
+    """Return all contestants in the order of the table; `planned` makes the recommendation, with `coded` or without."""
+    coded = partial(planned, coded=True)
     recommended = {"plain": planned, "codec": coded, "codec left out": partial(_without_codec, coded)}
     return [_contestant(row, recommended) for row in _rows()]
-
-
-def contestant_named(name: str, planned: Make) -> Contestant:
-    return next(one for one in contestants(planned) if one.name == name)
 
 
 def hop_name(graph: str, gap: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.lab.contestants import SERVER, contestant_named
+from benchmarks.lab.contestants import SERVER, contestants
 from benchmarks.lab.setting import BACKWARD, MODEL_BYTES, SEGMENTS, Job, Setting, StepLengths
 from benchmarks.lab.tasks import Batches, samples_of
 from partreduce.planner.steps_model import Optimizer
@@ -96,16 +96,11 @@ class Planner:
         self._recommendations: dict[str, Schedule] = {}
         self.words: dict[str, str] = {}
 
-    def __call__(self, cluster: Cluster, setting: Setting) -> Schedule:
-        return self._recommend(cluster, setting, setting.name)
-
-    def coded(self, cluster: Cluster, setting: Setting) -> Schedule:
-        """Return the recommendation if codecs are allowed."""
-        return self._recommend(cluster, setting, f"{setting.name}, codec", codec=None)
-
-    def _recommend(self, cluster: Cluster, setting: Setting, key: str, **options: Any) -> Schedule:
+    def __call__(self, cluster: Cluster, setting: Setting, *, coded: bool = False) -> Schedule:
+        """Return the recommendation, if `coded` that where codecs are allowed."""
+        key = setting.name + (", codec" if coded else "")
         if key not in self._recommendations:
-            self._recommendations[key] = self._plan(cluster, setting, key, options)
+            self._recommendations[key] = self._plan(cluster, setting, key, {"codec": None} if coded else {})
         return self._recommendations[key]
 
     def hardware(self, setting: Setting) -> Hardware:
@@ -164,7 +159,8 @@ def of_run(  # noqa: PLR0917 - one call each, and a cache's
 
     The simulated server is an all-reduce, which is equal then.
     """
-    make = contestant_named("flat ring" if name == SERVER else name, lambda *_: None).make
+    simulated = "flat ring" if name == SERVER else name
+    make = next(one.make for one in contestants() if one.name == simulated)
     schedule = make(Cluster.regular(*shape), setting) if make is not None else None
     if schedule is None or schedule.strategy.kind == "dynamic_groups":
         return None

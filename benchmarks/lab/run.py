@@ -22,13 +22,12 @@ from benchmarks.lab.setting import settings
 if TYPE_CHECKING:
     import argparse
 
-SHORT = ("200mbit homogeneous", "200mbit slow x5")
+SHORT, WORKERS_PER_NODE = ("200mbit homogeneous", "200mbit slow x5"), 4
 
 
 def _arguments() -> argparse.Namespace:
     parser = kit.parser(__doc__)
     parser.add_argument("--nodes", type=int, default=4)
-    parser.add_argument("--workers-per-node", type=int, default=4)
     parser.add_argument("--settings", help="names separated by commas (see --list)")
     parser.add_argument("--contestants", help="names separated by semicolons (see --list)")
     parser.add_argument("--repetitions", type=int)
@@ -49,13 +48,13 @@ def main() -> int:
     chosen = _arguments()
     from benchmarks.lab.contestants import contestants
 
-    known = settings(chosen.nodes * chosen.workers_per_node)
+    known = settings(chosen.nodes * WORKERS_PER_NODE)
     if chosen.list:
         print("settings:", *known, sep="\n  ")
-        print("contestants:", *(c.name for c in contestants(lambda *_: None)), sep="\n  ")
+        print("contestants:", *(c.name for c in contestants()), sep="\n  ")
         return 0
     names = chosen.settings.split(",") if chosen.settings else list(known if chosen.full else SHORT)
-    competing = {contestant.name for contestant in contestants(lambda *_: None)}
+    competing = {contestant.name for contestant in contestants()}
     asked = chosen.contestants.split(";") if chosen.contestants else []
     for what, given, there in (("setting", names, known), ("contestant", asked, competing)):
         if unknown := [name for name in given if name not in there]:
@@ -68,7 +67,7 @@ def main() -> int:
     experiments = [
         Experiment(
             setting=known[name],
-            shape=(chosen.nodes, chosen.workers_per_node),
+            shape=(chosen.nodes, WORKERS_PER_NODE),
             contestants=tuple(asked),
             everybody=bool(chosen.full or chosen.settings),
             repetitions=chosen.repetitions or (3 if chosen.full else 2),

@@ -1,6 +1,6 @@
 """Change the code in small ways, by mutmut, and say which changes no test notices.
 
-    python -m benchmarks.mutants [--file FILE] [--sample N] [--seed S] [--jobs 2]
+    python -m benchmarks.mutants [--file FILE] [--sample N] [--seed S]
     python -m benchmarks.mutants --planted
 
 mutmut changes one place of a function at a time, in a copy of the repository, and judges each mutant in a fork by those
@@ -27,6 +27,7 @@ from benchmarks.kit import ROOT, parser, read_toml
 BUILD = ROOT / "build" / "mutants"
 ACCEPTED = Path(__file__).with_name("accepted.toml")
 PLANTED = Path(__file__).with_name("planted.toml")
+AT_ONCE = ("--max-children", "2")
 ISOLATED = "not program"
 """The tests to run: a checker started as a program, without site-packages, cannot import mutmut."""
 OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-W", "ignore:Module already imported", "--tb=no")
@@ -73,7 +74,7 @@ def mutmut(copy: Path, *words: str) -> str:
     return done.stdout
 
 
-def judge(file: str, *, sample: int | None, seed: int, jobs: int) -> tuple[dict[str, str], Path]:
+def judge(file: str, *, sample: int | None, seed: int) -> tuple[dict[str, str], Path]:
     """Return the verdict of every judged mutant, and the path of the copy."""
     tops = sorted({path.split("/")[0] for path in git_files() if path != "pyproject.toml"})
     settings = {"source_paths": [file], "pytest_add_cli_args_test_selection": TARGETS[file], "also_copy": tops}
@@ -81,12 +82,12 @@ def judge(file: str, *, sample: int | None, seed: int, jobs: int) -> tuple[dict[
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
     copy = copy_repository(file.replace("/", "."), f"\n[tool.mutmut]\n{text}")
     if sample is None:
-        mutmut(copy, "run", "--max-children", str(jobs))
+        mutmut(copy, "run", *AT_ONCE)
     else:
         mutmut(copy, "run", "of no mutant")  # which makes all of them, and judges none
         known = sorted(json.loads((copy / "mutants" / f"{file}.meta").read_text())["exit_code_by_key"])
         random.Random(seed).shuffle(known)  # a larger sample holds the smaller one
-        mutmut(copy, "run", "--max-children", str(jobs), *known[:sample])
+        mutmut(copy, "run", *AT_ONCE, *known[:sample])
     said = (line.strip().partition(": ") for line in mutmut(copy, "results", "--all", "true").splitlines())
     verdicts = {name: verdict for name, _, verdict in said if "__mutmut_" in name}
     return {name: verdict for name, verdict in verdicts.items() if verdict != "not checked"}, copy
@@ -154,14 +155,13 @@ def main() -> None:
     arguments.add_argument("--file", action="append", choices=TARGETS, help="only this file; may be repeated")
     arguments.add_argument("--sample", type=int, help="so many mutants of each file, drawn at random")
     arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--jobs", type=int, default=2)
     arguments.add_argument("--planted", action="store_true", help="only the bugs of planted.toml, with what kills each")
     chosen = arguments.parse_args()
     if chosen.planted:
         sys.exit(0 if judge_planted() else 1)
     good = True
     for file in chosen.file or TARGETS:
-        verdicts, copy = judge(file, sample=chosen.sample, seed=chosen.seed, jobs=chosen.jobs)
+        verdicts, copy = judge(file, sample=chosen.sample, seed=chosen.seed)
         good &= report(file, verdicts, copy, is_sample=chosen.sample is not None)
     sys.exit(0 if good else 1)
 

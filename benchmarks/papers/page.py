@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from benchmarks import kit
 from benchmarks.lab.plots import LINES, MOST_LINES, name_ends, pyplot
-from benchmarks.papers.rows import RESULTS, read
+from benchmarks.papers.rows import RESULTS, UNITS, read
 from partreduce.report.palette import OKABE_ITO, PALE, logarithmic, quiet
 
 if TYPE_CHECKING:
@@ -45,19 +45,6 @@ PAPERS = TypeAdapter(tuple[Paper, ...]).validate_python(kit.read_toml(Path(__fil
 
 PAGE = RESULTS / "README.md"
 BEGIN = "<!-- written by benchmarks/papers/page.py; do not edit below -->"
-SHORT = {
-    "times": "×",
-    "seconds": " s",
-    "milliseconds": " ms",
-    "steps": " steps",
-    "loss": "",
-    "share": "",
-    "cells": "",
-    "per second": " / s",
-    "megabytes": " MB",
-    "workers": "",
-}
-NOT_YET = "not yet"
 
 
 def write(folder: Path = RESULTS) -> None:
@@ -79,8 +66,6 @@ def short(paper: Paper, found: Results) -> str:
     rows = {row.key: row for row in found.rows}
     shown = [rows[key] for key in paper.headlines if key in rows]
     parts = [f"## {paper.title}", "", f"**Claim.** {paper.claim}", ""]
-    if not shown:
-        return "\n".join([*parts, f"Here: {NOT_YET}.", ""])
     parts += [f"**Measured here.** {paper.regime}", ""]
     lines = [[f"{row.figure}: {row.setting}", paper_words(row), measured_words(row), row.runs] for row in shown]
     parts += [kit.table(["figure", "paper", "measured [low–high]", "runs"], lines)]
@@ -92,11 +77,9 @@ def short(paper: Paper, found: Results) -> str:
 
 def tables(paper: Paper, found: Results) -> str:
     """Return all measurements of one paper as a page."""
-    parts = [f"{paper.claim} Here: {NOT_YET}."]
-    if found.rows:
-        parts = [f"{paper.claim} Measured at commit {found.commit}, where a row names no other.", table(found)]
-        parts += [f"![{title}]({name})" for title, name in pictures(found).items()]
-    if found.rows and found.notes:
+    parts = [f"{paper.claim} Measured at commit {found.commit}, where a row names no other.", table(found)]
+    parts += [f"![{title}]({name})" for title, name in pictures(found).items()]
+    if found.notes:
         parts += ["How the runs went:", "\n".join(f"* {note}" for note in found.notes)]
     written = "Written by `python -m benchmarks.papers --write`; do not edit."
     return kit.page(f"{paper.title}: all rows", written, *parts)
@@ -114,7 +97,7 @@ def table(found: Results) -> str:
             commit = f" (at {row.commit})" if row.commit and row.commit != found.commit else ""
             cells = [row.setting + commit, paper_words(row), measured_words(row)]
             if predicted:
-                cells.append("" if row.predicted is None else _number(row.predicted, row.unit) + SHORT[row.unit])
+                cells.append("" if row.predicted is None else _number(row.predicted, row.unit) + UNITS[row.unit])
             lines.append([*cells, row.runs])
         parts += [f"## {figure}", "", kit.table(columns, lines)]
         if figure in found.why:
@@ -126,9 +109,9 @@ def paper_words(row: Row) -> str:
     if row.paper is None:
         said = "–"
     elif isinstance(row.paper, tuple):
-        said = f"{row.paper[0]:g}–{row.paper[1]:g}{SHORT[row.unit]}"
+        said = f"{row.paper[0]:g}–{row.paper[1]:g}{UNITS[row.unit]}"
     else:
-        said = f"{row.paper:g}{SHORT[row.unit]}"
+        said = f"{row.paper:g}{UNITS[row.unit]}"
     return said if row.aim is None else f"{said} (aim: {row.aim:g})"
 
 
@@ -137,7 +120,7 @@ def measured_words(row: Row) -> str:
     about = "≈ " if row.derived else ""
     low, high = _number(row.low, row.unit), _number(row.high, row.unit)
     ends = f" [{low}–{high}]" if low != high else ""
-    return f"{about}{_number(row.measured, row.unit)}{SHORT[row.unit]}{ends}"
+    return f"{about}{_number(row.measured, row.unit)}{UNITS[row.unit]}{ends}"
 
 
 def _number(value: float, unit: str) -> str:

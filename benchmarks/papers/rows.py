@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from benchmarks.lab.results import CellResult
 
 RESULTS = kit.RESULTS / "papers"
-UNITS = ("times", "seconds", "milliseconds", "steps", "loss", "share", "cells", "workers", "per second", "megabytes")
+UNITS = {
+    "times": "×", "seconds": " s", "milliseconds": " ms", "steps": " steps", "per second": " / s", "megabytes": " MB",
+    "loss": "", "share": "", "cells": "", "workers": "",
+}  # fmt: skip
+"""How each unit is written behind a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

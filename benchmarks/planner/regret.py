@@ -1,6 +1,6 @@
 """The recommendation's regret on jobs that no one chose: its true time to a loss over the best trained one's.
 
-    python -m benchmarks.planner.regret --number 30 [--first 0] [--seed 0] [--seeds 6] [--thorough]
+    python -m benchmarks.planner.regret --number 30 [--seed 0] [--seeds 6] [--thorough]
 
 A job is drawn from (seed, number): the cluster's shape, links, speeds and jitter, how data are spread, and a task, one
 of the five kinds of networks under SGD, momentum or Adam at All-Reduce's best rate. The planner is asked without a
@@ -360,13 +360,7 @@ def judge(seed: int, number: int, known: dict[str, float], seeds: int = SEEDS, *
         "cluster": str(job.cluster),
         "task": task,
         "data": mode,
-        "nic": job.hardware.nic.seconds_per_byte,
-        "jitter": job.hardware.jitter,
-        "slow": len(job.hardware.slowdown),
         **{words: label(option) for words, option in asked.items()},
-        **({"thorough predicted": asked["thorough"].time / chosen.time} if thorough else {}),
-        "predicted": chosen.steps_ratio,
-        "measured": ratio,
         "reached": ratio < 0.99 * DIVERGED,
         "pairs": len(pairs),
         "covered": sum(pairs),
@@ -414,22 +408,16 @@ def summary(rows: Sequence[Row]) -> str:
         three = np.median(values), np.quantile(values, 0.9), max(values)
         cells.append([name, len(values), *(f"{value:.3f}" for value in three)])
     missed = [row["number"] for row in rows if not row["reached"]]
-    table, (held, pairs) = kit.table(("", "jobs", *KEPT), cells), covers(rows)
+    held, pairs = (sum(row[key] for row in rows) for key in ("covered", "pairs"))
     return (
-        f"{table}\nRecommendations that did not reach their loss: {missed or 'none'}. The stated intervals hold "
-        f"{held} of {pairs} ratios of two times."
+        f"{kit.table(('', 'jobs', *KEPT), cells)}\nRecommendations that did not reach their loss: {missed or 'none'}. "
+        f"The stated intervals hold {held} of {pairs} ratios of two times."
     )
-
-
-def covers(rows: Sequence[Row]) -> tuple[int, int]:
-    """Return (ratios of two times inside their interval, all ratios)."""
-    return sum(row["covered"] for row in rows), sum(row["pairs"] for row in rows)
 
 
 def main() -> None:
     arguments = kit.parser(__doc__)
     arguments.add_argument("--number", type=int, default=30)
-    arguments.add_argument("--first", type=int, default=0)
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--seeds", type=int, default=SEEDS)
     arguments.add_argument("--thorough", action="store_true")
@@ -438,7 +426,7 @@ def main() -> None:
     kit.one_thread()
     known: dict[str, float] = json.loads(chosen.output.read_text())["steps"] if chosen.output.exists() else {}
     rows: list[Row] = []
-    for number in range(chosen.first, chosen.first + chosen.number):
+    for number in range(chosen.number):
         rows.append(judge(chosen.seed, number, known, chosen.seeds, thorough=chosen.thorough))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         chosen.output.write_text(kit.compact({"rows": rows, "steps": known}))

@@ -68,7 +68,7 @@ def test_only_exact_averaging_in_every_step_is_the_baseline():
 
 
 def test_paced_contestants_let_the_slow_worker_take_one_step_to_five():
-    listed = {c.name: c for c in contestants(lambda *_: None)}
+    listed = {c.name: c for c in contestants()}
     paced = listed["paced node-then-all 3"]
     assert paced.make(FOUR, PLAIN) is None
     worker_steps = paced.make(FOUR, SLOW).worker_steps().tolist()
@@ -78,7 +78,7 @@ def test_paced_contestants_let_the_slow_worker_take_one_step_to_five():
 def test_every_contestant_has_a_schedule_that_is_proved_or_a_kind_without_phases():
     from partreduce.verify import prove
 
-    for contestant in contestants(lambda *_: None):
+    for contestant in contestants():
         for setting in (PLAIN, SLOW):
             schedule = contestant.make(FOUR, setting) if contestant.make else None
             if schedule is not None and schedule.strategy.kind in ("static", "allreduce") and schedule.is_mixing:
@@ -106,7 +106,7 @@ def test_the_segments_of_a_task_are_those_that_the_run_time_sends(task):
 
 
 def test_cells_are_predicted_from_profiled_links_by_the_simulators_step_times():
-    ring = next(c for c in contestants(lambda *_: None) if c.name == "flat ring").make(FOUR, PLAIN)
+    ring = next(c for c in contestants() if c.name == "flat ring").make(FOUR, PLAIN)
     hardware = Hardware(nic=Link(0.0, 8e-6 / PLAIN.megabits), model_bytes=MODEL_BYTES["digits"])
     # All of the model goes when backward has come to the first layer, and a ring of 16 sends 15/8 of it.
     ms = 1e3 * (PLAIN.compute + 15 / 8 * MODEL_BYTES["digits"] * 8e-6 / PLAIN.megabits)

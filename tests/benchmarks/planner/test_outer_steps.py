@@ -68,7 +68,7 @@ def test_a_fragment_sent_in_the_round_before_is_merged_in_the_next():
 
 def test_every_contestant_by_outer_steps_can_be_trained():
     setting = settings(4)["40mbit homogeneous"]
-    outer = [one for one in contestants(lambda *_: None) if one.family == "outer"]
+    outer = [one for one in contestants() if one.family == "outer"]
     assert len(outer) >= 6
     for contestant in outer:
         schedule = contestant.make(CLUSTER, setting)
