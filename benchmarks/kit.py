@@ -218,22 +218,19 @@ def new_lines(path: Path, place: int = 0) -> tuple[list[Any], int]:
 
 def compact(content: dict[str, Any], *, digits: int = 6) -> str:
     """Return JSON with rounded numbers and a line per member of `content`, of objects in it, and of lists' rows."""
-    lines = ",\n".join(f" {json.dumps(key)}: {_member(_round(value, digits))}" for key, value in content.items())
-    return f"{{\n{lines}\n}}\n"
+    return _in_lines(_round(content, digits), 1, depth=2) + "\n"
 
 
-def _member(value: Any) -> str:
-    if isinstance(value, dict) and value:
-        lines = ",\n".join(f"  {json.dumps(key)}: {_rows(inner, 3)}" for key, inner in value.items())
-        return f"{{\n{lines}\n }}"
-    return _rows(value, 2)
-
-
-def _rows(value: Any, indent: int) -> str:
-    if isinstance(value, list) and any(isinstance(row, dict | list) for row in value):
-        lines = ",\n".join(" " * indent + json.dumps(row) for row in value)
-        return f"[\n{lines}\n{' ' * (indent - 1)}]"
-    return json.dumps(value)
+def _in_lines(value: Any, indent: int, *, depth: int) -> str:
+    if isinstance(value, dict) and value and depth:
+        lines = [f"{json.dumps(key)}: {_in_lines(inner, indent + 1, depth=depth - 1)}" for key, inner in value.items()]
+        first, last = "{}"
+    elif isinstance(value, list) and any(isinstance(row, dict | list) for row in value):
+        lines, (first, last) = [json.dumps(row) for row in value], "[]"
+    else:
+        return json.dumps(value)
+    inside = ",\n".join(" " * indent + line for line in lines)
+    return f"{first}\n{inside}\n{' ' * (indent - 1)}{last}"
 
 
 def _round(value: Any, digits: int) -> Any:

@@ -90,7 +90,6 @@ def failure_plans(name: str, workers: int, folder: Path) -> Stages:
     from partreduce.topo.document.schedule import load_schedule
     from partreduce.topo.document.writer import write_schedule
     from partreduce.topo.hardware import Hardware, Link
-    from partreduce.verify import prove
 
     of, _, lost = name.rpartition(", ")
     hardware = Hardware(nic=Link(2e-5, 2e-10), inside=Link(5e-6, 1e-10), model_bytes=100_000_000, compute=0.05)
@@ -105,8 +104,7 @@ def failure_plans(name: str, workers: int, folder: Path) -> Stages:
         return f"{found.failure_plan.rule}, file of {file.stat().st_size:,} bytes"
 
     yield "plan", make_plan
-    yield "prove", lambda: (folder / "c.json").write_bytes(_certificate_of(prove(load_schedule(file))))
-    yield "check", lambda: _check(folder)
+    yield from _prove_and_check(lambda: load_schedule(file), folder)
 
 
 def random_groups(workers: int) -> Schedule:
@@ -124,11 +122,16 @@ def random_groups(workers: int) -> Schedule:
 
 def certificate(_: str, workers: int, folder: Path) -> Stages:
     from partreduce.topo.document.writer import write_schedule
-    from partreduce.verify import prove
 
     schedule = random_groups(workers)
     write_schedule(folder / "s.json", schedule)
-    yield "prove", lambda: (folder / "c.json").write_bytes(_certificate_of(prove(schedule)))
+    yield from _prove_and_check(lambda: schedule, folder)
+
+
+def _prove_and_check(schedule: Callable[[], Schedule], folder: Path) -> Stages:
+    from partreduce.verify import prove
+
+    yield "prove", lambda: (folder / "c.json").write_bytes(_certificate_of(prove(schedule())))
     yield "check", lambda: _check(folder)
 
 

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,20 +29,17 @@ Meet = Callable[[], object]
 
 PLAIN = "flat ring, fp32"
 ACROSS = CodecScope.ACROSS_NODES
+hierarchical = partial(Transport, algorithm=AllReduceAlgorithm.HIERARCHICAL)
 SUMS = {
     PLAIN: Transport(),
     "flat ring, float16": Transport(codec=Codec.FLOAT16),
     "flat ring, bfloat16": Transport(codec=Codec.BFLOAT16),
     "flat, 8 bit": Transport(codec=Codec.INT8),
-    "hierarchical, fp32": Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL),
-    "hierarchical, float16": Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.FLOAT16),
-    "hierarchical, 8 bit": Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8),
-    "hierarchical, bfloat16 across nodes": Transport(
-        algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.BFLOAT16, where=ACROSS
-    ),
-    "hierarchical, 8 bit across nodes": Transport(
-        algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8, where=ACROSS
-    ),
+    "hierarchical, fp32": hierarchical(),
+    "hierarchical, float16": hierarchical(codec=Codec.FLOAT16),
+    "hierarchical, 8 bit": hierarchical(codec=Codec.INT8),
+    "hierarchical, bfloat16 across nodes": hierarchical(codec=Codec.BFLOAT16, where=ACROSS),
+    "hierarchical, 8 bit across nodes": hierarchical(codec=Codec.INT8, where=ACROSS),
 }
 TIMEOUT = timedelta(seconds=60)
 NODES = 4

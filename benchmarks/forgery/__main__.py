@@ -2,8 +2,8 @@
 
     python -m benchmarks.forgery --attempts 100000 --seed 1
 
-Prints a table of kinds of claim and ways of forging. Exit code 1 if a false claim was confirmed or a valid certificate
-rejected; each is printed.
+Prints, by kind of claim and way of forging, attempts and how many were accepted because true. Exit code 1 if a false
+claim was confirmed or a valid certificate rejected; each is printed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import sys
 import time
 
-from benchmarks.forgery.campaign import WAYS, Tally, run
+from benchmarks.forgery.campaign import WAYS, run
 from benchmarks.kit import parser, table
 
 
@@ -23,7 +23,11 @@ def main() -> int:
     arguments = options.parse_args()
     start = time.process_time()
     tally = run(arguments.attempts, arguments.seed)
-    print(kinds(tally))
+    rows = [
+        [kind, *(f"{tally.attempts[way, kind]:,} ({tally.accepted[way, kind]:,} true)" for way in WAYS)]
+        for kind in sorted({kind for _, kind in tally.attempts})
+    ]
+    print(table(["claim", *WAYS], rows))
     accepted, seconds = sum(tally.accepted.values()), time.process_time() - start
     print(
         f"\n{sum(tally.attempts.values()):,} attempts with seed {arguments.seed}: {accepted:,} accepted and true, "
@@ -35,15 +39,6 @@ def main() -> int:
     for way, kind, entry, raw in tally.false[:20]:
         print(f"FALSE AND CONFIRMED: {way}: {kind}: {json.dumps(entry)[:400]}\n  of {json.dumps(raw)[:2000]}")
     return int(bool(tally.false or tally.refused_honest))
-
-
-def kinds(tally: Tally) -> str:
-    """Return a table by kind of claim and way of forging: attempts, and how many were accepted because true."""
-    rows = [
-        [kind, *(f"{tally.attempts[way, kind]:,} ({tally.accepted[way, kind]:,} true)" for way in WAYS)]
-        for kind in sorted({kind for _, kind in tally.attempts})
-    ]
-    return table(["claim", *WAYS], rows)
 
 
 if __name__ == "__main__":

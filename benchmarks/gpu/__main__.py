@@ -8,6 +8,7 @@ says so and ends with 0;
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -15,15 +16,14 @@ import time
 import traceback
 from typing import Any
 
-from benchmarks.gpu.stages import PRETENDED, STAGES, Skip, missing_modules, results_folder
+from benchmarks.gpu.stages import NEEDED, PRETENDED, STAGES, Skip, results_folder
 from benchmarks.kit import ROOT, run_bounded
 
 MARK = "RESULT "
 
 
 def reason_to_skip() -> str | None:
-    missing = missing_modules()
-    if missing:
+    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         return f"not installed: {', '.join(missing)} (python3 -m pip install {' '.join(missing)})"
     import torch
 

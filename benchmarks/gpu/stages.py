@@ -43,10 +43,6 @@ class Skip(Exception):  # noqa: N818 - not an error
     """Why a stage cannot run here."""
 
 
-def missing_modules() -> list[str]:
-    return [name for name in NEEDED if importlib.util.find_spec(name) is None]
-
-
 def versions() -> dict[str, Any]:
     """1: installed versions, and the device."""
     import torch

@@ -21,19 +21,17 @@ from typing import Any
 from benchmarks import kit
 from benchmarks.lab.contestants import Contestant, contestants
 from benchmarks.lab.crew import FAST, Lab, LabError, provenance, standing
-from benchmarks.lab.plan import Planner, Point, predict_all
+from benchmarks.lab.plan import Planner, simulated_ms, summarize
 from benchmarks.lab.results import CellResult, Row, read_cell, rows_by_setting
-from benchmarks.lab.setting import GRID, MODEL_BYTES, REHEARSED, TARGETS, Job, Lengths, Setting
+from benchmarks.lab.setting import GRID, MODEL_BYTES, REHEARSED, TARGETS, Job, Setting
 from benchmarks.lab.tasks import Samples, read_data, write_data
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.cluster import load_cluster
 from partreduce.topo.document.writer import write_schedule
-from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
 
-TRAINED_WITH = ("task", "steps", "batch", "momentum", "weight_decay")
 GUESS_SECONDS = 16.0
 PROFILE_LIMIT = 120.0
 SPARE_STEPS = 1.8
@@ -113,7 +111,6 @@ class Experiment:
 class Cell:
     setting: str
     contestant: str
-    repetition: int
     load: float
     measured: CellResult
 
@@ -125,6 +122,7 @@ class Campaign:
         self.experiment, self.setting, self.lab, self.end = experiment, experiment.setting, lab, end
         self.cluster = experiment.cluster
         self.cells: list[Cell] = []
+        self.listed: list[Contestant] = []
         self.notes: list[str] = []
         self.schedules: dict[str, Schedule] = {}
         self.profiles: dict[str, Cluster] = {}
@@ -138,11 +136,21 @@ class Campaign:
         ]
 
     def prepare(self) -> None:
-        """Write the samples, and make the schedules of the contestants that apply."""
+        """Write the samples, list the contestants that apply, and make their schedules."""
         if not self._data.exists():
             write_data(self.setting.task, self._data)
         self._samples = read_data(self._data)
-        self.listed = self.fitting()
+        for contestant in self.contestants:
+            if contestant.once and self.setting.is_disturbed and not self.experiment.contestants:
+                continue
+            if contestant.make is not None:
+                schedule = contestant.make(self.cluster, self.setting)
+                if schedule is None:
+                    continue
+                self.schedules[contestant.name] = schedule
+            self._rehearse(contestant)
+            self.listed.append(contestant)
+        self.notes += [f"{key}: the planner recommended {words}" for key, words in self._planner.words.items()]
 
     @property
     def _data(self) -> Path:
@@ -176,26 +184,10 @@ class Campaign:
         except Exception as error:  # noqa: BLE001 - the lab continues with nominal links and says so
             self.notes.append(f"profile at {rate}: failed ({error}); the planner used nominal links")
 
-    def fitting(self) -> list[Contestant]:
-        """Return the contestants that apply to the setting, with their schedules made."""
-        fitting, setting = [], self.setting
-        for contestant in self.contestants:
-            if contestant.once and setting.is_disturbed and not self.experiment.contestants:
-                continue
-            if contestant.make is not None:
-                schedule = contestant.make(self.cluster, setting)
-                if schedule is None:
-                    continue
-                self.schedules[contestant.name] = schedule
-            self._rehearse(contestant)
-            fitting.append(contestant)
-        self.notes += [f"{key}: the planner recommended {words}" for key, words in self._planner.words.items()]
-        return fitting
-
     def _job(self, name: str, how: str, **more: Any) -> Job:
         fields: dict[str, Any] = {
-            **{name: getattr(self.setting, name) for name in TRAINED_WITH},
-            **self.setting.lengths(),
+            "setting": self.setting,
+            "steps": self.setting.steps,
             "data_file": str(self._data),
             "every": self.experiment.every,
             "limit": PROFILE_LIMIT,
@@ -219,7 +211,7 @@ class Campaign:
             return
         finally:
             self._took[contestant.name] = time.monotonic() - begun
-        self.cells.append(Cell(self.setting.name, contestant.name, repetition, load, measured))
+        self.cells.append(Cell(self.setting.name, contestant.name, load, measured))
         reached = measured.reached(target)
         words = "not reached" if reached is None else f"{reached[0]:5.1f} steps {reached[1]:6.2f} s"
         _log(
@@ -269,7 +261,7 @@ class Campaign:
             return
         self.lab.shape(FAST)
         for rate in (rate for rate in GRID[found[0].grid] if f"{rate:g}" not in by_rate):
-            fields = {**Lengths(compute=0.0).lengths(), "learning_rate": rate, "limit": REHEARSAL_LIMIT}
+            fields = {"setting": self.setting.without_sleep(), "learning_rate": rate, "limit": REHEARSAL_LIMIT}
             try:
                 for steps in (most // 2, most):
                     reached = self._train(*found, steps=steps, **fields).reached(target)
@@ -310,17 +302,27 @@ class Campaign:
         whole = int(schedule.worker_steps().max()) * schedule.period if schedule is not None and fixed else 1
         return whole * ceil((SPARE_FREE if contestant.free_running else SPARE_STEPS) * expected / whole)
 
-    def points(self) -> list[Point]:
-        """Return the cells that the simulator can predict."""
-        found = []
+    def predictions(self) -> list[dict[str, Any]]:
+        """Return step times of the cells that the simulator can predict, from the measured links alone."""
+        found: list[dict[str, Any]] = []
+        if not self.experiment.is_timed or self.setting.rate not in self.profiles:
+            return found
+        hardware = self._planner.hardware(self.setting)
         for contestant in self.contestants:
             schedule = self.schedules.get(contestant.name)
             if contestant.how == "hierarchical":
                 schedule = build("allreduce", self.cluster)
             cells = [cell.measured for cell in self.cells if cell.contestant == contestant.name]
-            if schedule is not None and cells and is_simulated(schedule):
-                ms, steps = median(cell.step_ms for cell in cells), max(cells[0].steps)
-                found.append(Point(contestant.name, self.setting, schedule, contestant.algorithm, ms, steps))
+            # Fixed rounds in which all workers take part.
+            if (
+                schedule is not None
+                and cells
+                and schedule.strategy.kind in SIMULATED
+                and not schedule.strategy.protocol
+            ):
+                ms = simulated_ms(self.setting, schedule, hardware, max(cells[0].steps), contestant.algorithm)
+                named = {"contestant": contestant.name, "setting": self.setting.name}
+                found.append({**named, "measured": median(cell.step_ms for cell in cells), "predicted": ms})
         return found
 
     def content(self, provenance: dict[str, object]) -> dict[str, Any]:
@@ -356,9 +358,6 @@ class Campaign:
             "load average when cells began": f"{min(loads):.1f} to {max(loads):.1f}, of which the lab is a part",
             "repetitions": f"up to {asked.repetitions}, of the slowest contestants 1; medians, [smallest-largest]",
         }
-
-    def hardware(self) -> dict[str, Hardware]:
-        return {self.setting.name: self._planner.hardware(self.setting)} if self.setting.rate in self.profiles else {}
 
 
 Blocks = dict[str, dict[str, Row]]
@@ -494,18 +493,12 @@ def _turns(campaigns: Sequence[Campaign], *, profile: bool) -> Iterator[int]:
 
 
 def prediction_of(campaigns: Sequence[Campaign], notes: list[str]) -> dict[str, Any] | None:
-    """Return the simulator's step times of all timed cells, from the measured links alone; None if that fails."""
-    profiles = {name: hardware for campaign in campaigns for name, hardware in campaign.hardware().items()}
+    """Return the simulator's step times of all timed cells; None if it has none, or fails."""
     try:
-        return predict_all([p for one in campaigns if one.experiment.is_timed for p in one.points()], profiles)
+        return summarize([point for campaign in campaigns for point in campaign.predictions()])
     except Exception as error:  # noqa: BLE001 - what was measured is worth more than a prediction of it
         notes.append(f"the prediction failed: {type(error).__name__}: {error}")
         return None
-
-
-def is_simulated(schedule: Schedule) -> bool:
-    """Return whether the simulator predicts a schedule: fixed rounds in which all workers take part."""
-    return schedule.strategy.kind in SIMULATED and not schedule.strategy.protocol
 
 
 def _log(text: str) -> None:

@@ -87,10 +87,6 @@ def hop_name(graph: str, gap: str) -> str:
     return f"Hop {graph}, {gap}"
 
 
-def eager_name(quorum: str) -> str:
-    return f"eager {quorum}"
-
-
 def _rows() -> Iterator[dict[str, Any]]:
     yield from LISTED["contestant"]
     for graph in GRAPHS:
@@ -99,7 +95,7 @@ def _rows() -> Iterator[dict[str, Any]]:
                 named = {"name": hop_name(graph, gap["name"]), "family": "Hop", "named_only": True}
                 yield {**named, "graph": graph, "strategy": {"sync": {"iteration_gap": gap["sync"]}}}
     for quorum in LISTED["quorum"]:
-        named = {"name": eager_name(quorum["name"]), "family": "eager-SGD", "named_only": True, "free_running": True}
+        named = {"name": f"eager {quorum['name']}", "family": "eager-SGD", "named_only": True, "free_running": True}
         yield {**named, "design": "allreduce", "strategy": {"sync": {"partial": quorum["sync"]}}}
 
 

@@ -7,7 +7,7 @@ step lengths with links and cores that cost nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from statistics import median
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.lab.contestants import SERVER, contestants
-from benchmarks.lab.setting import BACKWARD, MODEL_BYTES, SEGMENTS, Job, Setting, StepLengths
+from benchmarks.lab.setting import BACKWARD, MODEL_BYTES, SEGMENTS, Job, Setting
 from benchmarks.lab.tasks import Batches, samples_of
 from partreduce.planner.steps_model import Optimizer
 from partreduce.schedulers.simulator.simulate import simulate
@@ -31,28 +31,16 @@ from partreduce.topo.timing.compute import ComputeTimes
 CLOSE = 0.15
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A cell that the simulator can predict; `measured` is in milliseconds per step, `steps` are per worker."""
-
-    contestant: str
-    setting: Setting
-    schedule: Schedule
-    algorithm: str
-    measured: float
-    steps: int = 48
-
-
-def simulated_ms(point: Point, hardware: Hardware) -> float:
+def simulated_ms(setting: Setting, schedule: Schedule, hardware: Hardware, steps: int, algorithm: str) -> float:
     """Return the predicted milliseconds per step as the lab counts them, if nodes share only the network."""
-    worker_steps = point.schedule.worker_steps()
-    rounds = max(1, point.steps // int(worker_steps.max()))
+    worker_steps = schedule.worker_steps()
+    rounds = max(1, steps // int(worker_steps.max()))
     timeline = simulate(
-        point.schedule,
-        in_segments(hardware, point.setting.task),
-        compute=point.setting.compute_times(),
+        schedule,
+        in_segments(hardware, setting.task),
+        compute=setting.compute_times(),
         num_rounds=rounds,
-        algorithm=AllReduceAlgorithm(point.algorithm),
+        algorithm=AllReduceAlgorithm(algorithm),
     )
     return 1e3 * len(worker_steps) / float((worker_steps * rounds / timeline.finish[-1]).sum())
 
@@ -63,26 +51,16 @@ def in_segments(hardware: Hardware, task: str) -> Hardware:
     return replace(hardware, layers=segments, backward=BACKWARD * len(segments) / (len(segments) - 1))
 
 
-def predict_all(points: list[Point], profiles: dict[str, Hardware]) -> dict[str, Any] | None:
-    """Return predictions of all cells with profiled links, without any measured step time, and a summary."""
-    found = [
-        {
-            "contestant": point.contestant,
-            "setting": point.setting.name,
-            "measured": point.measured,
-            "predicted": simulated_ms(point, profiles[point.setting.name]),
-        }
-        for point in points
-        if point.setting.name in profiles
-    ]
-    if not found:
+def summarize(points: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return predictions of cells, each with its measured step time, next to a sentence on all of them."""
+    if not points:
         return None
-    errors = [abs(one["predicted"] / one["measured"] - 1) for one in found]
+    errors = [abs(one["predicted"] / one["measured"] - 1) for one in points]
     words = (
-        f"From the profile of the links alone: {sum(error <= CLOSE for error in errors)} of {len(found)} cells within "
+        f"From the profile of the links alone: {sum(error <= CLOSE for error in errors)} of {len(points)} cells within "
         f"15 % (median error {median(errors):.1%})."
     )
-    return {"words": words, "points": found}
+    return {"words": words, "points": points}
 
 
 PLAN_SECONDS = 20.0
@@ -181,13 +159,13 @@ def of_run(  # noqa: PLR0917 - one call each, and a cache's
 def step_seconds(setting: Setting, shape: tuple[int, int], steps: int, repetition: int) -> npt.NDArray[np.float64]:
     """Return the compute seconds of the lab's workers, shape (steps, workers), with the batches that they draw."""
     count = shape[0] * shape[1]
-    lengths = [StepLengths(setting, count, rank, repetition) for rank in range(count)]
-    seconds = np.array([[worker(step) for worker in lengths] for step in range(steps)])
+    ranks = range(count)
+    seconds = np.array([[setting.step_seconds(count, rank, repetition, k) for rank in ranks] for k in range(steps)])
     if setting.task != "docstrings":
         return seconds
     size = {"num_nodes": shape[0], "workers_per_node": shape[1]}
-    job = Job(task=setting.task, batch=setting.batch, seed=repetition, **size)
-    batches = [Batches(job, rank, samples_of(setting.task)) for rank in range(count)]
+    job = Job(setting=setting, seed=repetition, **size)
+    batches = [Batches(job, rank, samples_of(setting.task)) for rank in ranks]
     return np.array(seconds * [[worker.draw()[1] for worker in batches] for _ in range(steps)])
 
 

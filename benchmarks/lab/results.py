@@ -103,16 +103,16 @@ def _curve(
     quorums) the mean at an instant takes every worker's newest snapshot, at instants when half of the workers have a
     new one.
     """
-    model = make_model(job.task, samples, Clock(), job.seed).eval()
+    model = make_model(job.setting.task, samples, Clock(), job.seed).eval()
     size = 2 * sum(p.numel() for p in model.parameters())
     tracks = [_snapshots(job, rank, size) for rank in range(job.num_workers)]
     free = job.free_running or apart
     together = not free and len({tuple(step for _, step, _ in track) for track in tracks}) == 1
     least = min(len(track) for track in tracks)
-    part = evaluation_samples(samples, SEQUENCES) if job.task == "docstrings" else evaluation_samples(samples)
+    part = evaluation_samples(samples, SEQUENCES) if job.setting.task == "docstrings" else evaluation_samples(samples)
     curve: Curve = []
     accuracies: list[tuple[float, float]] = []
-    told = None if job.task == "hyperplane" else samples.held_out  # heights have no right or wrong
+    told = None if job.setting.task == "hyperplane" else samples.held_out  # heights have no right or wrong
     count = least if together else sorted(len(track) for track in tracks)[len(tracks) // 2]
     for index in range(0, count, APART if apart else 1):
         if together:
@@ -124,7 +124,7 @@ def _curve(
         mean = torch.stack([flat for _, _, flat in chosen]).float().mean(0)
         torch.nn.utils.vector_to_parameters(mean, model.parameters())
         with torch.no_grad():
-            loss = loss_of(job.task, model(part.inputs), part.labels)
+            loss = loss_of(job.setting.task, model(part.inputs), part.labels)
         steps = float(np.mean([step for _, step, _ in chosen]))
         curve.append((steps, instant - started, float(loss)))
         if told is not None:

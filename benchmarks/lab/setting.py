@@ -7,7 +7,7 @@ that all workers share, so that a randomly chosen worker is the same one for all
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +18,53 @@ from pydantic import TypeAdapter
 from benchmarks import kit
 from partreduce.topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, RotatingDelay, StragglerModel
 
+GRID = {"workers": (1.6, 0.8, 0.4, 0.2, 0.1), "server": (0.05, 0.025, 0.0125)}
+"""Learning rates of rehearsals, the largest first; a server has its own, as it applies all steps to one model."""
+
+TABLE = kit.read_toml(Path(__file__).with_name("settings.toml"))
+TARGETS: dict[str, float] = {name: task["target"] for name, task in TABLE["tasks"].items()}
+"""Training loss of the mean model that each task shall reach in the lab."""
+REHEARSED = {name: tuple(task["rehearsed"]) for name, task in TABLE["tasks"].items() if "rehearsed" in task}
+"""By task, the loss at which a rehearsal counts steps, which is reached sooner, and the most steps."""
+SEGMENTS: dict[str, tuple[int, ...]] = {name: tuple(task["segments"]) for name, task in TABLE["tasks"].items()}
+"""Bytes sent when each layer's gradient is ready, from the last layer to the first, and at the end of the step.
+
+Layers below 128 KiB share a segment (`runtime.averaging.bucketed_gradients`), and digits and text have only one layer
+above that, so everything is sent when backward reaches the first layer. The tag follows at the end.
+"""
+MODEL_BYTES = {name: sum(segments) for name, segments in SEGMENTS.items()}
+BACKWARD = 2 / 3
+"""Share of backward in a step. The lab's gates delay a layer before its gradient is computed, not after."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lengths:
-    """The compute seconds of steps; at most one of the disturbances is set.
+class Setting:
+    """Links and compute times of a lab; `rate` is in `tc` syntax.
 
-    `compute` is the seconds of an undisturbed worker's step; `slow` lists (rank, factor). With probability
-    `random_chance` a worker's step takes `random_factor` times as long. `delayed` = (workers, seconds): so many
-    workers, drawn in every step, are delayed. `skew` = (low, high) seconds: all are delayed, with delays that rotate by
-    one worker per step.
+    `compute` is the seconds of an undisturbed worker's step; `slow` lists (rank, factor). The Prague paper slows a
+    worker by *adding* 2 or 5 step times, which is a factor of 3 or 6. At most one of the disturbances is set. With
+    probability `random_chance` a worker's step takes `random_factor` times as long. `delayed` = (workers, seconds): so
+    many workers, drawn in every step, are delayed. `skew` = (low, high) seconds: all are delayed, with delays that
+    rotate by one worker per step.
+
+    `batch` samples per step and worker, and SGD's `momentum` and `weight_decay` (an L2 penalty), hold for all. `steps`
+    is a multiple of 16 and of 24, so that a cell has whole periods of the usual schedules; it is used for contestants
+    without a rehearsal.
     """
 
+    name: str = ""
+    rate: str = "200mbit"
+    task: str = "digits"
     compute: float = 0.08
     slow: tuple[tuple[int, float], ...] = ()
     random_factor: float = 1.0
     random_chance: float = 0.0
     delayed: tuple[int, float] = (0, 0.0)
     skew: tuple[float, float] = (0.0, 0.0)
-
-    def lengths(self) -> dict[str, Any]:
-        """Return only these fields of a setting or a job."""
-        return {field.name: getattr(self, field.name) for field in fields(Lengths)}
+    steps: int = 48
+    batch: int = 16
+    momentum: float = 0.0
+    weight_decay: float = 0.0
 
     @property
     def is_disturbed(self) -> bool:
@@ -74,55 +100,16 @@ class Lengths:
         with np.errstate(divide="ignore"):  # where no one computes for a time, it is none
             return num_workers / float((1 / self.mean_seconds(num_workers)).sum())
 
+    def step_seconds(self, num_workers: int, rank: int, seed: int, step: int) -> float:
+        """Return the compute seconds of one worker's step; the first is 0."""
+        times, rng = self.compute_times(), np.random.default_rng((77_000 * (seed + 1), step))
+        times.check(num_workers)
+        return float(times.step_seconds(num_workers, step, rng)[0, rank])
 
-class StepLengths:
-    """The compute seconds of one worker's steps, one after another."""
-
-    def __init__(self, lengths: Lengths, num_workers: int, rank: int, seed: int) -> None:
-        self._times, self._count, self._rank, self._seed = lengths.compute_times(), num_workers, rank, seed
-        self._times.check(num_workers)
-
-    def __call__(self, step: int) -> float:
-        """Return the seconds of step number `step`; the first is 0."""
-        rng = np.random.default_rng((77_000 * (self._seed + 1), step))
-        return float(self._times.step_seconds(self._count, step, rng)[0, self._rank])
-
-
-GRID = {"workers": (1.6, 0.8, 0.4, 0.2, 0.1), "server": (0.05, 0.025, 0.0125)}
-"""Learning rates of rehearsals, the largest first; a server has its own, as it applies all steps to one model."""
-
-TABLE = kit.read_toml(Path(__file__).with_name("settings.toml"))
-TARGETS: dict[str, float] = {name: task["target"] for name, task in TABLE["tasks"].items()}
-"""Training loss of the mean model that each task shall reach in the lab."""
-REHEARSED = {name: tuple(task["rehearsed"]) for name, task in TABLE["tasks"].items() if "rehearsed" in task}
-"""By task, the loss at which a rehearsal counts steps, which is reached sooner, and the most steps."""
-SEGMENTS: dict[str, tuple[int, ...]] = {name: tuple(task["segments"]) for name, task in TABLE["tasks"].items()}
-"""Bytes sent when each layer's gradient is ready, from the last layer to the first, and at the end of the step.
-
-Layers below 128 KiB share a segment (`runtime.averaging.bucketed_gradients`), and digits and text have only one layer
-above that, so everything is sent when backward reaches the first layer. The tag follows at the end.
-"""
-MODEL_BYTES = {name: sum(segments) for name, segments in SEGMENTS.items()}
-BACKWARD = 2 / 3
-"""Share of backward in a step. The lab's gates delay a layer before its gradient is computed, not after."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting(Lengths):
-    """Links and compute times (`Lengths`) of a lab; `rate` is in `tc` syntax.
-
-    `batch` samples per step and worker, and SGD's `momentum` and `weight_decay` (an L2 penalty), hold for all. `steps`
-    is a multiple of 16 and of 24, so that a cell has whole periods of the usual schedules; it is used for contestants
-    without a rehearsal. The Prague paper slows a worker by *adding* 2 or 5 step times, which is a factor of 3 or 6.
-    """
-
-    name: str
-    rate: str = "200mbit"
-    task: str = "digits"
-    steps: int = 48
-    batch: int = 16
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    def without_sleep(self) -> Setting:
+        """Return the same training in steps that take as long as their computing, as in a rehearsal."""
+        kept = {name: getattr(self, name) for name in ("name", "task", "batch", "momentum", "weight_decay")}
+        return Setting(compute=0.0, **kept)
 
     @property
     def megabits(self) -> float:
@@ -167,7 +154,7 @@ def settings(num_workers: int) -> dict[str, Setting]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job(Lengths):
+class Job:
     """The job of every worker in one cell.
 
     `how` is `partreduce` (with `schedule`, a file) or one of `worker.KINDS`. A step computes real gradients, then
@@ -186,15 +173,11 @@ class Job(Lengths):
     port: int = 0
     schedule: str | None = None
     free_running: bool = False
-    task: str = "digits"
+    setting: Setting = Setting()
     data_file: str = ""
-    compute: float = 0.06
     steps: int = 80
     limit: float = 40.0
     every: int = 4
-    batch: int = 16
-    momentum: float = 0.0
-    weight_decay: float = 0.0
     learning_rate: float = 0.2
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)

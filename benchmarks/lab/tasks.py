@@ -346,7 +346,8 @@ def make_model(task: str, samples: Samples, clock: Clock, seed: int) -> nn.Modul
 
 
 def optimizer_of(job: Job, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=job.learning_rate, momentum=job.momentum, weight_decay=job.weight_decay)
+    momentum, decay = job.setting.momentum, job.setting.weight_decay
+    return torch.optim.SGD(parameters, lr=job.learning_rate, momentum=momentum, weight_decay=decay)
 
 
 def loss_of(task: str, said: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -412,7 +413,7 @@ class Batches:
     """
 
     def __init__(self, job: Job, rank: int, samples: Samples) -> None:
-        self._size, self._samples, self._by_length = job.batch, samples, job.task == "docstrings"
+        self._size, self._samples, self._by_length = job.setting.batch, samples, job.setting.task == "docstrings"
         self._places = shard(job, rank, samples.labels)
         self._generator = torch.Generator().manual_seed(1000 * job.seed + rank)
         if self._by_length:

@@ -27,7 +27,7 @@ import torch.distributed as dist
 import partreduce
 from benchmarks import kit
 from benchmarks.kit import one_thread
-from benchmarks.lab.setting import Job, StepLengths
+from benchmarks.lab.setting import Job
 from benchmarks.lab.tasks import Batches, Clock, Samples, loss_of, make_model, optimizer_of
 from partreduce.topo.errors import PartreduceError
 
@@ -274,7 +274,7 @@ def work(job: Job, node: int, samples: Samples) -> None:
 def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, object]:
     one_thread()
     clock = Clock()
-    model = make_model(job.task, samples, clock, job.seed)
+    model = make_model(job.setting.task, samples, clock, job.seed)
     inner = optimizer_of(job, model.parameters())
     training = KINDS[job.how](job, model, inner)
     batches = Batches(job, rank, samples)
@@ -282,7 +282,7 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
     goal = job.steps if job.free_running else job.steps // training.share
     # More snapshots where workers are at different steps, so that none is old.
     every = job.every if training.in_step and not (job.free_running or apart) else max(1, job.every // APART)
-    seconds = StepLengths(job, job.num_workers, rank, job.seed)
+    seconds = partial(job.setting.step_seconds, job.num_workers, rank, job.seed)
     times: list[tuple[float, float, float]] = []
     if not board.ready(rank, START_SECONDS):
         return {"failed": "the others were not ready in time"}
@@ -307,7 +307,7 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
                 if reached % every == 0:  # where time is padded anyway, so that it costs the run nothing
                     _snapshot(file, model, reached)
                 training.model.train()
-                loss = loss_of(job.task, training.model(samples.inputs[batch]), samples.labels[batch])
+                loss = loss_of(job.setting.task, training.model(samples.inputs[batch]), samples.labels[batch])
                 inner.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 clock.until(1.0)

@@ -18,15 +18,13 @@ import random
 import shutil
 import subprocess
 import sys
-import tomllib
-from functools import cache
 from pathlib import Path
 
 from benchmarks.kit import ROOT, parser, read_toml
 
 BUILD = ROOT / "build" / "mutants"
-ACCEPTED = Path(__file__).with_name("accepted.toml")
-PLANTED = Path(__file__).with_name("planted.toml")
+ACCEPTED = read_toml(Path(__file__).with_name("accepted.toml"))
+PLANTED = read_toml(Path(__file__).with_name("planted.toml"))
 AT_ONCE = ("--max-children", "2")
 ISOLATED = "not program"
 """The tests to run: a checker started as a program, without site-packages, cannot import mutmut."""
@@ -93,11 +91,6 @@ def judge(file: str, *, sample: int | None, seed: int) -> tuple[dict[str, str], 
     return {name: verdict for name, verdict in verdicts.items() if verdict != "not checked"}, copy
 
 
-@cache
-def accepted_survivors() -> dict[str, list[dict[str, str]]]:
-    return tomllib.loads(ACCEPTED.read_text("utf-8"))
-
-
 def reason(file: str, difference: str) -> str:
     """Return what `accepted_survivors.toml` says about a survivor: "equivalent", "taste", or "".
 
@@ -106,7 +99,7 @@ def reason(file: str, difference: str) -> str:
     lines = [line for line in difference.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     signs = {"was": "-", "now": "+"}
     row = {what: "\n".join(one[1:].strip() for one in lines if one[0] == sign) for what, sign in signs.items()}
-    for entry in accepted_survivors().get(file, []):
+    for entry in ACCEPTED.get(file, []):
         if all(row[text] == entry.get(text, row[text]) for text in ("was", "now")):
             return entry["verdict"]
     return ""
@@ -135,7 +128,7 @@ def judge_planted() -> bool:
     """Judge the planted bugs and print which test kills each; return whether all are killed."""
     dead, copy = True, copy_repository("planted")
     environment = os.environ | {"PYTHONPATH": f"{copy}{os.pathsep}{copy / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
-    for file, bugs in tomllib.loads(PLANTED.read_text("utf-8")).items():
+    for file, bugs in PLANTED.items():
         source = (ROOT / file).read_text(encoding="utf-8")
         for bug in bugs:
             if source.count(bug["was"]) != 1:

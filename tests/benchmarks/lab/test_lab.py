@@ -14,10 +14,10 @@ from benchmarks import kit
 from benchmarks.lab.campaign import Campaign, Experiment, best_rate, keep_rates, known_rates, rates_key
 from benchmarks.lab.contestants import contestants
 from benchmarks.lab.network import why_not
-from benchmarks.lab.plan import Point, predict_all
+from benchmarks.lab.plan import simulated_ms, summarize
 from benchmarks.lab.results import CellResult, Row, baseline, block, keep_published, page, read_cell
 from benchmarks.lab.run import main as lab_main
-from benchmarks.lab.setting import MODEL_BYTES, REHEARSED, SEGMENTS, Job, Lengths, Setting, StepLengths
+from benchmarks.lab.setting import MODEL_BYTES, REHEARSED, SEGMENTS, Job, Setting
 from benchmarks.lab.tasks import write_data
 from benchmarks.lab.worker import Board
 from helpers import children
@@ -110,11 +110,10 @@ def test_cells_are_predicted_from_profiled_links_by_the_simulators_step_times():
     hardware = Hardware(nic=Link(0.0, 8e-6 / PLAIN.megabits), model_bytes=MODEL_BYTES["digits"])
     # All of the model goes when backward has come to the first layer, and a ring of 16 sends 15/8 of it.
     ms = 1e3 * (PLAIN.compute + 15 / 8 * MODEL_BYTES["digits"] * 8e-6 / PLAIN.megabits)
-    points = [Point(name, PLAIN, ring, "ring", ms * off, steps=4) for name, off in (("near", 1.1), ("far", 1.3))]
-    found = predict_all(points, {PLAIN.name: hardware})
-    assert [one["predicted"] for one in found["points"]] == pytest.approx([ms, ms])
+    assert simulated_ms(PLAIN, ring, hardware, 4, "ring") == pytest.approx(ms)
+    found = summarize([{"measured": ms * off, "predicted": ms} for off in (1.1, 1.3)])
     assert "1 of 2 cells within 15 %" in found["words"]
-    assert predict_all(points, {}) is None
+    assert summarize([]) is None
 
 
 def test_every_published_result_makes_its_tables_again():
@@ -176,26 +175,26 @@ RANDOM = {"random_factor": 6.0, "random_chance": 0.25}
 
 def lengths_of(lengths, num_workers, steps, seed=0):
     """Seconds, shape (steps, num_workers), as each worker computes its own column."""
-    workers = [StepLengths(lengths, num_workers, rank, seed) for rank in range(num_workers)]
-    return np.array([[worker(step) for worker in workers] for step in range(steps)])
+    ranks = range(num_workers)
+    return np.array([[lengths.step_seconds(num_workers, rank, seed, step) for rank in ranks] for step in range(steps)])
 
 
 def test_so_many_workers_are_delayed_in_every_step_and_all_agree_who():
-    seconds = lengths_of(Lengths(compute=0.1, **DELAYED), 8, 200)
+    seconds = lengths_of(Setting(compute=0.1, **DELAYED), 8, 200)
     assert (np.isclose(seconds, 0.6).sum(axis=1) == 2).all()
     assert np.isclose(seconds, 0.1).sum() == 6 * 200
     assert (np.isclose(seconds, 0.6).mean(axis=0) > 0.1).all(), "drawn for each step: every worker has its turn"
 
 
 def test_shifting_delays_move_on_by_one_worker_from_step_to_step():
-    seconds = lengths_of(Lengths(compute=0.1, **SHIFTING), 4, 8)
+    seconds = lengths_of(Setting(compute=0.1, **SHIFTING), 4, 8)
     assert np.allclose(seconds[0], [0.2, 0.3, 0.4, 0.5])
     assert all(np.allclose(seconds[step], np.roll(seconds[0], -step)) for step in range(8))
 
 
 @pytest.mark.parametrize("disturbance", [{}, DELAYED, SHIFTING, RANDOM])
 def test_mean_steps_are_those_of_many_steps(disturbance):
-    lengths = Lengths(compute=0.1, slow=((1, 3.0),), **disturbance)
+    lengths = Setting(compute=0.1, slow=((1, 3.0),), **disturbance)
     found = np.mean([lengths_of(lengths, 4, 500, seed) for seed in range(4)], axis=(0, 1))
     assert found == pytest.approx(lengths.mean_seconds(4), rel=0.12)
 
@@ -203,16 +202,16 @@ def test_mean_steps_are_those_of_many_steps(disturbance):
 @pytest.mark.parametrize("disturbance", [{}, DELAYED, SHIFTING, RANDOM])
 def test_a_job_and_a_setting_keep_their_lengths_on_their_way_through_json(disturbance):
     setting = Setting(name="one", slow=((2, 5.0),), **disturbance)
-    assert Setting.of_json(json.loads(json.dumps({**setting.lengths(), "name": "one"}))) == setting
+    assert Setting.of_json(json.loads(json.dumps(asdict(setting)))) == setting
     fields = {"name": "", "folder": "", "how": "", "num_nodes": 1, "workers_per_node": 4, "address": "", "port": 0}
-    job = Job(**fields, **setting.lengths())
+    job = Job(**fields, setting=setting)
     assert Job.of_line(job.to_line()) == job
-    assert job.lengths() == setting.lengths()
+    assert job.setting.without_sleep() == Setting(name="one", compute=0.0)
 
 
 def test_two_disturbances_at_once_are_refused():
     with pytest.raises(ValueError, match="one at most"):
-        Lengths(**DELAYED, **SHIFTING).compute_times()
+        Setting(**DELAYED, **SHIFTING).compute_times()
 
 
 @pytest.mark.processes
@@ -221,12 +220,12 @@ def test_workers_sleep_as_long_as_their_lengths_say(tmp_path):
     """Two cells of two workers through a process of the lab, without its network, which these need not."""
     write_data("digits", tmp_path / "digits.npz")
     plain = Job(
-        name="", folder="", how="alone", num_nodes=1, workers_per_node=2, address="", port=0, compute=0.03, steps=6,
+        name="", folder="", how="alone", num_nodes=1, workers_per_node=2, address="", port=0, steps=6,
         data_file=str(tmp_path / "digits.npz"),
     )  # fmt: skip
     jobs = {
-        "delayed": replace(plain, delayed=(1, 0.2)),
-        "shifting": replace(plain, skew=(0.0, 0.2)),
+        "delayed": replace(plain, setting=Setting(compute=0.03, delayed=(1, 0.2))),
+        "shifting": replace(plain, setting=Setting(compute=0.03, skew=(0.0, 0.2))),
     }
     lines = []
     for name, job in jobs.items():
@@ -240,7 +239,7 @@ def test_workers_sleep_as_long_as_their_lengths_say(tmp_path):
     )  # fmt: skip
     assert done.stdout.split("\n")[:3] == ["ready", "done 0", "done 0"]
     for name, job in jobs.items():
-        told = lengths_of(job, 2, 6)
+        told = lengths_of(job.setting, 2, 6)
         said = [json.loads((tmp_path / name / f"worker-{rank:03d}.json").read_text()) for rank in range(2)]
         times = np.array([worker["times"] for worker in said])  # (workers, steps, 3)
         slept = (times[:, :, 1] - times[:, :, 0]).T
@@ -272,7 +271,7 @@ def test_cells_run_over_shaped_links_end_at_their_loss_or_at_the_limit_of_all_an
     with standing(2) as lab:
         lab.shape("200mbit")
         schedule = str(save_schedule(build("allreduce", Cluster.regular(2, 2))))
-        sizes = {"address": "", "port": 0, "compute": 0.01, "steps": 8}
+        sizes = {"address": "", "port": 0, "setting": Setting(compute=0.01), "steps": 8}
         job = lab.job("cell", "partreduce", 2, schedule=schedule, data_file=str(data), **sizes)
         assert lab.crew.run(job) == [0, 0]
         found = read_cell(job, read_data(data))

@@ -229,13 +229,13 @@ def docstrings(count=256):
 
 def test_a_batch_of_docstrings_is_as_long_as_its_longest():
     samples = docstrings()
-    job = Job(num_nodes=1, workers_per_node=2, task="docstrings")
+    job = Job(num_nodes=1, workers_per_node=2, setting=Setting(task="docstrings"))
     batches = Batches(job, 1, samples)
     drawn = [batches.draw() for _ in range(400)]
     assert mean(share for _, share in drawn) == pytest.approx(1.0, abs=0.1)
     for places, share in drawn[:20]:
         lengths = (samples.inputs[places] > 0).sum(1)
-        assert len(places) == job.batch
+        assert len(places) == job.setting.batch
         assert share == pytest.approx(
             int(lengths.max()) / int((samples.inputs[drawn[0][0]] > 0).sum(1).max()) * drawn[0][1]
         )
