@@ -324,7 +324,6 @@ def _to_the_end(running: Running) -> Iterator[None]:
     begun = running.fault_time or time.monotonic()
     while not running.is_over and time.monotonic() < begun + limit + min(running.held_up, RUN_SECONDS):
         yield
-    running.outcome.over = time.monotonic() - begun
     if not running.is_over and running.outcome.fired:
         # The program alone: its path is this machine's, and rows are kept.
         left = [

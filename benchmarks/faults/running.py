@@ -61,8 +61,6 @@ class Outcome:
     """`finished`, `named error`, or what went wrong."""
     detection: dict[int, float] = field(default_factory=dict)
     """Seconds from the fault to each survivor's report, by rank."""
-    over: float = 0.0
-    """Seconds from the fault to the end of the whole run, launcher included."""
     violations: list[str] = field(default_factory=list)
     texts: dict[int, str] = field(default_factory=dict)
     """The survivors' error messages by rank."""

@@ -26,12 +26,12 @@ def why_not() -> str | None:
         return f"the lab needs network namespaces: {probe.stderr.strip() or 'ip netns add failed'}"
     try:
         made = [
-            _quiet("ip", "-n", name, "link", "add", "probe0", "type", "veth", "peer", "name", "probe1"),
-            _quiet("tc", "-n", name, "qdisc", "add", "dev", "probe0", "root", *_tbf("10mbit")),
-            _quiet("ip", "-n", name, "link", "add", "probe2", "type", "bridge"),
+            _run("ip", "-n", name, "link", "add", "probe0", "type", "veth", "peer", "name", "probe1", must=False),
+            _run("tc", "-n", name, "qdisc", "add", "dev", "probe0", "root", *_tbf("10mbit"), must=False),
+            _run("ip", "-n", name, "link", "add", "probe2", "type", "bridge", must=False),
         ]
     finally:
-        _quiet("ip", "netns", "delete", name)
+        _run("ip", "netns", "delete", name, must=False)
     missing = [tool for tool, ok in zip(("veth pairs", "tc tbf", "bridges"), made, strict=True) if not ok]
     return f"the lab needs {' and '.join(missing)} in the kernel" if missing else None
 
@@ -40,23 +40,20 @@ def _tbf(rate: str) -> list[str]:
     return ["tbf", "rate", rate, "burst", "64kb", "latency", "200ms"]
 
 
-def _quiet(*command: str) -> bool:
-    return subprocess.run(command, capture_output=True, timeout=10, check=False).returncode == 0
-
-
-def _run(*command: str) -> str:
+def _run(*command: str, must: bool = True) -> bool:
+    """Run a command and return whether it succeeded; raise RuntimeError if it `must` and did not."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    if done.returncode != 0:
+    if must and done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
-    return done.stdout
+    return done.returncode == 0
 
 
 @dataclass
 class Network:
-    """`num_nodes` namespaces 10.77.0.1 … on one bridge, with links of `rates[i]` (`tc` syntax, such as 200mbit)."""
+    """`num_nodes` namespaces 10.77.0.1 … on one bridge, with links of this rate (`tc` syntax, such as 200mbit)."""
 
     num_nodes: int
-    rates: str | list[str]
+    rate: str
     subnet: str = "10.77.0"
     tag: str = ""
     """Distinguishes several networks of one process; names of links have room for a few characters only."""
@@ -112,7 +109,7 @@ class Network:
             _run("ip", "-n", name, "addr", "add", f"{self.address(node)}/24", "dev", "eth0")
             _run("ip", "-n", name, "link", "set", "eth0", "up")
             _run("ip", "-n", self.switch, "link", "set", port, "master", "br0", "up")
-            self.shape(node, self.rates if isinstance(self.rates, str) else self.rates[node])
+            self.shape(node, self.rate)
 
     def shape(self, node: int, rate: str) -> None:
         _run("tc", "-n", self.namespace(node), "qdisc", "replace", "dev", "eth0", "root", *_tbf(rate))
@@ -123,4 +120,4 @@ class Network:
 
     def close(self) -> None:
         while self._made:
-            _quiet("ip", "netns", "delete", self._made.pop())
+            _run("ip", "netns", "delete", self._made.pop(), must=False)

@@ -206,14 +206,10 @@ def docstrings(package: str) -> Iterator[str]:
                 yield ast.get_docstring(part) or ""
 
 
-def words_of(text: str) -> list[str]:
-    return re.findall(r"[a-z]+", text.lower())
-
-
 def texts_of(package: str, least: int, *, by_paragraph: bool = False) -> list[str]:
     """Return a package's docstrings, or their paragraphs, of at least so many words, each once, with single spaces."""
     parts = (re.split(r"\n\s*\n", whole) if by_paragraph else [whole] for whole in docstrings(package))
-    said = (words_of(text) for texts in parts for text in texts)
+    said = (re.findall(r"[a-z]+", text.lower()) for texts in parts for text in texts)
     return list(dict.fromkeys(" ".join(words) for words in said if len(words) >= least))
 
 
@@ -292,18 +288,16 @@ LEAST_WORDS = 12
 MOST_FEATURES = 128
 
 
-def paragraph_samples(packages: tuple[str, str] = PARAGRAPHS_OF) -> tuple[np.ndarray, np.ndarray]:
-    """Return features, shape (count, 128), padded with zeros, and labels, shape (count,); as many of either package."""
-    said = [texts_of(package, LEAST_WORDS, by_paragraph=True) for package in packages]
+def paragraph_samples() -> tuple[np.ndarray, np.ndarray]:
+    """Return places of words and of pairs of words, shape (count, 128), padded with zeros, and labels, shape (count,).
+
+    There are as many paragraphs of either package.
+    """
+    said = [texts_of(package, LEAST_WORDS, by_paragraph=True) for package in PARAGRAPHS_OF]
     both = set(said[0]) & set(said[1])
     texts, labels = balance([[text for text in one if text not in both] for one in said])
-    return np.stack([_features(text.split()) for text in texts]), labels
-
-
-def _features(words: list[str]) -> np.ndarray:
-    """Return the places of a paragraph's words and pairs of words, shape (128,)."""
-    pairs = (f"{a} {b}" for a, b in pairwise(words))
-    return hash_words([*words, *pairs], FEATURES, MOST_FEATURES, once=True)
+    listed = [[*words, *map(" ".join, pairwise(words))] for words in map(str.split, texts)]
+    return np.stack([hash_words(words, FEATURES, MOST_FEATURES, once=True) for words in listed]), labels
 
 
 def make_model(task: str, samples: Samples, clock: Clock, seed: int) -> nn.Module:
@@ -343,11 +337,6 @@ def make_model(task: str, samples: Samples, clock: Clock, seed: int) -> nn.Modul
             [nn.Linear(950, letters)],
         ]
     return nn.Sequential(*_with_gates(layers, clock))
-
-
-def optimizer_of(job: Job, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    momentum, decay = job.setting.momentum, job.setting.weight_decay
-    return torch.optim.SGD(parameters, lr=job.learning_rate, momentum=momentum, weight_decay=decay)
 
 
 def loss_of(task: str, said: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -391,12 +380,6 @@ def _with_gates(layers: list[list[nn.Module]], clock: Clock) -> list[nn.Module]:
     return modules
 
 
-def shard(job: Job, rank: int, labels: torch.Tensor) -> torch.Tensor:
-    """Return the indices of one worker's samples: every n-th of a shuffled order."""
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(job.seed))
-    return order[rank :: job.num_workers]
-
-
 def evaluation_samples(samples: Samples, most: int = EVALUATED) -> Samples:
     """Return the training samples over which losses are reported: all digits, a fixed draw of the text."""
     if len(samples) <= most:
@@ -406,7 +389,7 @@ def evaluation_samples(samples: Samples, most: int = EVALUATED) -> Samples:
 
 
 class Batches:
-    """One worker's batches, drawn from its shard.
+    """One worker's batches, drawn from its shard: every n-th sample of a shuffled order.
 
     A batch of docstrings is a run in the order of lengths, and its step's length is proportional to its longest
     docstring.
@@ -414,7 +397,8 @@ class Batches:
 
     def __init__(self, job: Job, rank: int, samples: Samples) -> None:
         self._size, self._samples, self._by_length = job.setting.batch, samples, job.setting.task == "docstrings"
-        self._places = shard(job, rank, samples.labels)
+        order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(job.seed))
+        self._places = order[rank :: job.num_workers]
         self._generator = torch.Generator().manual_seed(1000 * job.seed + rank)
         if self._by_length:
             words = (samples.inputs[self._places] > 0).sum(1)

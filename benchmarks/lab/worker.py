@@ -28,7 +28,7 @@ import partreduce
 from benchmarks import kit
 from benchmarks.kit import one_thread
 from benchmarks.lab.setting import Job
-from benchmarks.lab.tasks import Batches, Clock, Samples, loss_of, make_model, optimizer_of
+from benchmarks.lab.tasks import Batches, Clock, Samples, loss_of, make_model
 from partreduce.topo.errors import PartreduceError
 
 NAME = "board"
@@ -275,7 +275,8 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
     one_thread()
     clock = Clock()
     model = make_model(job.setting.task, samples, clock, job.seed)
-    inner = optimizer_of(job, model.parameters())
+    momentum, decay = job.setting.momentum, job.setting.weight_decay
+    inner = torch.optim.SGD(model.parameters(), lr=job.learning_rate, momentum=momentum, weight_decay=decay)
     training = KINDS[job.how](job, model, inner)
     batches = Batches(job, rank, samples)
     apart, partial_sums = training.protocol == "gap", training.protocol.startswith("quorum")

@@ -129,15 +129,10 @@ PROVED = 1e-4
 
 @dataclass
 class Outcome:
-    """One job's answer: its kind (a status or an error's name), seconds, and violations.
-
-    `late` are the processor seconds beyond the time limit.
-    """
+    """One job's answer: its kind (a status or an error's name), violations, and processor seconds beyond its limit."""
 
     kind: str
-    seconds: float
     wrong: list[str] = field(default_factory=list)
-    capped: bool = False
     late: float = 0.0
 
 
@@ -157,17 +152,16 @@ def run(
     except (InfeasibleError, UndecidedError, InputError) as refused:
         error = refused
     except Exception:  # noqa: BLE001 - any other error is what is looked for
-        return Outcome("internal error", time.monotonic() - begun, [traceback.format_exc(limit=-4)])
+        return Outcome("internal error", [traceback.format_exc(limit=-4)])
     seconds = time.monotonic() - begun
     # What other programs take of the core in the meantime is not the planner's.
     core = min(1.0, (time.process_time() - worked) / max(seconds, 1e-9))
-    outcome = Outcome(type(error).__name__ if planned is None else str(planned.answer.status), seconds)
+    outcome = Outcome(type(error).__name__ if planned is None else str(planned.answer.status))
     if job.time_limit is not None:
         outcome.late = (seconds - job.time_limit) * core
         if outcome.late > overrun:
             outcome.wrong.append(f"took {seconds:.2f} s, {core:.0%} of a core, with a limit of {job.time_limit:.2f} s")
     if planned is not None:
-        outcome.capped = planned.answer.capped
         outcome.wrong += [*_recommend(planned, job), *_front(planned), *_document(planned)]
         outcome.wrong += _settings(planned, job) if settings else []
     if exhaust:
