@@ -15,7 +15,6 @@ from partreduce.commands.options import in_model, in_output, panel
 from partreduce.console import claim_stdout, console, emit_json, suggest_verify
 from partreduce.planner.job import Data, Delay, PlanRequest, effort_of
 from partreduce.planner.steps_model import Optimizer
-from partreduce.planner.tables import read_model
 from partreduce.report.table import Column, Table
 from partreduce.schedulers import registry
 from partreduce.schedulers.entry import Entry
@@ -165,6 +164,8 @@ def command(
     limits, queues = limits_of(most)
     facts = None
     if model is not None:
+        from partreduce.commands.design_model import read_model  # it needs torch
+
         facts = read_model(model, place, touched=cluster_options.touched_of(given.get("touched", []), place))
     assumed = cluster_options.hardware_defaults(place, given, model_bytes=model_bytes)
     named = OptimizerChoice.adam if optimizer is OptimizerChoice.adamw else optimizer or OptimizerChoice.any

@@ -14,12 +14,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from partreduce.planner.tables import APPLYING, TableChoice, check_unpriced, choose_routes, kind_of, tables_of
+from partreduce.planner.steps_model import Optimizer
+from partreduce.planner.tables import APPLYING, IN_ORDER, Table, TableChoice, check_unpriced, choose_routes
 from partreduce.runtime.arguments import checked_timeout, read_schedule
 from partreduce.runtime.guard.wrapping import check_module, check_optimizer, schedule_for_other_workers
 from partreduce.runtime.liveness.store_collectives import broadcast_decision
 from partreduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer
-from partreduce.runtime.sharding.placement import embeddings_of
+from partreduce.runtime.sharding.placement import check_route, embeddings_of, looks_at_whole_tensors
 from partreduce.runtime.sharding.row_access import (
     OtherUses,
     SampledRows,
@@ -28,6 +29,7 @@ from partreduce.runtime.sharding.row_access import (
     sample_row_access,
     shares,
 )
+from partreduce.runtime.sharding.table import Embeddings
 from partreduce.runtime.transport.rendezvous import default_world, is_alone
 from partreduce.runtime.transport.worlds import World
 from partreduce.schedulers.registry import build
@@ -38,17 +40,100 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import USUAL, Hardware
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import SYNCHRONOUS, Codec
-from partreduce.topo.strategies.payload import ROW_CODECS, Placement
+from partreduce.topo.strategies.payload import ROW_CODECS, Gradient, Placement
 from partreduce.topo.timing.tables import RowAccess
 
 BATCHES = 4
 """Batches of each worker that are inspected for the rows that they look up."""
 PATIENCE = 2.0
 """Seconds, added to the timeout, that other workers wait for worker 0, which first waits for them."""
+UNKNOWN = (
+    "it is not known how many of its rows a step touches: let build() return (model, batches), or say "
+    "--set touched=TABLE:0.8%"
+)
 
 _log = logging.getLogger("partreduce")
 _counts: WeakKeyDictionary[World, int] = WeakKeyDictionary()
 """Number of calls of `parallelize_embeddings` in each world, equal on all workers; makes store keys unique."""
+
+
+def kind_of(optimizer: torch.optim.Optimizer) -> Optimizer | None:
+    """Return the kind of a torch optimizer; None if the steps model has no such kind."""
+    if "Adam" in type(optimizer).__name__:
+        return Optimizer.ADAM
+    if type(optimizer).__name__ != "SGD":
+        return None
+    return Optimizer.MOMENTUM if any(group["momentum"] for group in optimizer.param_groups) else Optimizer.SGD
+
+
+def tables_of(
+    model: torch.nn.Module,
+    touched: Mapping[str, RowAccess],
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    other_uses: Mapping[str, str] | None = None,
+) -> tuple[tuple[Table, ...], int]:
+    """Return (the trained tables of embeddings, the bytes of all other trained parameters).
+
+    Args:
+        model: the model; parameters with `requires_grad=False` are left out.
+        touched: the known fractions of rows that a step touches, by the table's parameter name.
+        optimizer: the optimizer of the tables, if known; one that reads whole tensors excludes sharding.
+        other_uses: by table, the function to which forward() hands its weight other than for a lookup (`OtherUses`).
+
+    Raises:
+        InputError: a table with a sparse gradient that may only be dense.
+    """
+    found = {name: parts for name, parts in embeddings_of(model).items() if parts[0].requires_grad}
+    tables = []
+    for name, (parameter, modules) in found.items():
+        rows, columns = parameter.shape
+        is_sparse = any(module.sparse for module in modules)
+        table = Table(
+            parameter=name, rows=rows, columns=columns, touched=touched.get(name),
+            gradient=Gradient.SPARSE if is_sparse else Gradient.DENSE, element_bytes=parameter.element_size(),
+        )  # fmt: skip
+        ways: tuple[Placement, ...] = (Placement.DENSE,)
+        because = UNKNOWN
+        if (use := (other_uses or {}).get(name)) is not None:
+            because = f"forward() hands its weight to {use}, too, which needs all rows"
+        elif table.touched is not None:
+            ways, because = _possible_ways(model, table, parameter, modules, optimizer)
+        if is_sparse and ways == (Placement.DENSE,):
+            raise InputError(f"table {name!r}: has a sparse gradient, which way dense does not know; {because}")
+        tables.append(replace(table, ways=ways, because=because))
+    apart = {parameter for parameter, _ in found.values()}
+    dense = (p for p in model.parameters() if p.requires_grad and p not in apart)
+    return tuple(tables), sum(p.numel() * p.element_size() for p in dense)
+
+
+def _possible_ways(
+    model: torch.nn.Module,
+    table: Table,
+    parameter: torch.nn.Parameter,
+    modules: tuple[Embeddings, ...],
+    optimizer: torch.optim.Optimizer | None,
+) -> tuple[tuple[Placement, ...], str]:
+    """Return (the placements that the runtime allows, why it forbids another one; empty if it allows all).
+
+    A table with `max_norm` may be dense only if it cannot be sharded: each worker would shorten the rows that it looks
+    up, and the copies would diverge.
+    """
+    ways, against = [Placement.DENSE], ""
+    for way in IN_ORDER[1:]:
+        try:
+            check_route(model, table.route(way), parameter, modules)
+        except InputError as error:
+            against = against or str(error).removeprefix(f"parameter {table.parameter!r}: ")
+        else:
+            ways.append(way)
+    if Placement.SHARDED in ways and optimizer is not None and (kind := looks_at_whole_tensors(optimizer, parameter)):
+        ways.remove(Placement.SHARDED)
+        against = f"{kind} looks at whole tensors, of which a worker would have some rows"
+    if Placement.SHARDED in ways and any(module.max_norm is not None for module in modules):
+        ways.remove(Placement.DENSE)
+        against = "max_norm shortens rows where they are looked up, so that copies would part"
+    return tuple(ways), against
 
 
 def parallelize_embeddings(

@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 from helpers.refusals import check_error
 from partreduce import Cluster, Hardware, Link, PlanRequest, Schedule, load_schedule, write_schedule
 from partreduce.commands import build_app
+from partreduce.commands.design_model import measure_touched, read_model
 from partreduce.errors import FileError, InputError
-from partreduce.planner.tables import ModelFacts, Table, measure_touched, plan_hybrid, read_model, tables_of
+from partreduce.planner.parallelize import tables_of
+from partreduce.planner.tables import ModelFacts, Table, plan_hybrid
 from partreduce.runtime.sharding.row_access import OtherUses
 from partreduce.strategies import AllReduce, Payload, Placement, TablePlacement
 from partreduce.types import RowAccess

@@ -52,12 +52,11 @@ def draw(rng, num_tables):
 
 def least(tables, schedule, hardware, dense, applying):
     """Every combination of ways and both settings of local aggregation."""
-    pricing = Pricing(tables=tuple(tables), schedule=schedule, hardware=hardware, dense_bytes=dense, applying=applying)
-    both = [replace(pricing, local_aggregation=flag, _own={}) for flag in (True, False)]
+    pricing = Pricing(tables, schedule, hardware, dense_bytes=dense, applying=applying)
     allowed = [
         [way for way in Placement if table.gradient != "sparse" or way is not Placement.DENSE] for table in tables
     ]
-    return min(one.cost(ways).seconds for ways in product(*allowed) for one in both)
+    return min(pricing.cost(ways, local=local).seconds for ways in product(*allowed) for local in (True, False))
 
 
 @pytest.mark.parametrize("num_tables", [0, 1, 3, 8])
