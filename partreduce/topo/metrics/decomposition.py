@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
@@ -196,6 +197,7 @@ def rule_sectors(schedule: Schedule) -> Sectors | None:
     return Sectors(schedule.num_workers, batches, schedule.mixing.mixes_late, how)
 
 
+@lru_cache(maxsize=256)  # plans for other optimizers ask again
 def num_entries(schedule: Schedule) -> int:
     """Return the multiplications in one product of g×g matrices on each class of a rule: classes · g³.
 

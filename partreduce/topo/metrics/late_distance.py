@@ -36,7 +36,7 @@ distance with the recursion run on noise, and the others with the steady state f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil, inf, isfinite, log2
 from typing import Any
 
@@ -193,4 +193,6 @@ class RetimedMetrics:
 
 def _scale(metric: Metric, factor: float, added: float) -> Metric:
     """Return the metric with its value multiplied by `factor` and increased by `added`."""
-    return metric if metric.value is None else replace(metric, value=factor * metric.value + added)
+    if metric.value is None:
+        return metric
+    return Metric(factor * metric.value + added, metric.kind, metric.how)
