@@ -219,7 +219,7 @@ def _recommend(planned: Plan, job: PlanRequest) -> list[str]:
 
 def _settings(planned: Plan, job: PlanRequest) -> list[str]:
     """No algorithm, delay, steps per round or codec beats the recommendation within the limits."""
-    if not job.compute_times().is_fixed:
+    if not job.compute_times.is_fixed:
         return []
     bases = {
         option.schedule.strategy: option.schedule

@@ -12,25 +12,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 
-from partreduce.planner.job import Data, Delay, PlanRequest
+from partreduce.planner.job import Delay, PlanRequest
 from partreduce.planner.measuring import (
-    CostedTransport,
+    Costed,
     Seconds,
     Traffic,
     assemble,
     coded_words,
-    cost_of,
+    costed_with,
     metrics_of,
     paying,
     reprice,
-    seconds_of,
     transports_of,
-    traveling,
     with_timing,
 )
 from partreduce.planner.option import NOTHING, CandidateSchedule, Costs, added_by_delay, known, merit, preference
@@ -47,53 +46,37 @@ range that the steps model was fitted to."""
 
 
 class Setting(NamedTuple):
-    """A setting of a schedule: the delay of its averages, steps per round, and whether gradients are sent by layers.
+    """A setting of a schedule: the delay of its averages, and steps per round.
 
     For a schedule whose workers take unequal numbers of steps, `steps_per_round` is 1 and its own numbers are kept.
     """
 
     sync: Delay
     steps_per_round: int
-    gradient_buckets: GradientBuckets = GradientBuckets.SINGLE
 
     def of(self, schedule: Schedule, transport: Transport | None = None, *, name: str | None = None) -> Schedule:
         own = schedule.strategy.steps_per_round
         steps = self.steps_per_round if isinstance(own, int) else own
         return with_timing(schedule, self.sync.sync, steps, transport, name=name)
 
-    @property
-    def is_layered(self) -> bool:
-        return self.gradient_buckets is GradientBuckets.PER_LAYER
-
 
 class Timings:
-    """Seconds of communication and of a whole step, by `Setting`, of a schedule with one algorithm and codec; cached.
+    """Seconds of communication and of a whole step, by `Setting`, of a schedule with one transport; cached.
 
-    `schedule` is synchronous; `costed` has the algorithm and codec.
+    `costed` is synchronous, and has the algorithm and codec; it says whether gradients are sent by layers.
     """
 
-    def __init__(self, schedule: Schedule, job: PlanRequest, costed: CostedTransport) -> None:
-        self.schedule, self.job, self.costed, self.times = schedule, job, costed, job.compute_times()
-        self.is_equal = isinstance(schedule.strategy.steps_per_round, int)
-        runs, algorithm = traveling(schedule, costed.transport), costed.transport.algorithm
-        self.period = TimedPeriod.of(runs, job.hardware, self.times, algorithm=algorithm).merged()
+    def __init__(self, costed: Costed, job: PlanRequest) -> None:
+        self.transport, self.cost, self.times = costed.transport, costed.cost, job.compute_times
+        self.is_equal = isinstance(costed.schedule.strategy.steps_per_round, int)
+        self.period = TimedPeriod.of(costed.schedule, job.hardware, self.times).merged()
         self.seconds, self.steps = cache(self._seconds), cache(self._steps)
 
-    def costed_for(self, setting: Setting) -> CostedTransport:
-        """Return the transport in this setting, which may send by layer, with its cost at one step per round."""
-        if not setting.is_layered:
-            return self.costed
-        transport = replace(self.costed.transport, gradient_buckets=setting.gradient_buckets)
-        return CostedTransport(transport, cost_of(self.schedule, self.job, transport))
-
     def sent(self, setting: Setting) -> Traffic:
-        cost = self.costed_for(setting).cost
-        return Traffic(cost.per_step / setting.steps_per_round, cost.nic_bytes_per_step / setting.steps_per_round)
+        count = setting.steps_per_round
+        return Traffic(self.cost.per_step / count, self.cost.nic_bytes_per_step / count)
 
     def _seconds(self, setting: Setting) -> Seconds:
-        if setting.is_layered:
-            transport = self.costed_for(setting).transport
-            return seconds_of(setting.of(self.schedule, transport), self.job, transport.algorithm)
         if self.is_equal and setting.sync is not Delay.PIPELINE:
             return Seconds(self.steps(setting.sync)[setting.steps_per_round - 1], self.times.base)
         return Seconds(self.period.cycle(sync=setting.sync.sync).per_step, self.times.base)
@@ -151,10 +134,16 @@ class Measurements:
     def __init__(self, schedule: Schedule, job: PlanRequest) -> None:
         own = schedule.strategy.steps_per_round
         self.schedule, self.job = with_timing(schedule, SYNCHRONOUS, 1 if isinstance(own, int) else own), job
-        self.timings = tuple(Timings(self.schedule, job, one) for one in transports_of(self.schedule, job))
+        self.timings = [Timings(one, job) for one in transports_of(self.schedule, job)]
         self.metrics = retime(self.schedule, job.push) if isinstance(own, int) else None
         self.at, self.point, self.option = cache(self._at), cache(self._point), cache(self._option)
         self.line = cache(self._line)
+
+    @cached_property
+    def layered(self) -> list[Timings]:
+        """The timings if gradients are sent by layers."""
+        transports = [replace(one.transport, gradient_buckets=GradientBuckets.PER_LAYER) for one in self.timings]
+        return [Timings(costed_with(self.schedule, self.job, one), self.job) for one in transports]
 
     def _at(self, sync: Delay, count: int) -> Convergence:
         if self.metrics is None:
@@ -183,17 +172,16 @@ class Measurements:
         return [(self.point(*one[:2]), timing.sent(one).seconds, timing.seconds(one).step) for one in settings]
 
     def _option(self, setting: Setting, name: str, timing: Timings, status: str) -> CandidateSchedule:
-        transport, count = timing.costed_for(setting).transport, setting.steps_per_round
+        transport, count = timing.transport, setting.steps_per_round
         every = f"(every={count})" if count > 1 and self.schedule.strategy.averages_everyone else ""
         words = [name + every, *([f"every {count}"] if count > 1 and not every else [])]
-        words += [setting.sync.label] * (setting.sync is not Delay.SYNCHRONOUS)
+        words += {Delay.LATE: ["late"], Delay.PIPELINE: ["pipeline"]}.get(setting.sync, [])
         if self.job.algorithm is None and transport.algorithm is not self.job.algorithms[0]:
             words.append(str(transport.algorithm))
         return assemble(
             setting.of(self.schedule, transport, name=self.schedule.name + every),
             self.job,
             " ".join([*words, *coded_words(transport)]),
-            algorithm=transport.algorithm,
             sent=timing.sent(setting),
             seconds=timing.seconds(setting),
             metrics=self.at(setting.sync, count),
@@ -238,19 +226,22 @@ class Axes:
         counts = {delay: range(1, (1 if delay is Delay.PIPELINE else most) + 1) for delay in allowed}
         always = [Setting(allowed[0], count) for count in (1, *rounds) if count in counts[allowed[0]]]
         always += [Setting(delay, 1) for delay in allowed]
-        if self.job.sends_layers and Delay.SYNCHRONOUS in allowed and self.schedule.strategy.sends_layers:
-            always.append(Setting(Delay.SYNCHRONOUS, 1, GradientBuckets.PER_LAYER))
-        kept = {setting: self.timing(setting) for setting in always}
+        kept = {setting: self.timing(setting, self.timings) for setting in always}
         models = _models(self.usual, self.job.objective is not Objective.BALANCED)
-        for delay in allowed:
-            safe = [count for count in counts[delay] if not self._may_fail(Setting(delay, count))]
-            for model in models:
-                if (best := self.best(delay, counts[delay], model)) is not None:
-                    kept.setdefault(*best)
-                    if best[0].steps_per_round not in safe and (second := self.best(delay, safe, model)) is not None:
+        for delay, model in product(allowed, models):
+            if (best := self.best(delay, counts[delay], model)) is not None:
+                kept.setdefault(*best)
+                if self._may_fail(best[0]):
+                    safe = [count for count in counts[delay] if not self._may_fail(Setting(delay, count))]
+                    if (second := self.best(delay, safe, model)) is not None:
                         kept.setdefault(*second)
-        ordered = sorted(kept, key=lambda one: (allowed.index(one.sync), one.steps_per_round, one.is_layered))
-        return [self.option(one, name, kept[one], status) for i, one in enumerate(ordered) if not i or pays()]
+        found = list(kept.items())
+        has_layers = self.job.hardware.layers is not None and self.schedule.strategy.sends_layers
+        if has_layers and Delay.SYNCHRONOUS in allowed:
+            by_layers = Setting(Delay.SYNCHRONOUS, 1)
+            found.append((by_layers, self.timing(by_layers, self.measured.layered)))
+        found.sort(key=lambda one: (allowed.index(one[0].sync), one[0].steps_per_round))
+        return [self.option(one, name, timing, status) for i, (one, timing) in enumerate(found) if not i or pays()]
 
     def most(self) -> int:
         """Return the most steps per round to consider: `ALWAYS` or the steps model's range, limited by `max_gap`."""
@@ -281,35 +272,32 @@ class Axes:
             return None
         return found[paying([one for *_, one in found], self.job, overlaps=delay is not Delay.SYNCHRONOUS)][:2]
 
-    def timing(self, setting: Setting) -> Timings:
+    def timing(self, setting: Setting, timings: Sequence[Timings]) -> Timings:
         """Return the timings with the finest codec, or with a coarser one that saves enough seconds in this setting."""
-        if len(self.timings) == 1:
-            return self.timings[0]
+        if len(timings) == 1:
+            return timings[0]
         at = self.measured.point(setting.sync, setting.steps_per_round)
-        seconds = [(timing.sent(setting).seconds, timing.seconds(setting).step) for timing in self.timings]
+        seconds = [(timing.sent(setting).seconds, timing.seconds(setting).step) for timing in timings]
         costs = [self._costs(setting.sync, at, *both, self.usual) for both in seconds]
-        return self.timings[paying(costs, self.job, overlaps=setting.sync is not Delay.SYNCHRONOUS)]
+        return timings[paying(costs, self.job, overlaps=setting.sync is not Delay.SYNCHRONOUS)]
 
     def _costs(self, delay: Delay, at: Point, communication: float, step: float, model: StepsModel) -> Costs:
         delayed = self.usual.delay if delay is Delay.PIPELINE else 0.0
         ratio = model.steps_ratio(
-            at.distance, self._pushed(at), late=at.late, delayed=delayed, gradients=at.gradients, progress=self.progress
-        )
+            at.distance, self.job.pushed_by(at.drift), late=at.late, delayed=delayed, gradients=at.gradients,
+            progress=self.progress,
+        )  # fmt: skip
         return Costs(communication, step, at.distance, at.drift, ratio)
 
-    def _pushed(self, at: Point) -> float:
-        """Return the drift if it costs steps for the job's data: 0 if all workers have the same mixture."""
-        return 0.0 if self.job.data is Data.SHUFFLED else at.drift
-
     def _extrapolates(self, at: Point) -> bool:
-        return self.usual.extrapolates(at.distance, self._pushed(at))
+        return self.usual.extrapolates(at.distance, self.job.pushed_by(at.drift))
 
     def _may_fail(self, setting: Setting) -> bool:
         """Return whether training may fail in this setting, by its drift or because averages are too rare or late."""
         at = self.measured.point(setting.sync, setting.steps_per_round)
         if at.gradients:
             return False
-        if self.usual.is_unpriced_beyond and self._extrapolates(at):
+        if self.usual.a_beyond is None and self._extrapolates(at):
             return True
         drift = self.measured.at(setting.sync, setting.steps_per_round).drift.value
         return not self.job.bears_drift(drift or 0.0) or self.usual.lost.includes(at.synchronous, at.late)

@@ -17,9 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from math import inf
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -172,16 +170,20 @@ def fit_prices(probes: Sequence[Probe], *, data: str, bears_delay: bool = True) 
             "schedules: do not tell the prices apart; take some synchronous and some late ones, with different "
             "consensus distances"
         )
-    runs = _Runs.of(features, np.array([probe.steps_ratios for probe in probes]))
+    ratios = np.array([probe.steps_ratios for probe in probes])  # (probes, seeds)
+    weights = 1 / ratios.mean(axis=1, keepdims=True)
+    # All-Reduce's run is one more row, of zeros.
+    features, excess = (np.pad(rows * weights, ((1, 0), (0, 0))) for rows in (features, ratios - 1))
+    found = zip(columns, _prices(features, excess), *np.maximum(_intervals(features, excess), 0), strict=True)
     prices = {
         name: Price(_six_digits(value), _six_digits(min(value, bottom)), _six_digits(max(value, top)))
-        for name, value, bottom, top in zip(columns, runs.prices(), *np.maximum(runs.intervals(), 0), strict=True)
+        for name, value, bottom, top in found
     }
     return Prices(
         consensus_distance=prices["consensus_distance"],
         late=prices.get("late") or Price(FITTED.late, 0.0, max(task.late for task in FITTED.tasks)),
         drift=prices.get("drift"),
-        error=_six_digits(runs.error_left_out()),
+        error=_six_digits(_error_left_out(features, excess)),
         averaging=prices.get("averaging"),
         later=prices.get("later"),
     )
@@ -208,57 +210,45 @@ def _features(probes: Sequence[Probe], data: str, *, bears_delay: bool) -> dict[
     return columns
 
 
-class _Runs(NamedTuple):
-    """The data of the fit: All-Reduce's run first, then the probes.
+def _leveled(rows: Array) -> Array:
+    """Return the data minus their means over all runs, which removes the factor common to the runs of a seed."""
+    return np.asarray(rows - rows.mean(axis=0))
+
+
+def _prices(features: Array, excess: Array) -> Array:
+    """Return the nonnegative least-squares prices for the mean over seeds.
 
     `features`, shape (runs, prices), are what the prices multiply, `excess`, shape (runs, seeds), is the steps ratio
-    minus 1. Both are divided by the run's mean steps ratio.
+    minus 1, of All-Reduce's run first. Both are divided by the run's mean steps ratio.
     """
+    from scipy.optimize import nnls
 
-    features: Array
-    excess: Array
-
-    @classmethod
-    def of(cls, features: Array, steps_ratios: Array) -> _Runs:
-        weights = 1 / steps_ratios.mean(axis=1, keepdims=True)
-        known = np.vstack([np.zeros((1, features.shape[1])), features * weights])
-        return cls(known, np.vstack([np.zeros((1, steps_ratios.shape[1])), (steps_ratios - 1) * weights]))
-
-    def leveled(self) -> _Runs:
-        """Return the data minus their means over all runs, which removes the factor common to the runs of a seed."""
-        return _Runs(self.features - self.features.mean(axis=0), self.excess - self.excess.mean(axis=0))
-
-    def prices(self) -> Array:
-        """Return the nonnegative least-squares prices for the mean over seeds."""
-        from scipy.optimize import nnls
-
-        level = self.leveled()
-        return np.asarray(nnls(level.features, level.excess.mean(axis=1))[0], dtype=float)
-
-    def intervals(self) -> tuple[Array, Array]:
-        """Return Student's t interval of each price over the estimates of single seeds; it may extend below 0."""
-        from scipy.stats import t
-
-        level = self.leveled()
-        by_seed = np.linalg.lstsq(level.features, level.excess, rcond=None)[0]
-        seeds, middle = by_seed.shape[1], by_seed.mean(axis=1)
-        half = t.ppf((1 + CONFIDENCE) / 2, seeds - 1) * by_seed.std(axis=1, ddof=1) / np.sqrt(seeds)
-        return middle - half, middle + half
-
-    def error_left_out(self) -> float:
-        """Return the largest relative error on a left-out probe; 1 if the fit needs every probe."""
-        errors = []
-        for index in range(1, len(self.features)):
-            others = _Runs(*(np.delete(rows, index, axis=0) for rows in self))
-            if np.linalg.matrix_rank(others.features) < others.features.shape[1]:
-                return 1.0
-            prices = others.prices()
-            common = (others.excess.mean(axis=1) - others.features @ prices).mean()
-            errors.append(abs(self.features[index] @ prices + common - self.excess[index].mean()))
-        return float(max(errors))
+    return np.asarray(nnls(_leveled(features), _leveled(excess).mean(axis=1))[0], dtype=float)
 
 
-@lru_cache(maxsize=8)  # called for every candidate of a plan
+def _intervals(features: Array, excess: Array) -> tuple[Array, Array]:
+    """Return Student's t interval of each price over the estimates of single seeds; it may extend below 0."""
+    from scipy.stats import t
+
+    by_seed = np.linalg.lstsq(_leveled(features), _leveled(excess), rcond=None)[0]
+    seeds, middle = by_seed.shape[1], by_seed.mean(axis=1)
+    half = t.ppf((1 + CONFIDENCE) / 2, seeds - 1) * by_seed.std(axis=1, ddof=1) / np.sqrt(seeds)
+    return middle - half, middle + half
+
+
+def _error_left_out(features: Array, excess: Array) -> float:
+    """Return the largest relative error on a left-out probe; 1 if the fit needs every probe."""
+    errors = []
+    for index in range(1, len(features)):
+        others, their_excess = (np.delete(rows, index, axis=0) for rows in (features, excess))
+        if np.linalg.matrix_rank(others) < others.shape[1]:
+            return 1.0
+        prices = _prices(others, their_excess)
+        common = (their_excess.mean(axis=1) - others @ prices).mean()
+        errors.append(abs(features[index] @ prices + common - excess[index].mean()))
+    return float(max(errors))
+
+
 def steps_model(pilot: Pilot) -> StepsModel:
     """Return the steps model with a pilot's prices; for shuffled data the shipped price of drift is kept.
 

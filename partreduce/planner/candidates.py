@@ -18,10 +18,9 @@ from math import ceil
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from partreduce.planner.axes import within_limits
-from partreduce.planner.job import Data, Delay, PlanRequest
+from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.measuring import MAX_GRAPH_WORKERS, measure, with_timing, work_of
 from partreduce.planner.option import CandidateSchedule, Facts
 from partreduce.planner.steps_model import (
@@ -80,13 +79,6 @@ ORDERS: dict[UpdateOrder, tuple[str, Sync]] = {
 Pay = Callable[[float], bool]
 
 
-class Setting(NamedTuple):
-    """A setting of Hop's protocol: its description in words, and the iteration gap (how far workers may be ahead)."""
-
-    words: str
-    gap: IterationGap
-
-
 @dataclass(frozen=True, slots=True)
 class Slowdown:
     """How unequal the workers' step times are.
@@ -101,7 +93,7 @@ class Slowdown:
     @classmethod
     def of(cls, job: PlanRequest) -> Slowdown:
         """Return the slowdowns of a job's workers, from 64 sampled steps (with the job's seed) if step times vary."""
-        times, count = job.compute_times(), job.cluster.num_workers
+        times, count = job.compute_times, job.cluster.num_workers
         if times.is_fixed and not times.slowdown:  # a table of all workers would cost more than everything else
             return cls((), 1.0)
         fixed = times.fixed(count)  # (n,)
@@ -116,18 +108,6 @@ class Slowdown:
         return cls(slow, round(float(np.quantile(sampled, 1 - 1 / (4 * count))) / usual, 9) if usual > 0 else 1.0)
 
     @property
-    def slowest(self) -> tuple[int, float, str]:
-        """Return the slowest worker, its factor, and a phrase that counts the other slow workers (empty for none)."""
-        worker, factor = max(self.slow, key=lambda one: one[1])
-        return worker, factor, f" (and {len(self.slow) - 1} more)" if len(self.slow) > 1 else ""
-
-    @property
-    def names(self) -> str:
-        """Return the slow workers as a phrase, such as "worker 3" or "workers 3, 5"; more than four end with "…"."""
-        them = ", ".join(str(worker) for worker, _ in self.slow[:4])
-        return f"worker{'s' * (len(self.slow) > 1)} {them}{', …' * (len(self.slow) > 4)}"
-
-    @property
     def has_spikes(self) -> bool:
         return self.spike >= SPIKE
 
@@ -136,43 +116,43 @@ class Slowdown:
         """Return whether all workers and steps are about equally fast."""
         return not self.slow and not self.has_spikes
 
-    def settings(self, graph: Round, order: UpdateOrder) -> list[Setting]:
-        """Return the iteration gaps of Hop's paper that absorb these slowdowns on a graph, then the plain gap.
+    def gaps(self, graph: Round, order: UpdateOrder) -> dict[str, IterationGap]:
+        """Return by description the iteration gaps of Hop's paper that absorb these slowdowns, then the plain gap.
 
         Staleness s absorbs a step that takes s + 1 times as long. Backups let a neighbor of a slow worker continue
         without its update, and tokens let it run ahead for the length of a slow step.
         """
-        plain, found = Setting("standard", IterationGap(update_order=order)), list[Setting]()
+        plain, found = IterationGap(update_order=order), dict[str, IterationGap]()
         behind = min(MOST_BEHIND, max(1, ceil(self.spike) - 1))
         has_two = np.bincount(graph.targets, minlength=graph.num_workers).min() >= 2
         if self.has_spikes and not self.slow:
-            found.append(Setting(f"staleness {behind}", IterationGap(staleness=behind, update_order=order)))
+            found[f"staleness {behind}"] = replace(plain, staleness=behind)
             if has_two:
-                found.append(Setting("backup 1", IterationGap(max_ig=behind + 1, backup=1, update_order=order)))
+                found["backup 1"] = replace(plain, max_ig=behind + 1, backup=1)
         if not self.slow:
-            return [*found, plain]
+            return found | {"standard": plain}
         factor = min(MOST_SKIPPED, ceil(max(f for _, f in self.slow)))
         is_slow = np.isin(graph.sources, [worker for worker, _ in self.slow])  # (edges,)
         spare = np.bincount(graph.targets, weights=is_slow, minlength=graph.num_workers).astype(int).tolist()
         skip = SkipPolicy(limit=max(2, factor))
         # Long steps of other workers come on top of the slow ones, so neighbors need more tokens to continue.
         most = factor * (2 if self.has_spikes else 1) + 1
-        only_slow = IterationGap(max_ig=most, backup=tuple(spare), skip=skip, update_order=order)
+        only_slow = replace(plain, max_ig=most, backup=tuple(spare), skip=skip)
         for_slow = f"skip {skip.limit}, backup for neighbors of slow workers"
         if not self.has_spikes:
-            found.append(Setting(for_slow, only_slow))
+            found[for_slow] = only_slow
         elif has_two:
             everywhere = tuple(max(1, number) for number in spare)
-            found.append(Setting(f"skip {skip.limit}, backup", replace(only_slow, backup=everywhere)))
+            found[f"skip {skip.limit}, backup"] = replace(only_slow, backup=everywhere)
         behind = min(MOST_BEHIND, max(behind, factor))
-        found.append(Setting(f"{for_slow}, staleness {behind}", replace(only_slow, staleness=behind)))
-        return [*found, plain]
+        found[f"{for_slow}, staleness {behind}"] = replace(only_slow, staleness=behind)
+        return found | {"standard": plain}
 
 
 def is_thin(job: PlanRequest) -> bool:
     """Return whether links are slow: an All-Reduce of the model takes longer than the computing of a step."""
     everyone = Schedule("all", job.cluster, AllReduce())
-    return communication(everyone, job.hardware, algorithm=job.algorithms[-1]).per_step > job.compute_times().base
+    return communication(everyone, job.hardware, algorithm=job.algorithms[-1]).per_step > job.compute_times.base
 
 
 def why_no_outer_steps(job: PlanRequest) -> str:
@@ -199,17 +179,16 @@ def _outer(job: PlanRequest, _pay: Pay) -> Iterator[Candidate]:
                 name = "regions-diloco" if setting.in_nodes else "diloco"
                 schedule = registry.build(name, job.cluster, **parameters, **more)
                 if within_limits(schedule, job.limits):
-                    yield Candidate(
-                        "outer", schedule.name, schedule.name, schedule, job.algorithms[0],
-                        seconds=work_of(schedule, job), make=partial(_price_outer, schedule, setting, job),
-                    )  # fmt: skip
+                    make = partial(_price_outer, schedule, setting, job)
+                    work = work_of(schedule, job)
+                    yield Candidate("outer", schedule.name, schedule.name, schedule, seconds=work, make=make)
 
 
 def _price_outer(schedule: Schedule, setting: OuterSetting, job: PlanRequest) -> CandidateSchedule:
     """Return the candidate of a schedule with outer steps (DiLoCo): predicted seconds, and the measured steps ratio."""
     optimizer, option = Optimizer(job.optimizer or ""), measure(schedule, job)
     arrays = ScheduleFacts(option.schedule).numbers("memory")["arrays"]
-    cost = communication(option.schedule, job.hardware, algorithm=option.algorithm)
+    cost = communication(option.schedule, job.hardware)
     basis = "9 of 10 measured outer steps on kinds of networks held out"
     facts = Facts(
         kind="outer",
@@ -243,12 +222,12 @@ def _gaps(job: PlanRequest, pay: Pay) -> Iterator[Candidate]:
     slowdown, too_large, kept = Slowdown.of(job), list[tuple[float, Candidate]](), 0
     for base, order in sorted(_graphs(job, pay), key=lambda one: (one[0].time, one[0].name)):
         fits = False
-        for words, gap in slowdown.settings(base.schedule.strategy.graphs[0], order):
+        for words, gap in slowdown.gaps(base.schedule.strategy.graphs[0], order).items():
             with suppress(PartreduceError):  # a setting that does not fit the graph
                 strategy = replace(base.schedule.strategy, sync=gap)
                 schedule = replace(base.schedule, name=f"{base.schedule.name} gap: {words}", strategy=strategy)
                 name, held = f"{schedule.name}, {ORDERS[order][0]}", memory_bytes(strategy, job)
-                one = Candidate("iteration_gap", name, words, schedule, AllReduceAlgorithm.RING, rounds=ROUNDS)
+                one = Candidate("iteration_gap", name, words, schedule, rounds=ROUNDS)
                 if job.max_queues is not None and held > job.max_queues:
                     too_large.append((held, one))
                     continue
@@ -267,10 +246,7 @@ def _graphs(job: PlanRequest, pay: Pay) -> Iterator[tuple[CandidateSchedule, Upd
     Metrics and costs are for equal and constant step times. `pay` is as in `Kind`.
     """
     hardware = replace(job.hardware, slowdown=(), jitter=0.0)
-    even = replace(
-        job, cluster=replace(job.cluster, hardware=hardware), disturbance=None, sync=Delay.SYNCHRONOUS,
-        codec=Codec.NONE, quorum=False, gap=False,
-    )  # fmt: skip
+    even = replace(job, cluster=replace(job.cluster, hardware=hardware), disturbance=None, codec=Codec.NONE)
     for name, parameters in GRAPHS:
         with suppress(PartreduceError):  # a graph that does not fit this cluster, or whose metrics are out of reach
             entry = registry.entry(name)
@@ -296,51 +272,33 @@ def _weighs_quorums(job: PlanRequest) -> bool:
 
 
 def _quorums(job: PlanRequest, _pay: Pay) -> Iterator[Candidate]:
-    base, count = all_reduce(job), job.cluster.num_workers
-    if not within_limits(base.schedule, job.limits):
-        return
-    seconds = sample_seconds(job.compute_times(), count, seed=job.seed)
-    for setting in quorum_settings(base, job, seconds):
-        words = str(setting.quorum) if isinstance(setting.quorum, QuorumStart) else f"{setting.quorum} of {count}"
-        name = f"quorum: {words}, up to {setting.staleness} late"
-        strategy = replace(base.schedule.strategy, sync=setting)
-        schedule = replace(base.schedule, name=name, strategy=strategy, certificate=None)
-        period = _round_seconds(base, setting, job, seconds)
-        wanted = SLOW_STEPS * float(seconds.mean(axis=0).max()) / period if period else 0.0
-        rounds = int(min(MOST_ROUNDS, max(LEAST_ROUNDS, wanted)))  # rounds in which the slowest worker makes some calls
-        yield Candidate("partial", name, words, schedule, base.algorithm, rounds=rounds)
-
-
-def quorum_settings(
-    base: CandidateSchedule, job: PlanRequest, seconds: npt.NDArray[np.float64]
-) -> list[PartialAllReduce]:
-    """Return the quorums to try: a round waits for all but the slow workers, for all but one, for half, or for fewer.
+    """Yield quorums: a round waits for all but the slow workers, for all but one, for half, or for fewer.
 
     The last are eager-SGD's majority and solo: a round starts when a drawn worker, or the first one, arrives. The queue
     of each holds the rounds that pass during the longest step, so that no worker waits for it, if memory allows that.
-    `base` is the candidate of All-Reduce in every step; `seconds`, shape (samples, num_workers), are step times.
     """
-    count, slow = job.cluster.num_workers, len(Slowdown.of(job).slow)
-    numbers = [number for number in (count - max(1, slow), count - 1, count // 2) if 2 <= number < count]
+    base, count, slow = all_reduce(job), job.cluster.num_workers, len(Slowdown.of(job).slow)
+    if not within_limits(base.schedule, job.limits):
+        return
+    seconds = sample_seconds(job.compute_times, count, seed=job.seed)  # (samples, num_workers)
     longest = float(np.quantile(seconds, 1 - 1 / (4 * count)))  # each worker has one such step in 4n
-    most, found = float("inf") if job.max_queues is None else job.max_queues, []
-    starts: list[QuorumStart | int] = [*dict.fromkeys(numbers), QuorumStart.MAJORITY, QuorumStart.SOLO]
-    strategy = base.schedule.strategy
-    for start in starts:
-        made = PartialAllReduce(quorum=start)
-        period = _round_seconds(base, made, job, seconds)
-        wanted = min(MOST_LATE, ceil(longest / period) + 1) if period else 1
-        while wanted > 1 and memory_bytes(replace(strategy, sync=replace(made, staleness=wanted)), job) > most:
-            wanted -= 1
-        found.append(replace(made, staleness=max(1, wanted)))
-    return found
-
-
-def _round_seconds(
-    base: CandidateSchedule, setting: PartialAllReduce, job: PlanRequest, seconds: npt.NDArray[np.float64]
-) -> float:
+    slowest, most = float(seconds.mean(axis=0).max()), float("inf") if job.max_queues is None else job.max_queues
     word = max(job.hardware.inside.latency, job.hardware.nic.latency)
-    return balance(seconds, setting, word=word, sum_seconds=base.communication).seconds
+    numbers = [number for number in (count - max(1, slow), count - 1, count // 2) if 2 <= number < count]
+    strategy = base.schedule.strategy
+    starts: list[QuorumStart | int] = [*dict.fromkeys(numbers), QuorumStart.MAJORITY, QuorumStart.SOLO]
+    for start in starts:
+        sync = PartialAllReduce(quorum=start)
+        period = balance(seconds, sync, word=word, sum_seconds=base.communication).seconds
+        late = min(MOST_LATE, ceil(longest / period) + 1) if period else 1
+        while late > 1 and memory_bytes(replace(strategy, sync=replace(sync, staleness=late)), job) > most:
+            late -= 1
+        words = str(start) if isinstance(start, QuorumStart) else f"{start} of {count}"
+        name, waits = f"quorum: {words}, up to {late} late", replace(strategy, sync=replace(sync, staleness=late))
+        schedule = replace(base.schedule, name=name, strategy=waits, certificate=None)
+        rounds = SLOW_STEPS * slowest / period if period else 0.0  # rounds in which the slowest worker makes some calls
+        rounds = int(min(MOST_ROUNDS, max(LEAST_ROUNDS, rounds)))
+        yield Candidate("partial", name, words, schedule, rounds=rounds)
 
 
 def _weighs_on_request(job: PlanRequest) -> bool:
@@ -375,7 +333,7 @@ def _on_request(kind: str, job: PlanRequest, _pay: Pay) -> Iterator[Candidate]:
         with suppress(PartreduceError):
             schedule = Schedule(name, cluster, strategy)
             if job.limits.max_group is None or getattr(strategy, "group_size", 2) <= job.limits.max_group:
-                yield Candidate(kind, name, name, schedule, strategy.transport.algorithm)
+                yield Candidate(kind, name, name, schedule)
 
 
 class Kind(NamedTuple):

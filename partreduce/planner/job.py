@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import lru_cache
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -41,11 +41,6 @@ class Delay(StrEnum):
         if strategy.sync.delays_gradients:
             return cls.PIPELINE if strategy.sync.word == Pipeline.word else None
         return cls.LATE if strategy.sync.lag else cls.SYNCHRONOUS
-
-    @property
-    def label(self) -> str:
-        """Return the delay as it appears in the names of schedules."""
-        return "late" if self is Delay.LATE else str(self)
 
     @property
     def sync(self) -> Sync:
@@ -89,7 +84,7 @@ class Data(StrEnum):
     PER_NODE = "per-node"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PlanRequest:
     """A request to the planner: a cluster with its hardware, the objective, the limits, and restrictions.
 
@@ -135,9 +130,9 @@ class PlanRequest:
         """
         check_fields(self)
         check_cluster(self.cluster)
-        self.compute_times().check(self.cluster.num_workers)
+        self.compute_times.check(self.cluster.num_workers)
         self.limits.check(self.cluster)
-        for message, is_wrong in {**self._wrong_numbers(), **self._wrong_kinds()}.items():
+        for message, is_wrong in self._wrong().items():
             if is_wrong:
                 raise InputError(message)
         if self.pilot is not None and self.pilot.data != self.data:
@@ -146,11 +141,13 @@ class PlanRequest:
                 f"data={self.pilot.data}, or run the pilot with data={self.data}"
             )
 
-    def _wrong_numbers(self) -> dict[str, bool]:
-        """Return the error messages about single arguments, each with whether it applies to this request."""
+    def _wrong(self) -> dict[str, bool]:
+        """Return the error messages about arguments and their combinations, each with whether it applies."""
         limit, effort, queues, inf = self.time_limit, self.effort, self.max_queues, float("inf")
         most = min(MAX_FAILURES, self.cluster.num_workers - 2)
         failures, advice = (f"1 to {most}", "tolerate fewer failures") if most > 0 else ("0", "use more workers")
+        kind, waits = ("a gap", "iteration_gap") if self.gap else ("a quorum", "partial")
+        is_alone, has_plan = bool(self.gap or self.quorum), bool(self.tolerate_failures)
         return {
             f"time_limit: is {limit} s; give the search some time, such as 30s": limit is not None and not limit > 0,
             f"time_limit: is {limit}; it is a finite number > 0": limit == inf,
@@ -161,14 +158,7 @@ class PlanRequest:
             "file": self.codec is Codec.INT4,
             f"max_queues: is {queues} bytes; it is a finite number >= 0": queues is not None and not 0 <= queues < inf,
             f"tolerate_failures: expected {failures}, got {self.tolerate_failures} of {self.cluster.num_workers} "
-            f"workers; {advice}": bool(self.tolerate_failures) and not 0 < self.tolerate_failures <= most,
-        }
-
-    def _wrong_kinds(self) -> dict[str, bool]:
-        """Return the error messages about combinations of arguments, each with whether it applies to this request."""
-        kind, waits = ("a gap", "iteration_gap") if self.gap else ("a quorum", "partial")
-        is_alone, failures = bool(self.gap or self.quorum), bool(self.tolerate_failures)
-        return {
+            f"workers; {advice}": has_plan and not 0 < self.tolerate_failures <= most,
             "sync: a gap is kept between parameters, a pipeline is one of gradients; choose one of them": (
                 bool(self.gap) and self.sync is Delay.PIPELINE
             ),
@@ -178,23 +168,30 @@ class PlanRequest:
                 bool(self.quorum) and (bool(self.gap) or self.sync is not None)
             ),
             f"sync: expected synchronous, delay or pipeline with tolerate_failures, got {waits}; leave one of them "
-            "out": failures and is_alone,
+            "out": has_plan and is_alone,
             "tolerate_failures: expected no tables, whose rows fail with their owner, got some; leave one of the two "
-            "out": failures and self.tables,
+            "out": has_plan and self.tables,
         }
 
-    @property
+    @cached_property
     def steps_model(self) -> StepsModel:
         """Return the model that predicts steps: with the pilot's prices, or the shipped one."""
         pilot, count = self.pilot, self.cluster.num_workers
         return shipped_model(self.optimizer, count) if pilot is None else steps_model(pilot)
 
-    @property
+    @cached_property
     def as_measured(self) -> PlanRequest:
         """Return the request reduced to the fields that affect measurements, as a key for their cache."""
-        return _as_measured(self)
+        return PlanRequest(
+            cluster=self.cluster,
+            algorithm=self.algorithm,
+            codec=self.codec,
+            disturbance=self.disturbance,
+            seed=self.seed,
+            data=Data.PER_NODE if self.push == "node" else Data.SHUFFLED,
+        )
 
-    @property
+    @cached_property
     def hardware(self) -> Hardware:
         """Return the cluster's hardware, which a request must have."""
         return check_cluster(self.cluster)
@@ -226,17 +223,16 @@ class PlanRequest:
             return True
         return self.optimizer not in MOST_DRIFT or drift <= MOST_DRIFT[self.optimizer]
 
+    def pushed_by(self, drift: float) -> float:
+        """Return the drift if it costs steps for the job's data: 0 if all workers have the same mixture."""
+        return 0.0 if self.data is Data.SHUFFLED else drift
+
     @property
     def codecs(self) -> tuple[Codec, ...]:
         """Return the codecs that a candidate may have where its strategy allows them, the finest first."""
         if self.codec is None:
             return (Codec.NONE, Codec.FLOAT16, Codec.INT8)
         return (Codec.NONE,) if self.codec is Codec.NONE else (Codec.NONE, self.codec)
-
-    @property
-    def sends_layers(self) -> bool:
-        """Return whether gradients may be sent layer by layer: only if the cluster file states the model's layers."""
-        return self.hardware.layers is not None
 
     @property
     def is_open(self) -> bool:
@@ -248,14 +244,15 @@ class PlanRequest:
         """Return the extra steps, as a fraction of All-Reduce's, if `sync` makes gradients late; else 0."""
         return self.steps_model.delay * sync.lag if sync.delays_gradients else 0.0
 
+    @cached_property
     def compute_times(self) -> ComputeTimes:
         """Return the workers' compute times (zero if the hardware does not state them)."""
-        return _compute_times(self)
+        return replace(ComputeTimes.of(self.hardware), disturbance=self.disturbance)
 
-    @property
+    @cached_property
     def at_mean_speeds(self) -> PlanRequest:
         """Return the same job with every step at its mean time; no schedule is faster with varying times."""
-        times, count = self.compute_times(), self.cluster.num_workers
+        times, count = self.compute_times, self.cluster.num_workers
         if times.is_fixed:
             return self
         base = times.base
@@ -297,20 +294,3 @@ class PlanRequest:
             limits=self.limits,
             algorithm=self.algorithm or AllReduceAlgorithm.HIERARCHICAL,
         )
-
-
-@lru_cache(maxsize=16)  # called for every candidate
-def _compute_times(job: PlanRequest) -> ComputeTimes:
-    return replace(ComputeTimes.of(job.hardware), disturbance=job.disturbance)
-
-
-@lru_cache(maxsize=16)
-def _as_measured(job: PlanRequest) -> PlanRequest:
-    return PlanRequest(
-        cluster=job.cluster,
-        algorithm=job.algorithm,
-        codec=job.codec,
-        disturbance=job.disturbance,
-        seed=job.seed,
-        data=Data.PER_NODE if job.push == "node" else Data.SHUFFLED,
-    )

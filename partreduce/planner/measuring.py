@@ -16,13 +16,12 @@ from statistics import geometric_mean
 from typing import NamedTuple
 
 from partreduce.planner.calibration import trained_sha256
-from partreduce.planner.job import Data, PlanRequest
+from partreduce.planner.job import PlanRequest
 from partreduce.planner.option import CandidateSchedule, Costs, Facts, known, preference
 from partreduce.planner.steps_model import Optimizer
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.errors import PartreduceError
-from partreduce.topo.metrics.base import Metric
 from partreduce.topo.metrics.decomposition import num_entries
 from partreduce.topo.metrics.evaluate import Convergence, convergence
 from partreduce.topo.pilot import Probe
@@ -67,27 +66,31 @@ SETTINGS = 4
 """Number of settings to measure of a schedule from the search: synchronous, late, and the best of each."""
 
 
-class CostedTransport(NamedTuple):
-    """A transport of a schedule's all-reduces (algorithm, codec, layers), and its communication cost."""
+class Costed(NamedTuple):
+    """A schedule with one transport of its all-reduces (algorithm, codec, layers), and its communication cost."""
 
-    transport: Transport
+    schedule: Schedule
     cost: Communication
+
+    @property
+    def transport(self) -> Transport:
+        return self.schedule.strategy.transport
 
     @property
     def cheapness(self) -> float:
         return float(f"{self.cost.per_round:.{DIGITS}g}")
 
 
-def transports_of(schedule: Schedule, job: PlanRequest) -> tuple[CostedTransport, ...]:
+def transports_of(schedule: Schedule, job: PlanRequest) -> list[Costed]:
     """Return for each codec the cheapest transport, if it costs less than those of all finer codecs; finest first."""
-    chosen: list[CostedTransport] = []
+    chosen: list[Costed] = []
     for costed in cheapest_transports(schedule, job):
         if all(costed.cheapness < finer.cheapness for finer in chosen):
             chosen.append(costed)
-    return tuple(chosen)
+    return chosen
 
 
-def cheapest_transports(schedule: Schedule, job: PlanRequest) -> list[CostedTransport]:
+def cheapest_transports(schedule: Schedule, job: PlanRequest) -> list[Costed]:
     """Return the cheapest transport for each codec that the job and the strategy allow, the finest codec first.
 
     If the strategy allows no codec, only the cheapest transport without a codec is returned.
@@ -96,19 +99,20 @@ def cheapest_transports(schedule: Schedule, job: PlanRequest) -> list[CostedTran
     algorithms = [one for one in job.algorithms if one in schedule.strategy.algorithms] or [AllReduceAlgorithm.RING]
     cheapest = []
     for codec in (Codec.NONE,) if is_plain else job.codecs:
-        listed = []
-        for algorithm in algorithms:
-            has_scopes = codec is not Codec.NONE and algorithm is AllReduceAlgorithm.HIERARCHICAL
-            for where in (CodecScope.ALL, CodecScope.ACROSS_NODES)[: 1 + has_scopes]:
-                transport = Transport(algorithm=algorithm, codec=codec, where=where)
-                listed.append(CostedTransport(transport, cost_of(schedule, job, transport)))
+        listed = [
+            costed_with(schedule, job, Transport(algorithm=algorithm, codec=codec, where=where))
+            for algorithm in algorithms
+            for where in (CodecScope.ALL, CodecScope.ACROSS_NODES)
+            if where is CodecScope.ALL or (codec is not Codec.NONE and algorithm is AllReduceAlgorithm.HIERARCHICAL)
+        ]
         cheapest.append(min(listed, key=lambda one: one.cheapness))
     return cheapest
 
 
-def cost_of(schedule: Schedule, job: PlanRequest, transport: Transport) -> Communication:
-    """Return the communication cost of a schedule with this transport."""
-    return communication(traveling(schedule, transport), job.hardware, algorithm=transport.algorithm)
+def costed_with(schedule: Schedule, job: PlanRequest, transport: Transport) -> Costed:
+    """Return the schedule with this transport, and its communication cost."""
+    runs = traveling(schedule, transport)
+    return Costed(runs, communication(runs, job.hardware))
 
 
 def traveling(schedule: Schedule, transport: Transport) -> Schedule:
@@ -210,20 +214,13 @@ def _measure_transports(
         transports = transports_of(schedule, job)
     else:
         transport = replace(schedule.strategy.transport, algorithm=algorithm)
-        transports = (CostedTransport(transport, cost_of(schedule, job, transport)),)
+        transports = [costed_with(schedule, job, transport)]
     options = []
-    for costed in transports:
-        runs, words = traveling(schedule, costed.transport), [] if algorithm else coded_words(costed.transport)
-        option = assemble(
-            runs,
-            job,
-            " ".join([schedule.name, *words]),
-            algorithm=costed.transport.algorithm,
-            sent=Traffic(costed.cost.per_step, costed.cost.nic_bytes_per_step),
-            seconds=seconds_of(runs, job, costed.transport.algorithm),
-            metrics=metrics,
-        )
-        options.append(option)
+    for runs, cost in transports:
+        words = [] if algorithm else coded_words(runs.strategy.transport)
+        sent, seconds = Traffic(cost.per_step, cost.nic_bytes_per_step), seconds_of(runs, job)
+        name = " ".join([schedule.name, *words])
+        options.append(assemble(runs, job, name, sent=sent, seconds=seconds, metrics=metrics))
     return tuple(options)
 
 
@@ -231,34 +228,32 @@ metrics_of = lru_cache(maxsize=256)(convergence)
 """Return the metrics of (schedule, `PlanRequest.push`) with the schedule's own delay and steps per round; cached."""
 
 
-def seconds_of(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm) -> Seconds:
+@lru_cache(maxsize=256)
+def seconds_of(schedule: Schedule, job: PlanRequest) -> Seconds:
     """Return the seconds per step of a schedule with its own delay: exact at fixed speeds, sampled otherwise; cached.
+
+    `job` is reduced to what affects them (`PlanRequest.as_measured`).
 
     Raises:
         PartreduceError: too many workers to sample.
     """
-    return _seconds_of(schedule, job.as_measured, algorithm)
-
-
-@lru_cache(maxsize=256)
-def _seconds_of(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm) -> Seconds:
-    times = job.compute_times()
+    times = job.compute_times
     if times.is_fixed:
-        return Seconds(cycle_time(schedule, job.hardware, times, algorithm=algorithm).per_step, times.base)
+        return Seconds(cycle_time(schedule, job.hardware, times).per_step, times.base)
     if schedule.num_workers > MAX_SAMPLED_WORKERS:
         raise PartreduceError(
             f"jitter: {schedule.num_workers} workers are too many to sample (at most {MAX_SAMPLED_WORKERS})"
         )
     rounds = max(LEAST_ROUNDS, SAMPLED_STEPS // schedule.largest_steps_per_round)
-    sampled = sample(schedule, job.hardware, times, algorithm=algorithm, num_rounds=rounds, seed=job.seed)
+    sampled = sample(schedule, job.hardware, times, num_rounds=rounds, seed=job.seed)
     return Seconds(sampled.per_step, sampled.compute, sampled.error / sampled.per_step if sampled.per_step else 0.0)
 
 
 def sample_option(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
     """Replace the seconds of a candidate, measured at mean speeds, by a mean over the job's random step times."""
-    if job.compute_times().is_fixed:
+    if job.compute_times.is_fixed:
         return option
-    seconds = seconds_of(option.schedule, job, option.algorithm)
+    seconds = seconds_of(option.schedule, job.as_measured)
     waiting = seconds.waiting(0.0 if option.late else option.communication)
     return replace(option, step_seconds=seconds.step, step_error=seconds.error, waiting=waiting)
 
@@ -268,7 +263,6 @@ def assemble(
     job: PlanRequest,
     name: str,
     *,
-    algorithm: AllReduceAlgorithm,
     sent: Traffic,
     seconds: Seconds,
     metrics: Convergence,
@@ -279,7 +273,6 @@ def assemble(
     return CandidateSchedule(
         name=name,
         schedule=schedule,
-        algorithm=algorithm,
         period=schedule.period if facts is None else 1,
         communication=sent.seconds,
         nic_bytes=sent.nic_bytes,
@@ -298,7 +291,7 @@ def assemble(
 def reprice(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
     """Return a candidate with the steps ratio that the job's steps model predicts from its metrics and delays."""
     model, facts = job.steps_model, option.facts
-    spread, pushed = known(option.consensus_distance), pushed_by(option.drift, job)
+    spread, pushed = known(option.consensus_distance), job.pushed_by(known(option.drift))
     ratio = model.steps_ratio(
         spread,
         pushed,
@@ -326,14 +319,9 @@ def _more(option: CandidateSchedule, facts: Facts, ratio: float, job: PlanReques
     if facts.kind in ("dynamic_groups", "pairwise"):
         worst = 1 + PAIRS_AT_WORST - ratio if facts.kind == "pairwise" else 0.0
         return max(ratio * model.error(job.data), worst)
-    more = facts.delay * model.delay_more if facts.delay else 0.0  # the price may be infinite
-    more += model.late_more(option.late_distance) if option.late_distance else 0.0
+    more = model.late_more(option.late_distance)
+    more += facts.delay * model.delay_more if facts.delay else 0.0  # the price may be infinite
     return more / option.progress + (_gap_prices(job)[1] * ratio if option.gap else 0.0)
-
-
-def pushed_by(drift: Metric, job: PlanRequest) -> float:
-    """Return the drift as a number if it costs steps for the job's data: 0 if all workers have the same mixture."""
-    return 0.0 if job.data is Data.SHUFFLED else known(drift)
 
 
 def as_ran(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[CandidateSchedule]:
@@ -389,7 +377,7 @@ def work_of(schedule: Schedule, job: PlanRequest, settings: int = 1, *, most: fl
 
 def work_of_setting(job: PlanRequest) -> float:
     """Return the estimated work, in nominal seconds, of one more setting of a schedule."""
-    return PER_SETTING if job.compute_times().is_fixed else PER_SAMPLE + PER_WORKER * job.cluster.num_workers
+    return PER_SETTING if job.compute_times.is_fixed else PER_SAMPLE + PER_WORKER * job.cluster.num_workers
 
 
 def payer(clock: Clock, until: float) -> Callable[[float], bool]:

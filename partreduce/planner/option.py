@@ -138,7 +138,6 @@ class CandidateSchedule:
 
     name: str
     schedule: Schedule
-    algorithm: AllReduceAlgorithm
     period: int
     communication: float
     nic_bytes: float
@@ -192,7 +191,7 @@ class CandidateSchedule:
         if self.surprise is None and self.facts is not None:
             more = max((0.0, self.facts.more, *(ratio - self.steps_ratio for ratio in self.facts.by_task)))
         elif self.surprise is None:
-            more = self._pipeline_more or (self.model.late_more(self.late_distance) if self.late_distance else 0.0)
+            more = self._pipeline_more or self.model.late_more(self.late_distance)
         return self.step_seconds * (self.steps_ratio + more)
 
     @property
@@ -275,8 +274,11 @@ class CandidateSchedule:
 
     @property
     def transport(self) -> Transport:
-        """Return the transport in the schedule file, whose algorithm may differ from the field `algorithm`."""
         return self.schedule.strategy.transport
+
+    @property
+    def algorithm(self) -> AllReduceAlgorithm:
+        return self.transport.algorithm
 
     @property
     def steps_per_round(self) -> StepsPerRound:
@@ -296,8 +298,8 @@ class CandidateSchedule:
     @property
     def is_usual(self) -> bool:
         """Return whether the candidate is All-Reduce as usually run: gradients in every step, ring, no codec."""
-        is_default = self.algorithm is AllReduceAlgorithm.RING and self.transport == Transport()
-        return self.is_plain and self.schedule.strategy.averages_gradients and not self.late and is_default
+        averages = self.schedule.strategy.averages_gradients and not self.late
+        return self.is_plain and averages and self.transport == Transport()
 
     def steps_ratio_error(self, data: Data) -> float:
         """Return the relative error of `steps_ratio` within which 9 of 10 measured schedules stayed.

@@ -18,7 +18,6 @@ from partreduce.planner.measuring import (
     measure,
     payer,
     sample_option,
-    with_timing,
     work_of,
     work_of_setting,
 )
@@ -59,8 +58,6 @@ QUICK_SHARE, BRIEF_SHARE, QUICK_KINDS = 0.5, 0.35, 0.37
 of the time that remains, for simulations."""
 SAMPLING_SHARE, MEASURE_SHARE = 0.1, 0.2
 """Fractions of the time: for sampling random step times, and at most for measuring the search's results."""
-NOT_SEARCHED = Front(reason="it was not searched")
-"""The search result if there was no search: for the quick effort, or if the job asks for one simulated kind only."""
 
 
 @dataclass
@@ -68,7 +65,7 @@ class Weighing:
     """The candidates collected for a job, the search's result, and the names of candidates `left_out`, by kind."""
 
     options: list[CandidateSchedule] = field(default_factory=list)
-    searched: Front = NOT_SEARCHED
+    searched: Front = field(default_factory=lambda: Front(reason="it was not searched"))
     left_out: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -83,7 +80,7 @@ def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], Non
         rules = max(QUICK_SHARE * clock.limit, searched) - brief
         searched = rules + brief if brief else 0.0
     # Steps that vary are sampled only for options that are good at mean speeds.
-    even, sampling = job.at_mean_speeds, 0.0 if job.compute_times().is_fixed else SAMPLING_SHARE * clock.limit
+    even, sampling = job.at_mean_speeds, 0.0 if job.compute_times.is_fixed else SAMPLING_SHARE * clock.limit
     say("measuring the catalogue")
     weighed.options += competitors(
         even, until=CATALOGUE_SHARE * clock.limit, stop=rules - sampling, clock=clock, left_out=missed.append,
@@ -207,10 +204,9 @@ def _unequal_steps(schedule: Schedule, job: PlanRequest, factor: int = 1) -> Ite
     for worker_steps in derived_worker_steps(job.cluster):
         if len(set(worker_steps)) > 1:
             steps = tuple(factor * count for count in worker_steps)
-            unequal = replace(strategy, steps_per_round=steps, averaging=averaging)
+            unequal = replace(strategy, sync=SYNCHRONOUS, steps_per_round=steps, averaging=averaging)
             every = f"(every={max(steps)})" if factor > 1 else ""
-            named = Schedule(f"paced {schedule.name}{every}", schedule.cluster, unequal)
-            yield with_timing(named, SYNCHRONOUS, steps)
+            yield Schedule(f"paced {schedule.name}{every}", schedule.cluster, unequal)
 
 
 def _search(weighed: Weighing, job: PlanRequest, clock: Clock, until: float, say: Callable[[str], None]) -> None:

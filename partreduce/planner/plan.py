@@ -209,7 +209,7 @@ def decide(job: PlanRequest, say: Callable[[str], None] = lambda _: None) -> Dec
 
 def _over_quick(chosen: CandidateSchedule, job: PlanRequest, say: Callable[[str], None]) -> str:
     """Return a sentence on the gain over the quick effort's recommendation; empty unless this effort is thorough."""
-    is_thorough = job.searches and job.effort is not None and job.effort >= EFFORTS["thorough"]
+    is_thorough = (job.effort or 0.0) >= EFFORTS["thorough"]
     if not is_thorough or job.take is not None or job.time_limit is not None or job.gap or job.quorum:
         return ""
     say("finding the quick answer")

@@ -215,7 +215,7 @@ def is_simple(option: CandidateSchedule) -> bool:
 
 def is_unpriced(option: CandidateSchedule) -> bool:
     """Return whether a candidate is outside the measured range: rarer averages, or more fragments of the model."""
-    return option.extrapolated and (is_outer(option) or option.model.is_unpriced_beyond)
+    return option.extrapolated and (is_outer(option) or option.model.a_beyond is None)
 
 
 def is_outer(option: CandidateSchedule) -> bool:
@@ -337,15 +337,11 @@ class Gain:
     high: float
     is_guess: bool = False
 
-    @property
-    def is_certain(self) -> bool:
-        return self.low > 1
-
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON-able data; null where a candidate takes no time."""
         numbers = {"gain": self.ratio, "low": self.low, "high": self.high}
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-        return {"alternative": self.alternative.name, **finite, "distinguishable": self.is_certain or self.high < 1}
+        return {"alternative": self.alternative.name, **finite, "distinguishable": not self.low <= 1 <= self.high}
 
     def __str__(self) -> str:
         """Format the ratio with its interval; for a guess the interval only."""

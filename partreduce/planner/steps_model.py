@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from statistics import geometric_mean
 from typing import NamedTuple
 
@@ -86,7 +86,7 @@ UNEQUAL_STEPS = 0.83
 the fifteen tasks, where 9 of 10 lay within 17 % of it (benchmarks/results/unequal_steps.md)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepsModel:
     """A model of the steps to a loss divided by All-Reduce's: 1 + own + a·(consensus distance) + c·drift^p + delay.
 
@@ -149,13 +149,17 @@ class StepsModel:
         own = 0.0 if gradients else self.own + price_of_moments(self.noise, self.num_workers)
         return (1.0 + own + noise + pushed + _delay(self, late) + delayed) / progress
 
-    @property
+    @cached_property
     def cases(self) -> tuple[StepsModel, ...]:
         """Return the model at the prices of each of its tasks; only itself without tasks.
 
         Where a task's price of distance is 0, distances beyond the measured range have the shared price of all tasks.
         """
-        return _cases(self)
+        beyond = self.a_beyond
+        return tuple(
+            replace(self, tasks=(), a_beyond=(task.a or self.a) if beyond is None else beyond, **task._asdict())
+            for task in self.tasks
+        ) or (self,)
 
     def late_more(self, late: float) -> float:
         return max((_delay(task, late) for task in self.tasks), default=0.0) - _delay(self, late)
@@ -167,23 +171,9 @@ class StepsModel:
         """
         return dict(self.late_errors if late and self.late_errors else self.errors)[data]
 
-    @property
-    def is_unpriced_beyond(self) -> bool:
-        """Return whether consensus distances outside the measured range lack a separate price (`a_beyond`)."""
-        return self.a_beyond is None
-
     def extrapolates(self, consensus_distance: float, drift: float) -> bool:
         """Return whether the metrics lie outside the measured range."""
         return consensus_distance > self.max_consensus_distance or drift > self.max_drift
-
-
-@lru_cache(maxsize=64)  # asked for every candidate
-def _cases(model: StepsModel) -> tuple[StepsModel, ...]:
-    beyond = model.a_beyond
-    return tuple(
-        replace(model, tasks=(), a_beyond=(task.a or model.a) if beyond is None else beyond, **task._asdict())
-        for task in model.tasks
-    ) or (model,)
 
 
 def _charge(amount: float, most: float, price: float, beyond: float | None) -> float:

@@ -448,7 +448,7 @@ def plan_hybrid(job: PlanRequest, model: ModelFacts, *, progress: Callable[[str]
     whole = predict(
         schedule,
         replace(hardware, model_bytes=max(1, chosen.dense_bytes)),
-        compute=job.compute_times(),
+        compute=job.compute_times,
         seed=job.seed,
         touched={table.parameter: table.shares for table in tables if table.parameter in apart},
     )

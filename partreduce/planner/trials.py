@@ -41,7 +41,6 @@ from partreduce.topo.metrics.base import Metric, absent
 from partreduce.topo.metrics.evaluate import Convergence
 from partreduce.topo.metrics.late_distance import late_distance_like
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.strategies.base import Strategy
 from partreduce.topo.strategies.dynamic_groups import DynamicGroups
 from partreduce.topo.strategies.iteration_gap import IterationGap
@@ -84,15 +83,12 @@ class Candidate(NamedTuple):
     name: str
     words: str
     schedule: Schedule
-    algorithm: AllReduceAlgorithm
     rounds: int = MEETING_ROUNDS
-    seconds: float | None = None
+    seconds: float = 0.0
     make: Callable[[], CandidateSchedule] | None = None
 
     def work(self, num_rounds: int | None = None) -> float:
-        if self.seconds is not None:
-            return self.seconds
-        return PER_EVENT * (num_rounds or self.rounds) * _events(self.schedule)
+        return self.seconds or PER_EVENT * (num_rounds or self.rounds) * _events(self.schedule)
 
     def option(self, job: PlanRequest) -> CandidateSchedule | None:
         if self.make is not None:
@@ -133,8 +129,8 @@ def trial(candidate: Candidate, job: PlanRequest, num_rounds: int) -> Run:
     elif isinstance(strategy, DynamicGroups | Pairwise):
         listener = Meetings(job.cluster, seed=job.seed)
     timeline = PROTOCOLS[strategy.protocol](Case(
-        schedule, job.hardware, job.compute_times(), num_rounds, job.seed, model_bytes=None,
-        algorithm=candidate.algorithm, listeners=() if listener is None else (listener,),
+        schedule, job.hardware, job.compute_times, num_rounds, job.seed, model_bytes=None,
+        algorithm=strategy.transport.algorithm, listeners=() if listener is None else (listener,),
     ))  # fmt: skip
     observed, first = timeline.observed, num_rounds // WARM_UP
     assert observed is not None, "every protocol counts what it sends"
@@ -164,8 +160,9 @@ def trial(candidate: Candidate, job: PlanRequest, num_rounds: int) -> Run:
         age = 0.0 if strategy.averages_gradients else facts.age
         facts = replace(facts, age=age, delay=age * (count - 1) / count)
     elif isinstance(listener, Meetings):
-        metrics = _estimates(*listener.mean(num_rounds), job, f"by a run of {num_rounds} rounds")
-        distances = tuple(listener.mean(num_rounds, part)[0] for part in (4, 2, 1))
+        means = [listener.mean(num_rounds, part) for part in (4, 2, 1)]
+        metrics = _estimates(*means[-1], job, f"by a run of {num_rounds} rounds")
+        distances = tuple(distance for distance, *_ in means)
     else:
         assert isinstance(listener, Replay), "each protocol has its listener"
         last = min(listener.step)
@@ -188,7 +185,6 @@ def trial(candidate: Candidate, job: PlanRequest, num_rounds: int) -> Run:
         schedule,
         job,
         candidate.name,
-        algorithm=candidate.algorithm,
         sent=sent,
         seconds=Seconds(seconds, 0.0, _error(timeline, first) / seconds if seconds else 0.0),
         metrics=metrics._replace(late_distance=late),
@@ -317,14 +313,14 @@ class SteadyCheck:
         eased, rival = replace(job, cluster=replace(job.cluster, hardware=hardware)), recommend(fixed, job)
 
         def eased_time(option: CandidateSchedule) -> float:
-            seconds = seconds_of(option.schedule, eased, option.algorithm).step
+            seconds = seconds_of(option.schedule, eased.as_measured).step
             return decisive_time(replace(option, step_seconds=seconds), eased)
 
         if facts is None:
             there = eased_time(chosen)
         else:
             rounds = LONGER.get(facts.kind, MEETING_ROUNDS)
-            again = Candidate(facts.kind, name, facts.words, chosen.schedule, chosen.algorithm)
+            again = Candidate(facts.kind, name, facts.words, chosen.schedule)
             if not self._has_time(again.work(rounds)):
                 return f"{name} (there was no time to run it with less slow workers)"
             if (run := again.run(eased, rounds)) is None:

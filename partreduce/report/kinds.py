@@ -193,8 +193,8 @@ def _answers(chosen: CandidateSchedule, slowdown: Slowdown) -> str:
     if slowdown.has_spikes:
         causes.append(f"steps that take up to {slowdown.spike:.3g} times as long now and then")
     if slowdown.slow:
-        worker, factor, others = slowdown.slowest
-        causes.append(f"worker {worker}, always {factor:.3g} times as long{others}")
+        worker, takes = _slowest(slowdown)
+        causes.append(f"{worker}, always {takes}")
     means = []
     if gap.skip is not None:
         means.append(f"a worker that is left behind skips up to {gap.skip.limit} steps at once")
@@ -203,6 +203,19 @@ def _answers(chosen: CandidateSchedule, slowdown: Slowdown) -> str:
     if gap.staleness:
         means.append(f"updates up to {gap.staleness} steps old serve")
     return f"its gap answers {' and '.join(causes)}: {', '.join(means) or 'a worker waits for its neighbors only'}"
+
+
+def _slowest(slowdown: Slowdown) -> tuple[str, str]:
+    """Return phrases: the slowest worker, and how long it takes, with the number of other slow workers."""
+    worker, factor = max(slowdown.slow, key=lambda one: one[1])
+    more = f" (and {len(slowdown.slow) - 1} more)" if len(slowdown.slow) > 1 else ""
+    return f"worker {worker}", f"{factor:.3g} times as long{more}"
+
+
+def slow_workers(slowdown: Slowdown) -> str:
+    """Return the slow workers as a phrase, such as "worker 3" or "workers 3, 5"; more than four end with "…"."""
+    them = ", ".join(str(worker) for worker, _ in slowdown.slow[:4])
+    return f"worker{'s' * (len(slowdown.slow) > 1)} {them}{', …' * (len(slowdown.slow) > 4)}"
 
 
 def _without(chosen: CandidateSchedule, options: Options) -> str:
@@ -227,8 +240,8 @@ def _quorum_reasons(chosen: CandidateSchedule, options: Options, job: PlanReques
     every = [option for option in options if option.is_every_step]
     ratio = gain(chosen, best_of(every or [all_reduce(job)]), job.data)  # the limits may exclude All-Reduce
     if slowdown.slow:
-        worker, factor, others = slowdown.slowest
-        found.append(f"worker {worker} always takes {factor:.3g} times as long{others}")
+        worker, takes = _slowest(slowdown)
+        found.append(f"{worker} always takes {takes}")
     if slowdown.has_spikes:
         found.append(f"some steps take up to {slowdown.spike:.3g} times as long")
     imbalance = " and ".join(found).capitalize() or "No worker is slow and no step takes much longer than others"
@@ -323,7 +336,7 @@ def not_weighed(job: PlanRequest) -> list[str]:
     slowdown = Slowdown.of(job)
     if slowdown.slow:
         lines.append(
-            f"two answers are yours to weigh: leave {slowdown.names} out, or give a smaller batch "
+            f"two answers are yours to weigh: leave {slow_workers(slowdown)} out, or give a smaller batch "
             "(docs/how-to/slow-worker.md)"
         )
     what = "groups on request, pairs and servers are"

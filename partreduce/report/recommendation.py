@@ -28,6 +28,7 @@ from partreduce.planner.recommend import (
     recommend,
 )
 from partreduce.planner.steps_model import Optimizer
+from partreduce.report.kinds import slow_workers
 from partreduce.report.reasons import best_with_codec, failed_networks, why_not
 from partreduce.report.table import switch_levels
 from partreduce.schedulers.synthesis.problem import Limits
@@ -225,7 +226,7 @@ def _without_slow_workers(chosen: CandidateSchedule, job: PlanRequest) -> str:
     ratio = chosen.time / best.time * fewer if best.time > 0 else 0.0
     if ratio < NEARLY_AS_FAST:
         return ""
-    return f"{_factor(ratio)}x as fast without {slowdown.names} (lost samples counted)"
+    return f"{_factor(ratio)}x as fast without {slow_workers(slowdown)} (lost samples counted)"
 
 
 def _divergence(chosen: CandidateSchedule) -> str:

@@ -191,7 +191,7 @@ def test_of_all_ways_the_finest_is_taken_that_no_coarser_one_beats_by_enough(see
                     merit = option.time if objective is Objective.BALANCED else option.communication
                     known[codec] = min(known.get(codec, math.inf), merit)
             setting = Setting(late, steps_per_round)
-            chosen = axes.option(setting, "x", axes.timing(setting))
+            chosen = axes.option(setting, "x", axes.timing(setting, axes.timings))
             reached = chosen.time if objective is Objective.BALANCED else chosen.communication
             assert reached == pytest.approx(known[chosen.transport.codec])
             best, finer = min(known.values()), asked.codecs[: asked.codecs.index(chosen.transport.codec)]

@@ -13,7 +13,7 @@ from helpers.refusals import check_error
 from partreduce import Cluster, Data, Limits, PlanRequest, describe, load_schedule, predict, simulate
 from partreduce.__main__ import main
 from partreduce.errors import InputError, UndecidedError
-from partreduce.planner.candidates import KINDS, Slowdown, all_reduce, quorum_settings
+from partreduce.planner.candidates import KINDS, Slowdown
 from partreduce.planner.measuring import payer
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import TIE, allowed_options, front, recommend, simplicity
@@ -25,7 +25,6 @@ from partreduce.schedulers import registry
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.strategies import AllReduce, IterationGap, PartialAllReduce, Pipeline, SkipPolicy, UpdateOrder
 from partreduce.topo.metrics import consensus_distance
-from partreduce.topo.timing.quorum import sample_seconds
 from partreduce.types import Delay, RandomSlowdown
 
 HARDWARE = with_links(10e9, 5e9, model_bytes=1_000_000, compute=0.05)
@@ -54,10 +53,10 @@ def test_settings_follow_from_the_slowdown():
     ring = registry.build("ring", Cluster.parse("2x4")).strategy.graphs[0]
     even, serial = Slowdown.of(job()), UpdateOrder.ADAPT_THEN_COMBINE
     assert even.is_even
-    assert [setting.gap for setting in even.settings(ring, serial)] == [IterationGap()]
+    assert [*even.gaps(ring, serial).values()] == [IterationGap()]
     spikes = Slowdown.of(job(disturbance=LONG_STEPS))
     assert (spikes.spike, spikes.slow) == (6.0, ())
-    assert [s.gap for s in spikes.settings(ring, serial)] == [
+    assert [*spikes.gaps(ring, serial).values()] == [
         IterationGap(staleness=5),
         IterationGap(max_ig=6, backup=1),
         IterationGap(),
@@ -65,14 +64,14 @@ def test_settings_follow_from_the_slowdown():
     slow = Slowdown.of(job(hardware=replace(HARDWARE, slowdown=((5, 4.0),))))
     assert (slow.spike, slow.slow) == (1.0, ((5, 4.0),))
     only_slow = IterationGap(max_ig=5, backup=(0, 0, 0, 0, 1, 0, 1, 0), skip=SkipPolicy(limit=4))
-    assert [s.gap for s in slow.settings(ring, serial)] == [only_slow, replace(only_slow, staleness=4), IterationGap()]
+    assert [*slow.gaps(ring, serial).values()] == [only_slow, replace(only_slow, staleness=4), IterationGap()]
     both = Slowdown.of(job(hardware=replace(HARDWARE, slowdown=((5, 4.0),)), disturbance=LONG_STEPS))
-    skipping = both.settings(ring, serial)[0].gap
+    skipping = next(iter(both.gaps(ring, serial).values()))
     assert skipping.skip
     assert skipping.backup == (1,) * 8
     # All in-neighbors of worker 0 are slow: it does without all of them.
     ends = Slowdown(((1, 2.0), (7, 2.0)), 1.0)
-    assert ends.settings(ring, serial)[0].gap.backups(8)[0] == 2
+    assert next(iter(ends.gaps(ring, serial).values())).backups(8)[0] == 2
     assert not Slowdown.of(job(hardware=replace(HARDWARE, jitter=0.02))).has_spikes
     assert Slowdown.of(job("2x1", replace(HARDWARE, slowdown=((0, 3.0),)))).slow == ((0, 3.0),)
 
@@ -93,9 +92,7 @@ def test_options_are_what_their_files_say(long_steps, slow_worker):
                 assert float(option.consensus_distance) == pytest.approx(float(consensus_distance(option.schedule)))
                 assert option.gap.progress == pytest.approx(1)
         best = min(options, key=lambda option: option.time)
-        timeline = simulate(
-            best.schedule, asked.hardware, compute=asked.compute_times(), num_rounds=150, seed=asked.seed
-        )
+        timeline = simulate(best.schedule, asked.hardware, compute=asked.compute_times, num_rounds=150, seed=asked.seed)
         assert best.step_seconds == pytest.approx(timeline.per_step(warm_up=30), rel=0.15)
         names = [option.name for option in options]
         assert len(set(names)) == len(names)
@@ -247,7 +244,7 @@ def test_a_quorum_of_all_but_the_slow_worker_is_recommended(quorum_plan):
         assert json.dumps(option.to_json(), allow_nan=False)
         assert option.to_json()["sync"] == "partial"
         assert facts.memory_bytes == predict(option.schedule, ONE_SLOW, num_rounds=8).memory_bytes
-    compute = quorum_job(hardware=ONE_SLOW).compute_times()
+    compute = quorum_job(hardware=ONE_SLOW).compute_times
     timeline = simulate(quorum_plan.recommendation.schedule, ONE_SLOW, compute=compute, num_rounds=200, seed=3)
     assert quorum_plan.recommendation.step_seconds == pytest.approx(timeline.per_step(warm_up=50), rel=0.05)
     line = next(sentence for sentence in quorum_plan.reasons if sentence.startswith("recommended"))
@@ -264,19 +261,17 @@ def test_equal_workers_need_no_quorum():
 
 
 def test_queues_suit_the_longest_step_and_the_memory():
+    def settings(asked):
+        return [one.schedule.strategy.sync for one in KINDS["partial"].candidates(asked, lambda _: True)]
+
     asked = quorum_job(hardware=ONE_SLOW)
-    seconds = sample_seconds(asked.compute_times(), 8)
-    base = all_reduce(asked)
-    late = {one.quorum: one.staleness for one in quorum_settings(base, asked, seconds)}
+    late = {one.quorum: one.staleness for one in settings(asked)}
     assert late[7] < late[4] < late["solo"], "so many rounds pass while the slow worker computes"
     tight = replace(asked, max_queues=8e6)
-    made = quorum_settings(base, tight, seconds)
-    assert {one.staleness for one in made} == {3}, "two arrays for each result, and two besides"
+    assert {one.staleness for one in settings(tight)} == {3}, "two arrays for each result, and two besides"
     with pytest.raises(UndecidedError, match="max-queues 1000000 bytes: the least that was found are 4000000"):
         plan(replace(asked, max_queues=1e6, effort=0.3))
-    pair = quorum_job("2x1")
-    two = [one.quorum for one in quorum_settings(all_reduce(pair), pair, seconds[:, :2])]
-    assert two == ["majority", "solo"]
+    assert [one.quorum for one in settings(quorum_job("2x1"))] == ["majority", "solo"]
 
 
 def test_a_quorum_is_no_pipeline_and_is_asked_for_alone(quorum_plan):

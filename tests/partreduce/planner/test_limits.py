@@ -297,9 +297,9 @@ def test_step_times_that_vary_are_sampled_of_what_is_good_at_mean_speeds(disturb
     asked = quick_job("2x2", disturbance=disturbance)
     asked = replace(asked, cluster=replace(asked.cluster, hardware=replace(QUICK_HARDWARE, jitter=0.2)), gap=False)
     even = asked.at_mean_speeds
-    assert even.compute_times().is_fixed
-    drawn = sample_seconds(asked.compute_times(), 4, seed=1)
-    assert even.compute_times().base == pytest.approx(drawn.mean(), rel=0.1)
+    assert even.compute_times.is_fixed
+    drawn = sample_seconds(asked.compute_times, 4, seed=1)
+    assert even.compute_times.base == pytest.approx(drawn.mean(), rel=0.1)
     found = plan(replace(asked, quorum=False))
     assert found.recommendation.step_error > 0, "it is sampled"
     for option in (one for one in found.options if one.facts is None):

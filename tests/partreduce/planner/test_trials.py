@@ -50,7 +50,7 @@ def test_every_kind_is_run_with_its_seconds_its_steps_and_its_claims(whole_plan)
     assert {kind_of(option) for option in found} == {"dynamic_groups", "pairwise", "server"}
     for option in found:
         timeline = simulate(
-            option.schedule, JITTERED, compute=job().compute_times(), num_rounds=80, seed=0, algorithm=option.algorithm
+            option.schedule, JITTERED, compute=job().compute_times, num_rounds=80, seed=0, algorithm=option.algorithm
         )
         assert option.step_seconds == timeline.per_step(warm_up=20), "the objects that run, on links that all share"
         assert prove(option.schedule).verdict != "refuted"
@@ -133,7 +133,7 @@ THIN = with_links(442.9e6, 11.07e6, latency=1e-4, model_bytes=2_730_747, compute
 def distance_after(schedule, asked, num_rounds):
     """The consensus distance of neighbors that keep a gap in a run of so many rounds, from their reduces alone."""
     replay = Replay(schedule.strategy.graphs[0], schedule.strategy.sync, seed=asked.seed)
-    times = asked.compute_times()
+    times = asked.compute_times
     case = Case(
         schedule, asked.hardware, times, num_rounds, asked.seed, model_bytes=None, algorithm=AllReduceAlgorithm.RING
     )
