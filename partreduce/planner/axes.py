@@ -20,7 +20,7 @@ import numpy as np
 
 from partreduce.planner.job import Delay, PlanRequest
 from partreduce.planner.measuring import (
-    Costed,
+    CostedSchedule,
     Seconds,
     Traffic,
     assemble,
@@ -66,7 +66,7 @@ class Timings:
     `costed` is synchronous, and has the algorithm and codec; it says whether gradients are sent by layers.
     """
 
-    def __init__(self, costed: Costed, job: PlanRequest) -> None:
+    def __init__(self, costed: CostedSchedule, job: PlanRequest) -> None:
         self.transport, self.cost, self.times = costed.transport, costed.cost, job.compute_times
         self.is_equal = isinstance(costed.schedule.strategy.steps_per_round, int)
         self.period = TimedPeriod.of(costed.schedule, job.hardware, self.times).merged()

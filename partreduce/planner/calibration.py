@@ -210,7 +210,7 @@ def _features(probes: Sequence[Probe], data: str, *, bears_delay: bool) -> dict[
     return columns
 
 
-def _leveled(rows: Array) -> Array:
+def _subtract_means(rows: Array) -> Array:
     """Return the data minus their means over all runs, which removes the factor common to the runs of a seed."""
     return np.asarray(rows - rows.mean(axis=0))
 
@@ -223,14 +223,14 @@ def _prices(features: Array, excess: Array) -> Array:
     """
     from scipy.optimize import nnls
 
-    return np.asarray(nnls(_leveled(features), _leveled(excess).mean(axis=1))[0], dtype=float)
+    return np.asarray(nnls(_subtract_means(features), _subtract_means(excess).mean(axis=1))[0], dtype=float)
 
 
 def _intervals(features: Array, excess: Array) -> tuple[Array, Array]:
     """Return Student's t interval of each price over the estimates of single seeds; it may extend below 0."""
     from scipy.stats import t
 
-    by_seed = np.linalg.lstsq(_leveled(features), _leveled(excess), rcond=None)[0]
+    by_seed = np.linalg.lstsq(_subtract_means(features), _subtract_means(excess), rcond=None)[0]
     seeds, middle = by_seed.shape[1], by_seed.mean(axis=1)
     half = t.ppf((1 + CONFIDENCE) / 2, seeds - 1) * by_seed.std(axis=1, ddof=1) / np.sqrt(seeds)
     return middle - half, middle + half

@@ -66,7 +66,7 @@ SETTINGS = 4
 """Number of settings to measure of a schedule from the search: synchronous, late, and the best of each."""
 
 
-class Costed(NamedTuple):
+class CostedSchedule(NamedTuple):
     """A schedule with one transport of its all-reduces (algorithm, codec, layers), and its communication cost."""
 
     schedule: Schedule
@@ -81,16 +81,16 @@ class Costed(NamedTuple):
         return float(f"{self.cost.per_round:.{DIGITS}g}")
 
 
-def transports_of(schedule: Schedule, job: PlanRequest) -> list[Costed]:
+def transports_of(schedule: Schedule, job: PlanRequest) -> list[CostedSchedule]:
     """Return for each codec the cheapest transport, if it costs less than those of all finer codecs; finest first."""
-    chosen: list[Costed] = []
+    chosen: list[CostedSchedule] = []
     for costed in cheapest_transports(schedule, job):
         if all(costed.cheapness < finer.cheapness for finer in chosen):
             chosen.append(costed)
     return chosen
 
 
-def cheapest_transports(schedule: Schedule, job: PlanRequest) -> list[Costed]:
+def cheapest_transports(schedule: Schedule, job: PlanRequest) -> list[CostedSchedule]:
     """Return the cheapest transport for each codec that the job and the strategy allow, the finest codec first.
 
     If the strategy allows no codec, only the cheapest transport without a codec is returned.
@@ -109,10 +109,10 @@ def cheapest_transports(schedule: Schedule, job: PlanRequest) -> list[Costed]:
     return cheapest
 
 
-def costed_with(schedule: Schedule, job: PlanRequest, transport: Transport) -> Costed:
+def costed_with(schedule: Schedule, job: PlanRequest, transport: Transport) -> CostedSchedule:
     """Return the schedule with this transport, and its communication cost."""
     runs = traveling(schedule, transport)
-    return Costed(runs, communication(runs, job.hardware))
+    return CostedSchedule(runs, communication(runs, job.hardware))
 
 
 def traveling(schedule: Schedule, transport: Transport) -> Schedule:

@@ -125,6 +125,7 @@ class Cost(NamedTuple):
         return f"{in_seconds(self.seconds)} and {in_bytes(self.nic_bytes)} out of a node"
 
 
+@dataclass(eq=False)
 class Pricing:
     """The predicted cost per step of placements of all tables (dense, gathered or sharded).
 
@@ -132,18 +133,14 @@ class Pricing:
     rows, and `gathers` whether some table is gathered, so that all workers communicate with all others.
     """
 
-    def __init__(
-        self,
-        tables: Sequence[Table],
-        schedule: Schedule,
-        hardware: Hardware,
-        *,
-        dense_bytes: int,
-        applying: float = APPLYING[None],
-        codecs: Sequence[Codec] = (Codec.NONE,),
-    ) -> None:
-        self.tables, self.schedule, self.hardware, self.dense_bytes = tables, schedule, hardware, dense_bytes
-        self.applying, self.codecs = applying, codecs
+    tables: Sequence[Table]
+    schedule: Schedule
+    hardware: Hardware
+    dense_bytes: int
+    applying: float = APPLYING[None]
+    codecs: Sequence[Codec] = (Codec.NONE,)
+
+    def __post_init__(self) -> None:
         self.averaging, self.own = cache(self._averaging), cache(self._own)
 
     def averaged_bytes(self, ways: Sequence[Placement | None]) -> int:

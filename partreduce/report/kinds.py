@@ -22,7 +22,7 @@ from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.measuring import MAX_GRAPH_WORKERS
 from partreduce.planner.option import CandidateSchedule, Facts
 from partreduce.planner.plan import Answer
-from partreduce.planner.recommend import allowed_options, decisive_time, gain, ms
+from partreduce.planner.recommend import Options, allowed_options, decisive_time, gain, ms
 from partreduce.planner.trials import best_of
 from partreduce.schedulers.synthesis.cluster_shape import has_equal_speeds, holds_rules
 from partreduce.topo.metrics.stability import largest_rate
@@ -50,8 +50,6 @@ QUORUM_CAUTION = (
     "who is in a round is decided while the job runs: its seconds, ages and steps are of a run in virtual "
     "time; the price of late gradients was measured for pipelines, where all are equally late, not for quorums"
 )
-
-Options = Sequence[CandidateSchedule]
 
 
 def reasons(chosen: CandidateSchedule, options: Options, job: PlanRequest) -> list[str]:

@@ -147,7 +147,7 @@ def _comparisons(chosen: CandidateSchedule, options: Options, job: PlanRequest) 
         plain = [] if against is None or against.alternative is fastest or against.ratio >= 1 else [against.alternative]
         for one in (*plain, fastest):
             faster = f"{one.name} is predicted to be {chosen.time / one.time:.2f} times as fast as it"
-            lines.append(faster if job.take is not None else f"{faster}, but {_why_not(one, chosen, allowed, job)}")
+            lines.append(faster if job.take is not None else f"{faster}, but {why_not(one, chosen, allowed, job)}")
     elif chosen.is_plain and fastest is chosen:
         lines.append("no schedule that averages over fewer workers is predicted to train faster")
     if chosen.time <= 0:
@@ -171,12 +171,6 @@ def _comparisons(chosen: CandidateSchedule, options: Options, job: PlanRequest) 
 
 def why_not(fastest: CandidateSchedule, chosen: CandidateSchedule, options: Options, job: PlanRequest) -> str:
     """Return, as a clause, why a candidate with less predicted time than the recommendation is not recommended."""
-    if job.take is not None:
-        return "another one was asked for"
-    return _why_not(fastest, chosen, allowed_options(options, job), job)
-
-
-def _why_not(fastest: CandidateSchedule, chosen: CandidateSchedule, allowed: Options, job: PlanRequest) -> str:
     measured = "`partreduce measure` tries it on your job"
     if job.objective is not Objective.BALANCED:
         return f"the objective is {job.objective}"
@@ -206,7 +200,8 @@ def _why_not(fastest: CandidateSchedule, chosen: CandidateSchedule, allowed: Opt
             return f"if its steps cost as much {longer}; --select takes it all the same"
         asked = "partial" if fastest.quorum else "iteration_gap" if fastest.gap else fastest.delay
         return f"if delay costs as much {longer}; --sync {asked} takes it all the same"
-    rivals, simple = contenders([*allowed, chosen], job), simplest([*allowed, chosen], job)
+    able = [*allowed_options(options, job), chosen]
+    rivals, simple = contenders(able, job), simplest(able, job)
     if simple is not None and not any(fastest is one for one in rivals):
         beaten = wins_surely(fastest, simple, job)  # outer steps must also beat the best of all others
         return _not_sure(fastest, *((chosen, "this one") if beaten else (simple, "the best simple schedule")), job)

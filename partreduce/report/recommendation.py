@@ -93,7 +93,7 @@ def compare(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job
     has_simple = is_simple or not all(one.is_every_step for one in known)
     if not has_simple or not any(one.is_every_step for one in options):
         free = replace(job, sync=None, gap=False, quorum=False, limits=Limits(), take=None, tolerate_failures=0)
-        usual = competitors(free, until=math.inf, names=SIMPLE)
+        usual = competitors(free, names=SIMPLE)
     every_step = min((one for one in [*options, *usual] if one.is_every_step), key=lambda option: option.time)
     known += [one for one in usual if family(one.schedule)]
     simple = chosen if is_simple else _strongest(known, job) or every_step
@@ -338,7 +338,7 @@ def three_reasons(compared: Comparison, options: Sequence[CandidateSchedule], jo
     if fastest.time * (1 + TIE) >= chosen.time:
         third = f"Nothing else within the job's limits is predicted to be faster by more than {TIE:.0%}."
     else:
-        clause = why_not(fastest, chosen, options, job)
+        clause = why_not(fastest, chosen, options, job) if job.take is None else "another one was asked for"
         third = f"The fastest ({_factor(chosen.time / fastest.time)}x over this) is not taken: {clause}."
     return [first, second, third]
 
