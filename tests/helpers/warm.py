@@ -69,6 +69,7 @@ class Warm:
     """The warm process of this test process, started on first use; it and its commands end with this process."""
 
     def __init__(self):
+        self.imports = []  # names of modules that the commands of few tests need, imported before the next command
         self._process, self._lock = None, threading.Lock()
         self._address = (
             f"\0partreduce-warm-{os.getpid()}-{secrets.token_hex(8)}"  # no file: folders may have long names
@@ -92,8 +93,8 @@ class Warm:
     def start(self, module, *arguments, streams=(0, 1, 2), cwd=children.ROOT, environment=None, session=False):
         """Start `python -m module arguments`, or with "-c" code; `streams` are three file descriptors."""
         connection = self._connect()
-        request = [module, [str(a) for a in arguments], str(cwd), environment or children.environment(), session]
-        data = json.dumps(request).encode()
+        settings = [str(cwd), environment or children.environment(), session]
+        data = json.dumps([self.imports, module, [str(a) for a in arguments], *settings]).encode()
         socket.send_fds(connection, [len(data).to_bytes(4, "big")], list(streams))
         connection.sendall(data)
         return RunningCommand(connection, _receive_number(connection))
@@ -143,20 +144,23 @@ def _serve(listener):
     warm = os.getpid()
     while True:
         connection, _ = listener.accept()
+        head, descriptors, _, _ = socket.recv_fds(connection, 4, 3)
+        with connection.makefile("rb") as file:
+            imports, module, arguments, *settings = json.loads(file.read(int.from_bytes(head, "big")))
+        _import_once(imports)
         if os.fork():
+            for descriptor in descriptors:
+                os.close(descriptor)
             connection.close()
             continue
         listener.close()
         _die_with(warm)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        head, descriptors, _, _ = socket.recv_fds(connection, 4, 3)
-        with connection.makefile("rb") as file:
-            module, arguments, cwd, environment, session = json.loads(file.read(int.from_bytes(head, "big")))
         keeper, pid = os.getpid(), os.fork()
         if not pid:
             _die_with(keeper)
             connection.close()
-            _settle(descriptors, cwd, environment, session)
+            _settle(descriptors, *settings)
             return module, arguments
         for descriptor in (*descriptors, 0, 1, 2):
             os.close(descriptor)
@@ -165,6 +169,14 @@ def _serve(listener):
         with contextlib.suppress(OSError):
             connection.sendall(status.to_bytes(4, "big"))
         os._exit(0)
+
+
+def _import_once(names):
+    """Import modules, and free no memory of theirs in a command, which would have to copy it first."""
+    for name in names:
+        if name not in sys.modules:
+            importlib.import_module(name)
+            gc.freeze()
 
 
 def _die_with(parent):
@@ -203,10 +215,9 @@ def main():
 
     with contextlib.suppress(ImportError):
         processes.import_once()
-        for name in FOR_MOST:
-            importlib.import_module(name)
+        _import_once(FOR_MOST)
     build_app()
-    gc.freeze()  # so that no command collects, and copies, what all of them share
+    gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as listener:
         module, sys.argv[1:] = _serve(listener)
     try:
