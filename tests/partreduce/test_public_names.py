@@ -100,29 +100,6 @@ def test_verify_is_a_function_and_a_package_whatever_was_imported_before(before)
     subprocess.run([sys.executable, "-c", VERIFY.format(before=before)], check=True)
 
 
-TYPED = """
-import partreduce
-import partreduce.verify.checker
-
-schedule: partreduce.Schedule = partreduce.design("2x4", build="allreduce", every=4)
-plan: partreduce.types.Plan = partreduce.design(partreduce.PlanRequest(cluster=schedule.cluster), progress=print)
-proof: partreduce.types.Proof = partreduce.verify(schedule)
-metrics: partreduce.types.ScheduleMetrics = partreduce.metrics(schedule)
-wrong: int = partreduce.verify(schedule)
-partreduce.design("2x4")
-"""
-
-
-def test_a_type_checker_accepts_the_calls_of_users_and_no_others(tmp_path):
-    script = tmp_path / "user.py"
-    script.write_text(TYPED)
-    mypy = [sys.executable, "-m", "mypy", str(script)]  # with the cache of `make check`
-    said = subprocess.run(mypy, capture_output=True, text=True, check=False, cwd=ROOT).stdout
-    lines = TYPED.splitlines()
-    wrong = [lines.index(line) + 1 for line in lines if line.startswith(("wrong", 'partreduce.design("2x4")'))]
-    assert [int(line.split(":")[1]) for line in said.splitlines() if ": error:" in line] == wrong, said
-
-
 def test_a_star_import_brings_every_public_name():
     names: dict[str, object] = {}
     exec("from partreduce import *", names)
@@ -204,12 +181,11 @@ def test_imports_and_the_help_load_nothing_heavy(statement, heavy):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("kind", ["package", "module"])
-def test_a_users_module_of_the_name_of_one_of_our_packages_changes_nothing(tmp_path, kind):
-    for name in PACKAGES:  # any of them that were imported would end the script
-        file = tmp_path / (f"{name}.py" if kind == "module" else f"{name}/__init__.py")
+def test_a_users_module_of_the_name_of_one_of_our_packages_changes_nothing(tmp_path):
+    for index, name in enumerate(PACKAGES):  # any of them that were imported would end the script
+        file = tmp_path / (f"{name}.py" if index % 2 else f"{name}/__init__.py")
         file.parent.mkdir(exist_ok=True)
-        file.write_text(f"raise SystemExit('the {kind} {name} of the user was imported')")
+        file.write_text(f"raise SystemExit('{file} of the user was imported')")
     script = tmp_path / "script.py"
     script.write_text(
         f"import sys; sys.path.append({str(ROOT)!r})\n"
