@@ -3,9 +3,8 @@
 import re
 import subprocess
 import tomllib
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
@@ -63,22 +62,10 @@ FORMATS = {"partreduce.schedule", "partreduce.cluster", "partreduce.pilot"}
 
 def resolves(name):
     """Whether a dotted name is a module, or a name of one, or a name of a class of one."""
-    module, rest = name, []
-    while module:
-        try:
-            if find_spec(module) is not None:
-                break
-        except ModuleNotFoundError:  # a parent is no package
-            pass
-        module, _, last = module.rpartition(".")
-        rest.insert(0, last)
-    else:
+    try:
+        resolve_name(name)
+    except (ImportError, AttributeError):
         return False
-    value = import_module(module)
-    for part in rest:
-        if not hasattr(value, part):
-            return False
-        value = getattr(value, part)
     return True
 
 

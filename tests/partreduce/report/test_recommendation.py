@@ -21,6 +21,7 @@ from partreduce.schedulers import registry
 from partreduce.strategies import PartialAllReduce
 from partreduce.types import Delay
 
+pytestmark = pytest.mark.usefixtures("decide_once")
 LABELS = ("time per step", "speedup", "divergence", "memory", "tuning", "guarantee")
 ROWS = ("recommended", "best simple", "fastest", "no delay", "All-Reduce")
 FAST = ["--effort", "0.3"]
@@ -87,9 +88,10 @@ def test_the_answer_says_what_fewer_steps_of_slow_workers_cost(capsys, slow, fac
 COMPUTING = ["--set", "compute=160ms", "--model-bytes", "37MB"]
 
 
+@pytest.mark.usefixtures("brief")
 def test_the_answer_says_how_fast_the_cluster_without_its_slow_workers_is(capsys):
     """Worker 3 is the last one of node 0; 15 workers need 16/15 of the steps for as many samples."""
-    slow = ["4x4", *COMPUTING, "--set", "slow=3:5x"]
+    slow = ["4x4", *COMPUTING, "--set", "slow=3:5x", "--effort", "0.5"]
     said = " ".join(ran(capsys, ["design", *slow]).out.split())
     whole = json.loads(ran(capsys, ["design", *slow, "--json"]).out)["recommendation"]
     assert sorted(set(whole["steps_per_round"])) == [1, 5], "so its price counts the steps that worker 3 leaves out"
@@ -100,6 +102,7 @@ def test_the_answer_says_how_fast_the_cluster_without_its_slow_workers_is(capsys
     assert float(told) == pytest.approx(ours / theirs * 15 / 16, rel=0.03), "the best is a simple schedule"
 
 
+@pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("slow", [(2, 3), ()])
 def test_a_cluster_that_is_clearly_slower_without_its_slow_workers_is_named_by_explain_alone(capsys, slow):
     """Without two of four workers that take 1.5 times as long, a step has a half of the samples, not five sixths."""
@@ -227,13 +230,10 @@ def test_an_assumed_model_size_is_said_in_the_first_line(capsys):
     assert "(assumed" not in ran(capsys, ["design", "2x2", "--model-bytes", "1MB", *FAST]).out
 
 
-def test_an_optimizer_has_the_names_that_users_type(capsys):
+def test_an_optimizer_has_the_names_that_users_type_and_the_help_shows(capsys, monkeypatch):
     asked = ["design", "2x2", "--json", "--effort", "0.1", "--optimizer"]
     plain, *others = (json.loads(ran(capsys, [*asked, name]).out) for name in ("adam", "adamw", "AdamW", "ADAM"))
     assert others == [plain] * 3
-
-
-def test_the_help_shows_the_names_of_optimizers(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     assert "<any|sgd|momentum|adam|adamw>" in ran(capsys, ["design", "--help"]).out
 
@@ -276,8 +276,9 @@ def test_a_codec_that_would_pay_is_priced_and_none_is_said_where_one_is_allowed(
     assert "--codec" not in ran(capsys, [*asked, "--codec", "any"]).out
 
 
+@pytest.mark.usefixtures("brief")
 def test_a_codec_is_also_priced_for_unequal_steps_per_worker(capsys):
-    asked = ["design", *JOBS["slow worker"]]
+    asked = ["design", "2x2", *JOBS["slow worker"][1:], "--effort", "0.6", "--sync", "synchronous"]
     document = json.loads(ran(capsys, [*asked, "--json"]).out)
     assert document["recommendation"]["name"].startswith("paced ")
     (told,) = (one for one in document["reasons"] if one.startswith("--codec any"))
