@@ -29,7 +29,7 @@ SHORT = {
     "gpt_diloco": ["--steps", "9", "--width", "32"],
     "cnn_slow_link": ["--epochs", "1"],
     "straggler_demo": ["--epochs", "1", "--compute", "0.05"],
-    "fault_tolerance_demo": ["--steps", "400", "--kill", "10"],
+    "fault_tolerance_demo": ["--steps", "250", "--kill", "10"],
     "hf_trainer": ["--epochs", "1"],
     "lightning_strategy": ["--epochs", "1"],
     "embedding_table": [],
@@ -55,8 +55,9 @@ exit ${code:-0}
 def head(name):
     """The commands in the head of an example, and the lines that each is shown to print."""
     text = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8").split('"""')[1].replace("\\\\\n", " ")
+    indented = [line.removeprefix("    ") for line in text.splitlines() if line.startswith("    ")]
     found: list[tuple[list[str], list[str]]] = []
-    for line in (line.removeprefix("    ") for line in text.splitlines() if line.startswith("    ")):
+    for line in indented or text.partition("\n\n")[2].splitlines():
         if line.startswith("$ "):
             found.append((shlex.split(line)[1:], []))
         else:
@@ -101,6 +102,8 @@ def test_an_example_prints_what_its_head_shows(name, tmp_path):
             pattern = re.compile(re.escape(line).replace(re.escape("..."), ".*"))
             assert any(pattern.fullmatch(other) for other in printed), (line, printed)
         outputs.append(done.stdout)
+    if name.startswith("ddp_"):  # it resumes after its last epoch
+        outputs.append(WARM.run("partreduce", *command, "--epochs", "2", cwd=tmp_path, timeout=280).stdout)
     CHECKS.get(name, lambda *_: None)(*outputs)
 
 
@@ -126,7 +129,7 @@ def check_failure(output):
     """Both workers end with the same model in the same step, and one of them is a replacement."""
     ends = {re.sub(r"^.*worker \d: |, replaced.*$", "", line) for line in output.splitlines() if "replaced" in line}
     assert len(ends) == 1
-    assert re.search(r"worker 2: step 400, .* replaced: True", output)
+    assert re.search(r"worker 2: step 250, .* replaced: True", output)
 
 
 def check_bytes(output):
@@ -134,27 +137,15 @@ def check_bytes(output):
     assert whole / ours == pytest.approx(15, rel=0.05)
 
 
+def check_epochs(*outputs):
+    assert [re.findall(r"epoch (\d): test accuracy 0\.[5-9]", one) for one in outputs] == [["1"], ["2"]]
+
+
 CHECKS = {
     "cnn_slow_link": check_slow_link, "straggler_demo": check_straggler, "fault_tolerance_demo": check_failure,
-    "gpt_diloco": check_bytes,
+    "gpt_diloco": check_bytes, "ddp_before": check_epochs, "ddp_after": check_epochs,
 }  # fmt: skip
 """What the outputs of an example have to show besides."""
-
-
-@pytest.mark.processes
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", ["ddp_before", "ddp_after"])
-def test_the_pair_of_scripts_resumes_after_its_last_epoch(name, tmp_path):
-    design = ("design", "1x2", "--build", "allreduce", "-o", "schedule.json")
-    assert WARM.run("partreduce", *design, cwd=tmp_path).returncode == 0
-    schedule = ["schedule.json"] if name == "ddp_after" else []
-    epochs = []
-    for count in (1, 2):
-        script = [f"{EXAMPLES}/{name}.py", *schedule, "--epochs", str(count)]
-        done = WARM.run("partreduce", "run", "-n", "2", *script, cwd=tmp_path, timeout=280)
-        assert done.returncode == 0, done.stderr
-        epochs.append(re.findall(r"epoch (\d): test accuracy 0\.[5-9]", done.stdout))
-    assert epochs == [["1"], ["2"]]
 
 
 def test_the_scripts_with_and_without_partreduce_differ_where_they_say_so():

@@ -33,7 +33,7 @@ SAID = WORDS["iteration_gap"]
 job = jobs("2x4", HARDWARE, effort=20.0)
 
 
-def try_gaps(asked, effort=1.5):
+def try_gaps(asked, effort=0.8):
     kind, pay = KINDS["iteration_gap"], payer(Clock(seconds=1e3, effort=effort), effort)
     candidates = kind.candidates(asked, pay) if kind.weighs(asked) else ()
     return try_all(candidates, asked, pay, in_any_case=bool(asked.gap))
@@ -218,7 +218,7 @@ quorum_job = jobs("2x4", HARDWARE, effort=20.0, quorum=True)
 
 @pytest.fixture(scope="module")
 def quorum_plan():
-    asked = quorum_job(hardware=ONE_SLOW, effort=3.0)
+    asked = quorum_job(hardware=ONE_SLOW, effort=1.5)
     return add_reasons(plan(asked), asked)
 
 
@@ -254,7 +254,7 @@ def test_a_quorum_of_all_but_the_slow_worker_is_recommended(quorum_plan):
 
 
 def test_equal_workers_need_no_quorum():
-    asked = quorum_job(effort=2.0)
+    asked = quorum_job(effort=0.5)
     found = add_reasons(plan(asked), asked)
     line = next(sentence for sentence in found.reasons if sentence.startswith("recommended"))
     assert line.startswith("recommended: All-Reduce without a quorum. No worker is slow")

@@ -24,7 +24,7 @@ def pilot(seed):
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     order = torch.Generator().manual_seed(100 * seed + rank)
-    inputs = torch.randn(64, 6, generator=order)
+    inputs = torch.randn(16, 6, generator=order)
     targets = inputs.sum(dim=1, keepdim=True).sin()
     batches = torch.utils.data.DataLoader(
         torch.utils.data.TensorDataset(inputs, targets), batch_size=8, shuffle=True, generator=order)
