@@ -27,7 +27,7 @@ In addition:
 * what is read and refused is what the loader reads and refuses, with the same hash:
   [test_what_the_checker_reads.py][read];
 * every number of every fact is what independent simulations, counts and eigenvalues say: [test_facts.py][facts];
-* bounds of gaps are what every interleaving attains: [test_gap_facts.py][gaps];
+* bounds of gaps are what every interleaving attains: [test_bounds.py][gaps];
 * hostile files and wrong arguments end in one line: [test_checker_attacks.py][attacks],
   [test_checker_program.py][program];
 * entries and schedules that are changed at random: [test_certificate_mutations.py][random], and
@@ -37,7 +37,7 @@ In addition:
 [numbers]: ../../../tests/verify/checker/test_checker_numbers.py
 [read]: ../../../tests/verify/checker/test_what_the_checker_reads.py
 [facts]: ../../../tests/verify/checker/test_facts.py
-[gaps]: ../../../tests/verify/checker/test_gap_facts.py
+[gaps]: ../../../tests/verify/gaps/test_bounds.py
 [attacks]: ../../../tests/verify/checker/test_checker_attacks.py
 [program]: ../../../tests/verify/checker/test_checker_program.py
 [random]: ../../../tests/verify/checker/test_certificate_mutations.py

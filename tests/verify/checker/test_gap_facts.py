@@ -1,4 +1,4 @@
-"""Neighbors that keep a gap: checker, prover and every interleaving agree on bounds, and on what a setting allows."""
+"""Neighbors that keep a gap: what a setting allows, as prover and checker say it, and the program of the checker."""
 
 import itertools
 import json
