@@ -19,7 +19,6 @@ from pydantic import TypeAdapter
 from benchmarks import kit
 from benchmarks.kit import RESULTS, ROOT, parser
 from benchmarks.lab.contestants import EVERY_STEP
-from benchmarks.lab.plots import pyplot
 from benchmarks.lab.setting import Job, Setting
 from benchmarks.lab.tasks import SEQUENCES, Clock, Samples, accuracy, evaluation_samples, loss_of, make_model
 from benchmarks.lab.worker import APART, HEADER
@@ -339,9 +338,12 @@ def front_rows() -> list[Row]:
 
 def draw_front(path: Path) -> None:
     """Draw every run of each contestant as its own line, with a mark where the averaged model was evaluated."""
-    plt = pyplot()
-    plt.rcParams["svg.hashsalt"] = "partreduce"  # the same bytes each time
-    figure, axis = plt.subplots(figsize=(6.2, 4.1), layout="constrained")
+    from matplotlib import rcParams
+    from matplotlib.figure import Figure
+
+    rcParams["svg.hashsalt"] = "partreduce"  # the same bytes each time
+    figure = Figure(figsize=(6.2, 4.1), layout="constrained")
+    axis = figure.subplots()
     rows = front_rows()
     for row, (_, label, color, dash, place) in zip(rows, SHOWN, strict=True):
         for cell in row.cells:
@@ -358,7 +360,6 @@ def draw_front(path: Path) -> None:
     axis.set_title("16 workers, 4 emulated nodes, 40 Mbit/s, 160 ms compute per step", color=INK, fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=120)
-    plt.close(figure)
 
 
 def main(words: list[str], folder: Path = RESULTS) -> int:

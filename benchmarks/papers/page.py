@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from benchmarks import kit
-from benchmarks.lab.plots import LINES, MOST_LINES, name_ends, pyplot
 from benchmarks.papers.rows import RESULTS, UNITS, read
-from partreduce.report.palette import OKABE_ITO, PALE, logarithmic, quiet
+from partreduce.report.palette import DASHES, INK, OKABE_ITO, PALE, logarithmic, quiet
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from benchmarks.papers.rows import Curve, Results, Row
 
 
@@ -130,6 +131,9 @@ def _number(value: float, unit: str) -> str:
     return f"{value:.4g}" if unit == "loss" else f"{value:.3g}"
 
 
+LINES = tuple(zip([OKABE_ITO[place] for place in (5, 1, 2, 3, 6, 0)], (*DASHES, *DASHES), strict=False))
+"""Colors and dashes of at most six lines; yellow is too pale for a line."""
+MOST_LINES = len(LINES)
 WIDTH = 5.6
 """Inches of every picture; its text is readable on a phone, where a picture is 4 inches wide."""
 DPI = 120
@@ -155,14 +159,14 @@ def pictures(found: Results) -> dict[str, str]:
 
 def _draw_bars(path: Path, figure: str, rows: list[Row]) -> None:
     """Draw a panel for each text before the colon in settings, with a mark for predictions."""
-    plt = pyplot()
+    from matplotlib.figure import Figure
+
     panels: dict[str, list[Row]] = {}
     for row in rows:
         panels.setdefault(row.setting.partition(": ")[0], []).append(row)
     heights = [0.25 * len(shown) + 0.8 for shown in panels.values()]
-    drawn, axes = plt.subplots(
-        len(heights), 1, figsize=(WIDTH, 0.5 + sum(heights)), height_ratios=heights, layout="constrained", squeeze=False
-    )
+    drawn = Figure(figsize=(WIDTH, 0.5 + sum(heights)), layout="constrained")
+    axes = drawn.subplots(len(heights), 1, height_ratios=heights, squeeze=False)
     for axis, (where, shown) in zip(axes.flat, panels.items(), strict=True):
         places = list(range(len(shown)))
         values = [row.measured for row in shown]
@@ -177,13 +181,14 @@ def _draw_bars(path: Path, figure: str, rows: list[Row]) -> None:
     axes.flat[-1].set_xlabel(fill(figure, 60), loc="right")
     drawn.legend(*axes.flat[0].get_legend_handles_labels(), loc="outside lower right", ncols=2)
     drawn.savefig(path, dpi=DPI)
-    plt.close(drawn)
 
 
 def _draw(path: Path, plot: str, curves: list[Curve]) -> None:
     """Draw the whole run; below, the same over steps if they are known, else its last third."""
-    plt = pyplot()
-    figure, axes = plt.subplots(2, 1, figsize=(WIDTH, 7.5), layout="constrained")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, 7.5), layout="constrained")
+    axes = figure.subplots(2, 1)
     figure.suptitle(fill(plot, 60), fontsize=11)
     by_steps = all(curve.steps for curve in curves)
     shown, left_out = _choose_runs(curves)
@@ -204,9 +209,36 @@ def _draw(path: Path, plot: str, curves: list[Curve]) -> None:
             for which in scales:
                 of = [value for at, curve in drawn for value in (at if which == "x" else curve.losses)]
                 logarithmic(axis, which, of)
-        name_ends(axis, [(*end, color) for end, (color, _) in zip(ends, LINES, strict=False)])
+        _name_ends(axis, [(*end, color) for end, (color, _) in zip(ends, LINES, strict=False)])
     figure.savefig(path, dpi=DPI)
-    plt.close(figure)
+
+
+def _name_ends(axis: Any, ends: Sequence[tuple[str, float, float, str]], *, line: float = 0.062) -> None:
+    """Write the name of each line next to the axes, at the height of its end or as near as other names allow.
+
+    `ends` are (name, x, y, color) of each line; `line` is the height of a line of text as a share of the axis, which
+    must have its final scales and limits. A dot marks the end, so that the thin line to the name does not seem part of
+    the curve.
+    """
+    axis.get_xlim(), axis.get_ylim()  # settles the limits, on which the transformation depends
+    to_axes = axis.transData + axis.transAxes.inverted()
+    named = sorted((float(to_axes.transform((x, y))[1]), fill(name, 26), (x, y), color) for name, x, y, color in ends)
+    needed = [line * (1 + text.count("\n")) for _, text, *_ in named]
+    middles: list[float] = []
+    for (height, *_), size in zip(named, needed, strict=True):
+        lowest = middles[-1] + (needed[len(middles) - 1] + size) / 2 if middles else size / 2
+        middles.append(max(height, lowest))
+    ceiling = 1.0
+    for place in reversed(range(len(middles))):  # what was pushed out above comes down again
+        middles[place] = min(middles[place], ceiling - needed[place] / 2)
+        ceiling = middles[place] - needed[place] / 2
+    for (_, text, point, color), height in zip(named, middles, strict=True):
+        # Not clipped by the text's own box, at whose edge a steep one would end next to another's name.
+        leader = {"arrowstyle": "-", "color": color, "linewidth": 0.8, "relpos": (0, 0.5), "shrinkB": 0, "patchA": None}
+        axis.plot(*point, "o", color=color, markersize=4)
+        axis.annotate(
+            text, point, (1.04, height), textcoords="axes fraction", va="center", color=INK, arrowprops=leader
+        )
 
 
 def _choose_runs(curves: list[Curve]) -> tuple[list[Curve], list[str]]:
