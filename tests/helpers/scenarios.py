@@ -69,9 +69,9 @@ def everyone(steps_per_round=1, *, num_nodes=1, **options):
     )
 
 
-def network(width=8):
+def network():
     torch.manual_seed(7)
-    return torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.Tanh(), torch.nn.Linear(width, 1))
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
 
 
 def batches(count):
@@ -173,10 +173,10 @@ def same_losses_as_ddp():
     for name, make in makers.items():
         plain = network()
         ddp = torch.nn.parallel.DistributedDataParallel(plain)
-        theirs = train(make(ddp.parameters()), ddp, 30, before_step=lambda n=name, m=plain: clip(n, m))
+        theirs = train(make(ddp.parameters()), ddp, 20, before_step=lambda n=name, m=plain: clip(n, m))
         model = network()
         optimizer = DistributedOptimizer(make(model.parameters()), model, everyone(), timeout=60)
-        ours = train(optimizer, model, 30, before_step=lambda n=name, m=model, o=optimizer: clip(n, m, o))
+        ours = train(optimizer, model, 20, before_step=lambda n=name, m=model, o=optimizer: clip(n, m, o))
         difference = (weights(model) - weights(plain)).abs().max().item()
         report(name=name, theirs=theirs, ours=ours, difference=difference)
     dist.destroy_process_group()
@@ -199,28 +199,14 @@ def unused_parameter():
     )
 
 
-def differing(what):
-    model, schedule = network(), pairs()
-    if rank() == 2 and what == "schedule":
-        schedule = pairs("other pairs", steps_per_round=2)
-    if rank() == 2 and what == "model":
-        model = network(width=9)
-    if rank() == 2 and what == "size":
-        os.environ["WORLD_SIZE"] = "3"
-    if rank() == 2 and what == "policy":
-        os.environ["BUFFERS"] = "local"
+def begin_as_others(what):
+    """Begin with another number of workers on worker 2, or without worker 2."""
     if rank() == 2 and what == "missing":
         wait_for_the_others(os.getppid())
         return
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    policy, limit = os.environ.get("BUFFERS", "average"), 6 if what == "missing" else 20
-    reporting(lambda: DistributedOptimizer(sgd, model, schedule, timeout=limit, buffers=policy) and None)
-
-
-def wrong_size():
-    """Run a schedule for four workers on another number of workers, which all agree on it."""
-    model = network()
-    reporting(lambda: DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, pairs(), timeout=60))
+    if rank() == 2:
+        os.environ["WORLD_SIZE"] = "3"
+    reporting(lambda: wrapped(network(), pairs(), timeout=6 if what == "missing" else 20))
 
 
 def kill_worker_3(when):
@@ -245,7 +231,7 @@ def kill_worker_3(when):
             parameter.grad = torch.full_like(parameter, -float(rank() + 1) if coded else 0.0)
         for step in range(100_000):
             if rank() == 3 and long and step == 4:  # the start is over for all, and two means
-                threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+                threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
             if rank() == 3 and when == "between operations" and step == 5:
                 os.kill(os.getpid(), signal.SIGKILL)
             try:
@@ -265,7 +251,7 @@ def kill_worker_3(when):
 
 def lost_from_generated(when):
     """Let worker 3 fail under `dynamic_groups`; the others train to the end without it."""
-    model = torch.nn.Linear(1000, 1000)
+    model = torch.nn.Linear(1000, 1000 if when == "in mid-operation" else 10)
     schedule = Schedule("g", Cluster.regular(1, 4), st.DynamicGroups(group_size=3, slow_threshold=None))
     optimizer = wrapped(model, schedule, lr=0.0, initial="keep")
     with torch.no_grad():
@@ -329,19 +315,11 @@ def grow_a_buffer():
     reporting(lambda: train(optimizer, model, 50, hook))
 
 
-def unequal(evaluated=False):
-    """Train with 6 + 2 w batches on worker w, which may then evaluate the mean model."""
+def unequal():
+    """Train with 6 + 2 w batches on worker w."""
     model = network()
     optimizer = wrapped(model, pairs())
-
-    def loop():
-        train(optimizer, model, 6 + 2 * rank())
-        if evaluated:
-            with optimizer.mean_model():
-                pass
-        optimizer.finish()
-
-    reporting(loop)
+    reporting(lambda: train(optimizer, model, 6 + 2 * rank()) and optimizer.finish())
 
 
 def primitive():
@@ -388,9 +366,9 @@ def neighbors(gap, steps_per_round=1):
     )
 
 
-def constant(schedule, size=1300, **options):
-    """Return a model of 5 MB, sent in two parts, whose numbers begin at the rank and grow by rank + 1 in each step."""
-    updates.PART_BYTES = 4 * 2**20
+def constant(schedule, size=13, **options):
+    """Return a model of 52 kB, sent in two parts, whose numbers begin at the rank and grow by rank + 1 in each step."""
+    updates.PART_BYTES = 40_000
     model = torch.nn.Linear(1000, size, bias=False)
     optimizer = wrapped(model, schedule, lr=1.0, initial="keep", **options)
     with torch.no_grad():
@@ -462,17 +440,15 @@ def alone(strategy, place, count=12):
 SCENARIOS = {
     "gap": (4, gap),
     "drawn schedules": (6, drawn_schedules_on_processes),
-    "same losses as DDP": (4, same_losses_as_ddp),
+    "same losses as DDP": (2, same_losses_as_ddp),
     "unused parameter": (2, unused_parameter),
-    **{f"differing {w}": (4, lambda w=w: differing(w)) for w in ("schedule", "model", "size", "policy", "missing")},
-    "wrong size": (3, wrong_size),
+    **{what: (4, lambda what=what: begin_as_others(what)) for what in ("another size", "missing")},
     **{f"killed {w}": (4, lambda w=w: kill_worker_3(w)) for w in ("between operations", "in mid-operation",
         "in mid-operation, hierarchical", "in mid-operation, coded")},
     "exception": (4, exception),
     "refused": (4, grow_a_buffer),
     **{f"generated, {w}": (4, lambda w=w: lost_from_generated(w)) for w in ("in mid-operation", "stopped")},
     "unequal, not joined": (4, unequal),
-    "unequal, not joined, evaluated": (4, lambda: unequal(evaluated=True)),
     "primitive": (4, primitive),
     "environment": (4, environment),
     "traced": (4, write_traces),
