@@ -1,6 +1,7 @@
 """`partreduce run --nnodes 2` with two workers on each node, on loopback or in two network namespaces."""
 
 import contextlib
+import ctypes
 import itertools
 import os
 import re
@@ -8,18 +9,20 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
+from functools import partial
 from pathlib import Path
 
+from helpers.waiting import until
 from helpers.warm import WARM
 
 LIMIT = 400
 """Most seconds for an operation that takes ten on an idle machine."""
 LAUNCHER = """
-import ctypes, os, sys
+import sys
+from helpers.two_nodes import enter
 space, grace = sys.argv.pop(1), float(sys.argv.pop(1))
 if space != "here":
-    assert ctypes.CDLL(None).setns(os.open("/var/run/netns/" + space, os.O_RDONLY), 0x40000000) == 0
+    enter(space)
 from partreduce.__main__ import main
 from partreduce.runtime.launcher import nodes, supervision
 supervision.watch.__kwdefaults__["grace"] = grace
@@ -30,6 +33,7 @@ sys.exit(main())
 """
 """The command in a namespace, with another grace period between a failure and the end of the survivors."""
 _numbers = itertools.count()
+wait_until = partial(until, seconds=LIMIT, pause=0.05)
 
 
 def why_no_network():
@@ -39,6 +43,12 @@ def why_no_network():
 
 def _ip(*words):
     subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+def enter(space):
+    """Move this process into a network namespace."""
+    with Path(f"/run/netns/{space}").open() as file:
+        assert ctypes.CDLL(None).setns(file.fileno(), 0x40000000) == 0, "CLONE_NEWNET"
 
 
 class Network:
@@ -141,19 +151,12 @@ class NodesRun:
                     found.append(int(folder.name))
         return found
 
-    def nothing_is_left(self, *nodes, seconds=LIMIT):
-        for node in nodes or (0, 1):
-            wait_until(lambda node=node: not self.processes(node), lambda: self.errors, seconds)
+    def nothing_is_left(self):
+        for node in range(2):
+            wait_until(lambda node=node: not self.processes(node), lambda: self.errors)
 
     def close(self):
         for node in range(2):
             for pid in self.processes(node):
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
-
-
-def wait_until(condition, said=lambda: "", seconds=LIMIT):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, said()
-        time.sleep(0.05)

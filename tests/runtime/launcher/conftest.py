@@ -1,8 +1,9 @@
-"""Two nodes, for tests of runs over several."""
+"""Scripts that `partreduce run` runs, and two nodes, for tests of runs over several."""
 
 import pytest
 
 from helpers.two_nodes import Network, NodesRun, why_no_network
+from helpers.warm import WARM
 from partreduce.runtime.launcher.signals import mark_delivered
 
 
@@ -10,6 +11,17 @@ from partreduce.runtime.launcher.signals import mark_delivered
 def no_request():
     """A signal that an earlier test sent to this process asks nothing of the next, which may wait without a handler."""
     mark_delivered()
+
+
+@pytest.fixture
+def run_script(tmp_path):
+    """Writes a script, and runs it to its end with these arguments and `options` of `partreduce run`."""
+
+    def run(text, *arguments, options=("--workers", 2), **more):
+        (tmp_path / "script.py").write_text(text)
+        return WARM.run("partreduce", "run", *options, tmp_path / "script.py", *arguments, **more)
+
+    return run
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from helpers import children
 from helpers.waiting import until
 from helpers.warm import WARM
 from partreduce import Cluster, Schedule, write_schedule
+from partreduce.runtime.launcher import signals
 from partreduce.strategies import DynamicGroups
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -53,13 +54,11 @@ class Run:
         self.place, self.temporary = tmp_path / "place", tmp_path / "tmp"
         for folder in (self.place, self.temporary):
             folder.mkdir()
-        script = tmp_path / "script.py"
-        script.write_text(SCRIPT)
-        command = ["run", "--workers", "2", str(script), *arguments]
-        if generated:
-            schedule = tmp_path / "s.json"
-            write_schedule(schedule, Schedule("g", Cluster.regular(1, 2), DynamicGroups(group_size=2)))
-            command[-1 - len(arguments) : -1 - len(arguments)] = ["--schedule", str(schedule)]
+        (script := tmp_path / "script.py").write_text(SCRIPT)
+        schedule = tmp_path / "s.json"
+        write_schedule(schedule, Schedule("g", Cluster.regular(1, 2), DynamicGroups(group_size=2)))
+        options = ["--schedule", schedule] if generated else ["--workers", "2"]
+        command = ["partreduce", "run", *options, script, *arguments]
         self.mark = f"PARTREDUCE_TEST={uuid.uuid4().hex}"
         name, value = self.mark.split("=")
         self.before = _names_in_shared_memory()
@@ -71,19 +70,12 @@ class Run:
         )
         with (tmp_path / "output").open("w") as file:
             if under:
-                self.process = subprocess.Popen(
-                    [*under, *children.module("partreduce"), *command],
-                    stdout=file,
-                    stderr=file,
-                    cwd=self.place,
-                    env=environment,
-                    start_new_session=True,
-                )
-                return
-            streams = [0, file.fileno(), file.fileno()]
-            self.process = WARM.start(
-                "partreduce", *command, streams=streams, cwd=self.place, environment=environment, session=True
-            )
+                command = [*under, *children.module(command[0]), *command[1:]]
+                options = {"cwd": self.place, "env": environment, "start_new_session": True}
+                self.process = subprocess.Popen(command, stdout=file, stderr=file, **options)
+            else:
+                options = {"cwd": self.place, "environment": environment, "session": True}
+                self.process = WARM.start(*command, streams=[0, file.fileno(), file.fileno()], **options)
 
     def _marked(self):
         """The processes of this run, zombies excepted: their folders in /proc."""
@@ -102,7 +94,7 @@ class Run:
         return lines
 
     def until(self, condition, seconds=90):
-        until(condition, lambda: f"not so: left are {self.left()}, {sorted(self.temporary.rglob('*'))}", seconds)
+        until(condition, lambda: f"not so: left are {self.left()}, {sorted(self.temporary.rglob('*'))}", seconds, 0.05)
 
     def workers_run(self):
         return all((self.place / f"pid{rank}").exists() and (self.place / f"pid{rank}").read_text() for rank in (0, 1))
@@ -161,8 +153,10 @@ def test_a_launcher_that_is_ended_leaves_no_generator_and_no_key(start, moment, 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
 def test_a_launcher_that_is_ended_takes_the_workers_children_along(start, number):
+    """Before, its store is reached from this machine only."""
     run = start()
     run.until(run.workers_run)
+    assert listening(run.process.pid) == {f"{int.from_bytes(socket.inet_aton('127.0.0.1'), sys.byteorder):08X}"}
     run.process.send_signal(number)
     assert run.process.wait(60) == (-9 if number == signal.SIGKILL else 128 + number)
     assert run.nothing_is_left()
@@ -222,35 +216,22 @@ def listening(pid):
     return places
 
 
-def test_the_store_of_one_machine_is_reached_from_this_machine_only(start):
-    run = start()
-    run.until(run.workers_run)
-    assert listening(run.process.pid) == {f"{int.from_bytes(socket.inet_aton('127.0.0.1'), sys.byteorder):08X}"}
-
-
 def test_a_launcher_in_a_thread_leaves_signals_alone():
-    from partreduce.runtime.launcher.signals import raise_on_sigterm
-
     def inside():
-        with raise_on_sigterm():
-            seen.append(signal.getsignal(signal.SIGTERM))
+        with signals.raise_on_sigterm():
+            return signal.getsignal(signal.SIGTERM)
 
-    seen = []
-    thread = threading.Thread(target=inside)
-    thread.start()
-    thread.join()
-    assert seen == [signal.getsignal(signal.SIGTERM)]
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(inside).result() is signal.getsignal(signal.SIGTERM)
 
 
 def test_a_program_that_handles_sigterm_itself_keeps_its_handler():
-    from partreduce.runtime.launcher.signals import raise_on_sigterm
-
     def mine(*_):
         raise AssertionError("not called")
 
     before = signal.signal(signal.SIGTERM, mine)
     try:
-        with raise_on_sigterm():
+        with signals.raise_on_sigterm():
             assert signal.getsignal(signal.SIGTERM) is mine
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -288,8 +269,6 @@ def test_a_signal_whose_exception_the_interpreter_drops_ends_the_launcher_all_th
 
 
 def test_signals_are_one_request_for_a_second_and_the_next_one_after_it_is_another(monkeypatch):
-    from partreduce.runtime.launcher import signals
-
     clock = [100.0]
     monkeypatch.setattr(signals.time, "monotonic", lambda: clock[0])
 

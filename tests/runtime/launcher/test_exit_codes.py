@@ -1,11 +1,9 @@
 """An exit code is an exit code, and a signal is what the kernel reports as one: in every way of running workers."""
 
-import re
 import signal
 
 import pytest
 
-from helpers.warm import WARM
 from partreduce.runtime.elastic.coordinator import FailureRule
 from partreduce.runtime.launcher.log_multiplexer import LogMultiplexer
 from partreduce.runtime.launcher.signals import format_end, shell_exit_code
@@ -23,59 +21,27 @@ if os.environ["RANK"] == "1":
 """
 
 
-@pytest.fixture
-def script(tmp_path):
-    (path := tmp_path / "script.py").write_text(SCRIPT)
-    return path
-
-
-def check_signal_message(errors, number):
-    name = f" ({signal.Signals(number).name})" if number in set(signal.Signals) else ""
-    assert f"worker 1 was killed by signal {number}{name}" in errors
-    assert "internal error" not in errors
-
-
-def check_exit_code_message(errors, code):
-    assert f"worker 1 ended with exit code {code} and no message" in errors
-    assert "killed" not in errors
-    assert "internal error" not in errors
-
-
 @pytest.mark.processes
-@pytest.mark.parametrize("code", [-1, *EXIT_CODES])
-def test_an_exit_code_of_a_worker_is_the_run_s(script, code):
-    done = WARM.run("partreduce", "run", "--workers", "2", script, "exit", code)
-    assert done.returncode == code % 256
-    check_exit_code_message(done.stderr, code % 256)
+@pytest.mark.parametrize(
+    ("way", "number"), [*(("exit", code) for code in (-1, *EXIT_CODES)), *(("signal", number) for number in SIGNALS)]
+)
+def test_how_a_worker_ends_is_named_and_gives_the_run_s_exit_code(run_script, way, number):
+    """A signal gives that of a shell."""
+    done = run_script(SCRIPT, way, number)
+    if way == "exit":
+        assert done.returncode == number % 256
+        assert f"worker 1 ended with exit code {number % 256} and no message" in done.stderr
+        assert "killed" not in done.stderr
+    else:
+        name = f" ({signal.Signals(number).name})" if number in set(signal.Signals) else ""
+        assert done.returncode == 128 + number
+        assert f"worker 1 was killed by signal {number}{name}" in done.stderr
+    assert "internal error" not in done.stderr
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_that_ends_a_worker_is_named_and_gives_a_shell_s_exit_code(script, number):
-    done = WARM.run("partreduce", "run", "--workers", "2", script, "signal", number)
-    assert done.returncode == 128 + number
-    check_signal_message(done.stderr, number)
-
-
-@pytest.mark.processes
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(("way", "number", "shown"), [("exit", 255, 255), ("signal", 15, -15)])
-def test_torchrun_reports_an_exit_code_and_a_signal_of_a_script_that_uses_partreduce(script, way, number, shown):
-    script.write_text("import partreduce\npartreduce.DistributedOptimizer\n" + SCRIPT)
-    line = ["--standalone", "--nproc-per-node", 2, script, way, number]
-    done = WARM.run("torch.distributed.run", *line, timeout=250)
-    assert done.returncode == 1
-    assert re.search(rf"exitcode\s*: {shown}\b", done.stderr), done.stderr[-3000:]
-
-
-@pytest.mark.parametrize("code", EXIT_CODES)
+@pytest.mark.parametrize("code", [*EXIT_CODES, *(-number for number in SIGNALS)])
 def test_the_others_continue_without_a_worker_that_a_signal_ended_but_not_after_an_exit_code(code):
-    assert not _is_lost(Child(0, 0, 0, code=code))
-
-
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_worker_that_a_signal_ended_is_lost(number):
-    assert _is_lost(Child(0, 0, 0, code=-number))
+    assert _is_lost(Child(0, 0, 0, code=code)) == (code < 0)
 
 
 @pytest.mark.parametrize(("code", "number"), [(130, signal.SIGINT), (143, signal.SIGTERM)])

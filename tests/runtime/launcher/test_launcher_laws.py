@@ -4,7 +4,6 @@ import io
 import os
 import random
 import signal
-import sys
 
 import pytest
 
@@ -13,7 +12,7 @@ from partreduce import Cluster
 from partreduce.errors import EvictedError
 from partreduce.runtime.elastic.coordinator import FailureRule, OnRequest
 from partreduce.runtime.launcher import supervision
-from partreduce.runtime.launcher.launch import launch, worker_env
+from partreduce.runtime.launcher.launch import worker_env
 from partreduce.runtime.launcher.log_multiplexer import ErrorDeduplicator, LogMultiplexer
 from partreduce.runtime.launcher.signals import shell_exit_code
 from partreduce.runtime.launcher.supervision import ANSWER_SECONDS, Child, Shutdown
@@ -196,22 +195,3 @@ def test_two_mistakes_stay_two_and_other_lines_are_not_held():
     passed, _, late = output_of([(0, MISTAKE), (1, other), (1, "PeerFailedError: x"), (0, "  InputError: indented")], 2)
     assert passed == [False, False, True, True]
     assert late == f"[0] {MISTAKE}\n[1] {other}\n"
-
-
-@pytest.mark.processes
-def test_a_launcher_shows_one_mistake_once():
-    def mistaken():
-        sys.stdout.write("begun\n")
-        sys.stdout.flush()
-        sys.stderr.write(f"{MISTAKE}\n")
-        raise SystemExit(65)
-
-    output = io.StringIO()
-    assert launch(mistaken, num_workers=3, output=output) == 65
-    lines = output.getvalue().splitlines()
-    assert sorted(line for line in lines if "begun" in line) == [f"[{rank}] begun" for rank in range(3)]
-    told = [line.removesuffix(f" {MISTAKE}").strip("[]") for line in lines if "InputError" in line]
-    ranks = [range(int(part[0]), int(part[-1]) + 1) for words in told for part in words.split(",")]
-    assert sorted(rank for part in ranks for rank in part) == [0, 1, 2], (
-        "each worker in one line, all in one if in time"
-    )

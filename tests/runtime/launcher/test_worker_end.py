@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from helpers import children
-from helpers.warm import WARM
 from partreduce.runtime.launcher.processes import leave_clean_up_to_parent
 
 pytestmark = pytest.mark.processes
@@ -115,14 +113,8 @@ dist.destroy_process_group()
 """
 
 
-def run(*arguments, stdin=""):
-    return WARM.run("partreduce", "run", *arguments, stdin=stdin, environment=children.environment())
-
-
-def test_the_first_worker_to_end_leaves_the_run_s_schedule_to_the_others(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(READS_LAST)
-    done = run("--schedule", "-", script, tmp_path / "ended", stdin=TWO_WORKERS)
+def test_the_first_worker_to_end_leaves_the_run_s_schedule_to_the_others(run_script, tmp_path):
+    done = run_script(READS_LAST, tmp_path / "ended", options=["--schedule", "-"], stdin=TWO_WORKERS)
     assert done.stdout == "[0] the other has ended\n"
     warned = done.stderr.splitlines()  # in four lines, that the script follows no schedule; and of nothing else
     assert done.returncode == 0
@@ -130,12 +122,11 @@ def test_the_first_worker_to_end_leaves_the_run_s_schedule_to_the_others(tmp_pat
     assert "ended without a DistributedOptimizer" in warned[0]
 
 
-def test_a_worker_ends_as_a_python_program_does(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(LATE_WORDS)
+def test_a_worker_ends_as_a_python_program_does(run_script, tmp_path):
     of_alone, of_worker = tmp_path / "alone", tmp_path / "worker"
-    alone = subprocess.run([sys.executable, script, of_alone], capture_output=True, text=True, check=False, timeout=60)
-    worker = run("--workers", "1", script, of_worker)
+    worker = run_script(LATE_WORDS, of_worker, options=["--workers", 1])
+    command = [sys.executable, tmp_path / "script.py", of_alone]
+    alone = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert worker.returncode == alone.returncode == 5
     folders = []
     for lines in ([line.removeprefix("[0] ") for line in worker.stdout.splitlines()], alone.stdout.splitlines()):
@@ -148,25 +139,19 @@ def test_a_worker_ends_as_a_python_program_does(tmp_path):
 
 
 @pytest.mark.parametrize("ends", ["", "raise SystemExit"])
-def test_a_script_may_leave_what_waits_for_a_thread_when_it_is_destroyed(tmp_path, ends):
+def test_a_script_may_leave_what_waits_for_a_thread_when_it_is_destroyed(run_script, ends):
     """As a script of DistributedDataParallel does, whose groups end with it."""
-    script = tmp_path / "script.py"
-    script.write_text(WAITS + ends)
-    assert run("--workers", "1", script).returncode == 0
+    assert run_script(WAITS + ends, options=["--workers", 1]).returncode == 0
 
 
-def test_a_script_may_destroy_its_groups_and_return_from_where_it_trained(tmp_path):
+def test_a_script_may_destroy_its_groups_and_return_from_where_it_trained(run_script):
     """A model of DistributedDataParallel lets go of them last, and hung there within ten groups (torch 2.13)."""
-    script = tmp_path / "script.py"
-    script.write_text(DESTROYS)
-    assert run("--workers", "2", script).returncode == 0
+    assert run_script(DESTROYS).returncode == 0
 
 
-def test_a_worker_that_is_interrupted_in_its_last_moment_ends_there_and_harms_nobody(tmp_path):
+def test_a_worker_that_is_interrupted_in_its_last_moment_ends_there_and_harms_nobody(run_script, tmp_path):
     """A forked child that gets past its end would continue as a second launcher, and end the workers before it."""
-    script = tmp_path / "script.py"
-    script.write_text(ENDS_LAST + ENDS_BADLY)
-    done = run("--workers", "2", script, tmp_path / "ended")
+    done = run_script(ENDS_LAST + ENDS_BADLY, tmp_path / "ended")
     assert sorted(done.stdout.splitlines()) == ["[0] hooked: ValueError a bug", "[1] of C"]
     assert done.returncode == 3
     assert done.stderr.startswith("partreduce: worker 1 ended with exit code 3 and no message")

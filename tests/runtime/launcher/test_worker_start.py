@@ -10,8 +10,6 @@ import time
 import pytest
 from torch.distributed import HashStore
 
-from helpers import children
-from helpers.warm import WARM
 from partreduce.runtime.elastic.coordinator import FailureRule
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.launcher.log_multiplexer import LogMultiplexer
@@ -34,10 +32,8 @@ print(json.dumps({"drawn": drawn, "read": read, "others": others}), end="")
 
 
 @pytest.mark.processes
-def test_a_worker_draws_and_reads_for_itself_and_its_last_line_needs_no_end(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(LOOKS_AROUND)
-    done = WARM.run("partreduce", "run", "--workers", "2", script, stdin="ours", environment=children.environment())
+def test_a_worker_draws_and_reads_for_itself_and_its_last_line_needs_no_end(run_script):
+    done = run_script(LOOKS_AROUND, stdin="ours")
     assert (done.returncode, done.stderr) == (0, "")
     found = [json.loads(line[4:]) for line in sorted(done.stdout.splitlines())]
     assert len(found) == 2
