@@ -7,12 +7,10 @@ where the store has its own process and no launcher reports a death, as on sever
 
 # ruff: noqa: T201 - its output is what the tests read
 import contextlib
-import ctypes
 import mmap
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -29,7 +27,6 @@ from helpers.scenarios import (
     main,
     network,
     now,
-    pairs,
     rank,
     report,
     reporting,
@@ -37,6 +34,7 @@ from helpers.scenarios import (
     train,
     wrapped,
 )
+from helpers.two_nodes import Network, enter
 from helpers.waiting import until
 from partreduce import Cluster, Schedule
 from partreduce import strategies as st
@@ -73,33 +71,30 @@ def chain():
 def of_kind(kind):
     cluster = Cluster.regular(1, 4)
     kinds = {
-        "static": pairs,
-        "allreduce": everyone,
         "pipeline": lambda: Schedule("pipeline", cluster, st.AllReduce(sync=st.Pipeline())),
         "quorum": lambda: Schedule(
             "quorum", cluster, st.AllReduce(sync=st.PartialAllReduce(quorum=st.QuorumStart.SOLO))
         ),
         "pairwise": lambda: Schedule("pairs", cluster, st.Pairwise(active=(0, 1))),
-        "server": lambda: Schedule("server", cluster, st.Server(hosts=(0, 1))),
         "asynchronous server": lambda: Schedule("server", cluster, st.Server(hosts=(0, 1), synchronous=False)),
     }
     return kinds[kind]()
 
 
-def train_until_signal(schedule, victim, number, *, timeout, at=20, steps=100_000):
+def train_until_signal(schedule, victim, number, *, timeout, at=10, pause=0.005):
     """Train; in step `at` the worker `victim` gets a signal. Every worker reports how it ended."""
     model = network()
     optimizer = wrapped(model, schedule, timeout=timeout)
 
     def hook(step):
-        time.sleep(0.005)
+        time.sleep(pause)
         if step == at:
             print("STEPS", flush=True)
             if rank() == victim:
                 pause_or_kill(number)
 
     def loop():
-        train(optimizer, model, steps, hook)
+        train(optimizer, model, 100_000, hook)
         optimizer.finish()
 
     reporting(loop)
@@ -208,7 +203,7 @@ def only_wrapped(timeout):
 def fence_worker():
     """Stop worker 3 until the generator has evicted it, and let it continue while the others still train.
 
-    The others wait in step 100 until worker 3 has ended.
+    The others wait in step 30 until worker 3 has ended.
     """
     model = network()
     schedule = Schedule("g", Cluster.regular(1, 4), st.DynamicGroups(group_size=2, slow_threshold=None))
@@ -228,11 +223,11 @@ def fence_worker():
                 os._exit(0)
             report(fault=signal.SIGSTOP, at=now())
             os.kill(me, signal.SIGSTOP)
-        while rank() != 3 and step == 100 and not store.check(["awake"]):
+        while rank() != 3 and step == 30 and not store.check(["awake"]):
             time.sleep(0.05)
 
     def loop():
-        train(optimizer, model, 200, hook)
+        train(optimizer, model, 60, hook)
         optimizer.finish()
 
     try:
@@ -254,11 +249,10 @@ BY_LAUNCHER = {
     "row": (5, lambda: train_until_signal(chain(), int(os.environ["VICTIM"]), signal.SIGSTOP, timeout=8,
         at=int(os.environ["AT"]))),
     **{f"killed, {kind}": (4, lambda kind=kind: train_until_signal(of_kind(kind), 1, signal.SIGKILL, timeout=60))
-        for kind in ("static", "allreduce", "pipeline", "quorum", "pairwise", "server",
-        "asynchronous server")},
+        for kind in ("pipeline", "quorum", "pairwise", "asynchronous server")},
 }  # fmt: skip
 WITHOUT_LAUNCHER = {
-    "training": (3, lambda: train_until_signal(everyone(), -1, 0, timeout=8)),
+    "training": (3, lambda: train_until_signal(everyone(), -1, 0, timeout=8, pause=0.05)),
     "connecting": (4, lambda: connecting(8)),
     "wrapped": (2, lambda: only_wrapped(2)),
 }
@@ -273,8 +267,8 @@ def without_launcher(request):
     ports_read, ports_write = os.pipe()
     squatter = socket.socket()
     squatter.bind(("127.0.0.1", 0))
-    net = Namespaces() if fault == "cut" else None
-    place = "10.231.17.1" if net else "127.0.0.1"
+    net = Network() if fault == "cut" else None
+    place = net.address if net else "127.0.0.1"
     host = _fork(lambda: _serve(ports_write, place, net), write_end)
     port = os.read(ports_read, 16).decode()
     if fault == "squatted":
@@ -324,39 +318,6 @@ def without_launcher(request):
     return {"hang": sorted(workers.values()), "output": output, "fired": fired if fired is not None else start}
 
 
-class Namespaces:
-    """Two network namespaces connected by a cable: the store's host in one, the workers in the other."""
-
-    def __init__(self):
-        self.names = {side: f"partreduce-{os.getpid()}-{side}" for side in ("host", "workers")}
-        for number, name in enumerate(self.names.values(), 1):
-            _ip("netns", "add", name)
-            if number == 2:
-                cable = ("type", "veth", "peer", "name", "cable", "netns", self.names["host"])
-                _ip("link", "add", "cable", "netns", name, *cable)
-        for number, name in enumerate(self.names.values(), 1):
-            _ip("-n", name, "link", "set", "lo", "up")
-            _ip("-n", name, "addr", "add", f"10.231.17.{number}/24", "dev", "cable")
-            _ip("-n", name, "link", "set", "cable", "up")
-
-    def enter(self, side):
-        with Path(f"/run/netns/{self.names[side]}").open() as file:
-            assert ctypes.CDLL(None).setns(file.fileno(), 0x40000000) == 0, "CLONE_NEWNET"
-
-    def cut(self):
-        _ip("-n", self.names["host"], "link", "set", "cable", "down")
-        state = _ip("-n", self.names["workers"], "link", "show", "cable")
-        assert "NO-CARRIER" in state, "the fault fired"
-
-    def close(self):
-        for name in self.names.values():
-            _ip("netns", "del", name)
-
-
-def _ip(*words):
-    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
-
-
 def _fork(action, descriptor):
     pid = os.fork()
     if pid == 0:
@@ -379,7 +340,7 @@ def _fork(action, descriptor):
 
 def _serve(ports_write, place, net):
     if net:
-        net.enter("host")
+        enter(net.spaces[0])
     store = TCPStore(place, 0, None, True, wait_for_workers=False)
     os.write(ports_write, str(store.port).encode())
     time.sleep(600)
@@ -387,7 +348,7 @@ def _serve(ports_write, place, net):
 
 def _work(function, variables, number, net):
     if net:
-        net.enter("workers")
+        enter(net.spaces[1])
     os.environ.update(variables, RANK=str(number))
     torch.set_num_threads(1)
     function()

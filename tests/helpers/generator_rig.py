@@ -35,6 +35,22 @@ def serving(setting, **options):
         service.close()
 
 
+def fall_silent(client):
+    """End a client's thread without a word, as the end of a killed process or the stop of one does."""
+    client._closing = True
+    client._thread.join(60)
+
+
+@contextlib.contextmanager
+def clients_of(service, number=4, **options):
+    """Context manager: clients of the first workers, which are closed."""
+    with contextlib.ExitStack() as stack:
+        clients = [GeneratorClient(service.address, service.key, rank, **options) for rank in range(number)]
+        for client in clients:
+            stack.callback(client.close)
+        yield clients
+
+
 def setting_of(seed, n=4):
     chance = random.Random(seed)
     return GeneratorSetting(

@@ -1,20 +1,15 @@
-"""Forks workers that train, save, may be killed and resume, or that are compared with torch's averagers and hooks.
+"""Workers that train, save, may be killed and resume, or that are compared with torch's averagers and hooks."""
 
-Reads one JSON request per line, answers with one; torch is imported once.
-"""
-
-import io
 import json
 import os
 import signal
-import sys
 from collections import OrderedDict
 from datetime import timedelta
-from fractions import Fraction
 
 import numpy as np
 import torch
 
+from helpers.scenarios import main, report
 from partreduce import (
     Cluster,
     DistributedOptimizer,
@@ -26,19 +21,11 @@ from partreduce import (
     schedule_hook,
 )
 from partreduce import strategies as st
-from partreduce.runtime.launcher.launch import launch
 
 
 def schedule(kind, n):
     if kind == "allreduce":
         return Schedule(kind, Cluster.regular(1, n), st.AllReduce())
-    if kind == "neighbor":
-        edges = [(i, (i + d) % n, Fraction(1, 3)) for i in range(n) for d in (1, n - 1)]
-        return Schedule(kind, Cluster.regular(1, n), st.NeighborAveraging(rounds=(st.Round.from_edges(n, edges),)))
-    if kind in ("synchronous", "asynchronous"):
-        return Schedule(kind, Cluster.regular(1, n), st.Server(hosts=(0, 1), synchronous=kind == "synchronous"))
-    if kind == "pairwise":
-        return Schedule(kind, Cluster.regular(1, n), st.Pairwise(active=(0, 1)))
     coded = "coded" in kind
     groups_of = ([[0, 1]], [[0, 1, 2]]) if coded else ([[0, 1]], [[1, 2]], [[0, 2]])
     phases = tuple(st.Phase.from_groups(n, groups) for groups in groups_of)
@@ -89,7 +76,7 @@ def work():
     )
     optimizer.finish()
     started = resumed.steps if resumed else 0
-    write_line("REPORT " + json.dumps({"rank": rank, "weights": weights.tolist(), "from": started}))
+    report(weights=weights.tolist(), begun=started)
 
 
 def averagers():
@@ -140,18 +127,11 @@ def averagers():
         "hook, warm-up": train(add_hooks(plan, all_reduce_steps=8), lambda _: None),
         "hook, groups": train(add_hooks(plan, gradients="group"), lambda _: None),
     }
-    write_line("REPORT " + json.dumps({"rank": rank, **{name: x.tolist() for name, x in results.items()}}))
+    report(**{name: x.tolist() for name, x in results.items()})
     dist.destroy_process_group()
 
 
-def write_line(line):
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
+SCENARIOS = {"training": (3, work), "averagers": (4, averagers)}
 
 if __name__ == "__main__":
-    for line in sys.stdin:
-        output = io.StringIO()
-        target, count = (averagers, 4) if "averagers" in line else (work, 3)
-        code = launch(target, num_workers=count, output=output, environment={"REQUEST": line.strip()}, grace=15.0)
-        write_line(json.dumps({"code": code, "output": output.getvalue()}))
+    main(SCENARIOS)

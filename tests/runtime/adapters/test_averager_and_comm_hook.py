@@ -1,27 +1,26 @@
 """Averager and DDP hook: equal to torch's hierarchical averager and to DDP where they apply, and to our optimizer."""
 
-import json
 from fractions import Fraction
+from operator import itemgetter
 
 import numpy as np
 import pytest
 import torch
 
 from helpers.thread_ranks import ThreadRanks
-from helpers.warm import WARM
 from partreduce import Cluster, Schedule, ScheduleAverager, ScheduleHookState
 from partreduce.errors import InputError
 from partreduce.runtime.adapters.averager import HookGradients
 from partreduce.strategies import AllReduce, DelayedAveraging, Group, GroupPhases, Pairwise, Phase, StaticGroups
 
+SCENARIOS = "helpers.resume_worker"
+
 
 @pytest.fixture(scope="module")
-def results():
-    done = WARM.run("helpers.resume_worker", stdin='{"payload": "averagers"}\n', check=True)
-    answer = json.loads(done.stdout)
+def results(driver):
+    answer = driver.run("averagers")
     assert answer["code"] == 0, answer["output"]
-    lines = [line.split("REPORT ", 1)[1] for line in answer["output"].splitlines() if "REPORT " in line]
-    reports = sorted((json.loads(line) for line in lines), key=lambda report: report["rank"])
+    reports = sorted(answer["reports"], key=itemgetter("rank"))
     assert len(reports) == 4
     return {name: np.array([report[name] for report in reports]) for name in reports[0] if name != "rank"}
 

@@ -7,8 +7,7 @@ from fractions import Fraction
 import pytest
 
 from helpers.training import group_phases
-from helpers.warm import WARM
-from partreduce import Cluster, Schedule, write_schedule
+from partreduce import Cluster, Schedule
 from partreduce import strategies as st
 from partreduce.errors import InputError, ScheduleError
 from partreduce.runtime.elastic.support import (
@@ -130,52 +129,6 @@ def test_outer_steps_that_survivors_would_not_agree_after_restart():
     assert "do not come to agree" in elastic_blocker(
         schedule_of(st.StaticGroups(phases=PHASES, payload=st.Payload(outer=outer)))
     )
-
-
-# What restarts does, from its last checkpoint.
-
-SCRIPT = """
-import os, pathlib, signal, sys
-import torch
-from partreduce import DistributedOptimizer, load_checkpoint, load_schedule, save_checkpoint
-
-schedule, folder = load_schedule(sys.argv[1]), pathlib.Path(sys.argv[2])
-rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-torch.manual_seed(0)
-model = torch.nn.ModuleDict({"table": torch.nn.Embedding(9, 2), "line": torch.nn.Linear(2, 1)})
-optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.01), model, schedule, timeout=60.0)
-load_checkpoint(optimizer, folder)
-(folder / f"begun-{attempt}-{rank}").write_text(str(optimizer.round))
-saved = taken = optimizer.round
-while taken < 12:
-    if (attempt, rank) == (0, 1) and taken >= 6:
-        os.kill(os.getpid(), signal.SIGKILL)
-    optimizer.zero_grad()
-    model["line"](model["table"](torch.tensor([rank, 8]))).sum().backward()
-    optimizer.step()
-    # A quorum's rounds may pass a worker by, but all take as many steps to a checkpoint.
-    taken = taken + 1 if hasattr(schedule.strategy.sync, "quorum") else optimizer.round
-    if taken >= saved + 4:
-        saved += 4
-        save_checkpoint(optimizer, folder)
-optimizer.finish()
-(folder / f"finished-{rank}").touch()
-"""
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("name", [name for name in STOPPED if BY_NAME[name].answer is AfterFailure.RESTARTS])
-def test_what_restarts_continues_on_all_workers_from_the_last_checkpoint(name, tmp_path):
-    write_schedule(tmp_path / "schedule.json", schedule_of(STOPPED[name]))
-    (tmp_path / "script.py").write_text(SCRIPT)
-    (tmp_path / "saved").mkdir()
-    options = ["--schedule", "schedule.json", "--threads", "1", "--max-restarts", "1"]
-    done = WARM.run("partreduce", "run", *options, "script.py", "schedule.json", "saved", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert len(list((tmp_path / "saved").glob("finished-*"))) == WORKERS
-    begun = {int(path.read_text()) for path in (tmp_path / "saved").glob("begun-1-*")}
-    assert min(begun) >= 4, done.stderr
-    assert len(begun) == 1, done.stderr
 
 
 # What workers follow that torchrun has started without some nodes: the failure plan, or a refusal that says why.

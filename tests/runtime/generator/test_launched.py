@@ -1,6 +1,5 @@
 """The group generator and its launcher decide together who of a run with groups on request continues."""
 
-import json
 import os
 import signal
 import threading
@@ -11,8 +10,7 @@ import pytest
 
 pytest.importorskip("zmq")
 
-from helpers import children
-from helpers.generator_rig import FOUR_ON_ONE_NODE, serving
+from helpers.generator_rig import FOUR_ON_ONE_NODE, clients_of, fall_silent, serving
 from helpers.waiting import until
 from helpers.warm import WARM
 from partreduce import Cluster, Schedule, write_schedule
@@ -22,22 +20,22 @@ from partreduce.runtime.generator.process import generator_process
 from partreduce.strategies import DynamicGroups, GroupSplit
 
 SCRIPT = """
-import json, os, sys, time
+import os, sys, time
 import torch
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.document.schedule import load_schedule
 
-rank, steps = int(os.environ["RANK"]), int(sys.argv[1])
+rank = int(os.environ["RANK"])
 model = torch.nn.Linear(4, 4)
 inner = torch.optim.SGD(model.parameters(), lr=0.0)
 optimizer = DistributedOptimizer(inner, model, load_schedule(os.environ["PARTREDUCE_SCHEDULE"]), timeout=8.0)
-for step in range(steps):
+for step in range(100):
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     time.sleep(0.01)
     optimizer.step()
-    if step == 10:
-        print("PID", json.dumps([rank, os.getpid()]), flush=True)
+    if step == 10 * rank and rank in map(int, sys.argv[2:]):
+        os.kill(os.getpid(), int(sys.argv[1]))
 optimizer.finish()
 print("finished", flush=True)
 """
@@ -54,13 +52,14 @@ def test_a_worker_that_dies_between_two_groups_holds_nobody_up_once_the_launcher
     """It was done with its group and had not said so: by itself the service would wait for its lease."""
     said, found = [], []
     two = replace(FOUR_ON_ONE_NODE, nodes=(0, 0), group_size=2)
-    with serving(two, lease=60.0, failed=lambda: [said.pop()] if said else []) as (service, _):
-        clients = [GeneratorClient(service.address, service.key, rank, retry=0.05) for rank in range(2)]
+    with (
+        serving(two, lease=60.0, failed=lambda: [said.pop()] if said else []) as (service, _),
+        clients_of(service, 2, retry=0.05) as clients,
+    ):
         for client in clients:
             client.begin()
         assert [client.group() for client in clients] == [(0, (0, 1))] * 2
-        clients[1]._closing = True  # its thread ends without a word, as a killed process does
-        clients[1]._thread.join(60)
+        fall_silent(clients[1])
         clients[0].begin()
         waiting = threading.Thread(target=lambda: found.append(clients[0].group()))
         waiting.start()
@@ -71,7 +70,6 @@ def test_a_worker_that_dies_between_two_groups_holds_nobody_up_once_the_launcher
         assert found == [None]
         assert service.state.status == ("active", "dead")
         until(lambda: clients[0].failed == {1})
-        clients[0].close()
 
 
 def test_a_generator_process_hears_of_failures_and_says_whom_it_evicts_also_after_a_restart(schedule):
@@ -85,7 +83,7 @@ def test_a_generator_process_hears_of_failures_and_says_whom_it_evicts_also_afte
         until(lambda: here.failed == {3})
         silent.begin()
         until(lambda: silent._state.stage != "asked")
-        silent._closing = True  # for longer than the lease of 6 s
+        fall_silent(silent)  # for longer than the lease of 6 s
         until(lambda: here.failed == generator.evicted() == {2, 3})
         first = generator.process.pid
         os.kill(first, signal.SIGKILL)
@@ -123,36 +121,22 @@ def test_so_many_may_fail_and_the_generator_hears_of_each(most):
     assert heard == [2, 0, 3, 1]
 
 
-KILLED_TWICE = [(3, signal.SIGKILL), (1, signal.SIGKILL)]
 RUNS = {
-    "two are killed": ((), KILLED_TWICE, 0, 2),
-    "two are killed and one may be": (("--tolerate-failures", "1"), KILLED_TWICE, 137, 0),
-    "one is stopped, and not continued": ((), [(3, signal.SIGSTOP)], 76, 3),
+    # options; the signal which these workers send themselves; exit code, and how many finish
+    "two are killed": ([], [int(signal.SIGKILL), 1, 3], 0, 2),
+    "two are killed and one may be": (["--tolerate-failures", 1], [int(signal.SIGKILL), 1, 3], 137, 0),
+    "one is stopped, and not continued": ([], [int(signal.SIGSTOP), 3], 76, 3),
 }
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("what", RUNS)
 def test_a_run_continues_after_as_many_failures_as_may_be_and_ends(schedule, tmp_path, what):
-    options, faults, code, finished = RUNS[what]
+    options, fault, code, finished = RUNS[what]
     (script := tmp_path / "train.py").write_text(SCRIPT)
-    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
-        run = WARM.start(
-            "partreduce", "run", "--schedule", str(schedule), *options, str(script), "900",
-            streams=[0, out.fileno(), err.fileno()], environment=children.environment(),
-        )  # fmt: skip
-        pids = {}
-
-        def steps_begun():
-            lines = (tmp_path / "out").read_text().splitlines()
-            pids.update(json.loads(line.split("PID ")[1]) for line in lines if "PID " in line)
-            return len(pids) == 4
-
-        until(steps_begun, seconds=120)
-        for rank, number in faults:
-            os.kill(pids[rank], number)
-        assert run.wait(120) == code, (tmp_path / "err").read_text()
-    assert (tmp_path / "out").read_text().count("finished") == finished, (tmp_path / "err").read_text()
+    done = WARM.run("partreduce", "run", "--schedule", schedule, *options, script, *fault, timeout=120)
+    assert done.returncode == code, done.stderr
+    assert done.stdout.count("finished") == finished, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import socket
 import sqlite3
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from helpers.generator_rig import (
     KILL_POINTS,
     ServiceProcess,
     check_orders,
+    clients_of,
+    fall_silent,
     randomized_run,
     run_workers,
     serving,
@@ -135,7 +138,7 @@ def test_a_log_gives_back_what_was_appended(files):
 
 def test_a_tail_cut_off_anywhere_is_dropped_and_the_rest_kept(files):
     main, ahead = files.killed
-    found = [files.opened(main, ahead[:cut]) for cut in range(len(ahead) + 1)]
+    found = [files.opened(main, ahead[:cut]) for cut in [*range(0, len(ahead), 5), len(ahead)]]
     assert all(records == RECORDS[: len(records)] for records in found)
     lengths = [len(records) for records in found]
     assert lengths == sorted(lengths)
@@ -149,23 +152,22 @@ def test_a_tail_of_zeros_is_dropped(files):
     assert files.opened(main, ahead[:600] + bytes(len(ahead) - 600)) == RECORDS[:2]
 
 
-@pytest.mark.parametrize("bit", [1, 4, 128])
-def test_a_flipped_bit_anywhere_is_refused_or_changes_nothing(files, bit):
+def test_a_flipped_bit_anywhere_is_refused_or_changes_nothing(files):
     """SQLite's pages have unused places; every bit of a record counts, and of a commit that is not in the pages yet."""
-    refused, lines = {"closed": 0, "killed": 0}, []
+    refused = {"closed": [], "killed": []}
     for name, (main, ahead), place in (("closed", files.closed, 0), ("killed", files.killed, 1)):
-        for byte in range(len((main, ahead)[place])):
+        for byte in range(0, len((main, ahead)[place]), 3):
             damaged = [main, ahead]
             damaged[place] = bytearray(damaged[place])
-            damaged[place][byte] ^= bit
+            damaged[place][byte] ^= 1 << byte % 8
             try:
                 assert files.opened(*damaged) == RECORDS
             except FileError as error:
-                refused[name] += 1
-                lines.append(str(error))
+                refused[name].append(str(error))
+    lines = refused["closed"] + refused["killed"]
     assert all(re.fullmatch(r".*(is damaged \(.+\); groups|is not a group generator's log).*", line) for line in lines)
-    assert refused["closed"] > 100
-    assert refused["killed"] == len(files.killed[1])
+    assert len(refused["closed"]) > 30
+    assert len(refused["killed"]) == len(range(0, len(files.killed[1]), 3))
 
 
 def test_a_file_that_is_no_log_is_refused_in_one_line_and_stays_as_it_is(files):
@@ -363,43 +365,31 @@ def test_what_somebody_replays_who_read_the_wire_is_dropped(service, raw):
 
 
 def test_a_silent_worker_is_given_up_after_its_lease_and_evicted(service, raw):
-    options = {"lease": 6.0, "retry": 0.05}
-    clients = [GeneratorClient(service.address, service.key, rank, **options) for rank in range(4)]
-    for client in clients:
-        client.begin()
-    until(lambda: min(service.state.requests) >= 0)
-    silent = clients[3]
-    silent._closing = True  # its thread ends without a word, as a killed process does
-    silent._thread.join(60)
-    until(lambda: service.state.status[3] == "dead")
-    assert all(3 not in group.members for group in service.state.buffers.groups)
-
     def end(client):
         while client.leave() is not None:
             pass
 
-    threads = [threading.Thread(target=end, args=(client,)) for client in clients[:3]]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads), "the others still wait for the lost worker"
-    woken = raw(service.key, service.key, 3)
-    woken.send(woken.packed(FromWorker(3, silent._session, Ask(1))))
-    assert isinstance(woken.answer(), Evicted)
-    for client in clients[:3]:
-        client.close()
+    with clients_of(service, lease=6.0, retry=0.05) as clients, ThreadPoolExecutor() as pool:
+        for client in clients:
+            client.begin()
+        until(lambda: min(service.state.requests) >= 0)
+        fall_silent(clients[3])
+        until(lambda: service.state.status[3] == "dead")
+        assert all(3 not in group.members for group in service.state.buffers.groups)
+        list(pool.map(end, clients[:3], timeout=60))
+        woken = raw(service.key, service.key, 3)
+        woken.send(woken.packed(FromWorker(3, clients[3]._session, Ask(1))))
+        assert isinstance(woken.answer(), Evicted)
 
 
 def test_an_evicted_client_says_so(service):
-    client = GeneratorClient(service.address, service.key, 0, lease=1000.0, retry=1000.0)
-    client.begin()
-    until(lambda: service.state.status[0] == "dead")
-    client._retry = 0.01
-    until(lambda: client._error is not None)
-    with pytest.raises(EvictedError, match="gave worker 0 up"):
+    with clients_of(service, 1, lease=1000.0, retry=1000.0) as (client,):
         client.begin()
-    client.close()
+        until(lambda: service.state.status[0] == "dead")
+        client._retry = 0.01
+        until(lambda: client._error is not None)
+        with pytest.raises(EvictedError, match="gave worker 0 up"):
+            client.begin()
 
 
 def test_a_client_without_a_service_names_the_address():

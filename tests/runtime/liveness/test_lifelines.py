@@ -9,12 +9,12 @@ import time
 import pytest
 from torch.distributed import HashStore, TCPStore
 
+from helpers.waiting import until
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.keepalive_sockets import KeepaliveSockets, closed_notes, lifelines_of
 from partreduce.runtime.transport.store import Notes
 
 LOCAL = ("127.0.0.1", False)
-DEADLINE = 60.0
 
 
 @pytest.fixture
@@ -40,9 +40,9 @@ def end(pids):
         os.waitpid(pid, 0)
 
 
-def wait_for_note(store, rank, seconds):
-    until = time.monotonic() + seconds
-    while (text := closed_notes(store, "1").read(str(rank))) is None and time.monotonic() < until:
+def wait_for_note(store, rank, seconds=60.0):
+    end = time.monotonic() + seconds
+    while (text := closed_notes(store, "1").read(str(rank))) is None and time.monotonic() < end:
         time.sleep(0.01)
     return text
 
@@ -59,10 +59,7 @@ def start_workers(size):
     os.close(reading)
     os.close(writing)
     mine = KeepaliveSockets(store, 0, size, "1", LOCAL)
-    ready, until = Notes(store, "ready"), time.monotonic() + DEADLINE
-    while not ready.has(*map(str, range(1, size))):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: Notes(store, "ready").has(*map(str, range(1, size))))
     mine.start()
     return store, mine, pids
 
@@ -73,14 +70,11 @@ def test_a_killed_worker_is_noted_by_its_lifeline_alone_and_the_run_is_told():
     heartbeat = Heartbeat(store, 0, "1", beats=False)
     before = heartbeat.num_changes()
     end([pids[0]])
-    text = wait_for_note(store, 1, DEADLINE)
+    text = wait_for_note(store, 1)
     assert text is not None
     assert heartbeat.cause([0, 1]) == f"worker 1 {text}"
     assert heartbeat.lost([0, 1]) == {1}
-    until = time.monotonic() + DEADLINE
-    while heartbeat.num_changes() == before:  # counted after the note is written
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: heartbeat.num_changes() != before)  # counted after the note is written
     lines.close()
 
 
@@ -89,7 +83,7 @@ def test_a_stopped_worker_is_not_noted():
     os.kill(pids[0], signal.SIGSTOP)
     assert wait_for_note(store, 1, 1.0) is None
     end(pids)
-    assert wait_for_note(store, 1, DEADLINE) is not None, "the same worker, once it is dead: so the lifeline was there"
+    assert wait_for_note(store, 1) is not None, "the same worker, once it is dead: so the lifeline was there"
     lines.close()
 
 
@@ -98,7 +92,7 @@ def test_a_worker_that_ends_with_a_word_is_not_noted(kind):
     store, lines, pids = start_workers(3)
     Heartbeat(store, 1, "1", beats=False).note(kind, "3")
     end(pids)  # worker 2, which says nothing, tells when worker 1's end was seen, too
-    assert wait_for_note(store, 2, DEADLINE) is not None
+    assert wait_for_note(store, 2) is not None
     assert wait_for_note(store, 1, 0.5) is None
     lines.close()
 
@@ -107,12 +101,10 @@ def test_workers_that_die_one_after_the_other_are_all_noted():
     """Each watches the next two, and further ones in place of the dead."""
     store, lines, pids = start_workers(6)
     for rank in (1, 2, 3, 4, 5):
-        until = time.monotonic() + DEADLINE
-        while rank not in lines._connections:  # a death just before would be that of a worker that was not watched yet
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        # A death just before would be that of a worker that was not watched yet.
+        until(lambda rank=rank: rank in lines._connections)
         end([pids[rank - 1]])
-        assert wait_for_note(store, rank, DEADLINE) is not None
+        assert wait_for_note(store, rank) is not None
     lines.close()
 
 
@@ -120,7 +112,7 @@ def test_a_fork_of_a_worker_does_not_keep_its_lifeline_open():
     """A data loader's process may outlive the worker for a while."""
     store, lines, pids = start_workers(2)
     end(pids)
-    wait_for_note(store, 1, DEADLINE)
+    wait_for_note(store, 1)
     fresh = KeepaliveSockets(store, 0, 2, "2", LOCAL)
     reading, writing = os.pipe()
     pid = os.fork()
@@ -174,7 +166,7 @@ def test_a_connection_to_itself_is_nobody(monkeypatch):
 
     monkeypatch.setattr(socket, "create_connection", to_itself)
     end(pids)
-    assert wait_for_note(store, 1, DEADLINE) is not None
+    assert wait_for_note(store, 1) is not None
     lines.close()
 
 

@@ -24,13 +24,35 @@ def text(signs, rank=0, members=(1,), seconds=None):
     return clause(rank, members, lambda other: signs[other], seconds)
 
 
-def test_a_silent_member_is_named_with_what_it_did():
-    signs = {1: Sign("entered the average of round 4 in group {0,1}", (0,), SILENT)}
-    expected = (
-        "waits for worker 1, which gave no sign of life for 4.2 s (its last: it entered the average of round 4 in"
-    )
-    assert text(signs).startswith(expected)
-    assert text(signs, seconds=5).endswith(", for more than 5 s")
+ENTERED = Sign("entered the average of round 4 in group {0,1}", (0,), SILENT)
+SAID = "worker 1, which gave no sign of life for 4.2 s (its last: it entered the average of round 4 in group {0,1})"
+
+
+@pytest.mark.parametrize(
+    ("signs", "members", "expected"),
+    [
+        ({1: ENTERED}, (1,), SAID),
+        (
+            {1: Sign("a", (0, 2), ALIVE), 2: Sign("b", (1, 3), ALIVE), 3: ENTERED}, (1,),
+            f"worker 1, which waits for worker 2, which waits for {SAID.replace('worker 1', 'worker 3')}",
+        ),
+        (
+            {1: Sign("entered a", (0, 2), ALIVE), 2: Sign("finished b", (), ALIVE)}, (1,),
+            "worker 1, which waits for worker 2, which finished b",
+        ),
+        (
+            {1: Sign("late", (), SILENCE_SECONDS + 0.1), 2: Sign("stopped", (), 4 * SILENCE_SECONDS)}, (1, 2),
+            "worker 2, which gave no sign of life for 4.8 s (its last: it stopped)",
+        ),
+        ({1: Sign("a", (0, 2), ALIVE), 2: Sign("b", (0, 1), ALIVE)}, (1, 2), "worker 1, which a; worker 2, which b"),
+        ({1: Sign("", (), None)}, (1,), "worker 1, which gave no sign of life"),
+    ],
+    ids=["silent", "a chain", "no silence", "a late heartbeat", "a circle", "never a sign"],
+)  # fmt: skip
+def test_who_holds_up_the_rest_is_named(signs, members, expected):
+    """The silent end of a chain; without a silence the one that waits for no other, or all that are waited for."""
+    assert text(signs, members=members) == f"waits for {expected}"
+    assert text(signs, members=members, seconds=5) == f"waits for {expected}, for more than 5 s"
 
 
 def test_a_silent_member_may_have_gone_on_since_it_last_said_what_it_did():
@@ -38,31 +60,6 @@ def test_a_silent_member_may_have_gone_on_since_it_last_said_what_it_did():
     heartbeat = Heartbeat(dist.HashStore(), 1, "run", beats=False)
     said = text({1: Sign(*heartbeat.last, SILENT)})
     assert said == "waits for worker 1, which gave no sign of life for 4.2 s (its last: it has not started a round)"
-
-
-def test_the_chain_is_followed_to_the_silent_end():
-    signs = {1: Sign("a", (0, 2), ALIVE), 2: Sign("b", (1, 3), ALIVE), 3: Sign("c", (), SILENT)}
-    assert text(signs).startswith("waits for worker 1, which waits for worker 2, which waits for worker 3, which gave")
-
-
-def test_without_a_silence_the_one_that_waits_for_nobody_is_named():
-    signs = {1: Sign("entered a", (0, 2), ALIVE), 2: Sign("finished b", (), ALIVE)}
-    assert text(signs) == "waits for worker 1, which waits for worker 2, which finished b"
-
-
-def test_a_heartbeat_that_is_only_late_is_not_blamed_beside_one_that_stopped():
-    signs = {1: Sign("late", (), SILENCE_SECONDS + 0.1), 2: Sign("stopped", (), 4 * SILENCE_SECONDS)}
-    assert "worker 2" in text(signs, members=(1, 2))
-    assert "worker 1" not in text(signs, members=(1, 2))
-
-
-def test_a_circle_names_those_that_are_waited_for():
-    signs = {1: Sign("a", (0, 2), ALIVE), 2: Sign("b", (0, 1), ALIVE)}
-    assert text(signs, members=(1, 2)) == "waits for worker 1, which a; worker 2, which b"
-
-
-def test_who_never_gave_a_sign_is_named():
-    assert text({1: Sign("", (), None)}) == "waits for worker 1, which gave no sign of life"
 
 
 def test_in_random_graphs_of_waiting_the_stopped_worker_is_named_by_all_that_reach_it():

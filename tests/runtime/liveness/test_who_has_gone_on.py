@@ -5,6 +5,7 @@ place at which they wait, or have finished, and only after it has looked at what
 """
 
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -342,6 +343,24 @@ def test_who_differs_is_named_though_another_never_comes():
     store = store_with(5, without=(4,), worker_1={"model": "b"})
     with pytest.raises(HandshakeError, match="model differs: rank 1 has b; the others have a"):
         handshake(store, 2, 5, {"model": "a"}, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "width", "options", "words"),
+    [
+        (AllReduce(steps_per_round=2), 8, {}, "schedule differs: rank 2 has 'trained'"),
+        (AllReduce(), 9, {}, r"model differs: rank 2 .*weight 9×4.*weight 8×4"),
+        (AllReduce(), 8, {"buffers": "local"}, "buffers differs: rank 2 has local"),
+    ],
+)
+def test_who_begins_with_another_schedule_model_or_policy_is_named_by_all(ranks, strategy, width, options, words):
+    def work(world):
+        differs = world.rank == 2
+        model = torch.nn.Linear(4, width if differs else 8)
+        wrap(world, model, strategy if differs else AllReduce(), **(options if differs else {}))
+
+    (said,) = set(map(str, ranks.run(3, work, catch=HandshakeError)))
+    assert re.search(words, said)
 
 
 def test_who_does_not_come_is_named_and_nobody_who_has():

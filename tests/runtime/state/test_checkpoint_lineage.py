@@ -104,32 +104,22 @@ def test_what_a_crash_left_unfinished_goes_with_the_old_ones(ranks, tmp_path):
     assert names(tmp_path) == ["round-00000003", "round-00000005", "round-00000006"]
 
 
-def newer(folder, version=3):
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["version"] = version
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-
-
-def test_a_newer_format_is_refused_by_name_with_the_older_one_that_could_be_used(ranks, tmp_path):
-    run(ranks, tmp_path, 2, 4)
-    newer(tmp_path / "round-00000004")
+@pytest.mark.parametrize(
+    ("rounds", "version", "words"),
+    [
+        ((2, 4), 3, ("/round-00000004/manifest.json: version: is 3, newer than 2", "to resume from round-00000002")),
+        ((4,), 3, ("upgrade partreduce, or move it away to start afresh",)),
+        ((4,), 1, ("was saved by an earlier partreduce", "pass allow_different_run=True")),
+    ],
+    ids=["newer", "nothing but newer", "older"],
+)
+def test_another_format_is_refused_by_name_and_no_fresh_start(ranks, tmp_path, rounds, version, words):
+    """If it is newer, with the older one that could be used."""
+    run(ranks, tmp_path, *rounds)
+    path = tmp_path / "round-00000004" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": version}))
     text = refusal(ranks, tmp_path, InputError)
-    assert f"{tmp_path}/round-00000004/manifest.json: version: is 3, newer than 2" in text
-    assert "move it away to resume from round-00000002" in text
-
-
-def test_an_older_format_is_refused_by_name_before_anything_is_loaded(ranks, tmp_path):
-    run(ranks, tmp_path, 2)
-    newer(tmp_path / "round-00000002", version=1)
-    text = refusal(ranks, tmp_path, InputError)
-    assert "was saved by an earlier partreduce" in text
-    assert "pass allow_different_run=True" in text
-
-
-def test_nothing_but_a_newer_format_is_no_fresh_start(ranks, tmp_path):
-    run(ranks, tmp_path, 4)
-    newer(tmp_path / "round-00000004")
-    assert "upgrade partreduce, or move it away to start afresh" in refusal(ranks, tmp_path, InputError)
+    assert all(word in text for word in words), text
 
 
 @pytest.mark.parametrize("damage", ["file", "manifest", "unreadable", "one worker lacks it"])
