@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from partreduce import Cluster, DistributedOptimizer, RoundSampler, Schedule
+from partreduce import Cluster, DistributedOptimizer, RoundSampler, Schedule, load_checkpoint, save_checkpoint
 from partreduce.runtime.averaging.bucketed_gradients import LayerSender
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.elastic.member import Member
@@ -40,8 +40,10 @@ def gradient(rank, step, size=3):
     return tuple(12 / 8 * ((rank + 1) * (step + place) % 7 - 3) for place in range(size))
 
 
-ALL, THREE = (0, 1, 2, 3), (0, 1, 3)
-"""All workers, and those that remain without worker 2."""
+ALL, LEFT = (0, 1, 2), (0, 2)
+"""All workers, and those that remain without worker 1."""
+FOUR, THREE = (0, 1, 2, 3), (0, 1, 3)
+"""All workers of a run with pairs, and those that remain without worker 2."""
 EVEN_ODD = ([(0, 1), (2, 3)], [(0, 3), (1, 2)])
 """Pairs of even and of odd rounds."""
 
@@ -79,12 +81,12 @@ def at(kind, method, when, number=signal.SIGKILL):
 
 
 def fail_after_confirm(round_):
-    """Let the confirm of a round fail on this worker, after all others have received it."""
+    """Let the confirm of a round of all fail on this worker, after all others have received it."""
     original = Reducer.agree
 
     def agree(self, kind, in_round, group, *fields, deferred=False):
         original(self, kind, in_round, group, *fields, deferred=deferred)
-        if kind == "confirm" and in_round == round_ and len(group.members) == 4:
+        if kind == "confirm" and in_round == round_ and len(group.members) == len(ALL):
             operation = self.recorder.begin("confirm that breaks", round_, round_, group.members, 16)
             raise self.outlives.broke(operation, RuntimeError("broken here"))
 
@@ -170,7 +172,7 @@ INSTANTS = {
 def launch_workers(work, **options):
     """Run workers; return (exit code, what each worker reported by rank, all output)."""
     output = io.StringIO()
-    code = launch(work, threads=1, output=output, **{"num_workers": 4} | options)
+    code = launch(work, threads=1, output=output, **{"num_workers": len(ALL)} | options)
     text = output.getvalue()
     said = [json.loads(line.split("REPORT ", 1)[1]) for line in text.splitlines() if "REPORT " in line]
     return code, {one["rank"]: one for one in said}, text
@@ -185,6 +187,8 @@ class Ended:
         self.code, self.said, self.text = code, said, text
         self.own = {rank: one["own"] for rank, one in said.items()}
         """Each worker's model before `finish()`, by rank."""
+        self.begun = {one["begun"] for one in said.values()}
+        """The steps from which workers continued."""
 
     @property
     def views(self):
@@ -229,11 +233,11 @@ def near(models):
     return {rank: pytest.approx(model, rel=1e-12, abs=1e-12) for rank, model in models.items()}
 
 
-def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evaluate=(), timeout=60.0, strategy=None,
-        failure_plan=None, restarts=0, again=None, back=(), waits_at=8, decays=None, samples=0, nodes=1, size=3,
-        dtype=torch.float64, parameters=1):  # fmt: skip
-    """Run workers of which some are killed by `deaths`, and return an `Ended`."""
-    again = again or {}
+def run(deaths, *, steps_per_round=1, steps=9, workers=3, max_failures=None, evaluate=(), timeout=60.0, strategy=None,
+        failure_plan=None, restarts=0, again=None, back=(), waits_at=6, decays=None, samples=0, nodes=1, size=3,
+        dtype=torch.float64, parameters=1, folder=None, saves=False):  # fmt: skip
+    """Run workers of which some are killed by `deaths`, and return an `Ended`; `folder` has their checkpoints."""
+    again, max_failures = again or {}, workers - 1 if max_failures is None else max_failures
 
     def work():
         warnings.simplefilter("default")
@@ -256,7 +260,11 @@ def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evalua
             scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
             if decays == "handed over":
                 optimizer.register_stateful(scheduler)
-        batches = range(steps)
+        begun = 0  # also where a worker joins at another step: it gets no batches for those before
+        if folder is not None:
+            load_checkpoint(optimizer, folder)
+            begun = optimizer.steps
+        batches = range(begun, steps)
         if samples:
             sampler = RoundSampler(samples, schedule, 1, shuffle=False)
             batches = torch.utils.data.DataLoader(range(samples), 1, sampler=sampler, drop_last=True)
@@ -274,12 +282,14 @@ def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evalua
             if step in evaluate:
                 with optimizer.mean_model():
                     means.append(weights())
+        if saves:
+            save_checkpoint(optimizer, folder)
         own, in_stages, parts = weights(), _sums_in_stages(optimizer), getattr(optimizer.runner, "parts", [])
         reference = next((part.reference.round for part in parts if part.reference), None)
         optimizer.finish()
         views = getattr(optimizer.run.membership, "views", [])
         report(in_stages=in_stages, reference=reference, own=own, end=weights(), means=means, seen=seen, views=views,
-               **optimizer.stats())  # fmt: skip
+               begun=begun, **optimizer.stats())  # fmt: skip
 
     options = {"num_workers": workers, "num_nodes": nodes, "max_failures": max_failures, "max_restarts": restarts}
     return Ended(*launch_workers(work, **options))
@@ -329,7 +339,7 @@ class Worker:
 
 def replay_means(groups_in, survivors, *, steps_per_round=1, steps=9, gradients=None, fragments=1, outer=None,
                  present=None, overlaps=False, late=0, alpha=0.0, joins=None, decays=False, begun=0, models=None,
-                 workers=4, size=3, mean_of=lambda given: np.mean(given, axis=0)):  # fmt: skip
+                 workers=3, size=3, mean_of=lambda given: np.mean(given, axis=0)):  # fmt: skip
     """Return the survivors' models before `finish()`, by rank; `groups_in(turn)` are the groups that average.
 
     Fragment p of a model has turn `round * fragments + p`, after (p + 1) / fragments of the round's steps. If the

@@ -17,7 +17,9 @@ from helpers import coded_sums
 from helpers.elastic_runs import (
     ALL,
     EVEN_ODD,
+    FOUR,
     INSTANTS,
+    LEFT,
     RATE,
     THREE,
     gradient,
@@ -42,7 +44,6 @@ from partreduce.topo.strategies.axes import SYNCHRONOUS
 from partreduce.topo.survivors import after_failure
 
 pytestmark = pytest.mark.processes
-SIX, FOUR = (0, 1, 2, 3, 4, 5), (0, 1, 2, 3)
 WIDE, BLOCK = 192, 16
 """Numbers of a model whose sums have stages, and of a block."""
 LAYER = 16
@@ -52,11 +53,11 @@ OWN = st.OuterStep(lr=0.75, momentum=0.25, outer_params=of.OuterParams.PER_WORKE
 HALVES = (("weight0",), ("weight1",))
 IN_TURN = st.Payload(outer=DILOCO, fragments=HALVES)
 FED_BACK = {"block": BLOCK, "error_feedback": True}
-BY_STEPS = st.AllReduce(steps_per_round=(2, 3, 2, 1), averaging=of.Averaging.STEP_NORMALIZED)
+BY_STEPS = st.AllReduce(steps_per_round=(2, 3, 1), averaging=of.Averaging.STEP_NORMALIZED)
 LATE = of.DelayedAveraging()
 PAIRS = group_phases(4, *EVEN_ODD)
 OWN_PAIRS = st.StaticGroups(phases=PAIRS, payload=st.Payload(outer=OWN))
-PAIRS_THEN_ALL = group_phases(4, [(0, 1), (2, 3)], [ALL])
+PAIRS_THEN_ALL = group_phases(4, [(0, 1), (2, 3)], [FOUR])
 KEEP = st.FailurePlan(st.SurvivorRule.KEEP_GROUPS, 1)
 
 
@@ -210,7 +211,7 @@ KINDS = {
         partial(replay_averages, steps_per_round=3, outer=DILOCO),
     ),
     "outer of each worker": Kind(
-        static_groups(4, [ALL], payload=st.Payload(outer=OWN)),
+        static_groups(3, [ALL], payload=st.Payload(outer=OWN)),
         {"steps": 24},
         partial(replay_averages, gradients=False, outer=OWN),
     ),
@@ -232,7 +233,7 @@ KINDS = {
 ON_THE_WAY = {"before the sum": 4, "in flight": 5, "prepared": 5}
 UP_TO_COMMIT = ["before the sum", "in the sum", "prepared", "confirmed"]
 DEATHS = [
-    # kind, where in which round or turn worker 2 dies, from where the others may resume, or one later if "confirmed"
+    # kind, where in which round or turn worker 1 dies, from where the others may resume, or one later if "confirmed"
     *(("gradients", instant, 4, {3, 4} if instant == "confirmed" else {4}) for instant in UP_TO_COMMIT),
     *(("parameters", instant, 1, {1}) for instant in UP_TO_COMMIT[::2]),
     *(
@@ -263,61 +264,65 @@ DEATHS = [
 )
 def test_survivors_of_a_killed_worker_hold_what_a_replay_says(kind, instant, dies, resumes):
     plan = st.FailurePlan(st.SurvivorRule.ALL_REDUCE, 1) if kind == "merged 3 late" else None
-    ended = KINDS[kind].holds({2: (instant, dies)}, THREE, failure_plan=plan)
+    ended = KINDS[kind].holds({1: (instant, dies)}, LEFT, failure_plan=plan)
     (_, first), (resumed, second) = ended.views
-    assert (first, second) == (ALL, THREE), ended.text
+    assert (first, second) == (ALL, LEFT), ended.text
     assert resumes is None or resumed - (instant == "confirmed") in resumes
     if kind.startswith("progress"):
-        assert [one["reference"] for one in ended.said.values()] == [7] * 3, "the last round"
+        assert [one["reference"] for one in ended.said.values()] == [7] * 2, "the last round"
     if kind == "outer" or kind.startswith(("progress", "codec")):
         assert len({tuple(model) for model in ended.own.values()}) == 1
     place = f"round {resumed // 2} (fragment {resumed % 2})" if kind.startswith("in turns") else f"round {resumed}"
-    says = "their models are equal" if KINDS[kind].strategy.averages_gradients else "the mean moved by 1/3 of"
+    says = "their models are equal" if KINDS[kind].strategy.averages_gradients else "the mean moved by 1/2 of"
     if kind.startswith(("gradients", "parameters", "pipeline", "in turns")):
-        assert f"without worker 2 the other 3 continue together from {place}; {says}" in ended.text
+        assert f"without worker 1 the other 2 continue together from {place}; {says}" in ended.text
 
 
 JOINS = {
-    # kind, where who dies, from which step the others wait for it, how many there are, in which turn it joins
-    **{
-        kind: (kind, {2: ("before the sum", 4)}, (8, 20), None)
-        for kind in ("gradients", "pipeline of 2", "pipeline of 3")
-    },
-    "parameters": ("parameters", {2: ("before the sum", 1)}, (9, 20), None),
-    "codec": ("codec of 4 bits", {2: ("before the sum", 4)}, (8, 20), None),
-    "outer": ("outer", {2: ("before the sum", 1)}, (9, 36), None),
-    "outer of each worker": ("outer of each worker", {2: ("before the sum", 4)}, (8, 24), None),
-    "by steps, 1": ("by steps", {1: ("before the sum", 3)}, (14, 60), None),
-    "by steps, 3": ("by steps", {3: ("before the sum", 3)}, (14, 60), None),
-    "late": ("late", {2: ("before the sum", 1)}, (9, 36), None),
-    "late by a codec": ("late by a codec", {2: ("in flight", 1)}, (9, 36), None),
+    # kind, where worker 1 dies, from which step the others wait for it, how many there are, in which turn it joins
+    "gradients": ("gradients", ("before the sum", 4), (6, 14), None),
+    "pipeline of 2": ("pipeline of 2", ("applying", 4), (8, 14), None),
+    "pipeline of 3": ("pipeline of 3", ("before the sum", 4), (6, 14), None),
+    "parameters": ("parameters", ("before the sum", 1), (6, 15), None),
+    "codec": ("codec of 4 bits", ("in the sum", 4), (6, 14), None),
+    "outer": ("outer", ("confirmed", 1), (6, 24), None),
+    "outer of each worker": ("outer of each worker", ("before the sum", 4), (6, 18), None),
+    "by steps, 1": ("by steps", ("prepared", 3), (9, 36), None),
+    "by steps, 2": ("by steps", ("before the sum", 3), (9, 36), None),
+    "late": ("late", ("prepared", 1), (6, 24), None),
+    "late by a codec": ("late by a codec", ("confirmed", 1), (6, 24), None),
     # Merged 3 steps late the second fragment is merged when the first was sent again after it.
     **{
-        f"{kind}, {fragment}": (kind, {2: ("before the sum", (1, 0))}, (12 + 2 * fragment, 40), 6 + fragment)
-        for kind in ("in turns", "replaced 1 late", "replaced 3 late")
+        f"{kind}, {fragment}": (kind, (instant, (1, 0)), (12 + 2 * fragment, 32), 6 + fragment)
+        for kind, instant in (
+            ("in turns", "confirmed"),
+            ("replaced 1 late", "prepared"),
+            ("replaced 3 late", "in the sum"),
+        )
         for fragment in (0, 1)
     },
 }
 
 
-@pytest.mark.parametrize(("kind", "deaths", "steps", "turn"), JOINS.values(), ids=JOINS)
-def test_a_worker_that_rejoins_has_the_state_of_its_donor(kind, deaths, steps, turn):
+@pytest.mark.parametrize("name", JOINS)
+def test_a_worker_that_rejoins_has_the_state_of_its_donor(name):
     """Models and their beginnings, outer parameters and momenta, what was sent; and nothing that was left over."""
-    ((who, _),) = deaths.items()
-    ended = KINDS[kind].holds(deaths, ALL, steps=steps[1], restarts=1, back=(who,), waits_at=steps[0])
+    kind, death, (waits_at, steps), turn = JOINS[name]
+    who = 2 if name == "by steps, 2" else 1
+    ended = KINDS[kind].holds({who: death}, ALL, steps=steps, restarts=1, back=(who,), waits_at=waits_at)
     assert [members for _, members in ended.views] == [ALL, tuple(sorted({*ALL} - {who})), ALL], ended.text
     assert ended.joins[who][0] == (turn or ended.views[-1][0])
     assert not kind.startswith("outer") or len({tuple(own) for own in ended.own.values()}) == 1
-    line = "; the mean moved by 1/4 of how far that state's model was from it"
+    line = "; the mean moved by 1/3 of how far that state's model was from it"
     assert (line in ended.text) == (not KINDS[kind].strategy.averages_gradients)
 
 
 ALONE = [
-    ("gradients", ("in the sum", 3), {"steps": 20}, 5),
-    ("pipeline of 3", ("in flight", 3), {"steps": 20, "waits_at": 9}, 5),
-    ("outer", ("in the sum", 2), {"steps": 36, "waits_at": 12}, 2),
-    ("late", ("in flight", 2), {"steps": 36, "waits_at": 12}, 2),
-    ("in turns", ("in the sum", (2, 1)), {"steps": 40, "waits_at": 16}, 5),
+    ("gradients", ("in the sum", 3), {"steps": 14}, 5),
+    ("pipeline of 3", ("in flight", 3), {"steps": 16, "waits_at": 9}, 5),
+    ("outer", ("in the sum", 2), {"steps": 24, "waits_at": 12}, 2),
+    ("late", ("in flight", 2), {"steps": 24, "waits_at": 12}, 2),
+    ("in turns", ("in the sum", (2, 1)), {"steps": 32, "waits_at": 16}, 5),
     ("one fragment, merged late", ("in the sum", 2), {}, 5),  # and keeps its part of it
 ]
 
@@ -326,15 +331,15 @@ ALONE = [
 def test_a_single_survivor_averages_alone_until_a_worker_rejoins(kind, death, options, turn):
     back = {"restarts": 1, "back": (1,)} if options else {}
     survivors = (0, 1) if back else (0,)
-    ended = KINDS[kind].holds({1: death}, survivors, workers=2, max_failures=1, **options, **back)
+    ended = KINDS[kind].holds({1: death}, survivors, workers=2, **options, **back)
     assert ended.members(turn) == (0,)
     assert [members for _, members in ended.views] == [(0, 1), (0,), *[(0, 1)] * bool(back)], ended.text
 
 
 def test_layers_after_two_failures_and_two_rejoins():
-    deaths = {2: ("layers left", 3), 1: ("layers left", 5)}
-    options = {"steps": 20, "size": 2 * LAYER, "parameters": 2, "restarts": 2, "back": (1, 2)}
-    assert KINDS["layers"].holds(deaths, ALL, **options).members(19) == ALL
+    deaths = {2: ("layers left", 2), 1: ("layers left", 4)}
+    options = {"steps": 14, "size": 2 * LAYER, "parameters": 2, "restarts": 2, "back": (1, 2)}
+    assert KINDS["layers"].holds(deaths, ALL, **options).members(13) == ALL
 
 
 @pytest.mark.parametrize("second", ["voting", "rebuilding"])
@@ -344,12 +349,13 @@ def test_layers_after_two_failures_and_two_rejoins():
     ids=["gradients", "late", "pipeline"],
 )
 def test_a_second_failure_during_the_recovery_from_the_first(kind, first, second):
-    KINDS[kind].holds({2: first, 0: (second, 0)}, (1, 3))
+    KINDS[kind].holds({2: first, 0: (second, 0)}, (1, 3), workers=4)
 
 
 def test_two_failures_in_one_round_and_a_third_leave_one_worker_that_continues():
-    ended = KINDS["gradients"].holds({2: ("before the sum", 3), 0: ("prepared", 3), 1: ("in the sum", 6)}, (3,))
-    assert [ended.members(round_) for round_ in (2, 3, 6)] == [ALL, (1, 3), (3,)], ended.text
+    deaths = {2: ("before the sum", 3), 0: ("prepared", 3), 1: ("in the sum", 6)}
+    ended = KINDS["gradients"].holds(deaths, (3,), workers=4)
+    assert [ended.members(round_) for round_ in (2, 3, 6)] == [FOUR, (1, 3), (3,)], ended.text
     assert "worker 3 continues alone from round 6" in ended.text
 
 
@@ -358,11 +364,11 @@ def test_two_failures_in_one_round_and_a_third_leave_one_worker_that_continues()
 )
 def test_a_failure_in_mean_model_gives_the_mean_of_the_survivors(kind, others):
     deaths = {2: ("in mean_model()", 0), **others}
-    ended = KINDS[kind].holds(deaths, sorted({*ALL} - {*deaths}), evaluate=(4,))
+    ended = KINDS[kind].holds(deaths, sorted({*FOUR} - {*deaths}), workers=4, evaluate=(4,))
     ((mean,),) = {tuple(tuple(mean) for mean in one["means"]) for one in ended.said.values()}
     if kind == "parameters":
         assert ended.views[1:] == [(1, THREE)], ended.text
-        inside = replay_means(lambda _: [ALL], THREE, steps_per_round=3, steps=5)
+        inside = replay_means(lambda _: [FOUR], THREE, steps_per_round=3, steps=5, workers=4)
         assert mean == pytest.approx([sum(values) / 3 for values in zip(*inside.values(), strict=True)], rel=1e-14)
 
 
@@ -374,10 +380,10 @@ def test_a_failure_in_mean_model_gives_the_mean_of_the_survivors(kind, others):
     ],
 )  # fmt: skip
 def test_a_worker_whose_confirmation_failed_takes_the_mean_that_others_took(kind, dies, breaks, resumes):
-    """Worker 2 dies when all have confirmed a round, and worker 1 takes its confirm for broken."""
-    ended = KINDS[kind].holds({2: ("before the sum", dies), 1: ("confirm breaks", breaks)}, THREE)
+    """Worker 1 dies when all have confirmed a round, and worker 2 takes its confirm for broken."""
+    ended = KINDS[kind].holds({1: ("before the sum", dies), 2: ("confirm breaks", breaks)}, LEFT)
     ((resumed, members),) = ended.views[1:]
-    assert members == THREE
+    assert members == LEFT
     assert resumed in resumes
 
 
@@ -393,7 +399,7 @@ DRAWN = {"gradients": (8, UP_TO_COMMIT, 2, 0.5), "pipeline": (6, [*ON_THE_WAY, "
 @pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind, row in DRAWN.items() for seed in range(row[0])])
 def test_random_failures_also_during_recovery_leave_the_models_of_a_replay(kind, seed):
     draws, (_, instants, lowest, share) = random.Random(seed), DRAWN[kind]
-    first, second = draws.sample(ALL, 2)
+    first, second = draws.sample(FOUR, 2)
     deaths = {first: (draws.choice(instants), draws.randrange(lowest, 6))}
     in_recovery = [*instants, "voting", "rebuilding"]
     if draws.random() < share:
@@ -401,7 +407,7 @@ def test_random_failures_also_during_recovery_leave_the_models_of_a_replay(kind,
     joiner = draws.choice([*in_recovery, "asking", "taking a state"]), draws.randrange(9, 20)
     again = {1: [joiner]} if draws.random() < 0.5 else {}
     row = KINDS["gradients"] if kind == "gradients" else pipeline(draws.choice([2, 3, 4]), warm_up=draws.choice([0, 3]))
-    row.holds(deaths, steps=30, restarts=2, again=again)
+    row.holds(deaths, workers=4, steps=30, restarts=2, again=again)
 
 
 # Sums in stages.
@@ -412,16 +418,17 @@ STAGES = Kind(st.AllReduce(transport=HIERARCHICAL), {"size": WIDE}, replay_avera
 @pytest.mark.parametrize("instant", ["before the sum", "in the sum", "prepared"])
 def test_hierarchical_sums_continue_after_a_node_is_lost(instant):
     ended = STAGES.holds({4: (instant, 4), 5: (instant, 4)}, FOUR, workers=6, nodes=3)
-    assert (ended.members(3), ended.members(4)) == (SIX, FOUR)
+    assert (ended.members(3), ended.members(4)) == (tuple(range(6)), FOUR)
     assert all(one["in_stages"] for one in ended.said.values())
 
 
 def test_sums_use_a_ring_while_nodes_are_unequal_and_stages_again_when_all_are_back():
     dies = {3: ("prepared", 4)}
-    ended = STAGES.holds(dies, ALL, nodes=2, steps=20, restarts=1, back=(3,))
-    assert [ended.members(round_) for round_ in (3, 4, 19)] == [ALL, (0, 1, 2), ALL]
+    ended = STAGES.holds(dies, FOUR, workers=4, nodes=2, steps=14, restarts=1, back=(3,))
+    assert [ended.members(round_) for round_ in (3, 4, 13)] == [FOUR, (0, 1, 2), FOUR]
     assert all(one["in_stages"] for one in ended.said.values())
-    assert [one["in_stages"] for one in STAGES.holds(dies, (0, 1, 2), nodes=2).said.values()] == [False] * 3
+    left = STAGES.holds(dies, (0, 1, 2), workers=4, nodes=2).said.values()
+    assert [one["in_stages"] for one in left] == [False] * 3
 
 
 # Groups: those of one pair may have had a round more, or less, when the others resume.
@@ -442,7 +449,7 @@ GROUPS = {
 def test_groups_resume_at_the_furthest_round_with_the_failure_plan(kind, instant, lost, plan):
     """Where outer steps are made survivors make them in rounds in which all of them meet."""
     strategy, options, steps = GROUPS[kind]
-    ended = run_to_the_end({2: (instant, lost)}, strategy=strategy, failure_plan=plan, steps=steps)
+    ended = run_to_the_end({2: (instant, lost)}, workers=4, strategy=strategy, failure_plan=plan, steps=steps)
     schedule = Schedule("replayed", Cluster.regular(1, 4), strategy, failure_plan=plan)
     resume = next(after for after, members in ended.views if len(members) == 3)
     options = options | ({"present": lambda turn: 4 if turn < resume else 3} if kind == "outer" else {})
@@ -450,7 +457,7 @@ def test_groups_resume_at_the_furthest_round_with_the_failure_plan(kind, instant
     def replay(own_pair):
         before = lambda round_: [group.members for group in schedule.phase(round_)]  # noqa: E731
         groups = pairs_until(resume, own_pair, after_failure(schedule, {2}), lost=lost, before=before)
-        return near(replay_means(groups, THREE, steps=steps, gradients=False, **options))
+        return near(replay_means(groups, THREE, workers=4, steps=steps, gradients=False, **options))
 
     assert ended.own in [replay([]), replay([(0, 1)])], ended.text
     assert ended.all_ended_equal(steps)
@@ -458,8 +465,8 @@ def test_groups_resume_at_the_furthest_round_with_the_failure_plan(kind, instant
 
 def test_survivors_of_groups_average_each_fragment_together():
     strategy = st.StaticGroups(phases=PAIRS_THEN_ALL, steps_per_round=4, payload=IN_TURN)
-    ended = run_to_the_end({2: ("before the sum", (1, 1))}, strategy=strategy, steps=24, parameters=2)
-    assert [members for _, members in ended.views] == [ALL, THREE], ended.text
+    ended = run_to_the_end({2: ("before the sum", (1, 1))}, workers=4, strategy=strategy, steps=24, parameters=2)
+    assert [members for _, members in ended.views] == [FOUR, THREE], ended.text
     assert ended.views[1][0] == 3, "the second fragment of the round of all"
     assert len({tuple(own[2:]) for own in ended.own.values()}) == 1, "after the last turn of the second fragment"
     assert ended.all_ended_equal(24)
@@ -467,12 +474,12 @@ def test_survivors_of_groups_average_each_fragment_together():
 
 @pytest.mark.parametrize("instant", UP_TO_COMMIT)
 def test_survivors_keep_their_own_outer_parameters(instant):
-    ended = run_to_the_end({2: (instant, 4)}, strategy=OWN_PAIRS, steps=12)
+    ended = run_to_the_end({2: (instant, 4)}, workers=4, strategy=OWN_PAIRS, steps=12)
     resume = next(after for after, members in ended.views if len(members) == 3)
 
     def replay(done):
         groups = lambda r: EVEN_ODD[r % 2] if r < 4 else done[r - 4] if r < resume else [THREE]  # noqa: E731
-        return near(replay_means(groups, THREE, steps=12, gradients=False, outer=OWN))
+        return near(replay_means(groups, THREE, workers=4, steps=12, gradients=False, outer=OWN))
 
     # Rounds that only one of the pairs had done before the failure are left out by the others.
     some = [[[], pairs[:1], pairs[1:], pairs] for pairs in (EVEN_ODD[r % 2] for r in range(4, resume))]
@@ -485,16 +492,16 @@ def test_a_failure_plan_for_per_worker_outer_parameters_is_refused():
 
 
 def test_a_round_sampler_gives_a_worker_that_joins_inside_a_round_its_remaining_steps():
-    options = {"steps": 0, "samples": 321, "restarts": 1, "back": (2,), "waits_at": 12, "parameters": 2}
-    ended = run_to_the_end({2: ("before the sum", (1, 0))}, strategy=KINDS["in turns"].strategy, **options)
-    assert [members for _, members in ended.views] == [ALL, THREE, ALL]
-    rounds = dict(assign_samples(range(321), ended.views, (4,) * 4, 1, 0, turns=2))
+    options = {"steps": 0, "samples": 97, "restarts": 1, "back": (1,), "waits_at": 12, "parameters": 2}
+    ended = run_to_the_end({1: ("before the sum", (1, 0))}, strategy=KINDS["in turns"].strategy, **options)
+    assert [members for _, members in ended.views] == [ALL, LEFT, ALL]
+    rounds = dict(assign_samples(range(97), ended.views, (4,) * 3, 1, 0, turns=2))
     joined = ended.views[-1][0]
-    assert len(rounds[joined // 2][2]) == (3, 1)[joined % 2], "of 4 steps; the turns are after 2 and 4"
+    assert len(rounds[joined // 2][1]) == (3, 1)[joined % 2], "of 4 steps; the turns are after 2 and 4"
     for rank, one in ended.said.items():
         mine = [sample for hands in rounds.values() for sample in hands.get(rank, [])]
         seen = [sample for _, sample in one["seen"]]
-        assert seen == (mine[-len(seen) :] if rank == 2 else mine), ended.text
+        assert seen == (mine[-len(seen) :] if rank == 1 else mine), ended.text
         assert one["steps"] == 4 * len(rounds)
 
 
@@ -504,9 +511,9 @@ def test_a_round_sampler_gives_a_worker_that_joins_inside_a_round_its_remaining_
 @pytest.mark.parametrize("drain", list(of.DrainPolicy))
 @pytest.mark.parametrize("number", [7, 8])
 def test_a_failure_while_late_gradients_are_applied_at_the_end(number, drain):
-    ended = run_to_the_end({2: ("at the end", number)}, strategy=st.AllReduce(sync=of.Pipeline(width=3, drain=drain)))
+    ended = run_to_the_end({1: ("at the end", number)}, strategy=st.AllReduce(sync=of.Pipeline(width=3, drain=drain)))
     expected, _ = replayed_gradients(lambda _: ALL, lag=2, steps=9)
-    assert ended.own == dict.fromkeys(THREE, expected), ended.text
+    assert ended.own == dict.fromkeys(LEFT, expected), ended.text
     assert ended.all_ended_equal(9), ended.text
     end = ended.said[0]["end"]
     assert (end == pytest.approx(expected, rel=1e-14)) == (drain is of.DrainPolicy.DROP)
@@ -516,19 +523,19 @@ def test_a_failure_while_late_gradients_are_applied_at_the_end(number, drain):
 
 
 def with_a_buffer(dies_in):
-    """What the parameter and the buffer of each worker are when all but worker 2 have taken 8 steps, by rank.
+    """What the parameter and the buffer of each worker are when all but worker 1 have taken 8 steps, by rank.
 
     In each step a script that steps at half its learning rate from step 4 on clips its means and adds to its buffer.
     """
 
     def work():
         rank = int(os.environ["RANK"])
-        if rank == 2:
+        if rank == 1:
             INSTANTS["in flight"](dies_in)
         model = torch.nn.Module()
         model.weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
         model.register_buffer("seen", torch.zeros(2, dtype=torch.float64))
-        schedule = Schedule("late", Cluster.regular(1, 4), st.AllReduce(sync=of.Pipeline()))
+        schedule = Schedule("late", Cluster.regular(1, 3), st.AllReduce(sync=of.Pipeline()))
         optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), 1.0), model, schedule, timeout=60.0)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
         for _ in range(8):
@@ -553,7 +560,7 @@ def test_a_restarted_sum_averages_buffers_as_they_are_then(dies_in):
     found = with_a_buffer(dies_in)
     weight, seen, left = 0.0, dict.fromkeys(ALL, 0.0), {}
     for turn in range(8):
-        members = ALL if turn < dies_in else THREE
+        members = ALL if turn < dies_in else LEFT
         seen = {rank: value + rank + 1 for rank, value in seen.items()}
         if turn:
             weight -= min(2.0, sum(rank + 1 for rank in members) / len(members)) * 0.5 ** (turn // 4)
@@ -561,4 +568,4 @@ def test_a_restarted_sum_averages_buffers_as_they_are_then(dies_in):
             mean = sum(sent[rank] for rank in members) / len(members)
             seen = {rank: mean + seen[rank] - sent[rank] for rank in members}
         left = seen
-    assert found == {rank: ([pytest.approx(weight)] * 2, [pytest.approx(seen[rank])] * 2) for rank in THREE}
+    assert found == {rank: ([pytest.approx(weight)] * 2, [pytest.approx(seen[rank])] * 2) for rank in LEFT}
