@@ -8,7 +8,7 @@ import sys
 import torch
 
 from helpers.device import table_cells
-from helpers.device.cells import RANKS, Cell, distance, model_and_data, optimizer_of
+from helpers.device.cells import BY_NAME, RANKS, distance, model_and_data, optimizer_of
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
@@ -28,7 +28,7 @@ def schedule_of(kind: str, workers: int) -> Schedule:
         return Schedule("gpu server", cluster, Server(hosts=(0, 1)))
     if kind == "pairwise":
         return Schedule("gpu pairwise", cluster, Pairwise(active=(0, 2)))
-    return Cell("gpu static").schedule if workers == RANKS else Schedule("gpu two", cluster, AllReduce())
+    return BY_NAME["static"].schedule if workers == RANKS else Schedule("gpu two", cluster, AllReduce())
 
 
 def tables(rank: int, device: torch.device) -> None:
@@ -51,11 +51,10 @@ def main(kind: str, folder: str) -> None:
     if kind == "tables":
         tables(rank, device)
         return
-    model, batches = model_and_data(Cell("process"), rank)
+    model, batches = model_and_data(BY_NAME["static"], rank)
     model.to(device)
-    optimizer = DistributedOptimizer(
-        optimizer_of(Cell("process"), model), model, schedule_of(kind, workers), timeout=30
-    )
+    inner = optimizer_of(BY_NAME["static"], model)
+    optimizer = DistributedOptimizer(inner, model, schedule_of(kind, workers), timeout=30)
     steps = 10_000 if kind == "killed" else STEPS
     for step in range(steps):
         inputs, targets = batches[step % len(batches)]

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from multiprocessing import get_context
@@ -157,7 +156,7 @@ def sums_in_the_current_stream() -> dict[str, Any]:
     from helpers.device.cells import CELLS, compare, tolerance
     from helpers.device.ranks import Launch
 
-    chosen = [cell for cell in CELLS if cell.name.startswith(("static", "allreduce of"))]
+    chosen = [cell for cell in CELLS if cell.kind.startswith(("static", "allreduce")) and not cell.outer]
     compared = partial(compare, launch=Launch.CURRENT_STREAM)
     return _compare_all(chosen, ("", "all"), compared, lambda cell: tolerance(cell, kind()))
 
@@ -179,7 +178,7 @@ def mends_taken_out() -> dict[str, Any]:
     from helpers.device.cells import CELLS, compare
     from partreduce.runtime.averaging.reducer import Reducer
 
-    chosen = [cell for cell in CELLS if cell.name in ("static, overlap", "neighbor, overlap")]
+    chosen = [cell for cell in CELLS if cell.name in ("static, late", "neighbor, late")]
     with patch.object(Reducer, "_fills_first", lambda _: None):
         gaps = {cell.name: compare(cell, kind(), place="fill", seconds=LATE) for cell in chosen}
     assert all(gap > 1e-3 for gap in gaps.values()), f"the sleep did not show what it should: {gaps}"
@@ -192,7 +191,7 @@ def no_synchronizing() -> dict[str, Any]:
 
     from helpers.device import cells
 
-    names = ("static", "static, overlap", "neighbor, overlap", "allreduce of gradients")
+    names = ("static", "static, late", "neighbor, late", "allreduce")
     chosen = [cell for cell in cells.CELLS if cell.name in names]
     plain_step = cells.step
 
@@ -226,8 +225,7 @@ def faults() -> dict[str, Any]:
     from helpers.device.cells import CELLS, FAULTS, judge_fault
     from helpers.device.ranks import Fault
 
-    averaged = ("allreduce of gradients", "allreduce of gradients, Adam", "allreduce of gradients, pipeline")
-    names = ("static", "static, overlap", *averaged)
+    names = ("static", "static, late", "allreduce", "allreduce, Adam", "allreduce, pipeline")
     chosen = [cell for cell in CELLS if cell.name in names]
     said = [judge_fault(cell, kind(), Fault(fault, 2)) for cell in chosen for fault in FAULTS]
     wrong = [sentence for sentence in said if sentence is not None]
@@ -315,7 +313,7 @@ def memory() -> dict[str, Any]:
     from helpers.device.ranks import SharedState, run_ranks
     from partreduce.runtime.optimizer import DistributedOptimizer
 
-    found = _against_cpu([cell for cell in cells.CELLS if "overlap" in cell.name], places=("", "fill"))
+    found = _against_cpu([cell for cell in cells.CELLS if cell.late], places=("", "fill"))
     if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1":
         return found
     size = 2**24
@@ -323,7 +321,7 @@ def memory() -> dict[str, Any]:
     def body(world: Any) -> int:
         model = torch.nn.Linear(size // 4096, 4096, bias=False, device="cuda")
         base = torch.cuda.memory_allocated()
-        schedule = replace(cells.CELLS[1], name="memory").schedule
+        schedule = cells.BY_NAME["static, late"].schedule
         optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, world=world)
         torch.cuda.reset_peak_memory_stats()
         for _ in range(4):

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("torch")
 
 from benchmarks.gpu.stages import _compare_all
+from helpers.device.cells import BY_NAME, compare, run_cell
 from helpers.device.cells import CELLS as CELLS_OF_ALL
-from helpers.device.cells import Cell, compare, run_cell
 from helpers.device.table_cells import TABLE_CELLS
 from helpers.device.table_cells import compare as compare_tables
 
@@ -46,4 +46,4 @@ def test_cells_and_what_compares_them_can_be_handed_to_processes():
 
 def test_a_delay_that_delays_nothing_is_no_evidence():
     with pytest.raises(AssertionError, match="static: nothing is late at nowhere"):
-        run_cell(Cell("static", rounds=1), "pretended", place="nowhere", seconds=0.001)
+        run_cell(BY_NAME["static"], "pretended", place="nowhere", seconds=0.001)

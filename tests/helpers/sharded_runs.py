@@ -5,8 +5,8 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from datetime import timedelta
-from fractions import Fraction
 from pathlib import Path
 from unittest import mock
 
@@ -18,8 +18,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.distributed.tensor import distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from helpers.conformance.kinds import kinds
 from helpers.scenarios import main, rank, report, reporting
-from helpers.training import group_phases
 from partreduce import Cluster, DistributedOptimizer, PartreduceError, Schedule, load_checkpoint, save_checkpoint
 from partreduce import strategies as st
 from partreduce.errors import InputError
@@ -35,30 +35,23 @@ ROUNDS = 3
 BATCH = 6
 
 
-def phases(n):
-    """Return phases of pairs and of all workers, in some of which workers skip."""
-    groups = [[[0, 1]], [[n - 2, n - 1]], [range(n)]] if n > 2 else [[[0, 1]], []]
-    return group_phases(n, *groups)
-
-
 def schedules(n):
-    def one(name, strategy):
-        return Schedule(name, Cluster.regular(1, n), strategy)
+    """Return the schedules of n replicas by a short name: kinds of the conformance suite, some changed in one field."""
+    listed = kinds(n)
 
-    outer = st.Payload(outer=st.OuterStep(lr=0.7, momentum=0.9, nesterov=True))
-    ring = st.Round.from_edges(n, [(i, (i + 1) % n, Fraction(1, 2)) for i in range(n)])
+    def one(name, kind, **axes):
+        return Schedule(name, listed[kind].cluster, replace(listed[kind].strategy, **axes))
+
     return {
-        "all-reduce": one("all-reduce", st.AllReduce()),
-        "layers": one("layers", st.AllReduce(transport=st.Transport(gradient_buckets=st.GradientBuckets.PER_LAYER))),
-        "every 2": one("every 2", st.AllReduce(steps_per_round=2)),
-        "groups": one("groups", st.StaticGroups(phases=phases(n))),
-        "worker_steps": one(
-            "worker_steps", st.StaticGroups(phases=phases(n), steps_per_round=tuple(1 + (i % 2) for i in range(n)))
-        ),
-        "late": one("late", st.StaticGroups(phases=phases(n), sync=st.DelayedAveraging())),
-        "pipeline": one("pipeline", st.AllReduce(sync=st.Pipeline())),
-        "outer": one("outer", st.AllReduce(steps_per_round=2, payload=outer)),
-        "neighbors": one("neighbors", st.NeighborAveraging(rounds=(ring,))),
+        "all-reduce": one("all-reduce", "allreduce"),
+        "layers": one("layers", "allreduce, layers"),
+        "every 2": one("every 2", "allreduce, every 2"),
+        "groups": one("groups", "static"),
+        "worker_steps": one("worker_steps", "static", steps_per_round=tuple(1 + (i % 2) for i in range(n))),
+        "late": one("late", "static", sync=st.DelayedAveraging()),
+        "pipeline": one("pipeline", "allreduce, pipeline"),
+        "outer": one("outer", "allreduce, outer"),
+        "neighbors": one("neighbors", "neighbor"),
     }
 
 

@@ -1,13 +1,14 @@
-"""The kinds of strategy in the conformance suite, for three workers, with what the reference reads from them."""
+"""The kinds of strategy in the conformance suite, for n workers, with what the reference reads from them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+from helpers.training import group_phases
 from partreduce import Cluster, Schedule
 from partreduce import strategies as st
 
 N = 3
-
+"""The workers of the suite, except on a device and for sharded models."""
 THREE = Cluster.regular(1, N)
 
 
@@ -17,7 +18,7 @@ class Kind:
 
     strategy: object
     cluster: Cluster = THREE
-    options: dict = field(default_factory=dict)
+    options: dict = field(default_factory=dict, hash=False)
     """Additional arguments of DistributedOptimizer."""
 
     @property
@@ -85,46 +86,49 @@ class Kind:
         return self.free in ("server", "pairwise")
 
 
-RING_EDGES = [(i, (i + 1) % N, Fraction(1, 4)) for i in range(N)]
-RING = (st.Round.from_edges(N, RING_EDGES),)
-
-
-def gap(order):
-    """Return a strategy with an iteration gap in which each reduce uses the updates of a synchronous schedule."""
-    return st.NeighborAveraging(rounds=RING, sync=st.IterationGap(max_ig=2, update_order=order))
-
-
+DILOCO = st.OuterStep(lr=0.7, momentum=0.9, nesterov=True)
+OUTER = st.Payload(outer=DILOCO)
 PATIENT = st.PartialAllReduce(quorum=st.QuorumStart.SOLO, grace=60_000_000)
 """A quorum in which each round waits for a gradient of every worker, so that its sum is determined."""
 
-DILOCO = st.OuterStep(lr=0.7, momentum=0.9, nesterov=True)
-OUTER = st.Payload(outer=DILOCO)
 
-PHASES = st.GroupPhases(tuple(st.Phase.from_groups(N, [group]) for group in ([0, 1], [1, 2], range(N))))
-LAYERS = st.Transport(gradient_buckets=st.GradientBuckets.PER_LAYER)
-STREAMING = st.AllReduce(
-    steps_per_round=4, sync=st.DelayedMerge(steps=1, alpha="1/2"), payload=st.Payload(outer=DILOCO, fragments=2)
-)
-KINDS = {
-    name: Kind(strategy)
-    for name, strategy in {
+def phases(n):
+    """Return pairs, the pairs between them, and all; workers skip if their number is odd, and of two both do."""
+    between = [(i, (i + 1) % n) for i in range(1, n, 2)] if n > 2 else []
+    return group_phases(n, [(i, i + 1) for i in range(0, n - 1, 2)], between, [range(n)])
+
+
+def kinds(n, *, nodes=1):
+    """Return the kinds for n workers, by name."""
+    ring = (st.Round.from_edges(n, [(i, (i + 1) % n, Fraction(1, 4)) for i in range(n)]),)
+
+    def gap(order):
+        """Return a strategy with an iteration gap in which each reduce uses the updates of a synchronous schedule."""
+        return st.NeighborAveraging(rounds=ring, sync=st.IterationGap(max_ig=2, update_order=order))
+
+    strategies = {
         "allreduce": st.AllReduce(),
         "allreduce, pipeline": st.AllReduce(sync=st.Pipeline()),
         "allreduce, quorum": st.AllReduce(sync=PATIENT),
-        "allreduce, layers": st.AllReduce(transport=LAYERS),
+        "allreduce, layers": st.AllReduce(transport=st.Transport(gradient_buckets=st.GradientBuckets.PER_LAYER)),
         "allreduce, every 2": st.AllReduce(steps_per_round=2),
         "allreduce, late": st.AllReduce(sync=st.DelayedAveraging()),
         "allreduce, outer": st.AllReduce(steps_per_round=2, payload=OUTER),
-        "allreduce, fragments": STREAMING,
-        "static": st.StaticGroups(phases=PHASES),
-        "static, outer": st.StaticGroups(phases=PHASES, payload=OUTER),
-        "neighbor": st.NeighborAveraging(rounds=RING),
-        "neighbor, late": st.NeighborAveraging(rounds=RING, sync=st.DelayedAveraging()),
+        "allreduce, fragments": st.AllReduce(
+            steps_per_round=4, sync=st.DelayedMerge(steps=1, alpha="1/2"), payload=replace(OUTER, fragments=2)
+        ),
+        "static": st.StaticGroups(phases=phases(n)),
+        "static, outer": st.StaticGroups(phases=phases(n), payload=OUTER),
+        "neighbor": st.NeighborAveraging(rounds=ring),
+        "neighbor, late": st.NeighborAveraging(rounds=ring, sync=st.DelayedAveraging()),
         "neighbor, gap": gap(st.UpdateOrder.ADAPT_THEN_COMBINE),
         "neighbor, gap, parallel": gap(st.UpdateOrder.DPSGD),
-        "dynamic_groups": st.DynamicGroups(group_size=N, division=st.GroupSplit.GLOBAL),
+        "dynamic_groups": st.DynamicGroups(group_size=n, division=st.GroupSplit.GLOBAL),
         "server": st.Server(hosts=(0, 2)),
         "server, asynchronous": st.Server(hosts=(0,), synchronous=False),
-        "pairwise": st.Pairwise(active=(1, 2)),
-    }.items()
-}
+        "pairwise": st.Pairwise(active=tuple(sorted({1, n - 1}))),
+    }
+    return {name: Kind(strategy, Cluster.regular(nodes, n // nodes)) for name, strategy in strategies.items()}
+
+
+KINDS = kinds(N)

@@ -13,11 +13,11 @@ from unittest.mock import patch
 import torch
 
 from helpers.conformance.cells import TOGETHER, Turns
-from helpers.conformance.kinds import Kind
+from helpers.conformance.kinds import DILOCO, Kind, kinds, phases
 from helpers.device.pretended import PretendedDevice
 from helpers.device.ranks import Launch, SharedState, run_ranks
 from helpers.training import group_phases
-from partreduce import Cluster, DistributedOptimizer, Schedule
+from partreduce import DistributedOptimizer
 from partreduce import strategies as st
 from partreduce.runtime.averaging import neighbor_reducer, reducer
 from partreduce.runtime.sharding.table import Staging, Table
@@ -26,151 +26,114 @@ from partreduce.runtime.transport import multistage_allreduce, updates
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 
 RANKS = 4
-DILOCO = st.OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
 MOST_STEPS = 24
 PLACES = ("fill", "sum", "commit", "step", "all")
 """Operations that may be delayed: filling send arrays, sums, committing averages, optimizer steps, and all of them."""
-NODES = st.Transport(algorithm=st.AllReduceAlgorithm.HIERARCHICAL)
-SHORT_BLOCKS = st.Transport(codec=st.Codec.INT8, block=32)
-FEEDBACK = st.Transport(codec=st.Codec.INT4, block=32, error_feedback=True)
-INSIDE_TOO = st.Transport(
-    algorithm=st.AllReduceAlgorithm.HIERARCHICAL, codec=st.Codec.INT8, block=32, error_feedback=True
-)
 MIXED = (torch.float32, torch.bfloat16)
-UNEVEN: Any = {"steps_per_round": (1, 2, 1, 3), "averaging": st.Averaging.STEP_NORMALIZED}
-PAIRS = group_phases(RANKS, [(0, 1), (2, 3)], [(1, 2), (0, 3)])
-PATIENT = st.PartialAllReduce(quorum=st.QuorumStart.SOLO, grace=60_000_000)
-"""A quorum in which each round waits for all workers, so that its sum is determined."""
-GENERATED = st.DynamicGroups(group_size=RANKS, division=st.GroupSplit.GLOBAL)
-RING = [(i, (i + d) % RANKS, Fraction(1, 3)) for i in range(RANKS) for d in (1, 3)]
-HALF = [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2)), (2, 3, Fraction(1, 4))]
-
-
-def groups(*, relaxation=Fraction(1), **axes):
-    """Return static groups: pairs, crossed pairs, and all ranks in turn."""
-    listed = ([(0, 1), (2, 3)], [(0, 3), (1, 2)], [tuple(range(RANKS))])
-    phases = (st.Phase.from_groups(RANKS, [st.Group(members, relaxation) for members in phase]) for phase in listed)
-    return st.StaticGroups(phases=st.GroupPhases(tuple(phases)), **axes)
-
-
-def graphs(*edges, **axes):
-    return st.NeighborAveraging(rounds=tuple(st.Round.from_edges(RANKS, one) for one in edges), **axes)
-
-
-GROUPS = groups()
+KINDS = kinds(RANKS, nodes=2)
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A training job and the strategy that averages it."""
+class Cell(Kind):
+    """A training job under a kind, or under one that is changed in some fields."""
 
-    name: str
-    strategy: Any = GROUPS
+    name: str = ""
+    kind: str = ""
+    place: str = "all"
+    """Which operation `make test` delays."""
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
-    buffers: str = "average"
     optimizer: str = "sgd"
     rounds: int = 5
-    on_host: bool = False
-    """Whether outer parameters and outer momentum are kept in host memory between outer steps."""
-
-    @property
-    def schedule(self):
-        return Schedule(self.name, Cluster.regular(2, RANKS // 2), self.strategy)
 
 
+def cell(kind, variant="", axes=(), **job):
+    base = KINDS[kind]
+    name = f"{kind}, {variant}" if variant else kind
+    return Cell(replace(base.strategy, **dict(axes)), base.cluster, name=name, kind=kind, **job)
+
+
+def sent(codec=st.Codec.NONE, **axes):
+    """Return the transport of sums by a codec, in blocks shorter than the arrays if it has blocks."""
+    return {"transport": st.Transport(codec=codec, **({"block": 32} if codec.has_blocks else {}), **axes)}
+
+
+def relaxed(relaxation):
+    groups = [[replace(group, relaxation=Fraction(relaxation)) for group in phase] for phase in phases(RANKS).phases]
+    return {"phases": group_phases(RANKS, *groups)}
+
+
+LATE = {"sync": st.DelayedAveraging()}
+UNEVEN: Any = {"steps_per_round": (1, 2, 1, 3), "averaging": st.Averaging.STEP_NORMALIZED}
+FLOAT16, BFLOAT16, INT8 = (sent(codec) for codec in (st.Codec.FLOAT16, st.Codec.BFLOAT16, st.Codec.INT8))
+NODES = partial(sent, algorithm=st.AllReduceAlgorithm.HIERARCHICAL)
+BOTH_WAYS = st.Round.from_edges(RANKS, [(i, (i + d) % RANKS, Fraction(1, 3)) for i in range(RANKS) for d in (1, 3)])
+HALF = st.Round.from_edges(RANKS, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2)), (2, 3, Fraction(1, 4))])
+OWN = {"steps_per_round": 2, "payload": st.Payload(outer=replace(DILOCO, outer_params="per_worker"))}
+THIRDS = {"sync": st.DelayedMerge(steps=3, alpha="1/2"), "payload": st.Payload(outer=DILOCO, fragments=3)}
+ON_HOST = {"outer_state": "host"}
 CELLS = [
-    Cell("static"),
-    Cell("static, overlap", groups(sync=st.DelayedAveraging())),
-    Cell("static, relaxation 3/2", groups(relaxation=Fraction(3, 2))),
-    Cell("static, overlap, relaxation 1/2", groups(sync=st.DelayedAveraging(), relaxation=Fraction(1, 2))),
-    Cell("static, unequal steps per round, normalized", groups(**UNEVEN)),
-    Cell("static, overlap, unequal steps per round, normalized", groups(sync=st.DelayedAveraging(), **UNEVEN)),
-    Cell("allreduce of gradients", st.AllReduce()),
-    Cell("allreduce of gradients, pipeline", st.AllReduce(sync=st.Pipeline())),
-    Cell("allreduce of gradients, pipeline, mixed", st.AllReduce(sync=st.Pipeline()), dtypes=MIXED),
-    Cell("allreduce of gradients, pipeline of 3, Adam", st.AllReduce(sync=st.Pipeline(width=3)), optimizer="adam"),
-    Cell(
-        "allreduce of gradients, layers",
-        st.AllReduce(transport=st.Transport(gradient_buckets=st.GradientBuckets.PER_LAYER)),
-    ),
-    Cell("allreduce of parameters", st.AllReduce(steps_per_round=2)),
-    Cell("allreduce of parameters, overlap", st.AllReduce(steps_per_round=2, sync=st.DelayedAveraging())),
-    Cell("neighbor", graphs(RING, HALF)),
-    Cell("neighbor, overlap", graphs(RING, HALF, sync=st.DelayedAveraging())),
-    Cell("neighbor, gap", graphs(RING, sync=st.IterationGap(max_ig=2))),
-    Cell("neighbor, gap, parallel", graphs(RING, sync=st.IterationGap(max_ig=2, update_order=st.UpdateOrder.DPSGD))),
-    Cell("static, bfloat16", dtypes=(torch.bfloat16,)),
-    Cell("static, overlap, mixed", groups(sync=st.DelayedAveraging()), dtypes=MIXED),
-    Cell("allreduce of gradients, mixed", st.AllReduce(), dtypes=MIXED),
-    Cell("static, overlap, local buffers", groups(sync=st.DelayedAveraging()), buffers="local"),
-    Cell("static, broadcast buffers", buffers="broadcast"),
-    Cell("static, Adam", optimizer="adam"),
-    Cell("allreduce of gradients, Adam", st.AllReduce(), optimizer="adam"),
-    Cell("allreduce of gradients, float16", st.AllReduce(transport=st.Transport(codec=st.Codec.FLOAT16))),
-    Cell("allreduce of gradients, bfloat16", st.AllReduce(transport=st.Transport(codec=st.Codec.BFLOAT16))),
-    Cell("static, float16", groups(transport=st.Transport(codec=st.Codec.FLOAT16))),
-    Cell(
-        "static, overlap, float16", groups(sync=st.DelayedAveraging(), transport=st.Transport(codec=st.Codec.FLOAT16))
-    ),
-    Cell(
-        "allreduce of parameters, bfloat16",
-        st.AllReduce(steps_per_round=2, transport=st.Transport(codec=st.Codec.BFLOAT16)),
-    ),
-    Cell("allreduce of gradients, int8", st.AllReduce(transport=SHORT_BLOCKS)),
-    Cell("allreduce of gradients, int4, feedback", st.AllReduce(transport=FEEDBACK)),
-    Cell("static, overlap, int8", groups(sync=st.DelayedAveraging(), transport=SHORT_BLOCKS)),
-    Cell("static, hierarchical", groups(transport=NODES)),
-    Cell("static, hierarchical, overlap", groups(sync=st.DelayedAveraging(), transport=NODES)),
-    Cell("allreduce of gradients, hierarchical", st.AllReduce(transport=NODES)),
-    Cell("allreduce of gradients, hierarchical, pipeline", st.AllReduce(sync=st.Pipeline(), transport=NODES)),
-    Cell(
-        "allreduce of gradients, hierarchical, float16", st.AllReduce(transport=replace(NODES, codec=st.Codec.FLOAT16))
-    ),
-    Cell(
-        "allreduce of gradients, hierarchical, int8 across nodes",
-        st.AllReduce(transport=replace(NODES, codec=st.Codec.INT8, block=32, where=st.CodecScope.ACROSS_NODES)),
-    ),
-    Cell(
-        "allreduce of parameters, hierarchical, int8, feedback", st.AllReduce(steps_per_round=2, transport=INSIDE_TOO)
-    ),
-    Cell("allreduce, quorum", st.AllReduce(sync=PATIENT)),
-    Cell("dynamic groups", GENERATED),
-    Cell("dynamic groups, hierarchical", replace(GENERATED, transport=NODES)),
-    Cell("server", st.Server(hosts=(0, 2))),
-    Cell("server, int8", st.Server(hosts=(0, 2), transport=SHORT_BLOCKS)),
-    Cell("server, asynchronous", st.Server(hosts=(0,), synchronous=False)),
-    Cell("pairwise", st.Pairwise(active=(1, 3))),
-    *(
-        Cell(f"{name}{', on the host' * on_host}", strategy, on_host=on_host, **members)
-        for name, strategy, members in (
-            ("outer steps", st.AllReduce(steps_per_round=2, payload=st.Payload(outer=DILOCO)), {"optimizer": "adam"}),
-            ("outer steps of all, between groups", groups(payload=st.Payload(outer=DILOCO)), {"rounds": 7}),
-            (
-                "outer steps of groups",
-                groups(
-                    steps_per_round=2, payload=st.Payload(outer=replace(DILOCO, outer_params=st.OuterParams.PER_WORKER))
-                ),
-                {},
-            ),
-            (
-                "fragments merged late",
-                st.AllReduce(
-                    steps_per_round=4,
-                    sync=st.DelayedMerge(steps=3, alpha=Fraction(1, 2)),
-                    payload=st.Payload(outer=DILOCO, fragments=3),
-                ),
-                {"rounds": 3},
-            ),
-        )
-        for on_host in (False, True)
-    ),
+    cell("allreduce", place="commit"),
+    cell("allreduce", "Adam", optimizer="adam"),
+    cell("allreduce", "mixed", dtypes=MIXED),
+    cell("allreduce", "float16", FLOAT16, place="sum"),
+    cell("allreduce", "bfloat16", BFLOAT16, place="commit"),
+    cell("allreduce", "int8", INT8, place="sum"),
+    cell("allreduce", "int4, feedback", sent(st.Codec.INT4, error_feedback=True)),
+    cell("allreduce", "hierarchical", NODES()),
+    cell("allreduce", "hierarchical, float16", NODES(st.Codec.FLOAT16)),
+    cell("allreduce", "hierarchical, int8 across nodes", NODES(st.Codec.INT8, where="across-nodes"), place="commit"),
+    cell("allreduce, pipeline"),
+    cell("allreduce, pipeline", "mixed", dtypes=MIXED, place="sum"),
+    cell("allreduce, pipeline", "of 3, Adam", {"sync": st.Pipeline(width=3)}, optimizer="adam", place="commit"),
+    cell("allreduce, pipeline", "hierarchical", NODES()),
+    cell("allreduce, quorum"),
+    cell("allreduce, layers", place="sum"),
+    cell("allreduce, every 2"),
+    cell("allreduce, every 2", "bfloat16", BFLOAT16),
+    cell("allreduce, every 2", "hierarchical, int8, feedback", NODES(st.Codec.INT8, error_feedback=True)),
+    cell("allreduce, late"),
+    cell("static"),
+    cell("static", "Adam", optimizer="adam"),
+    cell("static", "bfloat16", dtypes=(torch.bfloat16,)),
+    cell("static", "broadcast buffers", options={"buffers": "broadcast"}),
+    cell("static", "relaxed", relaxed("3/2")),
+    cell("static", "by steps", UNEVEN),
+    cell("static", "float16", FLOAT16, place="commit"),
+    cell("static", "hierarchical", NODES()),
+    cell("static", "late", LATE, place="fill"),
+    cell("static", "late, mixed", LATE, dtypes=MIXED, place="sum"),
+    cell("static", "late, local buffers", LATE, options={"buffers": "local"}),
+    cell("static", "late, relaxed", {**LATE, **relaxed("1/2")}),
+    cell("static", "late, by steps", {**LATE, **UNEVEN}),
+    cell("static", "late, float16", {**LATE, **FLOAT16}, place="fill"),
+    cell("static", "late, int8", {**LATE, **INT8}),
+    cell("static", "late, hierarchical", {**LATE, **NODES()}, place="fill"),
+    cell("neighbor", axes={"rounds": (BOTH_WAYS, HALF)}),
+    cell("neighbor, late", axes={"rounds": (BOTH_WAYS, HALF)}, place="fill"),
+    cell("neighbor, gap", axes={"rounds": (BOTH_WAYS,)}, place="fill"),
+    cell("neighbor, gap, parallel", axes={"rounds": (BOTH_WAYS,)}, place="fill"),
+    cell("dynamic_groups"),
+    cell("dynamic_groups", "hierarchical", NODES(), place="sum"),
+    cell("server"),
+    cell("server", "int8", INT8),
+    cell("server, asynchronous"),
+    cell("pairwise"),
+    cell("allreduce, outer", optimizer="adam"),
+    cell("allreduce, outer", "on the host", optimizer="adam", options=ON_HOST),
+    cell("allreduce, fragments", "thirds", THIRDS, rounds=3),
+    cell("allreduce, fragments", "thirds, on the host", THIRDS, rounds=3, options=ON_HOST, place="fill"),
+    cell("static, outer", rounds=7),
+    cell("static, outer", "on the host", rounds=7, options=ON_HOST, place="fill"),
+    cell("static, outer", "of each worker", OWN),
+    cell("static, outer", "of each worker, on the host", OWN, options=ON_HOST, place="commit"),
 ]
 CUDA_CELLS = [
-    Cell(f"{kind}, Adam {how}", strategy, optimizer=f"adam {how}")
-    for kind, strategy in (("static", groups()), ("allreduce", st.AllReduce()))
+    cell(kind, f"Adam {how}", optimizer=f"adam {how}")
+    for kind in ("static", "allreduce")
     for how in ("foreach", "fused", "capturable")
 ]
 """Cells whose optimizers work only on a GPU."""
+BY_NAME = {one.name: one for one in CELLS}
 
 
 class Model(torch.nn.Module):
@@ -219,16 +182,14 @@ def train(cell, world, prepared, *, finish=True, local=0):
         model,
         schedule,
         timeout=world.timeout.total_seconds(),
-        buffers=cell.buffers,
-        outer_state="host" if cell.on_host else "device",
         world=world,
+        **cell.options,
     )
     waits, error, taken = device.host_waits, None, 0
     steps = cell.rounds * schedule.steps_per_round_of(world.rank)
 
     def turn(mode=None):
-        is_free = Kind(cell.strategy).in_turn
-        return world.shared.turns.of(world.rank, mode) if is_free else contextlib.nullcontext()
+        return world.shared.turns.of(world.rank, mode) if cell.in_turn else contextlib.nullcontext()
 
     try:
         for inputs, targets in batches[:steps]:
@@ -421,14 +382,12 @@ def judge_fault(cell, kind, fault):
         values = torch.cat([value.double().flatten().cpu() for value in result["values"].values()])
         if not bool(values.isfinite().all()):
             return f"{cell.name}, {fault.kind}: rank {rank} holds what is not finite"
-    sync = cell.strategy.sync
-    delay = sync.lag if isinstance(sync, st.Pipeline) else 0
-    before = replace(cell, rounds=fault.at + delay)  # a pipeline applies it so many steps later
+    before = replace(cell, rounds=fault.at + cell.lag)  # a pipeline applies it so many steps later
     run_before = cache(partial(run_cell, before, "plain", finish=False))
     for rank, result in enumerate(results):
         # A step that ends in the error was taken; with averaged gradients it was undone, as all since the fault.
         local = result["steps"] - before.rounds
-        choices = [0] if cell.schedule.strategy.averages_gradients else [local, local + 1]
+        choices = [0] if cell.gradients else [local, local + 1]
         wanted = [run_before(local=choice)[rank] for choice in choices]
         gap = min(distance([result], [one], parameters_only=True) for one in wanted)
         if gap > tolerance(cell, kind):

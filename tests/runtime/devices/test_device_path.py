@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from helpers.device import cells
 from helpers.device.cells import (
+    BY_NAME,
     CELLS,
-    Cell,
     compare,
     distance,
     judge_fault,
@@ -40,55 +40,19 @@ from partreduce.runtime.transport.nccl import NcclWorld, check_equal_places
 from partreduce.runtime.transport.worlds import world_for_algorithm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-BY_NAME = {cell.name: cell for cell in CELLS}
 LATE = 0.02
 
 
 @pytest.mark.parametrize(
     ("name", "place"),
-    [
-        ("static, overlap", "fill"),
-        ("static, overlap, mixed", "sum"),
-        ("allreduce of gradients", "commit"),
-        ("allreduce of gradients, float16", "sum"),
-        ("allreduce of gradients, bfloat16", "commit"),
-        ("static, float16", "commit"),
-        ("static, overlap, float16", "fill"),
-        ("allreduce of gradients, pipeline, mixed", "sum"),
-        ("allreduce of gradients, layers", "sum"),
-        ("allreduce of gradients, pipeline of 3, Adam", "commit"),
-        ("neighbor, overlap", "fill"),
-        ("neighbor, gap", "fill"),
-        ("neighbor, gap, parallel", "fill"),
-        ("static, overlap", "step"),
-        ("neighbor, overlap", "all"),
-        ("allreduce of gradients, int8", "sum"),
-        ("static, hierarchical, overlap", "fill"),
-        ("allreduce of gradients, hierarchical, pipeline", "all"),
-        ("allreduce of gradients, hierarchical, int8 across nodes", "commit"),
-        ("allreduce of parameters, hierarchical, int8, feedback", "all"),
-        ("allreduce, quorum", "all"),
-        ("dynamic groups", "all"),
-        ("dynamic groups, hierarchical", "sum"),
-        ("server", "all"),
-        ("server, int8", "all"),
-        ("server, asynchronous", "all"),
-        ("pairwise", "all"),
-        ("outer steps, on the host", "all"),
-        ("outer steps of all, between groups, on the host", "fill"),
-        ("outer steps of groups, on the host", "commit"),
-        ("fragments merged late", "all"),
-        ("fragments merged late, on the host", "fill"),
-    ],
+    [*((cell.name, cell.place) for cell in CELLS), ("static, late", "step"), ("neighbor, late", "all")],
 )
 @pytest.mark.filterwarnings("ignore:partreduce. schedule .* has a pipeline of 3")
 def test_a_device_that_is_late_changes_no_bit(name, place):
     assert compare(BY_NAME[name], "pretended", place=place, seconds=LATE) == 0
 
 
-@pytest.mark.parametrize(
-    "name", ["static, overlap", "allreduce of gradients, float16", "static, hierarchical", "static, overlap, int8"]
-)
+@pytest.mark.parametrize("name", ["static, late", "allreduce, float16", "static, hierarchical", "static, late, int8"])
 def test_sums_in_the_current_stream_change_no_bit(name):
     """Where torch launches what is called with `asyncOp` false, since 2.8."""
     launch = Launch.CURRENT_STREAM
@@ -97,7 +61,7 @@ def test_sums_in_the_current_stream_change_no_bit(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["static, hierarchical", "allreduce of gradients, int8", "allreduce of parameters, hierarchical, int8, feedback"],
+    ["static, hierarchical", "allreduce, int8", "allreduce, every 2, hierarchical, int8, feedback"],
 )
 def test_stages_in_a_stream_have_the_bits_of_stages_in_a_thread_over_gloo(name):
     ours, theirs = (run_cell(BY_NAME[name], kind, finish=False) for kind in ("pretended", "gloo"))
@@ -135,7 +99,7 @@ def test_an_array_is_overwritten_once_nothing_holds_it_though_a_sum_runs_on(laun
 
 
 @pytest.mark.parametrize(
-    "cell", [BY_NAME["dynamic groups"], BY_NAME["dynamic groups, hierarchical"]], ids=lambda cell: cell.name
+    "cell", [BY_NAME["dynamic_groups"], BY_NAME["dynamic_groups, hierarchical"]], ids=lambda cell: cell.name
 )
 def test_the_others_continue_when_a_member_of_a_dynamic_group_fails(monkeypatch, cell):
     """A sum that never ends is aborted with its group, and what the streams waited for continues."""
@@ -195,7 +159,7 @@ def test_nccl_groups_report_errors_to_us_and_are_aborted_together(monkeypatch):
     assert ours.abandoned
 
 
-@pytest.mark.parametrize("name", ["static, overlap", "neighbor, overlap"])
+@pytest.mark.parametrize("name", ["static, late", "neighbor, late"])
 def test_without_waiting_for_fills_a_late_one_sends_other_numbers(monkeypatch, name):
     monkeypatch.setattr(Reducer, "_fills_first", lambda _: None)
     assert shows_by_delay(compare, BY_NAME[name], place="fill")
@@ -212,12 +176,13 @@ def test_without_rejoining_a_late_commit_comes_after_the_next_step(monkeypatch):
     assert shows_by_delay(compare, BY_NAME["static"], place="commit")
 
 
-@pytest.mark.parametrize("name", ["outer steps", "outer steps of groups", "fragments merged late"])
+@pytest.mark.parametrize("name", ["allreduce, outer", "static, outer, of each worker", "allreduce, fragments, thirds"])
 def test_what_outer_steps_keep_on_the_host_is_there_whole_where_it_is_saved(name):
     def train_and_keep(cell, world, prepared):
         model, batches = prepared
-        options = {"outer_state": "host" if cell.on_host else "device", "timeout": 30.0, "world": world}
-        optimizer = DistributedOptimizer(optimizer_of(cell, model), model, cell.schedule, **options)
+        optimizer = DistributedOptimizer(
+            optimizer_of(cell, model), model, cell.schedule, timeout=30, world=world, **cell.options
+        )
         for inputs, targets in batches[:9]:
             step(model, optimizer, inputs, targets)
         state = optimizer.runner.state()
@@ -246,15 +211,15 @@ def test_what_outer_steps_keep_on_the_host_is_there_whole_where_it_is_saved(name
 @pytest.mark.parametrize(
     "name",
     [
-        "static, overlap",
-        "allreduce of gradients",
-        "allreduce of gradients, bfloat16",
-        "static, overlap, float16",
-        "allreduce of gradients, pipeline",
-        "allreduce of gradients, int8",
+        "static, late",
+        "allreduce",
+        "allreduce, bfloat16",
+        "static, late, float16",
+        "allreduce, pipeline",
+        "allreduce, int8",
         "static, hierarchical",
-        "outer steps of groups, on the host",
-        "fragments merged late, on the host",
+        "static, outer, of each worker, on the host",
+        "allreduce, fragments, thirds, on the host",
     ],
 )
 def test_no_step_waits_for_the_device(name):
@@ -264,9 +229,9 @@ def test_no_step_waits_for_the_device(name):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *(("static, overlap", kind) for kind in cells.FAULTS),
-        ("allreduce of gradients", "NaN payload"),
-        ("allreduce of gradients, pipeline", "NaN payload"),
+        *(("static, late", kind) for kind in cells.FAULTS),
+        ("allreduce", "NaN payload"),
+        ("allreduce, pipeline", "NaN payload"),
     ],
 )
 def test_a_failed_operation_is_noticed_by_all_and_leaves_nothing(name, kind):
@@ -276,7 +241,7 @@ def test_a_failed_operation_is_noticed_by_all_and_leaves_nothing(name, kind):
 def test_a_sum_that_left_its_codecs_range_is_a_check_of_the_device():
     """Two payloads a round: the coded one, and what travels uncoded."""
     fault = Fault("NaN payload", 2 * 2)
-    for result in run_cell(BY_NAME["allreduce of gradients, float16"], "pretended", fault=fault, timeout=60):
+    for result in run_cell(BY_NAME["allreduce, float16"], "pretended", fault=fault, timeout=60):
         assert isinstance(result["error"], PeerFailedError)
         assert "or a finite number left the codec's range" in str(result["error"])
 
@@ -288,17 +253,15 @@ def test_a_product_with_the_check_would_leave_what_is_not_finite(monkeypatch):
         bucket.flat.add_(change, alpha=relaxation)
 
     monkeypatch.setattr(parameter_average, "commit_delayed", by_product)
-    assert "not finite" in judge_fault(BY_NAME["static, overlap"], "pretended", Fault("NaN payload", 2))
+    assert "not finite" in judge_fault(BY_NAME["static, late"], "pretended", Fault("NaN payload", 2))
 
 
 def test_without_undoing_the_step_momentum_moves_parameters_after_a_fault(monkeypatch):
     monkeypatch.setattr(gradient_average.GradientAverage, "after_step", lambda *_: DIFFERENT)
-    assert "without the failed average" in judge_fault(
-        BY_NAME["allreduce of gradients"], "pretended", Fault("wrong tag", 2)
-    )
+    assert "without the failed average" in judge_fault(BY_NAME["allreduce"], "pretended", Fault("wrong tag", 2))
 
 
-@pytest.mark.parametrize(("name", "at"), [("static", 4), ("allreduce of gradients", 4), ("static", 5)])
+@pytest.mark.parametrize(("name", "at"), [("static", 4), ("allreduce", 4), ("static", 5)])
 def test_finish_sees_what_the_last_operations_and_its_own_mean_have_become(name, at):
     for result in run_cell(BY_NAME[name], "pretended", fault=Fault("wrong tag", at), timeout=60):
         assert isinstance(result["error"], PeerFailedError)
@@ -317,7 +280,7 @@ def test_a_host_that_waits_for_the_device_is_set_free_when_an_operation_never_en
             error = problem
         return {"error": error, "waits": world.pretended.host_waits}
 
-    results = run_cell(Cell("stuck"), "pretended", fault=Fault("never complete", 1), timeout=6, action=body)
+    results = run_cell(BY_NAME["static"], "pretended", fault=Fault("never complete", 1), timeout=6, action=body)
     assert all(isinstance(result["error"], PeerFailedError) and result["waits"] for result in results)
 
 
@@ -340,7 +303,7 @@ def test_p_reduce_waits_for_its_check():
 
 
 def test_a_trace_shows_when_the_device_worked(tmp_path):
-    cell = Cell("traced", rounds=3)
+    cell = dataclasses.replace(BY_NAME["static"], rounds=3)
 
     def body(cell, world, prepared):
         model, batches = prepared
@@ -413,7 +376,7 @@ def test_cuda_without_nccl_is_refused_and_not_quietly_run_over_gloo(monkeypatch)
 
 
 def test_a_model_on_several_devices_is_refused():
-    cell = dataclasses.replace(CELLS[0], rounds=1)
+    cell = BY_NAME["static"]
     model, _ = model_and_data(cell, 0)
     model.norm.running_mean = model.norm.running_mean.to("meta")
     with pytest.raises(InputError, match=r"lies on several devices \(parameter 'first.weight' on cpu, buffer 'norm"):
