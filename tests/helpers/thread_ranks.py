@@ -42,6 +42,7 @@ class ThreadRanks:
             tasks.put(None)
             thread.join(5)
         gc.collect()
+        gc.freeze()  # what is left, such as modules that torch has imported, so that the next collection is short
 
     def fresh(self):
         """Create new worlds from now on, as after an error or when a world was abandoned."""

@@ -36,6 +36,15 @@ STRATEGIES = {
 }
 
 
+@pytest.fixture(scope="module")
+def frozen():
+    """Afterwards only that is frozen which is there then, as after collection."""
+    yield
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.mark.parametrize(
     ("sync", "averaging"),
     [
@@ -46,12 +55,13 @@ STRATEGIES = {
     ids=["synchronous", "late", "step-normalized"],
 )
 @pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.usefixtures("frozen")
 def test_no_more_arrays_are_kept_than_the_claim_says(ranks, name, sync, averaging):
     schedule = Schedule(name, Cluster.regular(2, 2), STRATEGIES[name](sync=sync, averaging=averaging))
     claimed = prove(schedule)["memory"].numbers["arrays"]
     together = threading.Barrier(N)
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # what is frozen is not looked at again, so that this takes long only once
 
     def work(world):
         model = torch.nn.Linear(WIDTH, 1, bias=False)
@@ -67,12 +77,7 @@ def test_no_more_arrays_are_kept_than_the_claim_says(ranks, name, sync, averagin
         optimizer.finish()
         return kept
 
-    try:
-        kept = ranks.run(N, work)[0]
-    finally:
-        gc.unfreeze()  # what was frozen above; then what is there now again, as after collection
-        gc.collect()
-        gc.freeze()
+    kept = ranks.run(N, work)[0]
     spare = name == "allreduce of gradients" and sync is SYNCHRONOUS and averaging is st.Averaging.STEP_NORMALIZED
     assert kept == N * (1 + claimed - spare), "gradients have no progress to bring to a common steps_per_round"
 
