@@ -229,7 +229,7 @@ def test_long_tensors_go_in_parts_and_keep_what_is_left_over_of_each(ranks, monk
         _, group = flat_groups(world, plain, Cluster.regular(2, 2))
         leftovers = Leftovers()
         once, *_ = sum_case(group, world.rank, Coding(plain), 1)
-        fed_back = sum_case(group, world.rank, Coding(transport, leftovers=leftovers), 30)
+        fed_back = sum_case(group, world.rank, Coding(transport, leftovers=leftovers), 16)
         assert {place.split()[0] for place in leftovers.state()} == {"inside", "across"}
         assert len(leftovers.state()) == 5 * 3
         return once, np.mean(fed_back, axis=0)

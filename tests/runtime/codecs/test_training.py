@@ -80,7 +80,7 @@ class Training:
         return weights
 
 
-def train(world, plan, steps=12, **options):
+def train(world, plan, steps=8, **options):
     training = Training(world, plan, **options)
     losses = training.steps(0, steps)
     return losses, training.end()
