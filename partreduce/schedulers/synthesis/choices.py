@@ -17,21 +17,19 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.schedulers.synthesis.cluster_shape import MAX_EXPLICIT_WORKERS, holds_rules, is_even, node_radices
-from partreduce.schedulers.synthesis.problem import Problem
+from partreduce.schedulers.synthesis.cluster_shape import MAX_EXPLICIT_WORKERS, node_radices
+from partreduce.schedulers.synthesis.problem import Period, Problem
 from partreduce.topo.arithmetic.whole_numbers import divisors
 from partreduce.topo.metrics.sectors import RoundSteps
 from partreduce.topo.mixing import Operators
-from partreduce.topo.phase import Phase
 from partreduce.topo.rule import Block, RulePhase, RuleView, every_class
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGroups
-from partreduce.topo.timing import loads
 from partreduce.topo.timing.compute import ComputeTimes
 
 Floats = npt.NDArray[np.float64]
-Period = tuple[RulePhase, ...]
+Place = tuple[int, ...]
 
 MAX_GROUPS, MAX_BLOCKS = 1000, 512
 """Most explicit groups (approximately), and most blocks of a rule. Each is a solver variable in every phase."""
@@ -71,7 +69,7 @@ class Choices:
 
     problem: Problem
     radices: tuple[int, ...]
-    places: tuple[tuple[int, ...], ...]
+    places: tuple[Place, ...]
     blocks: tuple[Block, ...]
     is_complete: bool
     _known: dict[RulePhase, Floats] = field(default_factory=dict, init=False)
@@ -130,27 +128,20 @@ class Choices:
 
         The loads of a phase's blocks on a link add up.
         """
-        known: dict[object, tuple[float, dict[tuple[int, int], float]]] = {}
-        rows, node_of = [], None if self.radices else self.problem.cluster.node_of()
-        for block in self.blocks:
-            kind: object = (len(block.local), block.across)
-            if node_of is not None:  # groups with as many workers on each node cost the same
-                kind = tuple(np.bincount(node_of[list(block.local)]).tolist())
-            if kind not in known:
-                found = self._loads((block,))
-                busy: dict[tuple[int, int], float] = {}
-                for level, one in enumerate((found, *found.other_links)):
-                    spent = np.bincount(one.node, one.bytes_ / one.num_nics * one.inverse)
-                    busy |= {(level, link): float(spent[link]) for link in np.unique(one.node).tolist()}
-                known[kind] = float(found.seconds().max(initial=0.0)), busy
-            rows.append(known[kind])
-        shared = sorted({link for _, busy in rows for link in busy})
-        table = np.array([[busy.get(link, 0.0) for link in shared] for _, busy in rows]).reshape(len(rows), -1)
-        return np.array([seconds for seconds, _ in rows]), np.unique(table, axis=1)
+        found, num_blocks = self.problem.loads(self.blocks, self.radices), len(self.blocks)
+        block, seconds, tables = self._block_of(self.blocks, len(found.latency)), np.zeros(num_blocks), list[Floats]()
+        for one in (found, *found.other_links):
+            table, place = np.zeros((num_blocks, 1 + one.node.max(initial=0))), (block[one.group], one.node)
+            np.add.at(table, place, one.bytes_ / one.num_nics * one.inverse)
+            lanes, alone = np.minimum(one.lanes, one.num_nics), one.inside.copy()
+            np.maximum.at(alone, one.group, np.maximum(one.bytes_ / lanes * one.inverse, table[place]))
+            np.maximum.at(seconds, block, alone + one.latency)
+            tables.append(table[:, np.unique(one.node)])
+        return seconds, np.unique(np.hstack(tables), axis=1)
 
     def cost(self, phase: RulePhase) -> float:
         """Return the seconds of communication of a phase, those of its slowest group."""
-        return float(self._times(phase).max())
+        return float(self.times(phase).max())
 
     def step_seconds(self, periods: Sequence[Period], worker_steps: Sequence[int]) -> Floats:
         """Return approximate seconds per step of N periods of equal length, shape (N,), with computing and waiting.
@@ -160,7 +151,7 @@ class Choices:
         simulated periods; `topo.timing.event_graph` computes the exact cycle time of a single schedule.
         """
         phases = {phase: index for index, phase in enumerate(dict.fromkeys(chain.from_iterable(periods)))}
-        times = np.stack(list(map(self._times, phases)))  # (A, m, m)
+        times = np.stack(list(map(self.times, phases)))  # (A, m, m)
         table = np.array([[phases[phase] for phase in period] for period in periods])  # (N, T)
         steps = self._compute * (np.array(worker_steps) if len(worker_steps) == len(self._compute) else worker_steps[0])
         arrival = ends = np.zeros((len(table), len(steps)))
@@ -174,50 +165,38 @@ class Choices:
     @cached_property
     def _compute(self) -> Floats:
         """Return the compute seconds per step of each local rank, or only of the slowest if there are > MAX_TIMED."""
-        count, times = self.problem.cluster.num_workers, ComputeTimes.of(self.problem.hardware)
-        if self.num_ranks > MAX_TIMED:
-            return np.array([times.fixed(count).max()])
-        return np.full(self.num_ranks, times.base) if self.radices else times.fixed(count)
+        seconds = ComputeTimes.of(self.problem.hardware).fixed(self.problem.cluster.num_workers)
+        return seconds[: self.num_ranks] if self.num_ranks <= MAX_TIMED else seconds.max(keepdims=True)
 
-    def _times(self, phase: RulePhase) -> Floats:
+    def times(self, phase: RulePhase) -> Floats:
         """Return the seconds that a worker (row) communicates after the worker of the column has arrived.
 
         The shape is (m, m) for the m entries of `_compute`; -inf for two workers that share no group.
         """
         if phase not in self._known:
-            count, seconds = len(self._compute), self._loads(phase).seconds()
-            times = np.where(np.eye(count, dtype=bool), 0.0, -np.inf)
-            groups = [list(group.members) for group in self._groups(phase)] if not self.radices else []
+            count, found = len(self._compute), self.problem.loads(phase, self.radices).seconds()
+            groups = [list(block.local) for block in phase]
+            seconds = found[np.unique(self._block_of(phase, len(found)), return_index=True)[1]]  # equal in a block
             if count == 1:
-                groups, seconds = [[0]], np.array([seconds.max(initial=0.0)])
-            elif self.radices:
-                groups = [list(block.local) for block in phase]
-                if len(seconds) > len(phase):  # all groups of one block are equal
-                    counts = [self.problem.cluster.num_nodes * len(b.local) // self.size(b) for b in phase[:-1]]
-                    seconds = seconds[np.cumsum([0, *counts])]
+                groups, seconds = [[0]], seconds.max(initial=0.0, keepdims=True)
+            times = np.where(np.eye(count, dtype=bool), 0.0, -np.inf)
             for group, spent in zip(groups, seconds.tolist(), strict=True):
                 times[np.ix_(group, group)] = spent
             self._known[phase] = times
         return self._known[phase]
 
-    def busy(self, phase: RulePhase) -> float:
-        """Return the seconds that workers communicate in the phase, as a mean over the workers."""
-        return float(self._times(phase).diagonal().mean())
-
-    def _loads(self, phase: RulePhase) -> loads.Loads:
-        cluster, hardware = self.problem.cluster, self.problem.hardware
-        size, algorithm = self.problem.size, self.problem.algorithm.value
-        if self.radices:
-            return loads.of_rule(phase, self.radices, cluster, hardware, model_bytes=size, algorithm=algorithm)
-        return loads.of_phase(self._groups(phase), cluster, hardware, model_bytes=size, algorithm=algorithm)
-
-    def _groups(self, phase: RulePhase) -> Phase:
-        return Phase.from_groups(self.num_ranks, [block.local for block in phase])
+    def _block_of(self, phase: RulePhase, num_groups: int) -> npt.NDArray[np.int64]:
+        """Return the index in `phase` of the block of each group that `Problem.loads` shows, shape (num_groups,)."""
+        order = np.arange(len(phase))
+        if not self.radices:
+            return np.array(sorted(order, key=lambda b: phase[b].local), dtype=np.int64)
+        if num_groups == len(phase):
+            return order
+        return np.repeat(order, [prod(self.radices) * len(b.local) // self.size(b) for b in phase])
 
     def everybody(self) -> RulePhase | None:
         """Return the phase that averages over all workers; None if a limit forbids it."""
-        full = np.flatnonzero(self.sizes == self.problem.cluster.num_workers)
-        return (self.blocks[full[0]],) if len(full) else None
+        return next(((b,) for b in self.blocks if self.size(b) == self.problem.cluster.num_workers), None)
 
     def schedule(self, period: Period, worker_steps: Sequence[int]) -> Schedule:
         """Return the schedule of a period, with a descriptive name such as `node-every-2-all-every-6`."""
@@ -234,7 +213,8 @@ class Choices:
         for word, steps in rounds.items():
             gaps = set(np.diff([*steps, steps[0] + len(period)]).tolist())
             parts.append(f"{word}-every-{gaps.pop()}" if len(gaps) == 1 else f"{word}-{len(steps)}-of-{len(period)}")
-        phases = RulePhases(self.radices, period) if self.radices else GroupPhases(tuple(map(self._groups, period)))
+        groups = GroupPhases(tuple(map(self.problem.groups, period))) if not self.radices else None
+        phases = groups or RulePhases(self.radices, period)
         per_round = tuple(worker_steps) if len(set(worker_steps)) > 1 else worker_steps[0]
         return Schedule("-".join(parts), self.problem.cluster, StaticGroups(phases=phases, steps_per_round=per_round))
 
@@ -244,7 +224,7 @@ class Choices:
         They differ in how many nodes a group crosses, and how many local ranks it has of each.
         """
         cluster, most = self.problem.cluster, self.problem.limits.max_group or self.problem.cluster.num_workers
-        if self.num_ranks > MAX_PLACES:
+        if self.radices or self.num_ranks > MAX_PLACES:
             return
         nodes = [list(cluster.workers_of(v)) for v in range(cluster.num_nodes)]
 
@@ -288,7 +268,7 @@ class Choices:
         return Space(weight, (center @ np.diag(steps.noise[0]) @ center)[None], inner, steps.instants)
 
 
-def _split(row: Sequence[int], size: int) -> list[tuple[int, ...]]:
+def _split(row: Sequence[int], size: int) -> list[Place]:
     return [tuple(row[start : start + size]) for start in range(0, len(row), size)]
 
 
@@ -297,11 +277,11 @@ def choices_of(problem: Problem) -> list[Choices]:
 
     The result is empty if the cluster is too large for either.
     """
-    cluster, most = problem.cluster, MAX_EXPLICIT_WORKERS
-    if not is_even(cluster) or not holds_rules(cluster):
-        return [explicit_groups(problem)] if cluster.num_workers <= most else []
+    rules = [rule_blocks(problem)] if node_radices(problem.cluster) else []
     most = MAX_PLACES if problem.limits.choose_groups else FEW_WORKERS
-    return [rule_blocks(problem), *([explicit_groups(problem)] if cluster.num_workers <= most else [])]
+    if not rules:
+        most = MAX_EXPLICIT_WORKERS
+    return [*rules, *([explicit_groups(problem)] if problem.cluster.num_workers <= most else [])]
 
 
 def rule_blocks(problem: Problem) -> Choices:
@@ -310,39 +290,34 @@ def rule_blocks(problem: Problem) -> Choices:
     assert size is not None, "rules need a regular cluster"
     unit = next(d for d in divisors(size) if size // d <= MAX_RULE_PLACES)
     places = tuple(_split(range(size), unit))
-    count, digits = len(places), list(every_class(len(radices)))
-    sets: Iterable[Sequence[int]] = (c for k in range(1, count + 1) for c in combinations(range(count), k))
-    if (2**count - 1) * len(digits) > MAX_BLOCKS:
-        sets = (range(start, start + k) for k in divisors(count) for start in range(0, count, k))
-    blocks = [Block(tuple(rank for p in chosen for rank in places[p]), across) for chosen in sets for across in digits]
-    most = problem.limits.max_group or problem.cluster.num_workers
-    every = Choices(problem, radices, places, tuple(b for b in blocks if b.makes_groups), is_complete=False)
-    return replace(every, blocks=tuple(b for b in every.blocks if every.size(b) <= most))
+    most, digits = problem.limits.max_group or problem.cluster.num_workers, list(every_class(len(radices)))
+    sets: Iterable[tuple[Place, ...]] = chain(*(combinations(places, k) for k in range(1, len(places) + 1)))
+    if (2 ** len(places) - 1) * len(digits) > MAX_BLOCKS:
+        sets = (places[start : start + k] for k in divisors(len(places)) for start in range(0, len(places), k))
+    blocks = [Block(tuple(chain(*chosen)), across) for chosen in sets for across in digits]
+    every = Choices(problem, radices, places, tuple(blocks), is_complete=False)
+    return replace(every, blocks=tuple(b for b in blocks if b.makes_groups and every.size(b) <= most))
 
 
 def explicit_groups(problem: Problem) -> Choices:
     """Return all small groups, at most MAX_GROUPS of them, and larger groups of nodes, whole or in part."""
     cluster, n = problem.cluster, problem.cluster.num_workers
     most, unit = problem.limits.max_group or n, -(-n // MAX_PLACES)
-    nodes: list[list[int]] = []  # the places of each node
-    places: list[tuple[int, ...]] = []
-    for v in range(cluster.num_nodes):
-        parts = _split(cluster.workers_of(v), unit)
-        nodes.append([len(places) + part for part in range(len(parts))])
-        places += parts
+    nodes = [_split(cluster.workers_of(v), unit) for v in range(cluster.num_nodes)]  # the places of each node
+    places = [*chain(*nodes)]
     listed, size = 0, 1
     while size * unit < most and listed + comb(len(places), size + 1) <= MAX_GROUPS:
         size += 1
         listed += comb(len(places), size)
     is_complete = size >= most and unit == 1
-    found = {group for k in range(1, size + 1) for group in combinations(range(len(places)), k)}
-    found |= set() if is_complete else set(_groups_of_nodes(problem, nodes, size))
-    groups = {tuple(worker for place in group for worker in places[place]) for group in found}
+    found = [group for k in range(1, size + 1) for group in combinations(places, k)]
+    found += [] if is_complete else _groups_of_nodes(problem, nodes, size)
+    groups = {tuple(sorted(chain(*group))) for group in found}
     kept = sorted((group for group in groups if 2 <= len(group) <= most), key=lambda group: (len(group), group))
     return Choices(problem, (), tuple(places), tuple(map(Block, kept)), is_complete)
 
 
-def _groups_of_nodes(problem: Problem, nodes: list[list[int]], size: int) -> Iterator[tuple[int, ...]]:
+def _groups_of_nodes(problem: Problem, nodes: list[list[Place]], size: int) -> Iterator[tuple[Place, ...]]:
     """Yield groups, as tuples of places: nodes and sets of nodes, whole or only their first local ranks, and parts.
 
     `nodes` has the places of each node. Groups of up to `size` places are listed by the caller.
@@ -353,7 +328,7 @@ def _groups_of_nodes(problem: Problem, nodes: list[list[int]], size: int) -> Ite
     some = (chosen for k in every[2:] if comb(len(nodes), k) <= MAX_PLACES // 2 for chosen in combinations(every, k))
     for chosen in (every, *((v,) for v in every), *below, *some):
         for k in range(1, len(ranks) + 1):
-            yield tuple(sorted(place for v in chosen for place in nodes[v][:k]))
+            yield tuple(place for v in chosen for place in nodes[v][:k])
     for row in (*nodes, *ranks):
         yield from (tuple(row[len(row) // 2 :]), tuple(row[: (len(row) + 1) // 2]))
         for k in range(size + 1, len(row) + 1):

@@ -26,14 +26,9 @@ class Clock:
         self.capped = self.interrupted = False
         self._begun, self._work = monotonic(), 0.0
 
-    @property
-    def elapsed(self) -> float:
-        """Return the wall-clock seconds since the start."""
-        return monotonic() - self._begun
-
     def position(self) -> float:
         """Return the current position, from 0 to slightly above `limit`."""
-        return self.elapsed if self.effort is None else self._work
+        return monotonic() - self._begun if self.effort is None else self._work
 
     def charge(self, nominal_seconds: float) -> None:
         """Add nominal seconds of finished work."""
@@ -45,28 +40,24 @@ class Clock:
 
     def passed(self, until: float) -> bool:
         """Return whether the position `until` is reached; set `capped` if wall-clock time decides it."""
-        if self.interrupted or (self.effort is not None and self._work >= until):
-            return True
-        if self.elapsed < until * self.seconds / self.limit:
-            return False
-        self.capped = True
-        return True
+        return not self.fits(0.0, until)
 
     def fits(self, nominal_seconds: float, until: float) -> bool:
         """Return whether work of `nominal_seconds` is likely to end before the position `until`.
 
         Set `capped` if only wall-clock time forbids it.
         """
-        if self.passed(until) or nominal_seconds > self.work_left(until):
+        work_left = self.work_left(until)
+        if self.interrupted or not work_left or nominal_seconds > work_left:
             return False
-        if nominal_seconds <= self.left(until):
+        if nominal_seconds < self.left(until):
             return True
         self.capped = True
         return False
 
     def left(self, until: float) -> float:
         """Return the wall-clock seconds until the position `until`, at least 0."""
-        return max(0.0, until * self.seconds / self.limit - self.elapsed)
+        return max(0.0, until * self.seconds / self.limit - (monotonic() - self._begun))
 
     def work_left(self, until: float) -> float:
         """Return the nominal seconds until the position `until`; infinite without an effort."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import chain, product
+from collections import Counter
+from itertools import product
 
 from partreduce.schedulers.synthesis.problem import Problem
 from partreduce.topo.arithmetic.whole_numbers import prime_factors
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import regular_levels, switches_above
-from partreduce.topo.phase import Phase
-from partreduce.topo.timing import loads
+from partreduce.topo.rule import Block
 
 MAX_STEPS_PER_ROUND, SLOWER = 8, 1.05
 """Most steps per round; and the largest ratio of step times at which two workers count as equally fast."""
@@ -25,31 +25,25 @@ def holds_rules(cluster: Cluster) -> bool:
     return (1 << digits) * (cluster.workers_per_node or 0) ** 2 <= MAX_RULE_ENTRIES
 
 
-def is_even(cluster: Cluster) -> bool:
-    """Return whether there are several nodes, all equal, and switches form a regular tree, as rules require."""
-    hardware = cluster.hardware
-    assert hardware is not None
-    equal = has_equal_speeds(cluster) and not hardware.node_nic and not hardware.node_inside
-    return equal and cluster.is_regular and cluster.num_nodes > 1 and _levels(cluster) is not None
-
-
 def node_radices(cluster: Cluster) -> tuple[int, ...]:
-    """Return the radices of node numbers for rules of an even cluster; their product is the number of nodes.
+    """Return the radices of node numbers for rules; their product is the number of nodes. () if no rules are searched.
 
-    They are the prime factors of each level of switches, top level first, so a block's digits show whether its groups
-    cross racks. Factors of one level are multiplied until at most MAX_DIGITS are left, or one per level.
+    Rules need several nodes, all equal, switches that form a regular tree, and memory (`holds_rules`). The radices are
+    the prime factors of each level of switches, top level first, so a block's digits show whether its groups cross
+    racks. Factors of one level are multiplied until at most MAX_DIGITS are left, or one per level.
     """
-    parts = [sorted(prime_factors(level), reverse=True) for level in _levels(cluster) or (cluster.num_nodes,)]
+    hardware, num_nodes = cluster.hardware, cluster.num_nodes
+    assert hardware is not None
+    levels = regular_levels(hardware.shared_switches(num_nodes), num_nodes)
+    equal = has_equal_speeds(cluster) and not hardware.node_nic and not hardware.node_inside and cluster.is_regular
+    if not equal or levels is None or not holds_rules(cluster):
+        return ()
+    parts = [sorted(prime_factors(level), reverse=True) for level in levels]
     while sum(map(len, parts)) > MAX_DIGITS and max(map(len, parts)) > 1:
         longest = max(parts, key=len)
         longest.append(longest.pop() * longest.pop())
         longest.sort(reverse=True)
     return tuple(radix for part in parts for radix in part)
-
-
-def _levels(cluster: Cluster) -> tuple[int, ...] | None:
-    assert cluster.hardware is not None
-    return regular_levels(cluster.hardware.shared_switches(cluster.num_nodes), cluster.num_nodes)
 
 
 def has_equal_speeds(cluster: Cluster) -> bool:
@@ -62,8 +56,6 @@ def derived_worker_steps(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
     hardware = cluster.hardware
     assert hardware is not None
     same = (1,) * cluster.num_workers
-    if has_equal_speeds(cluster):
-        return (same,)
     factors = dict(hardware.slowdown)
     slow = [factors.get(worker, 1.0) for worker in range(cluster.num_workers)]
     slowest, fastest = max(slow), min(slow)
@@ -86,31 +78,25 @@ def crossing_bound(problem: Problem) -> float:
     """
     cluster, hardware, num_nodes = problem.cluster, problem.hardware, problem.cluster.num_nodes
     rounds = problem.limits.max_period * largest_steps(cluster)
+
+    def seconds(one: int, other: int) -> float:
+        return float(problem.loads((Block((one, other)),)).seconds()[0])
+
     if num_nodes == 1:
-        return _pair_cost(0, 1, problem) / rounds
+        return seconds(0, 1) / rounds
     switches, own = hardware.shared_switches(num_nodes), dict(hardware.node_nic)
     # Nodes with the same NIC and switches are equal: two of each kind represent all. Without switches these are found
     # among the first nodes and those with a NIC that differs.
-    kinds: dict[object, list[int]] = {}
+    shown, kinds = list[int](), Counter[tuple[object, ...]]()
     some = range(num_nodes) if switches else sorted({*range(min(num_nodes, len(own) + 2)), *own})
     levels = switches_above(switches, num_nodes)
     for node in some:
-        equal = kinds.setdefault((own.get(node), *levels[:, node].tolist()), [])
-        if len(equal) < 2:
-            equal.append(node)
-    shown = sorted(chain.from_iterable(kinds.values()))
+        kinds[kind := (own.get(node), *levels[:, node].tolist())] += 1
+        shown += [node] * (kinds[kind] <= 2)
     slowest = max(shown, key=lambda node: hardware.nic_of(node).seconds_per_byte)
     least = 0.0
     for cut in ({slowest}, *(set(switch.nodes) for switch in switches)):
         pairs = product([v for v in shown if v in cut], [v for v in shown if v not in cut])
         first = ((cluster.workers_of(a)[0], cluster.workers_of(b)[0]) for a, b in pairs)
-        least = max(least, min(_pair_cost(one, other, problem) for one, other in first))
+        least = max(least, min(seconds(*pair) for pair in first))
     return least / rounds
-
-
-def _pair_cost(one: int, other: int, problem: Problem) -> float:
-    """Return the seconds of a phase in which two workers average and all others skip."""
-    phase, size = Phase.from_groups(problem.cluster.num_workers, [(one, other)]), problem.size
-    algorithm = problem.algorithm.value
-    found = loads.of_phase(phase, problem.cluster, problem.hardware, model_bytes=size, algorithm=algorithm)
-    return float(found.seconds().max(initial=0.0))

@@ -7,21 +7,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import chain, zip_longest
 from math import inf
+from operator import attrgetter
 
 import numpy as np
 
 from partreduce.schedulers.rules.grids import grid_phases
-from partreduce.schedulers.synthesis.choices import Choices, Period, choices_of
+from partreduce.schedulers.synthesis.choices import Choices, choices_of
 from partreduce.schedulers.synthesis.clock import Clock
-from partreduce.schedulers.synthesis.cluster_shape import (
-    MAX_EXPLICIT_WORKERS,
-    crossing_bound,
-    derived_worker_steps,
-    is_even,
-    largest_steps,
-)
+from partreduce.schedulers.synthesis.cluster_shape import crossing_bound, derived_worker_steps, largest_steps
 from partreduce.schedulers.synthesis.long_periods import Exchanges, compositions
-from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Problem, Status, up_to
+from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Period, Problem, Status, up_to
 from partreduce.schedulers.synthesis.schedule_model import ScheduleModel
 from partreduce.topo import metrics
 from partreduce.topo.arithmetic.pareto import dominates, non_dominated, scatter
@@ -40,6 +35,9 @@ MORE = (1, 2, 3, 5, 7, 11, 23)
 """Numbers of cheap or silent phases to insert after each phase of a decided period, to communicate less."""
 PER_METRIC, PER_PRODUCT, PER_TIMING = 3e-3, 2e-9, 1e-4
 """Nominal seconds of a schedule's consensus distance, of each of its phases' n³ products, and of timing a phase."""
+BY_TIME = attrgetter("step_seconds", "consensus_distance")
+BY_COMMUNICATION = attrgetter("communication_seconds_per_step", "consensus_distance")
+"""The two pairs of costs of a candidate by which a front is kept."""
 
 
 def search(
@@ -55,10 +53,8 @@ def search(
     """
     if reason := _impossible(problem):
         return Front(status=Status.INFEASIBLE, reason=reason)
-    if clock.passed(until):
-        return Front(reason="the time was over before the search began")
-    if not (listed := choices_of(problem)):
-        return Front(reason=_too_large(problem))
+    if clock.passed(until) or not (listed := choices_of(problem)):
+        return Front()
     explored: list[Exploration] = []
     bound = crossing_bound(problem) if problem.objective is Objective.COMMUNICATION else 0.0
     try:
@@ -79,7 +75,9 @@ def search(
     best = best_of(problem, found)
     status, reason = Status.FEASIBLE, ""
     if best is None:
-        status, reason = _nearest(problem, list(chain(*reached)), bound)
+        status, reason = Status.UNKNOWN, ""
+        if bound == inf and problem.limits.max_communication is None:
+            status, reason = Status.INFEASIBLE, _all_decided(problem)
     elif _worth(problem, best) <= up_to(bound):
         status = Status.OPTIMAL
     return Front(
@@ -110,7 +108,7 @@ class Exploration:
         """Fill `candidates`: find periods, or phases of long ones, by CP-SAT; improve them until position `until`."""
         start, limits, full = self.clock.position(), self.limits, self.choices.everybody()
         span = until - start
-        for period in self.choices.aligned() if not self.choices.radices else ():
+        for period in self.choices.aligned():
             if not self.clock.passed(start + ALIGNED_SHARE * span):
                 self._offer(period)
         if full is not None:
@@ -208,10 +206,6 @@ class Exploration:
     def _improve(self, until: float) -> None:
         """Improve the periods on the Pareto front by exchanging their phases for others: decided, aligned or blocks."""
         self.say("improving periods")
-
-        def costs(item: tuple[Period, Candidate]) -> tuple[float, float]:
-            return _step_and_distance(item[1])
-
         pool = dict.fromkeys(phase for period in self.candidates[0] for phase in period)
         pool |= dict.fromkeys(sorted((phase for together in self.decided for phase in together), key=str))
         more = (
@@ -222,28 +216,28 @@ class Exploration:
             exchanges = Exchanges(self.choices, worker_steps, pool, self.seed)
             tries, start = Counter[Period](), self.clock.position()
             end = start + (until - start) / (len(self.worker_steps) - s)
-            front = list(self.candidates[s].items())
+            front = list(self.candidates[s].values())
             while not self.clock.passed(end):
-                front = non_dominated(front, costs)
-                order = [period for period, _ in scatter(front, costs)]
+                front = non_dominated(front, BY_TIME)
+                order = [one.period for one in scatter(front, BY_TIME)]
                 if not order or tries[period := min(order, key=tries.__getitem__)] >= MAX_TRIES:
                     break
                 if not self.clock.fits(exchanges.work(period), end):
                     break
                 tries[period] += 1
-                spread = list(map(costs, front))
+                spread = list(map(BY_TIME, front))
                 for found, at in exchanges.better(period, spread, self.clock):
                     if not any(dominates(other, at) for other in spread) and (kept := self._keep(found, at[1], s)):
-                        front.append((found, kept))
+                        front.append(kept)
 
     def _offer(self, period: Period) -> Candidate | None:
         """Add a period to the candidates, and variants with silent phases or more of its cheapest phase inserted.
 
         Return the period's candidate with equal steps; None if it exceeds a limit or does not reach consensus.
         """
-        first, cheapest = None, min(period, key=self.choices.cost)
+        cheapest = min(period, key=self.choices.cost)
         for s, worker_steps in enumerate(self.worker_steps):
-            known = list(map(_communication_and_distance, self.candidates[s].values()))
+            known = list(map(BY_COMMUNICATION, self.candidates[s].values()))
             for filler, more in [((), 0), *((filler, more) for filler in ((), cheapest) for more in MORE)]:
                 phases = tuple(phase for one in period for phase in (one, *[filler] * more))
                 if len(phases) > self.limits.max_period:
@@ -251,11 +245,9 @@ class Exploration:
                 self.clock.charge(PER_METRIC + PER_PRODUCT * len(phases) * self.choices.num_ranks**3)
                 value = float(metrics.consensus_distance(self.choices.schedule(phases, worker_steps)))
                 kept = self._keep(phases, value, s)
-                if more == 0:
-                    first = kept if s == 0 else first
-                    if kept and any(dominates(other, _communication_and_distance(kept)) for other in known):
-                        break
-        return first
+                if not more and kept and any(dominates(other, BY_COMMUNICATION(kept)) for other in known):
+                    break
+        return self.candidates[0].get(period)
 
     def _keep(self, period: Period, value: float, s: int) -> Candidate | None:
         """Add a period to the candidates and return it as one; None if it exceeds a limit or does not reach consensus.
@@ -276,9 +268,10 @@ class Exploration:
             steps, spent = self.worker_steps[s], sum(map(self.choices.cost, period))
             self.candidates[s][period] = Candidate(
                 schedule=self.choices.schedule(period, steps),
-                step_seconds=float(self.choices.step_seconds([period], steps)[0]),
-                communication_seconds_per_step=spent / (len(period) * max(steps)),
-                consensus_distance=value,
+                period=period,
+                step_seconds=round(float(self.choices.step_seconds([period], steps)[0]), 12),
+                communication_seconds_per_step=round(spent / (len(period) * max(steps)), 12),
+                consensus_distance=round(value, 12),
             )
         return self.candidates[s][period]
 
@@ -294,50 +287,12 @@ def _impossible(problem: Problem) -> str | None:
     return f"crossing bound of {limits.max_period} rounds{f' of {steps} steps' * (steps > 1)}: {least:.4g} s per step"
 
 
-def _too_large(problem: Problem) -> str:
-    if is_even(cluster := problem.cluster):
-        each = f"{cluster.workers_per_node} workers on each node"
-        return f"{each}: rules of so many are not searched; the catalogue's were measured"
+def _all_decided(problem: Problem) -> str:
+    longest, most = problem.limits.max_period, problem.limits.max_group or problem.cluster.num_workers
     return (
-        f"{cluster.num_workers} workers on nodes that differ: explicit groups are searched up to "
-        f"{MAX_EXPLICIT_WORKERS} workers; the catalogue's rules were measured"
+        f"max_period: {longest}; no period of at most so many phases of groups of at most {most} workers joins all "
+        "workers within the limits (all were decided); allow longer periods or larger groups"
     )
-
-
-def _nearest(problem: Problem, candidates: list[Candidate], bound: float) -> tuple[Status, str]:
-    """Return the status of a search that found no schedule within the limits, and one line on the nearest candidate.
-
-    `bound` is the lower bound on the objective; it is infinite, and the status infeasible, if every allowed period was
-    decided and none connects all workers.
-    """
-    limits, budget = problem.limits, problem.limits.max_communication
-    if bound == inf and budget is None:
-        most = limits.max_group or problem.cluster.num_workers
-        return Status.INFEASIBLE, (
-            f"max_period: {limits.max_period}; no period of at most so many phases of groups of at most {most} workers "
-            "joins all workers within the limits (all were decided); allow longer periods or larger groups"
-        )
-    within = [c for c in candidates if limits.allow_communication(c.communication_seconds_per_step)]
-    reason = "no schedule that keeps all limits was found in the time; relax a limit or give more time"
-    if within:
-        reason = (
-            f"no schedule with consensus distance at most {float(limits.max_consensus_distance or 0):.6g} was found; "
-            f"the least found within the budget is {min(one.consensus_distance for one in within):.6g}"
-        )
-    elif candidates:
-        least = min(one.communication_seconds_per_step for one in candidates)
-        reason = (
-            f"no schedule within {budget:.6g} s per step was found; the cheapest found takes {least:.6g} s per step"
-        )
-    return Status.UNKNOWN, reason
-
-
-def _step_and_distance(one: Candidate) -> tuple[float, float]:
-    return round(one.step_seconds, 12), round(one.consensus_distance, 12)
-
-
-def _communication_and_distance(one: Candidate) -> tuple[float, float]:
-    return round(one.communication_seconds_per_step, 12), round(one.consensus_distance, 12)
 
 
 def _select_reported(problem: Problem, found: list[Candidate]) -> list[Candidate]:
@@ -345,8 +300,9 @@ def _select_reported(problem: Problem, found: list[Candidate]) -> list[Candidate
 
     Both fronts are in consensus distance; one also in step time, the other in communication.
     """
-    both = (_step_and_distance, _communication_and_distance)
-    fronts = (scatter(non_dominated(found, at, lambda one: (one.schedule.period,)), at) for at in both)
+    fronts = (
+        scatter(non_dominated(found, at, lambda one: (len(one.period),)), at) for at in (BY_TIME, BY_COMMUNICATION)
+    )
     listed = {id(one): one for turn in zip_longest(*fronts) for one in turn if one is not None}
     best = best_of(problem, listed.values())
     return sorted(listed.values(), key=lambda one: one is not best)[:MAX_REPORTED]
@@ -371,7 +327,7 @@ def best_of(problem: Problem, candidates: Iterable[Candidate]) -> Candidate | No
         if limits.allow_communication(one.communication_seconds_per_step)
         and limits.allow_consensus_distance(one.consensus_distance)
     )
-    return min(fitting, key=lambda one: (round(_worth(problem, one), 9), one.schedule.period), default=None)
+    return min(fitting, key=lambda one: (round(_worth(problem, one), 9), len(one.period)), default=None)
 
 
 def _worth(problem: Problem, one: Candidate) -> float:

@@ -19,8 +19,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.schedulers.synthesis.choices import Choices, Period
+from partreduce.schedulers.synthesis.choices import Choices
 from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.schedulers.synthesis.problem import Period
 from partreduce.topo.arithmetic.lyapunov import steady_state
 from partreduce.topo.arithmetic.pareto import non_dominated
 from partreduce.topo.rule import RulePhase
@@ -168,7 +169,7 @@ class Exchanges:
         self.matrices = choices.matrices(self.phases)
         self.silent = float(choices.step_seconds([((),)], worker_steps)[0]) * self.space.instants  # a round's computing
         # What a phase adds to a period lies between its slowest group's seconds and those of all workers on average.
-        self.costs = np.array([(choices.cost(one) + choices.busy(one)) / 2 for one in self.phases])
+        self.costs = np.array([(one.max() + one.diagonal().mean()) / 2 for one in map(choices.times, self.phases)])
 
     def better(
         self, period: Period, front: Sequence[tuple[float, float]], clock: Clock
@@ -228,7 +229,7 @@ class Exchanges:
                 options.append((rest + self.silent + cost, total + replaced[t, a], (*own[:t], phase, *own[t + 1 :])))
                 options.append((whole + self.silent + cost, total + inserted[t, a], (*own[:t], phase, *own[t:])))
         options = [one for one in options if 1 <= len(one[2]) <= limits.max_period and one[2] != own]
-        lengths = np.array([max(1, len(indices)) for _, _, indices in options])
+        lengths = np.array([len(indices) for _, _, indices in options])
         costs = np.array([cost for cost, _, _ in options]) / (lengths * self.space.instants)
         values = self.space.floor + np.array([value for _, value, _ in options]) / lengths
         at = np.searchsorted([seconds * (1 + 1e-9) for seconds, _ in front[1:]], costs)
@@ -236,7 +237,7 @@ class Exchanges:
         chosen = [options[index][2] for index in best[:SCORED].tolist()]
         for kind, other in zip(self.rng.permutation(kinds).tolist(), others, strict=False):
             chosen.append(tuple(other if phase == kind else phase for phase in own))
-        return [indices for indices in dict.fromkeys(chosen) if indices]
+        return list(dict.fromkeys(chosen))
 
     def _estimates(
         self, own: Indices, pool: npt.NDArray[np.int64], clock: Clock

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
@@ -11,9 +11,14 @@ from partreduce.topo.argument_types import check_fields
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware
+from partreduce.topo.phase import Phase
+from partreduce.topo.rule import RulePhase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm
+from partreduce.topo.timing import loads
 from partreduce.topo.timing.cost import bytes_of
+
+Period = tuple[RulePhase, ...]
 
 
 class Status(StrEnum):
@@ -127,32 +132,31 @@ def check_cluster(cluster: Cluster) -> Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """The request to a search; `algorithm` is the all-reduce algorithm of the groups."""
+    """The request to a search: a valid `PlanRequest`'s, with one of the objectives `SEARCHED`.
+
+    `algorithm` is the all-reduce algorithm of the groups.
+    """
 
     cluster: Cluster
     objective: Objective = Objective.CONSENSUS_DISTANCE
     limits: Limits = field(default_factory=Limits)
     algorithm: AllReduceAlgorithm = AllReduceAlgorithm.RING
 
-    def __post_init__(self) -> None:
-        """Raise InputError for clusters, limits and objectives that cannot be searched."""
-        check_cluster(self.cluster)
-        self.limits.check(self.cluster)
-        if self.objective not in SEARCHED:
-            raise InputError(
-                f"objective: is {self.objective}; the search minimizes {', '.join(sorted(SEARCHED))} "
-                "(the planner picks by the others)"
-            )
-
     @property
     def hardware(self) -> Hardware:
-        """Return the cluster's hardware (checked at construction)."""
+        """Return the cluster's hardware."""
         return check_cluster(self.cluster)
 
-    @property
-    def size(self) -> int:
-        """Return the bytes of the model."""
-        return bytes_of(self.hardware, None)
+    def groups(self, phase: RulePhase) -> Phase:
+        """Return the groups of a phase whose blocks are explicit groups."""
+        return Phase.from_groups(self.cluster.num_workers, [block.local for block in phase])
+
+    def loads(self, phase: RulePhase, radices: Sequence[int] = ()) -> loads.Loads:
+        """Return the loads of a phase on the links; without `radices`, those of a rule, blocks are explicit groups."""
+        size, algorithm = bytes_of(self.hardware, None), self.algorithm.value
+        if radices:
+            return loads.of_rule(phase, radices, self.cluster, self.hardware, model_bytes=size, algorithm=algorithm)
+        return loads.of_phase(self.groups(phase), self.cluster, self.hardware, model_bytes=size, algorithm=algorithm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +168,7 @@ class Candidate:
     """
 
     schedule: Schedule
+    period: Period
     step_seconds: float
     communication_seconds_per_step: float
     consensus_distance: float
@@ -176,7 +181,7 @@ class Front:
     `best`, the one within the limits with the least objective, is first; the others are spread over the Pareto front of
     step time, or communication, and consensus distance. No schedule of synchronous group averages within the limits, in
     which all workers have equal steps per round, has an objective below `bound`, which is 0 if nothing is proved.
-    `reason` explains an infeasible or unknown result in one line, with the nearest alternative.
+    `reason` explains an infeasible result in one line, with the nearest possible value.
     """
 
     candidates: tuple[Candidate, ...] = ()

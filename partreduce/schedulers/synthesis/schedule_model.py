@@ -17,15 +17,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import combinations, compress, pairwise
 from math import ceil, floor, inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.schedulers.synthesis.choices import Choices, Period
+from partreduce.schedulers.synthesis.choices import Choices
 from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.schedulers.synthesis.problem import Period
 from partreduce.topo.errors import MissingDependencyError
-from partreduce.topo.extras import missing
+from partreduce.topo.extras import load
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -46,19 +47,16 @@ class Decision(NamedTuple):
     bound: float
 
 
-def new_model() -> cp_model.CpModel:
-    """Return an empty CP-SAT model; raise MissingDependencyError without OR-Tools."""
+def cp_sat() -> Any:  # noqa: ANN401 - a module
+    """Return OR-Tools' module of CP-SAT; raise MissingDependencyError if it is not installed or does not load."""
     try:
-        from ortools.sat.python import cp_model
-    except ModuleNotFoundError:
-        raise missing(["ortools"], "synthesis") from None
+        return load("ortools.sat.python.cp_model", "synthesis")
     except ImportError as error:
         # Other packages that bring the same solver libraries, such as cvxpy, can keep OR-Tools' own from loading.
         raise MissingDependencyError(
             f"synthesis needs OR-Tools, which is installed but does not load ({error}); import ortools before other "
             "packages with solvers"
         ) from None
-    return cp_model.CpModel()
 
 
 class ScheduleModel:
@@ -72,7 +70,9 @@ class ScheduleModel:
         self.choices, self.num_phases, self.agree = choices, num_phases, agree
         self.seconds, self.loads = choices.seconds_and_loads
         self.tick = float(self.seconds.max(initial=0.0)) / TICKS or 1.0
-        self.model = new_model()
+        self.cp_sat = cp_sat()
+        self.model: cp_model.CpModel = self.cp_sat.CpModel()
+        self.weighted_sum = self.cp_sat.LinearExpr.weighted_sum
         self.x = [[self.model.new_bool_var("") for _ in choices.blocks] for _ in range(num_phases)]
         self.at = [[b for b, within in enumerate(choices.within) if p in within] for p in range(len(choices.places))]
         self.spans = [self._span(phase) for phase in self.x]
@@ -123,9 +123,7 @@ class ScheduleModel:
 
     def _solve(self, model: cp_model.CpModel, clock: Clock, until: float, seed: int) -> Decision:
         """Solve with one thread, so that within the deterministic time only the seed determines the result."""
-        from ortools.sat.python import cp_model
-
-        solver = cp_model.CpSolver()
+        solver = self.cp_sat.CpSolver()
         solver.parameters.random_seed = seed
         solver.parameters.num_workers = 1
         solver.parameters.max_time_in_seconds = max(0.05, clock.left(until))
@@ -133,13 +131,13 @@ class ScheduleModel:
         solver.parameters.cp_model_presolve = False  # it takes longer than the search where there are many groups
         solver.parameters.catch_sigint_signal = False  # an interrupt ends the search, not just one model
         status = solver.solve(model)
-        if status == cp_model.MODEL_INVALID:
+        if status == self.cp_sat.MODEL_INVALID:
             raise AssertionError(model.validate())
         clock.charge(PER_SECOND * float(solver.response_proto.deterministic_time))
-        if status == cp_model.INFEASIBLE:
+        if status == self.cp_sat.INFEASIBLE:
             return Decision((), inf)
         bound = max(0, floor(solver.best_objective_bound / self.weight)) / self.unit
-        if status == cp_model.UNKNOWN:
+        if status == self.cp_sat.UNKNOWN:
             return Decision((), bound)
         chosen = [[solver.boolean_value(one) for one in row] for row in self.x]
         return Decision(tuple(tuple(compress(self.choices.blocks, row)) for row in chosen), bound)
@@ -169,21 +167,17 @@ class ScheduleModel:
         Constraints: the phase lasts at least as long as each of its groups alone and as all its groups' load on each
         link, and no worker is in two of its groups.
         """
-        from ortools.sat.python.cp_model import LinearExpr
-
         alone, shared = (np.floor(one / self.tick).astype(np.int64) for one in (self.seconds, self.loads))
         span = self.model.new_int_var(0, int(alone.max(initial=0) + shared.sum()), "")
         for blocks in self.at:
             self.model.add_at_most_one(phase[b] for b in blocks)
-            self.model.add(span >= LinearExpr.weighted_sum([phase[b] for b in blocks], alone[blocks].tolist()))
+            self.model.add(span >= self.weighted_sum([phase[b] for b in blocks], alone[blocks].tolist()))
         for link in shared.T:
-            self.model.add(span >= LinearExpr.weighted_sum(phase, link.tolist()))
+            self.model.add(span >= self.weighted_sum(phase, link.tolist()))
         return span
 
     def _minimize_distance(self) -> None:
         """Minimize the noise that two successive phases leave, then the pairs of workers that meet in two phases."""
-        from ortools.sat.python.cp_model import LinearExpr
-
         model, n, num_phases = self.model, self.choices.problem.cluster.num_workers, self.num_phases
         most = int(self.choices.sizes.max(initial=1))
         scale, rare = min(1.0, LARGEST / (most**2 * n)), min(1.0, 1e4 / n**2)
@@ -207,13 +201,12 @@ class ScheduleModel:
         for k in range(num_phases):
             following = (k + 1) % num_phases
             kept = again[min(k, following), max(k, following)] if num_phases > 1 else met[0]
-            fewer = sum(LinearExpr.weighted_sum(self.x[t], once) for t in (k, following))
+            fewer = sum(self.weighted_sum(self.x[t], once) for t in (k, following))
             # S²(tr(W_p W_q) − 1), never below 0, at least the sum below; that is at most 3Sn: a worker meets S − 1.
             older = model.new_int_var(0, round(max(3, most) * most * scale * n) + 2, "")
-            model.add(
-                older >= round((2 * most * n - n - most**2) * scale) - fewer + LinearExpr.weighted_sum(kept, twice)
-            )
-            terms += [round(most**2 * scale * (n - 1)) - LinearExpr.weighted_sum(self.x[k], square), older]
+            least = round((2 * most * n - n - most**2) * scale)
+            model.add(older >= least - fewer + self.weighted_sum(kept, twice))
+            terms += [round(most**2 * scale * (n - 1)) - self.weighted_sum(self.x[k], square), older]
         self.metric, self.unit = sum(terms), num_phases * most**2 * n * scale
         self.weight = ceil((num_phases * n) ** 2 * rare) + len(pairs)  # more than all pairs that can meet again
-        model.minimize(self.weight * self.metric + sum(LinearExpr.weighted_sum(both, later) for both in again.values()))
+        model.minimize(self.weight * self.metric + sum(self.weighted_sum(both, later) for both in again.values()))

@@ -222,8 +222,7 @@ def test_clusters_too_large_for_dense_matrices_are_planned_from_the_catalogue():
     )
     assert f"{not_weighed} workers, not 600; --sync partial weighs quorums" in answer.cautions
     front = synthesize(Problem(cluster=replace(Cluster.parse("300x2"), hardware=hardware)), effort=0.3)
-    assert front.status is Status.UNKNOWN
-    assert "up to 512 workers" in front.reason
+    assert (front.status, front.candidates) == (Status.UNKNOWN, ())
 
 
 def test_brute_force_knows_the_golden_consensus_distances():
