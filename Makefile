@@ -19,17 +19,13 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## design, prove, export, train with 8 local workers, report
 	$(BIN)/partreduce demo
 
-# Parts side by side, each with its summary at the end. Pretended devices reach so far below torch that a mistake may end their process, so they have one
-# of their own. `computing` gives way to the tests with deadlines and takes the time in which these wait. `running` is all others, dealt out, file by file,
-# to one process more than there are processors.
+# Two parts side by side, each with its summary at the end. Simulated devices reach so far below torch that a mistake may end their process, so they have
+# one of their own. The other files are dealt out to two processes more than there are processors, because many tests wait.
 # Bytecode is kept even where it is switched off: the processes that tests start would compile all sources again.
-PROCESSES ?= $(shell expr $$(nproc) + 1)
-PARTS := running computing devices
+PROCESSES ?= $(shell expr $$(nproc) + 2)
+PARTS := files devices
 FILES_devices := tests/runtime/devices
-FILES_computing := tests/topo tests/verify tests/schedulers tests/partreduce/planner --numprocesses=$(shell nproc) --dist=loadfile
-FILES_running := tests $(patsubst tests/%,--ignore=tests/%,$(filter tests/%,$(FILES_devices) $(FILES_computing))) \
-  --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder
-NICE_computing := nice -n 5
+FILES_files := tests --ignore=$(FILES_devices) --numprocesses=$(PROCESSES) --dist=loadfile --no-loadscope-reorder
 
 test test-slow: export OPENBLAS_NUM_THREADS = 1
 test test-slow: export PYTHONDONTWRITEBYTECODE =
@@ -45,7 +41,7 @@ all-parts:
 	echo; for part in $(PARTS); do echo "$$part: $$(tail -n 1 build/test-$$part.txt)"; done; exit $$status
 
 part-%:
-	@mkdir -p build && PYTHONUNBUFFERED=1 $(NICE_$*) $(BIN)/python -m pytest $(FILES_$*) -m "$(CHOICE)" 2>&1 | tee build/test-$*.txt | sed -u 's/^/$* | /'
+	@mkdir -p build && PYTHONUNBUFFERED=1 $(BIN)/python -m pytest $(FILES_$*) -m "$(CHOICE)" 2>&1 | tee build/test-$*.txt | sed -u 's/^/$* | /'
 
 check: $(STAMP)  ## style, types, layers, schema, links between documents, names and words
 	$(BIN)/ruff check .
