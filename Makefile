@@ -67,10 +67,10 @@ BENCH_overhead := 240 transport p_reduce --megabytes 8 40 --workers 2 --turns 7 
 BENCH_codecs := 180 transport sums --turns 5 -o $(BENCH)/codecs
 
 bench: $(STAMP)  ## the benchmarks that need no root, one after another (about 10 minutes): make bench BENCHES="scale codecs"
-	@mkdir -p $(BENCH)
 	@$(MAKE) --no-print-directory --jobs=1 --keep-going $(BENCHES:%=bench-%)
 
 bench-%:
+	@mkdir -p $(BENCH)
 	timeout --kill-after=5 $(firstword $(BENCH_$*)) $(BIN)/python -m benchmarks.$(wordlist 2,99,$(BENCH_$*)) 2>&1 | tee $(BENCH)/$*.txt
 
 lab: export OMP_NUM_THREADS = 1
