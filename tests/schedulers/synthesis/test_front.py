@@ -113,7 +113,7 @@ def test_an_interrupt_ends_the_search_with_what_was_found(monkeypatch):
 @pytest.mark.parametrize("shape", ["20x4", "50,60,30"])
 def test_more_workers_than_are_told_apart_are_searched(shape):
     hardware = replace(EVEN, node_nic=((1, Link.of_bandwidth(2.5e9)),))
-    front = synthesize(problem(shape, hardware), effort=0.5)
+    front = synthesize(problem(shape, hardware), effort=1)
     assert len(front.candidates) > 10
     assert {one.schedule.name for one in front.candidates} >= {"all-every-1"}
 
