@@ -24,7 +24,6 @@ import torch
 from benchmarks.faults.processes import look_at
 from helpers.scenarios import network
 from helpers.signs import Signs
-from helpers.training import static_groups
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
 from partreduce.runtime.generator.client import GeneratorClient
@@ -52,12 +51,10 @@ PAIR = Cluster.regular(1, 2)
 EDGES = st.Round.from_edges(2, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))])
 SCHEDULES = {
     "all-reduce": lambda: st.AllReduce(),
-    "groups": lambda: static_groups(2, [[0, 1]]),
     "neighbors": lambda: st.NeighborAveraging(rounds=(EDGES,)),
     "gap": lambda: st.NeighborAveraging(rounds=(EDGES,), sync=st.IterationGap(max_ig=2)),
     "quorum": lambda: st.AllReduce(sync=st.PartialAllReduce(quorum=st.QuorumStart.SOLO)),
     "pairwise": lambda: st.Pairwise(active=(0,)),
-    "server": lambda: st.Server(hosts=(1,)),
     "asynchronous server": lambda: st.Server(hosts=(1,), synchronous=False),
 }
 

@@ -10,8 +10,8 @@ from helpers.warm import WARM
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 NAMES = (
-    "all-reduce", "groups", "neighbors", "gap", "quorum", "pairwise", "server",
-    "asynchronous server", "room in a mailbox", "message", "store", "note", "generator",
+    "all-reduce", "neighbors", "gap", "quorum", "pairwise", "asynchronous server", "room in a mailbox", "message",
+    "store", "note", "generator",
 )  # fmt: skip
 
 
