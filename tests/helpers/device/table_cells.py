@@ -11,7 +11,7 @@ from helpers.device.cells import RANKS
 from partreduce import Cluster, DistributedOptimizer, Schedule, clip_grad_norm_
 from partreduce.strategies import AllReduce, Codec, Gradient, Payload, Placement, TablePlacement
 
-WORDS, BAGS, WIDTH, SAMPLES, STEPS = 29, 13, 4, 6, 3
+WORDS, BAGS, WIDTH, SAMPLES, STEPS = 29, 13, 4, 6, 2
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,7 @@ FAULTS = {
 def test_a_planted_fault_is_found(ranks, tmp_path, monkeypatch, fault):
     family, plant = FAULTS[fault]
     plant(monkeypatch)
-    cases = [replace(FAMILIES[family](seed), reopens=()) for seed in range(40)]
+    cases = (replace(FAMILIES[family](seed), reopens=()) for seed in range(40))
     if fault == "one fragment forgotten":
-        cases = [case for case in cases if case.strategy.payload.num_fragments > 2]
+        cases = (case for case in cases if case.strategy.payload.num_fragments > 2)
     assert any(problems(ranks, case, tmp_path / str(case.seed)) for case in cases)

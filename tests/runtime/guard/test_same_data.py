@@ -134,23 +134,16 @@ def test_data_that_are_alike_but_for_folders_and_rounding_are_not_told_of():
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("steps_per_round", "apart"), [(["1"], "sharded"), (["1", "early"], "by hand"), (["2"], "sharded")]
-)
-def test_a_script_that_shards_nothing_is_told_how_to_and_one_that_shards_is_not(tmp_path, steps_per_round, apart):
+@pytest.mark.parametrize("averages", ["1", "1 early", "2"])
+@pytest.mark.parametrize("data", ["whole", "averages itself", "by hand", "sharded"])
+def test_a_script_that_shards_nothing_is_told_how_to_and_one_that_shards_is_not(tmp_path, data, averages):
     """Also one whose workers average the gradients of the same data themselves."""
     (tmp_path / "train.py").write_text(TRAIN)
-    errors = {
-        data: WARM.run(
-            "partreduce", "run", "-n", "2", "train.py", data, *steps_per_round, cwd=tmp_path, check=True
-        ).stderr
-        for data in ("whole", "averages itself", apart)
-    }
-    for told in ("whole", "averages itself"):
-        assert errors[told].count("have the same gradients in their first step") == 1, errors
-        says = "give each its own part, as partreduce.shard_dataset(data) does"
-        assert says in " ".join(errors[told].split()), errors
-    assert "gradients in their first step" not in errors[apart]
+    words = ["run", "-n", "2", "train.py", data, *averages.split()]
+    said = " ".join(WARM.run("partreduce", *words, cwd=tmp_path, check=True).stderr.split())
+    tells = data in ("whole", "averages itself")
+    assert said.count("have the same gradients in their first step") == tells, said
+    assert ("give each its own part, as partreduce.shard_dataset(data) does" in said) == tells, said
 
 
 # Optimizers of many threads step while others begin and end to watch: each looks at all that watch.

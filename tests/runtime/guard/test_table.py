@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from docs.make_errors import TARGET, page
-from helpers.training import one_at_a_time, static_groups, wrap
+from helpers.training import one_at_a_time, wrap
 from partreduce import Cluster, PartreduceError, Schedule
 from partreduce import strategies as st
 from partreduce.errors import InputError
@@ -21,7 +21,6 @@ from partreduce.runtime.guard.table import FIRST_STEPS, TABLE, When
 
 N = 2
 EVERY_2, LATE = st.AllReduce(steps_per_round=2), st.AllReduce(steps_per_round=2, sync=st.DelayedAveraging())
-PAIR_OR_NOBODY = static_groups(N, [range(N)], [])
 TABLE_OF_ROWS = st.TablePlacement(parameter="0.weight", rows=20, columns=3, way=st.Placement.GATHER)
 TABLES = st.AllReduce(payload=st.Payload(tables=(TABLE_OF_ROWS,)))
 ROWS = {row.name: row for row in TABLE}
@@ -32,6 +31,8 @@ ELSEWHERE = {"rank of a sharded model alone": "processes/test_sharded_models.py"
 BY_WAYS_OUT = {
     "uninitialized parameter", "parameter on the meta device", "sparse parameter", "parameter of another dtype",
     "two tensors in one memory", "optimizer of another model", "state of a new group", "loaded in mean model",
+    "added parameter not wrapped", "live model used", "models begin apart", "skip where means are changed",
+    "backward after average gradients", "plain optimizer stepped",
 }  # fmt: skip
 """What scripts of `test_ways_out.py` meet, and then mend as the message says."""
 CASES = {}
@@ -60,13 +61,11 @@ class Script:
             self.step()
         return self.model, self.optimizer
 
-    def step(self, before=None, *, early=False):
+    def step(self, before=None):
         self.optimizer.zero_grad()
         indices = isinstance(self.model[0], torch.nn.EmbeddingBag)
         inputs = torch.arange(12).view(4, 3) if indices else torch.full((4, 3), 1.0 + self.world.rank)
         self.model(inputs).square().mean().backward()
-        if early:
-            self.optimizer.average_gradients()
         if before is not None:
             before()
         self.optimizer.step()
@@ -131,24 +130,6 @@ def rounds_of_several_optimizers(s):
     first = s.wrap(network(), st.AllReduce(steps_per_round=(1, 2)))
     s.wrap(network(), st.AllReduce(steps_per_round=(2, 1)))
     assert first
-
-
-# Groups that are added, and the live model.
-
-
-@case
-def added_parameter_not_wrapped(s):
-    s.begin()[1].add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
-
-
-@case
-def live_model_used(s):
-    model, _ = s.begin(PAIR_OR_NOBODY)
-    for _ in range(2):  # in the second round there is no average
-        s.step()
-    model.eval()
-    with torch.no_grad():
-        model(torch.ones(2, 3))
 
 
 # In a step.
@@ -261,15 +242,8 @@ def scaler_with_tables(s):
 
 @case
 def skip_after_average_gradients(s):
-    s.begin(st.AllReduce())
-    s.step(before=s.optimizer.skip, early=True)
-
-
-@case
-def skip_where_means_are_changed(s):
-    model, optimizer = s.begin(st.AllReduce())
-    s.step(before=lambda: model[0].weight.grad.mul_(0.5), early=True)
-    optimizer.skip()
+    _, optimizer = s.begin(st.AllReduce())
+    s.step(before=lambda: (optimizer.average_gradients(), optimizer.skip()))
 
 
 @case
@@ -282,14 +256,6 @@ def gradients_sent_with_a_scale(s):
 
 
 # Around an average.
-
-
-@case
-def models_begin_apart(s):
-    model = network()
-    torch.nn.init.constant_(model[0].weight, float(s.world.rank))
-    s.begin(st.AllReduce(), model, initial="keep")
-    s.step()
 
 
 def compare_by_process(s):
@@ -316,19 +282,7 @@ def same_batches(s):
     optimizer.step()
 
 
-@case
-def backward_after_average_gradients(s):
-    model, _ = s.begin(st.AllReduce())
-    s.step(before=lambda: model(torch.ones(4, 3)).sum().backward(), early=True)
-
-
 # Other optimizers.
-
-
-@case
-def plain_optimizer_stepped(s):
-    s.begin()
-    s.step(before=s.optimizer.optimizer.step)
 
 
 @case
