@@ -37,7 +37,7 @@ SHORT = {
     "train_sharded": [],
 }
 """The scripts, and arguments with which they run in seconds."""
-STEPS = {"train_digits": ("150)", "40)"), "train_sharded": ("range(120)", "range(30)")}
+STEPS = {"train_digits": ("150)", "40)"), "train_sharded": ("range(120)", "range(10)")}
 """The steps of scripts that have no argument for them, and fewer: many processes share few cores here."""
 LIBRARIES = {"hf_trainer": "transformers", "lightning_strategy": "lightning"}
 FAKE = {

@@ -1,6 +1,7 @@
 """The demonstration: its task, its sentences, and a short run with real worker processes."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -66,12 +67,22 @@ def test_what_was_proved_is_said_as_what_it_means(tmp_path):
     ]
 
 
+def start_warm(command, *, stdout, **_):
+    """As Popen, without the seconds of importing torch."""
+    begun = WARM.start("-c", *command[3:], streams=[0, stdout.fileno(), stdout.fileno()])
+    begun.poll = lambda: begun.returncode
+    return begun
+
+
 @pytest.mark.processes
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("workers", [2, 4])
 def test_a_short_demonstration(tmp_path, capsys, monkeypatch, workers):
     """Of two workers on a node, whose processes start and end in half the time, and of four."""
     folder, prepare_all, asked = tmp_path / "demo", stages.prepare, []
+    if workers == 2:
+        popen = {"Popen": start_warm, "STDOUT": None, "DEVNULL": None, "TimeoutExpired": TimeoutError}
+        monkeypatch.setattr(stages, "subprocess", SimpleNamespace(**popen))
 
     def prepare_some(folder, cluster):
         asked.append(cluster)
