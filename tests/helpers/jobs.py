@@ -19,7 +19,7 @@ def jobs(cluster, hardware, **given):
     def job(cluster=cluster, hardware=hardware, **options):
         options = given | options
         limits = {name: options.pop(name) for name in LIMITS & options.keys()}
-        place = replace(Cluster.parse(cluster), hardware=hardware)
+        place = cluster if isinstance(cluster, Cluster) else replace(Cluster.parse(cluster), hardware=hardware)
         return PlanRequest(cluster=place, **{"limits": Limits(**limits)} | options)
 
     return job
