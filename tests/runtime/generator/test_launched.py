@@ -29,13 +29,13 @@ rank = int(os.environ["RANK"])
 model = torch.nn.Linear(4, 4)
 inner = torch.optim.SGD(model.parameters(), lr=0.0)
 optimizer = DistributedOptimizer(inner, model, load_schedule(os.environ["PARTREDUCE_SCHEDULE"]), timeout=8.0)
-for step in range(100):
+for step in range(int(sys.argv[1])):
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     time.sleep(0.01)
     optimizer.step()
-    if step == 10 * rank and rank in map(int, sys.argv[2:]):
-        os.kill(os.getpid(), int(sys.argv[1]))
+    if step == 10 * rank and rank in map(int, sys.argv[3:]):
+        os.kill(os.getpid(), int(sys.argv[2]))
 optimizer.finish()
 print("finished", flush=True)
 """
@@ -122,19 +122,24 @@ def test_so_many_may_fail_and_the_generator_hears_of_each(most):
 
 
 RUNS = {
-    # options; the signal which these workers send themselves; exit code, and how many finish
-    "two are killed": ([], [int(signal.SIGKILL), 1, 3], 0, 2),
-    "two are killed and one may be": (["--tolerate-failures", 1], [int(signal.SIGKILL), 1, 3], 137, 0),
-    "one is stopped, and not continued": ([], [int(signal.SIGSTOP), 3], 76, 3),
+    # options; steps, more than fit into the grace period of the second; signal and who sends it itself; code; finishers
+    "two are killed": ([], [100, int(signal.SIGKILL), 1, 3], 0, 2),
+    "two are killed and one may be": (
+        ["--tolerate-failures", 1],
+        [900, int(signal.SIGKILL), 1, 3],
+        137,
+        0,
+    ),
+    "one is stopped, and not continued": ([], [100, int(signal.SIGSTOP), 3], 76, 3),
 }
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("what", RUNS)
 def test_a_run_continues_after_as_many_failures_as_may_be_and_ends(schedule, tmp_path, what):
-    options, fault, code, finished = RUNS[what]
+    options, job, code, finished = RUNS[what]
     (script := tmp_path / "train.py").write_text(SCRIPT)
-    done = WARM.run("partreduce", "run", "--schedule", schedule, *options, script, *fault, timeout=120)
+    done = WARM.run("partreduce", "run", "--schedule", schedule, *options, script, *job, timeout=120)
     assert done.returncode == code, done.stderr
     assert done.stdout.count("finished") == finished, done.stderr
 
