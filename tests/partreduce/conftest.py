@@ -5,8 +5,16 @@ from dataclasses import replace
 import pytest
 
 from helpers.no_hurry import brief, no_hurry  # noqa: F401 - fixtures
+from partreduce.__main__ import main
 from partreduce.planner import job, plan
 from partreduce.report import recommendation
+
+
+@pytest.fixture(scope="module")
+def figure_10(tmp_path_factory):
+    path = tmp_path_factory.mktemp("schedules") / "figure10.json"
+    assert main(["design", "4x4", "--build", "prague-figure-10", "-o", str(path)]) == 0
+    return path
 
 
 @pytest.fixture(scope="module")

@@ -277,11 +277,6 @@ def test_adapters_whose_library_need_not_be_there_explain_theirs(file):
     assert [argument.arg for argument in arguments if argument.arg not in explained] == []
 
 
-def test_a_section_of_a_docstring_ends_before_the_next():
-    text = "Do it.\n\nArgs:\n    a: one.\n\nReturns:\n    A number.\n"
-    assert [section(text, title).strip() for title in ("Args", "Returns", "Raises")] == ["a: one.", "A number.", ""]
-
-
 # Public functions refuse arguments of a wrong type in one line that names the argument in the caller's words
 
 

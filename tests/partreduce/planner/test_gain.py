@@ -243,15 +243,6 @@ def test_less_regret_is_bought_with_no_more_than_a_part_of_the_least_time(option
         assert least_time([rare, every], asked).name == chosen
 
 
-def test_more_kinds_never_make_the_decisive_time_longer(options):
-    """Whatever is added to the options, the recommendation's time at its price is no longer, but for less regret."""
-    kinds = sorted({option.schedule.strategy.kind for option in options} | {"late"})
-    for kind in kinds:
-        fewer = [one for one in options if one.schedule.strategy.kind != kind and not (kind == "late" and one.late)]
-        before, after = (decisive_time(recommend(some, JOB), JOB) for some in (fewer, options))
-        assert after <= before * (1 + WORTH), kind
-
-
 def test_on_trained_jobs_what_comes_late_never_cost_more_than_five_per_cent_of_the_time_without():
     rows = json.loads((Path(__file__).parents[3] / "benchmarks/results/regret.json").read_text())["rows"]
     assert len(rows) >= 14
