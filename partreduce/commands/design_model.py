@@ -28,6 +28,9 @@ def read_model(text: str, cluster: Cluster, *, touched: Mapping[str, RowAccess] 
         cluster: the workers, to which batches are dealt in turn.
         touched: known fractions of rows that a step touches, by the table's parameter name; they replace measured ones.
 
+    Returns:
+        The tables, the bytes of all other trained parameters, the number of steps measured, and the optimizer's kind.
+
     Raises:
         FileError: the file does not exist.
         InputError: the file or its function fails, or its result is no model.

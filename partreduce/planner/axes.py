@@ -69,6 +69,8 @@ class Timings:
     def __init__(self, costed: CostedSchedule, job: PlanRequest) -> None:
         self.transport, self.cost, self.times = costed.transport, costed.cost, job.compute_times
         self.is_equal = isinstance(costed.schedule.strategy.steps_per_round, int)
+        # Gradients are sent by layers in every step, so other numbers of steps per round are not asked for.
+        self.is_layered = costed.transport.gradient_buckets is not GradientBuckets.SINGLE
         self.period = TimedPeriod.of(costed.schedule, job.hardware, self.times).merged()
         self.seconds, self.steps = cache(self._seconds), cache(self._steps)
 
@@ -77,7 +79,7 @@ class Timings:
         return Traffic(self.cost.per_step / count, self.cost.nic_bytes_per_step / count)
 
     def _seconds(self, setting: Setting) -> Seconds:
-        if self.is_equal and setting.sync is not Delay.PIPELINE:
+        if self.is_equal and not self.is_layered and setting.sync is not Delay.PIPELINE:
             return Seconds(self.steps(setting.sync)[setting.steps_per_round - 1], self.times.base)
         return Seconds(self.period.cycle(sync=setting.sync.sync).per_step, self.times.base)
 
@@ -175,7 +177,8 @@ class Measurements:
         transport, count = timing.transport, setting.steps_per_round
         every = f"(every={count})" if count > 1 and self.schedule.strategy.averages_everyone else ""
         words = [name + every, *([f"every {count}"] if count > 1 and not every else [])]
-        words += {Delay.LATE: ["late"], Delay.PIPELINE: ["pipeline"]}.get(setting.sync, [])
+        if setting.sync is not Delay.SYNCHRONOUS:
+            words.append("late" if setting.sync is Delay.LATE else str(setting.sync))
         if self.job.algorithm is None and transport.algorithm is not self.job.algorithms[0]:
             words.append(str(transport.algorithm))
         return assemble(
@@ -236,6 +239,7 @@ class Axes:
                     if (second := self.best(delay, safe, model)) is not None:
                         kept.setdefault(*second)
         found = list(kept.items())
+        # Only a cluster file that states the model's layers allows it.
         has_layers = self.job.hardware.layers is not None and self.schedule.strategy.sends_layers
         if has_layers and Delay.SYNCHRONOUS in allowed:
             by_layers = Setting(Delay.SYNCHRONOUS, 1)

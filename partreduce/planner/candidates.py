@@ -117,7 +117,7 @@ class Slowdown:
         return not self.slow and not self.has_spikes
 
     def gaps(self, graph: Round, order: UpdateOrder) -> dict[str, IterationGap]:
-        """Return by description the iteration gaps of Hop's paper that absorb these slowdowns, then the plain gap.
+        """Return, by description, iteration gaps of Hop's paper that absorb these slowdowns; the last is the plain gap.
 
         Staleness s absorbs a step that takes s + 1 times as long. Backups let a neighbor of a slow worker continue
         without its update, and tokens let it run ahead for the length of a slow step.
@@ -282,7 +282,8 @@ def _quorums(job: PlanRequest, _pay: Pay) -> Iterator[Candidate]:
         return
     seconds = sample_seconds(job.compute_times, count, seed=job.seed)  # (samples, num_workers)
     longest = float(np.quantile(seconds, 1 - 1 / (4 * count)))  # each worker has one such step in 4n
-    slowest, most = float(seconds.mean(axis=0).max()), float("inf") if job.max_queues is None else job.max_queues
+    slowest = float(seconds.mean(axis=0).max())
+    most = float("inf") if job.max_queues is None else job.max_queues
     word = max(job.hardware.inside.latency, job.hardware.nic.latency)
     numbers = [number for number in (count - max(1, slow), count - 1, count // 2) if 2 <= number < count]
     strategy = base.schedule.strategy
@@ -296,8 +297,8 @@ def _quorums(job: PlanRequest, _pay: Pay) -> Iterator[Candidate]:
         words = str(start) if isinstance(start, QuorumStart) else f"{start} of {count}"
         name, waits = f"quorum: {words}, up to {late} late", replace(strategy, sync=replace(sync, staleness=late))
         schedule = replace(base.schedule, name=name, strategy=waits, certificate=None)
-        rounds = SLOW_STEPS * slowest / period if period else 0.0  # rounds in which the slowest worker makes some calls
-        rounds = int(min(MOST_ROUNDS, max(LEAST_ROUNDS, rounds)))
+        wanted = SLOW_STEPS * slowest / period if period else 0.0  # so that the slowest worker takes some steps
+        rounds = int(min(MOST_ROUNDS, max(LEAST_ROUNDS, wanted)))
         yield Candidate("partial", name, words, schedule, rounds=rounds)
 
 

@@ -147,7 +147,7 @@ class PlanRequest:
         most = min(MAX_FAILURES, self.cluster.num_workers - 2)
         failures, advice = (f"1 to {most}", "tolerate fewer failures") if most > 0 else ("0", "use more workers")
         kind, waits = ("a gap", "iteration_gap") if self.gap else ("a quorum", "partial")
-        is_alone, has_plan = bool(self.gap or self.quorum), bool(self.tolerate_failures)
+        is_alone, tolerates = bool(self.gap or self.quorum), bool(self.tolerate_failures)
         return {
             f"time_limit: is {limit} s; give the search some time, such as 30s": limit is not None and not limit > 0,
             f"time_limit: is {limit}; it is a finite number > 0": limit == inf,
@@ -158,7 +158,7 @@ class PlanRequest:
             "file": self.codec is Codec.INT4,
             f"max_queues: is {queues} bytes; it is a finite number >= 0": queues is not None and not 0 <= queues < inf,
             f"tolerate_failures: expected {failures}, got {self.tolerate_failures} of {self.cluster.num_workers} "
-            f"workers; {advice}": has_plan and not 0 < self.tolerate_failures <= most,
+            f"workers; {advice}": tolerates and not 0 < self.tolerate_failures <= most,
             "sync: a gap is kept between parameters, a pipeline is one of gradients; choose one of them": (
                 bool(self.gap) and self.sync is Delay.PIPELINE
             ),
@@ -168,9 +168,9 @@ class PlanRequest:
                 bool(self.quorum) and (bool(self.gap) or self.sync is not None)
             ),
             f"sync: expected synchronous, delay or pipeline with tolerate_failures, got {waits}; leave one of them "
-            "out": has_plan and is_alone,
+            "out": tolerates and is_alone,
             "tolerate_failures: expected no tables, whose rows fail with their owner, got some; leave one of the two "
-            "out": has_plan and self.tables,
+            "out": tolerates and self.tables,
         }
 
     @cached_property

@@ -232,7 +232,7 @@ metrics_of = lru_cache(maxsize=256)(convergence)
 def seconds_of(schedule: Schedule, job: PlanRequest) -> Seconds:
     """Return the seconds per step of a schedule with its own delay: exact at fixed speeds, sampled otherwise; cached.
 
-    `job` is reduced to what affects them (`PlanRequest.as_measured`).
+    Pass `PlanRequest.as_measured`, so that requests which differ elsewhere share the cache.
 
     Raises:
         PartreduceError: too many workers to sample.

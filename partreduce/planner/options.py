@@ -65,7 +65,7 @@ class Weighing:
     """The candidates collected for a job, the search's result, and the names of candidates `left_out`, by kind."""
 
     options: list[CandidateSchedule] = field(default_factory=list)
-    searched: Front = field(default_factory=lambda: Front(reason="it was not searched"))
+    searched: Front = field(default_factory=Front)
     left_out: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -217,7 +217,7 @@ def _search(weighed: Weighing, job: PlanRequest, clock: Clock, until: float, say
         found = search(job.problem(), clock, until - kept, seed=job.seed, progress=say)
     except MissingDependencyError as error:  # the catalogue needs no solver
         say(str(error))
-        found = Front(reason=str(error))
+        found = Front()
     weighed.searched, pay = found, payer(clock, until)
     for index, candidate in enumerate(found.candidates):
         schedule = candidate.schedule

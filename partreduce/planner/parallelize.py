@@ -1,4 +1,4 @@
-"""Distribute a single-device training script over many workers; the planner places every embedding table."""
+"""Distribute a single-device training script over many workers; find a model's embedding tables and place each."""
 
 from __future__ import annotations
 

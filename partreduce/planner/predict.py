@@ -185,7 +185,7 @@ def _pairwise_arrays(strategy: Strategy, num_workers: int) -> float:
     return 3 + max(2, sum(len(strategy.passive_of(worker, num_workers)) > 0 for worker in strategy.active))
 
 
-@lru_cache(maxsize=256)  # plans for other optimizers ask again
+@lru_cache(maxsize=32)  # plans for other optimizers ask again
 def _gap_arrays(strategy: Strategy, num_workers: int) -> float:
     """Return the number of parameter-sized arrays of Hop's busiest worker: queues, snapshots, sums, step start.
 

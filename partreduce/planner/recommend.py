@@ -341,7 +341,7 @@ class Gain:
         """Return the fields as JSON-able data; null where a candidate takes no time."""
         numbers = {"gain": self.ratio, "low": self.low, "high": self.high}
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
-        return {"alternative": self.alternative.name, **finite, "distinguishable": not self.low <= 1 <= self.high}
+        return {"alternative": self.alternative.name, **finite, "distinguishable": self.low > 1 or self.high < 1}
 
     def __str__(self) -> str:
         """Format the ratio with its interval; for a guess the interval only."""

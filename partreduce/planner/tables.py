@@ -155,7 +155,7 @@ class Pricing:
         sent = communication(self.schedule, self.hardware, model_bytes=num_bytes)
         return Cost(sent.per_step, sent.nic_bytes_per_step)
 
-    def _own(self, place: int, way: Placement, local: bool, gathers: bool) -> tuple[Codec, Exchange]:
+    def _own(self, place: int, way: Placement, *, local: bool, gathers: bool) -> tuple[Codec, Exchange]:
         """Return the codec for the rows of table number `place`, and its cost per step, row visits included."""
         table, cluster = self.tables[place], self.schedule.cluster
         codecs = self.codecs if way is not Placement.DENSE else (Codec.NONE,)
@@ -169,6 +169,7 @@ class Pricing:
         return kept, Exchange(gradients=visits) + sent[kept]
 
     def sent(self, table: Table, way: Placement, codec: Codec, *, local: bool, gathers: bool) -> Exchange:
+        """Return the cost of exchanging a table's rows with this placement and codec."""
         return exchange(
             table.route(way, codec), table.shares, self.schedule.cluster, self.hardware,
             local_aggregation=local, element_bytes=table.element_bytes, beside_gathered=gathers,
@@ -179,7 +180,7 @@ class Pricing:
         averages, apart, gathers = self.averaging(self.averaged_bytes(ways)), Exchange(), Placement.GATHER in ways
         for place, way in enumerate(ways):
             if way is not None:
-                apart += self.own(place, way, local, gathers)[1]
+                apart += self.own(place, way, local=local, gathers=gathers)[1]
         return Cost(averages.seconds + apart.seconds, averages.nic_bytes + apart.nic_bytes)
 
     def best(self, *, local: bool) -> tuple[float, tuple[Placement, ...]]:

@@ -76,7 +76,8 @@ LISTED = 8
 class Candidate(NamedTuple):
     """A schedule to simulate for `rounds` rounds, with its kind (`Facts.kind`), name, and setting in words.
 
-    `make` replaces the simulation for outer steps, whose steps were measured; it takes `seconds` nominal seconds.
+    `make` replaces the simulation for outer steps, whose steps were measured; it takes `seconds` nominal seconds
+    (0: counted from the events of the simulation).
     """
 
     kind: str

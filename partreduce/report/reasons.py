@@ -346,8 +346,8 @@ def _codec_pays(chosen: CandidateSchedule, options: Options, job: PlanRequest) -
 def _on_the_wire(schedule: Schedule, job: PlanRequest, transport: Transport) -> tuple[float, float]:
     """Return the seconds per step of sending with a transport, and those of encoding and decoding."""
     free = replace(job.hardware, codec=tuple((codec.value, CodecSeconds()) for codec in Codec))
-    runs, algorithm = traveling(schedule, transport), transport.algorithm
-    cost, wire = (communication(runs, one, algorithm=algorithm).per_step for one in (job.hardware, free))
+    runs = traveling(schedule, transport)
+    cost, wire = (communication(runs, one).per_step for one in (job.hardware, free))
     return wire, cost - wire
 
 

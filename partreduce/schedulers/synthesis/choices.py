@@ -128,10 +128,12 @@ class Choices:
 
         The loads of a phase's blocks on a link add up.
         """
-        found, num_blocks = self.problem.loads(self.blocks, self.radices), len(self.blocks)
-        block, seconds, tables = self._block_of(self.blocks, len(found.latency)), np.zeros(num_blocks), list[Floats]()
+        found, num_blocks = self.problem.link_loads(self.blocks, self.radices), len(self.blocks)
+        block = self._block_of(self.blocks, len(found.latency))
+        seconds, tables = np.zeros(num_blocks), list[Floats]()
         for one in (found, *found.other_links):
             table, place = np.zeros((num_blocks, 1 + one.node.max(initial=0))), (block[one.group], one.node)
+            # The groups of a block send equal pieces over a link: sharing it fairly, they end together.
             np.add.at(table, place, one.bytes_ / one.num_nics * one.inverse)
             lanes, alone = np.minimum(one.lanes, one.num_nics), one.inside.copy()
             np.maximum.at(alone, one.group, np.maximum(one.bytes_ / lanes * one.inverse, table[place]))
@@ -174,7 +176,7 @@ class Choices:
         The shape is (m, m) for the m entries of `_compute`; -inf for two workers that share no group.
         """
         if phase not in self._known:
-            count, found = len(self._compute), self.problem.loads(phase, self.radices).seconds()
+            count, found = len(self._compute), self.problem.link_loads(phase, self.radices).seconds()
             groups = [list(block.local) for block in phase]
             seconds = found[np.unique(self._block_of(phase, len(found)), return_index=True)[1]]  # equal in a block
             if count == 1:
@@ -186,7 +188,7 @@ class Choices:
         return self._known[phase]
 
     def _block_of(self, phase: RulePhase, num_groups: int) -> npt.NDArray[np.int64]:
-        """Return the index in `phase` of the block of each group that `Problem.loads` shows, shape (num_groups,)."""
+        """Return the index in `phase` of the block of each group of `Problem.link_loads`, shape (num_groups,)."""
         order = np.arange(len(phase))
         if not self.radices:
             return np.array(sorted(order, key=lambda b: phase[b].local), dtype=np.int64)
@@ -213,8 +215,8 @@ class Choices:
         for word, steps in rounds.items():
             gaps = set(np.diff([*steps, steps[0] + len(period)]).tolist())
             parts.append(f"{word}-every-{gaps.pop()}" if len(gaps) == 1 else f"{word}-{len(steps)}-of-{len(period)}")
-        groups = GroupPhases(tuple(map(self.problem.groups, period))) if not self.radices else None
-        phases = groups or RulePhases(self.radices, period)
+        explicit = () if self.radices else tuple(map(self.problem.groups, period))
+        phases = RulePhases(self.radices, period) if self.radices else GroupPhases(explicit)
         per_round = tuple(worker_steps) if len(set(worker_steps)) > 1 else worker_steps[0]
         return Schedule("-".join(parts), self.problem.cluster, StaticGroups(phases=phases, steps_per_round=per_round))
 
@@ -278,9 +280,9 @@ def choices_of(problem: Problem) -> list[Choices]:
     The result is empty if the cluster is too large for either.
     """
     rules = [rule_blocks(problem)] if node_radices(problem.cluster) else []
-    most = MAX_PLACES if problem.limits.choose_groups else FEW_WORKERS
-    if not rules:
-        most = MAX_EXPLICIT_WORKERS
+    most = MAX_EXPLICIT_WORKERS
+    if rules:
+        most = MAX_PLACES if problem.limits.choose_groups else FEW_WORKERS
     return [*rules, *([explicit_groups(problem)] if problem.cluster.num_workers <= most else [])]
 
 

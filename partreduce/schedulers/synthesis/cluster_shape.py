@@ -80,7 +80,7 @@ def crossing_bound(problem: Problem) -> float:
     rounds = problem.limits.max_period * largest_steps(cluster)
 
     def seconds(one: int, other: int) -> float:
-        return float(problem.loads((Block((one, other)),)).seconds()[0])
+        return float(problem.link_loads((Block((one, other)),)).seconds()[0])
 
     if num_nodes == 1:
         return seconds(0, 1) / rounds
@@ -91,8 +91,10 @@ def crossing_bound(problem: Problem) -> float:
     some = range(num_nodes) if switches else sorted({*range(min(num_nodes, len(own) + 2)), *own})
     levels = switches_above(switches, num_nodes)
     for node in some:
-        kinds[kind := (own.get(node), *levels[:, node].tolist())] += 1
-        shown += [node] * (kinds[kind] <= 2)
+        kind = (own.get(node), *levels[:, node].tolist())
+        kinds[kind] += 1
+        if kinds[kind] <= 2:
+            shown.append(node)
     slowest = max(shown, key=lambda node: hardware.nic_of(node).seconds_per_byte)
     least = 0.0
     for cut in ({slowest}, *(set(switch.nodes) for switch in switches)):

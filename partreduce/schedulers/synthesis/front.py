@@ -208,9 +208,9 @@ class Exploration:
         self.say("improving periods")
         pool = dict.fromkeys(phase for period in self.candidates[0] for phase in period)
         pool |= dict.fromkeys(sorted((phase for together in self.decided for phase in together), key=str))
-        more = (
-            [(block,) for block in self.choices.blocks] if self.choices.radices else [*chain(*self.choices.aligned())]
-        )
+        more: list[RulePhase] = [(block,) for block in self.choices.blocks]
+        if not self.choices.radices:
+            more = [*chain(*self.choices.aligned())]
         pool |= dict.fromkeys(more[:: 1 + len(more) // MAX_MORE])
         for s, worker_steps in enumerate(self.worker_steps):
             exchanges = Exchanges(self.choices, worker_steps, pool, self.seed)

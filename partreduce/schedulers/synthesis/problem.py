@@ -132,7 +132,7 @@ def check_cluster(cluster: Cluster) -> Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """The request to a search: a valid `PlanRequest`'s, with one of the objectives `SEARCHED`.
+    """The request to a search; `PlanRequest` checks cluster and limits, and the objective is one of `SEARCHED`.
 
     `algorithm` is the all-reduce algorithm of the groups.
     """
@@ -151,8 +151,8 @@ class Problem:
         """Return the groups of a phase whose blocks are explicit groups."""
         return Phase.from_groups(self.cluster.num_workers, [block.local for block in phase])
 
-    def loads(self, phase: RulePhase, radices: Sequence[int] = ()) -> loads.Loads:
-        """Return the loads of a phase on the links; without `radices`, those of a rule, blocks are explicit groups."""
+    def link_loads(self, phase: RulePhase, radices: Sequence[int] = ()) -> loads.Loads:
+        """Return the loads of a phase on the links; with `radices` it is a rule's, else each block is one group."""
         size, algorithm = bytes_of(self.hardware, None), self.algorithm.value
         if radices:
             return loads.of_rule(phase, radices, self.cluster, self.hardware, model_bytes=size, algorithm=algorithm)
@@ -162,6 +162,8 @@ class Problem:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A schedule that the search found, with approximate costs, which the planner computes again.
+
+    Costs are rounded to 12 decimals, so that equal ones compare equal.
 
     `step_seconds` is the time of a step with computing, communication and waiting. It is less than the sum of these
     where groups of successive rounds share no worker and so overlap.
@@ -181,7 +183,7 @@ class Front:
     `best`, the one within the limits with the least objective, is first; the others are spread over the Pareto front of
     step time, or communication, and consensus distance. No schedule of synchronous group averages within the limits, in
     which all workers have equal steps per round, has an objective below `bound`, which is 0 if nothing is proved.
-    `reason` explains an infeasible result in one line, with the nearest possible value.
+    `reason` explains an infeasible result in one line, and is empty for others.
     """
 
     candidates: tuple[Candidate, ...] = ()
