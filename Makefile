@@ -60,7 +60,8 @@ docs: $(STAMP)  ## the documentation as a site: build/site/index.html
 # failure plans in seconds; `forgery`: of forged certificates no false claim is confirmed, of honest ones every claim is; `overhead`: P-Reduce costs
 # little more than a bare all_reduce (loopback); `codecs`: what coded sums cost on loopback, next to the fp32 ring.
 BENCH := benchmarks/results/bench
-BENCHES := scale forgery overhead codecs
+EVERY_BENCH := scale forgery overhead codecs
+BENCHES := $(EVERY_BENCH)
 BENCH_scale := 300 scale --sizes 1e3 --repeats 1 -o $(BENCH)/scale
 BENCH_forgery := 120 forgery --attempts 20000 --seed 0
 BENCH_overhead := 240 transport p_reduce --megabytes 8 40 --workers 2 --turns 7 -o $(BENCH)/overhead
@@ -70,8 +71,9 @@ bench: $(STAMP)  ## the benchmarks that need no root, one after another (about 1
 	@$(MAKE) --no-print-directory --jobs=1 --keep-going $(BENCHES:%=bench-%)
 
 bench-%:
+	$(if $(BENCH_$*),,$(error no benchmark $*; there are $(EVERY_BENCH)))
 	@mkdir -p $(BENCH)
-	timeout --kill-after=5 $(firstword $(BENCH_$*)) $(BIN)/python -m benchmarks.$(wordlist 2,99,$(BENCH_$*)) 2>&1 | tee $(BENCH)/$*.txt
+	PYTHONUNBUFFERED=1 timeout --foreground --kill-after=5 $(firstword $(BENCH_$*)) $(BIN)/python -m benchmarks.$(wordlist 2,99,$(BENCH_$*)) 2>&1 | tee $(BENCH)/$*.txt
 
 lab: export OMP_NUM_THREADS = 1
 lab: $(STAMP)  ## four emulated nodes, shaped links, every strategy side by side (root; about 9 minutes)

@@ -35,17 +35,20 @@ class Kind:
     def __init__(self, name: str, row: dict[str, Any]) -> None:
         document = row["strategy"]
         sync, merge = document.get("sync", {}), document.get("sync", {}).get("merge", {})
-        self.law, self.rounds = row["law"], ROUNDS[row["rounds"]] if "rounds" in row else None
+        self.law = row["law"]
+        self.rounds = ROUNDS[row["rounds"]] if "rounds" in row else None
         self.num_nodes = NODES if document.get("transport", {}).get("algorithm") == "hierarchical" else 1
         self.strategy = load_strategy(document, Cluster.regular(self.num_nodes, WORKERS // self.num_nodes), name)
         self.steps_a_round = document.get("steps_per_round", 1)
         self.late = "delay" in sync or sync.get("iteration_gap", {}).get("update_order") == "dpsgd"
         is_server = document["kind"] == "server" and document.get("synchronous", True)
         sums_gradients = document["kind"] == "allreduce" and self.steps_a_round == 1 and not self.late
-        self.gradients, self.lag = is_server or sums_gradients, int("pipeline" in sync)
+        self.gradients = is_server or sums_gradients
+        self.lag = int("pipeline" in sync)
         self.keeps_gap, self.takes_several = "iteration_gap" in sync, "partial" in sync
         self.outer, self.fragments = self.strategy.payload.outer, self.strategy.payload.num_fragments
-        self.late_steps, self.kept = merge.get("steps", 0), float(self.strategy.sync.kept) if merge else 0.0
+        self.late_steps = merge.get("steps", 0)
+        self.kept = float(self.strategy.sync.kept) if merge else 0.0
         self.max_failures = 2 if self.law == "views" else 0
 
     @property

@@ -136,10 +136,10 @@ def pool(seed: int) -> list[Honest]:
     schedules = {f"random {number}": random_schedule(draw) for number in range(RANDOM_SCHEDULES)}
     tables = random.Random(f"tables {seed}")
     schedules |= {f"random {number}": with_tables(tables, schedules[f"random {number}"]) for number in TABLED}
-    return prove_all({**SCHEDULES, "wide": wide(), "spread": spread(), **schedules})
+    return _prove_all({**SCHEDULES, "wide": wide(), "spread": spread(), **schedules})
 
 
-def prove_all(schedules: dict[str, Schedule]) -> list[Honest]:
+def _prove_all(schedules: dict[str, Schedule]) -> list[Honest]:
     """Return the schedules that are valid, with their certificates."""
     result = []
     for name, schedule in schedules.items():
@@ -177,7 +177,7 @@ Forgery = tuple[str, str, Document, "ReadSchedule", Document]
 
 def _forgeries(honest: list[Honest], draw: random.Random) -> Iterator[Forgery]:
     """Yield forgeries endlessly, the ways in turn."""
-    kinds = by_kind(honest)
+    kinds = _by_kind(honest)
     names = sorted(kinds)
     small = [one for one in honest if one.name not in SLOW]
     while True:
@@ -187,7 +187,7 @@ def _forgeries(honest: list[Honest], draw: random.Random) -> Iterator[Forgery]:
         yield from _moved_entries(*draw.sample(small, 2))
 
 
-def by_kind(honest: list[Honest]) -> dict[str, list[tuple[Honest, Document]]]:
+def _by_kind(honest: list[Honest]) -> dict[str, list[tuple[Honest, Document]]]:
     """Return (schedule, certificate with one claim) for each kind of claim."""
     result: dict[str, list[tuple[Honest, Document]]] = {}
     for one in sorted(honest, key=lambda one: one.name in SLOW):

@@ -48,7 +48,8 @@ def run_stage(name: str) -> int:
 
 def start_stage(name: str) -> dict[str, Any]:
     """Run a stage in its own process, with output to a file, and return its result."""
-    (_, limit, environment), started = STAGES[name], time.monotonic()
+    _, limit, environment = STAGES[name]
+    started = time.monotonic()
     # The pretended device and the simulated ranks are the tests' own.
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
     file = results_folder() / f"{name.replace(' ', '-')}.txt"

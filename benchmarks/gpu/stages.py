@@ -156,7 +156,9 @@ def sums_in_the_current_stream() -> dict[str, Any]:
     from helpers.device.cells import CELLS, compare, tolerance
     from helpers.device.ranks import Launch
 
-    chosen = [cell for cell in CELLS if cell.kind.startswith(("static", "allreduce")) and not cell.outer]
+    chosen = [
+        cell for cell in CELLS if cell.kind.startswith(("static", "allreduce")) and not (cell.outer or cell.quorum)
+    ]
     compared = partial(compare, launch=Launch.CURRENT_STREAM)
     return _compare_all(chosen, ("", "all"), compared, lambda cell: tolerance(cell, kind()))
 
@@ -249,7 +251,8 @@ def idioms() -> dict[str, Any]:
 
 def _launch(ranks: int, body: str, *arguments: str, environment: dict[str, str], kill: int | None = None) -> list[Any]:
     """Return exit code and output of several processes of `benchmarks.gpu.processes`."""
-    command, running = [sys.executable, "-m", "benchmarks.gpu.processes", body, *arguments], []
+    running = []
+    command = [sys.executable, "-m", "benchmarks.gpu.processes", body, *arguments]
     shared = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
     variables = os.environ | environment | shared | {"MASTER_PORT": str(free_port())}
     for rank in map(str, range(ranks)):

@@ -276,10 +276,10 @@ def write(folder: Path, name: str, content: dict[str, Any]) -> None:
 
 
 def keep_published(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the parts that `page` reads."""
+    """Return the parts that `page` reads, and the recommended schedules of older files."""
     cells, prediction = content["cells"], content["prediction"]
     return {
-        **{key: content[key] for key in ("head", "measure", "settings", "notes")},
+        **{key: content[key] for key in ("head", "measure", "settings", "notes", "recommendations") if key in content},
         "cells": [
             {**{key: cell[key] for key in CELL}, "measured": {key: cell["measured"][key] for key in MEASURED}}
             for cell in cells

@@ -22,7 +22,8 @@ from benchmarks.lab.setting import settings
 if TYPE_CHECKING:
     import argparse
 
-SHORT, WORKERS_PER_NODE = ("200mbit homogeneous", "200mbit slow x5"), 4
+SHORT = ("200mbit homogeneous", "200mbit slow x5")
+WORKERS_PER_NODE = 4
 
 
 def _arguments() -> argparse.Namespace:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +102,9 @@ class Setting:
             return num_workers / float((1 / self.mean_seconds(num_workers)).sum())
 
     def step_seconds(self, num_workers: int, rank: int, seed: int, step: int) -> float:
-        """Return the compute seconds of one worker's step; the first is 0."""
-        times, rng = self.compute_times(), np.random.default_rng((77_000 * (seed + 1), step))
-        times.check(num_workers)
-        return float(times.step_seconds(num_workers, step, rng)[0, rank])
+        """Return the compute seconds of one worker's step number `step`, counted from 0."""
+        rng = np.random.default_rng((77_000 * (seed + 1), step))
+        return float(_checked_times(self, num_workers).step_seconds(num_workers, step, rng)[0, rank])
 
     def without_sleep(self) -> Setting:
         """Return the same training in steps that take as long as their computing, as in a rehearsal."""
@@ -133,6 +133,13 @@ class Setting:
         return {"flat ring": 2 * (count - 1) / count * second, "hierarchical": 2 * (num_nodes - 1) / num_nodes * second}
 
 
+@cache
+def _checked_times(setting: Setting, num_workers: int) -> ComputeTimes:
+    times = setting.compute_times()
+    times.check(num_workers)
+    return times
+
+
 REHEARSED_WORKERS = 16
 """The number of workers that names of cases leave out."""
 
@@ -157,8 +164,9 @@ def settings(num_workers: int) -> dict[str, Setting]:
 class Job:
     """The job of every worker in one cell.
 
-    `how` is `partreduce` (with `schedule`, a file) or one of `worker.KINDS`. A step computes real gradients, then
-    sleeps to its length, because more workers than cores would otherwise slow one another down. `limit` bounds the
+    `how` is one of `worker.KINDS`; `partreduce` needs `schedule`, a file. Of `setting`, workers use the task, the
+    lengths of steps and the optimizer's numbers; `steps` is their own. A step computes real gradients, then sleeps to
+    its length, because more workers than cores would otherwise slow one another down. `limit` bounds the
     training in seconds. Nodes hold `workers_per_node` workers each, or as many as `sizes` lists. The crew sets
     `address` and `port`.
     """

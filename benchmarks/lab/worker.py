@@ -90,7 +90,10 @@ class Alone:
     the number of sums that a worker under a quorum took.
     """
 
-    protocol, share, in_step, progress = "", 1, True, 0
+    protocol = ""
+    share = 1
+    in_step = True
+    progress = 0
 
     def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG002
         self.model, self._optimizer = model, optimizer

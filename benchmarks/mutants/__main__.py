@@ -92,7 +92,7 @@ def judge(file: str, *, sample: int | None, seed: int) -> tuple[dict[str, str], 
 
 
 def reason(file: str, difference: str) -> str:
-    """Return what `accepted_survivors.toml` says about a survivor: "equivalent", "taste", or "".
+    """Return what `accepted.toml` says about a survivor: "equivalent", "taste", or "".
 
     Without `now` an entry stands for any change of the lines `was`; without `was` for any change to the lines `now`.
     """

@@ -1,7 +1,7 @@
 """The papers' tables: runs a paper's experiments in the lab and puts what it printed next to what was measured.
 
     python -m benchmarks.papers pipe-sgd --minutes 40     # root; says why and ends well where it cannot run
-    python -m benchmarks.papers pipe-sgd --only lab       # one part, as its module names them
+    python -m benchmarks.papers pipe-sgd --only lab       # one part, as experiments.toml names them
     python -m benchmarks.papers prague --stored           # rows from results that are kept, without running anything
     python -m benchmarks.papers --list
     python -m benchmarks.papers --write                   # results/papers/README.md and all tables again
@@ -36,7 +36,7 @@ def main() -> int:
         "papers", nargs="*", metavar="PAPER", help=f"of {', '.join(p.name for p in PAPERS)}; default all"
     )
     parser.add_argument("--minutes", type=float, default=MINUTES, help=f"for each paper; default {MINUTES:g}")
-    parser.add_argument("--only", help="one part of the paper's experiments, as its module names them")
+    parser.add_argument("--only", help="one part of the paper's experiments, as experiments.toml names them")
     parser.add_argument("--stored", action="store_true", help="make rows of what was measured before")
     parser.add_argument("--write", action="store_true", help="write the page and all tables, and run nothing")
     parser.add_argument("--list", action="store_true")

@@ -39,9 +39,10 @@ class Figure:
 
     `where` and `only` are patterns with `*`. A row says the contestant's `of` (`QUANTITIES`); with `over` how many
     times it is as fast as this contestant in the same setting, or, with `inverse`, how many times as long it takes.
-    `over` may be `$best`, the best All-Reduce, or `$standard`, Hop's standard setting on the same graph, and of others
-    they themselves. `over_where` is what the other's setting ends with instead of `drop`. The first `after` steps, in
-    which workers are not yet held up, may be left out; `target` is a loss to reach instead of the experiment's.
+    `over` may be `$best`, the best All-Reduce, or `$standard`, Hop's standard setting on the same graph; for
+    contestants that are not Hop's it is the contestant itself. `over_where` is what the other's setting ends with
+    instead of `drop`. The first `after` steps, in which workers are not yet held up, may be left out; `target` is a
+    loss to reach instead of the experiment's.
 
     The row is called `setting`, in which `{where}` is the setting without `drop`. `paper` and `aim` are numbers or
     ranges, or tables of them by pattern of a setting or a contestant. `predicted` is from the `profile` of the links,
@@ -73,7 +74,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """Makes a plot's curves of the contestants `only` in a setting, those of a part of the experiments if it has one.
+    """Makes a plot's curves of all contestants in the settings `where`, or of those in a `part` of the experiments.
 
     In `plot`, `{where}` is the setting. `accuracy` instead of the loss, `seeds` all runs instead of the first.
     """
@@ -169,7 +170,7 @@ def results(paper: Paper, cells: Cells) -> Results:
 
 
 def rows(paper: str, cells: Cells) -> Iterator[Row]:
-    """Yield the rows that the cells alone give; `derived` returns the others."""
+    """Yield the rows that the cells alone give; `pipe_sgd.derive` returns the others."""
     blocks = cells.by_contestant()
     for figure in table_of(paper).figures:
         if figure.of == "cells":

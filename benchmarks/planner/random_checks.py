@@ -60,7 +60,7 @@ def all_schedules(cluster: Cluster, algorithm: AllReduceAlgorithm, max_period: i
     Only the seconds of one phase are shared with the search.
     """
     n = cluster.num_workers
-    # By their groups of two or more.
+    # Every partition of the workers, as its groups of two or more.
     partitions = [[block for block in one if len(block) > 1] for one in multiset_partitions(list(range(n)))]
     matrices = np.stack([averaging(n, [(group, 1) for group in groups]) for groups in partitions])  # (A, n, n)
     seconds = np.array([_seconds(cluster, groups, algorithm) for groups in partitions])
