@@ -68,17 +68,20 @@ def chain():
     return Schedule("row", Cluster.regular(1, 5), st.StaticGroups(phases=st.GroupPhases(phases)))
 
 
+RING = st.Round.from_edges(4, [(i, (i + 1) % 4, Fraction(1, 2)) for i in range(4)])
+KINDS = {
+    "allreduce": st.AllReduce(),
+    "pipeline": st.AllReduce(sync=st.Pipeline()),
+    "quorum": st.AllReduce(sync=st.PartialAllReduce(quorum=st.QuorumStart.SOLO)),
+    "neighbor": st.NeighborAveraging(rounds=(RING,)),
+    "pairwise": st.Pairwise(active=(0, 1)),
+    "server": st.Server(hosts=(0, 1)),
+    "asynchronous server": st.Server(hosts=(0, 1), synchronous=False),
+}
+
+
 def of_kind(kind):
-    cluster = Cluster.regular(1, 4)
-    kinds = {
-        "pipeline": lambda: Schedule("pipeline", cluster, st.AllReduce(sync=st.Pipeline())),
-        "quorum": lambda: Schedule(
-            "quorum", cluster, st.AllReduce(sync=st.PartialAllReduce(quorum=st.QuorumStart.SOLO))
-        ),
-        "pairwise": lambda: Schedule("pairs", cluster, st.Pairwise(active=(0, 1))),
-        "asynchronous server": lambda: Schedule("server", cluster, st.Server(hosts=(0, 1), synchronous=False)),
-    }
-    return kinds[kind]()
+    return Schedule(kind, Cluster.regular(1, 4), KINDS[kind])
 
 
 def train_until_signal(schedule, victim, number, *, timeout, at=10, pause=0.005):
@@ -249,7 +252,7 @@ BY_LAUNCHER = {
     "row": (5, lambda: train_until_signal(chain(), int(os.environ["VICTIM"]), signal.SIGSTOP, timeout=8,
         at=int(os.environ["AT"]))),
     **{f"killed, {kind}": (4, lambda kind=kind: train_until_signal(of_kind(kind), 1, signal.SIGKILL, timeout=60))
-        for kind in ("pipeline", "quorum", "pairwise", "asynchronous server")},
+        for kind in KINDS},
 }  # fmt: skip
 WITHOUT_LAUNCHER = {
     "training": (3, lambda: train_until_signal(everyone(), -1, 0, timeout=8, pause=0.05)),

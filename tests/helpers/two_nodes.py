@@ -42,7 +42,7 @@ def why_no_network():
 
 
 def _ip(*words):
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+    return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
 
 
 def enter(space):
@@ -72,6 +72,7 @@ class Network:
     def cut(self):
         """Drop all packets between the nodes from now on, without an error on either."""
         _ip("link", "set", f"{self.spaces[1]}o", "nomaster")
+        assert f"master {self.mark}" not in _ip("link", "show", f"{self.spaces[1]}o"), "the fault fired"
 
     def mend(self):
         _ip("link", "set", f"{self.spaces[1]}o", "master", self.mark)

@@ -398,6 +398,8 @@ def test_schema_is_what_the_loader_uses(capsys):
     (["import", "x.txt", "--format", "xls"], 2, "--format': 'xls' is not one of 'node-link'"),
     (["import", "x.txt", "--param", "directed"], 2, "--param: 'directed': write KEY=VALUE"),
     (["show", "x.json", "--max-bytes", "many"], 2, "--max-bytes: 'many'"),
+    (["run", "--workers", "2", "--tolerate-failures", "2", "x.py"], 2,
+        "--tolerate-failures: expected 0 to 1 for 2 workers"),
     (["run", "--nproc-per-node", "0", "x.py"], 2, "--nproc-per-node"),
 ])  # fmt: skip
 def test_a_mistake_is_one_line_with_its_exit_code(capsys, arguments, code, words):

@@ -61,14 +61,15 @@ THIN = Hardware(
 FAST = with_links(50e9, 50e9, model_bytes=100_000_000, compute=0.05)
 
 
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("asked", [
     job("2x2", replace(SLOW, slowdown=((1, 2.0),)), data=Data.PER_NODE), job("2x2", THIN, codec=None),
 ], ids=["slow workers", "codecs"])  # fmt: skip
-def test_every_option_is_what_its_file_says_and_may_run(asked):
+def test_every_option_is_what_its_file_says_and_may_run(asked, every):
     options = competitors(asked)
     assert {option.transport.codec for option in options} >= {Codec.NONE} | {Codec.INT8} & set(asked.codecs)
     assert {option.delay for option in options} == set(Delay)
-    for option in options[::3]:
+    for option in options[::every]:
         strategy = option.schedule.strategy
         strategy.check(option.schedule.cluster)
         again = measure(option.schedule, asked, algorithm=option.algorithm)

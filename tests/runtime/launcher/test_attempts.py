@@ -22,6 +22,7 @@ from partreduce import strategies as st
 from partreduce.errors import EvictedError, InputError, UnavailableError
 from partreduce.runtime.launcher.launch import check_threads_ended, launch, run_attempts, threads_of_process
 from partreduce.runtime.launcher.signals import Terminated
+from partreduce.topo.failure_plan import BY_NAME, AfterFailure
 
 pytestmark = pytest.mark.processes
 
@@ -42,9 +43,17 @@ ENDED_BY_A_LOSS = {
     "payload.tables": st.AllReduce(payload=TABLE),
     "sync.partial": st.AllReduce(sync=st.PartialAllReduce(quorum=2)),
     "pairwise": st.Pairwise(active=(0, 2)),
+    "per_layer in a pipeline": st.AllReduce(
+        sync=st.Pipeline(), transport=st.Transport(gradient_buckets=st.GradientBuckets.PER_LAYER)
+    ),
+    "sync.delay with averaging by steps": st.AllReduce(
+        steps_per_round=(1, 2, 1), sync=st.DelayedAveraging(), averaging=st.Averaging.STEP_NORMALIZED
+    ),
 }
 BY_TIMING = ("sync.partial", "pairwise")
 """Those whose bits no two runs share."""
+OF_RUNS = {"sharded replicas", "a second DistributedOptimizer", "groups of NCCL"}
+"""What restarts by how it is run, whatever its strategy."""
 
 
 class Model(torch.nn.Module):
@@ -79,12 +88,14 @@ def train(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS, max_fail
             until((folder / "awaited").exists)  # however slow the others are, they meet it in the round of `back`
         model = Model(table=bool(strategy.payload.tables))
         schedule = Schedule("again", Cluster.regular(1, WORKERS), strategy)
+        unequal = not isinstance(strategy.steps_per_round, int)
+        pace = strategy.steps_per_round[rank] if unequal else 1  # then what follows counts rounds
         sgd = torch.optim.SGD(model.parameters(), RATE / 16)
         optimizer = DistributedOptimizer(sgd, model, schedule, timeout=60.0)
         if loads:
             load_checkpoint(optimizer, folder)
-        (folder / f"begun-{attempt}-{rank}").write_text(str(optimizer.steps))
-        while (step := optimizer.steps) < steps:
+        (folder / f"begun-{attempt}-{rank}").write_text(str(optimizer.steps // pace))
+        while (step := optimizer.steps // pace) < steps:
             if (attempt, rank, step) in deaths:
                 os.kill(os.getpid(), signal.SIGKILL)
             if (attempt, rank, step) == fails:
@@ -96,7 +107,7 @@ def train(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS, max_fail
             move, words = torch.tensor(gradient(rank, step), dtype=torch.float64), torch.tensor([step % 9, rank, 8])
             model(move, words).backward()
             optimizer.step()
-            if optimizer.steps % SAVED == 0 and optimizer.steps < steps:
+            if optimizer.steps % (SAVED * pace) == 0 and optimizer.steps < steps * pace:
                 save_checkpoint(optimizer, folder)
         optimizer.finish()
         held = [model.weight.tolist(), [] if model.table is None else model.table.weight.tolist()]
@@ -116,6 +127,11 @@ def first_steps(folder):
     for path in folder.glob("begun-*"):
         found.setdefault(int(path.name.split("-")[1]), set()).add(int(path.read_text()))
     return found
+
+
+def test_whatever_restarts_is_tried():
+    restarts = {name for name, case in BY_NAME.items() if case.answer is AfterFailure.RESTARTS}
+    assert set(ENDED_BY_A_LOSS) >= restarts - OF_RUNS
 
 
 @pytest.mark.parametrize("kind", ENDED_BY_A_LOSS)

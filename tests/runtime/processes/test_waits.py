@@ -95,7 +95,8 @@ STAGES = {
     "handshake": "while it was in the handshake",
     "connecting": "while it connected its groups",
 }
-KINDS = ("pipeline", "quorum", "pairwise", "asynchronous server")  # groups and all-reduce: test_training.py
+KINDS = ("allreduce", "pipeline", "quorum", "neighbor", "pairwise", "server", "asynchronous server")
+"""All but averages of parameters in groups, which test_training.py kills."""
 KILLED = [*((f"in {stage}", 2) for stage in STAGES), *((kind, 1) for kind in KINDS)]
 
 
