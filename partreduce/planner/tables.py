@@ -293,7 +293,7 @@ def choose_routes(
     seconds, ways, local = min(found, key=lambda one: (one[0], one[2]))
     gathers, costs = Placement.GATHER in ways, pricing.alternatives(ways, local=local)
     placed = [
-        table.route(way, pricing.own(place, way, local, gathers)[0])
+        table.route(way, pricing.own(place, way, local=local, gathers=gathers)[0])
         for place, (table, way) in enumerate(zip(listed, ways, strict=True))
     ]
     routes = Payload(tables=tuple(placed), local_aggregation=local) if placed else Payload()
