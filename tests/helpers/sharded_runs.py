@@ -30,8 +30,8 @@ from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.rendezvous import SingleProcessWorld, connect_store
 from partreduce.runtime.transport.torch_api import PrefixStore
 
-ROUNDS = 3
-"""One more than the longest period of two replicas."""
+ROUNDS = 4
+"""One more than the longest period."""
 BATCH = 6
 
 

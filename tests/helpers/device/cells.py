@@ -122,6 +122,7 @@ CELLS = [
     cell("pairwise"),
     cell("allreduce, outer", optimizer="adam"),
     cell("allreduce, outer", "on the host", optimizer="adam", options=ON_HOST),
+    cell("allreduce, fragments", rounds=2),
     cell("allreduce, fragments", "thirds", THIRDS, rounds=2),
     cell("allreduce, fragments", "thirds, on the host", THIRDS, rounds=2, options=ON_HOST, place="fill", waits=False),
     cell("static, outer", rounds=7),

@@ -1,6 +1,7 @@
 """The demonstration: its task, its sentences, and a short run with real worker processes."""
 
 import json
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -69,6 +70,7 @@ def test_what_was_proved_is_said_as_what_it_means(tmp_path):
 
 def start_warm(command, *, stdout, **_):
     """As Popen, without the seconds of importing torch."""
+    assert command[:3] == [sys.executable, "-P", "-c"]
     begun = WARM.start("-c", *command[3:], streams=[0, stdout.fileno(), stdout.fileno()])
     begun.poll = lambda: begun.returncode
     return begun

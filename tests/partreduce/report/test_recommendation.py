@@ -10,6 +10,7 @@ from helpers.command_runs import ran
 from helpers.jobs import with_links
 from partreduce import Cluster, Data, Limits, PlanRequest, describe
 from partreduce.__main__ import main
+from partreduce.planner import plan as planning
 from partreduce.planner.job import EFFORTS
 from partreduce.planner.measuring import measure, reprice
 from partreduce.planner.options import competitors
@@ -21,7 +22,6 @@ from partreduce.schedulers import registry
 from partreduce.strategies import PartialAllReduce
 from partreduce.types import Delay
 
-pytestmark = pytest.mark.usefixtures("decide_once")
 LABELS = ("time per step", "speedup", "divergence", "memory", "tuning", "guarantee")
 ROWS = ("recommended", "best simple", "fastest", "no delay", "All-Reduce")
 FAST = ["--effort", "0.3"]
@@ -57,6 +57,19 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "model.py").write_text(TABLES)
 
 
+@pytest.fixture
+def decide_once(monkeypatch):
+    """A test's equal jobs are decided once, such as for `design` as text and as JSON."""
+    decide, known = planning.decide, {}
+
+    def once(asked, *say):
+        if asked not in known:
+            known[asked] = decide(asked, *say)
+        return known[asked]
+
+    monkeypatch.setattr(planning, "decide", once)
+
+
 QUICK = ("slow links", "many", "slow worker", "codecs", "random steps")
 
 
@@ -88,7 +101,7 @@ def test_the_answer_says_what_fewer_steps_of_slow_workers_cost(capsys, slow, fac
 COMPUTING = ["--set", "compute=160ms", "--model-bytes", "37MB"]
 
 
-@pytest.mark.usefixtures("brief")
+@pytest.mark.usefixtures("brief", "decide_once")
 def test_the_answer_says_how_fast_the_cluster_without_its_slow_workers_is(capsys):
     """Worker 3 is the last one of node 0; 15 workers need 16/15 of the steps for as many samples."""
     slow = ["4x4", *COMPUTING, "--set", "slow=3:5x", "--effort", "0.5"]
@@ -120,6 +133,7 @@ def test_a_cluster_without_its_slow_workers_may_be_too_small(capsys, words):
     assert ("\nslow workers" in said) == (words[0] == "1x4")
 
 
+@pytest.mark.usefixtures("decide_once")
 def test_a_thorough_answer_says_what_searching_gained(capsys, monkeypatch):
     monkeypatch.setitem(EFFORTS, "thorough", 0.5)
     asked = ["design", *JOBS["slow links"], "--effort", "thorough"]
@@ -130,7 +144,7 @@ def test_a_thorough_answer_says_what_searching_gained(capsys, monkeypatch):
     assert f"searched {told}" in " ".join(" ".join(lines).split())
 
 
-@pytest.mark.usefixtures("brief")
+@pytest.mark.usefixtures("brief", "decide_once")
 def test_all_and_explain_print_the_rest(capsys):
     asked = ["design", *JOBS["slow links"], *FAST]
     document = json.loads(ran(capsys, [*asked, "--json"]).out)
@@ -230,6 +244,7 @@ def test_an_assumed_model_size_is_said_in_the_first_line(capsys):
     assert "(assumed" not in ran(capsys, ["design", "2x2", "--model-bytes", "1MB", *FAST]).out
 
 
+@pytest.mark.usefixtures("decide_once")
 def test_an_optimizer_has_the_names_that_users_type_and_the_help_shows(capsys, monkeypatch):
     asked = ["design", "2x2", "--json", "--effort", "0.1", "--optimizer"]
     plain, *others = (json.loads(ran(capsys, [*asked, name]).out) for name in ("adam", "adamw", "AdamW", "ADAM"))
@@ -265,7 +280,7 @@ def test_the_third_reason_says_why_the_fastest_is_not_taken(job_and_options):
     assert third == "Nothing else within the job's limits is predicted to be faster by more than 2%."
 
 
-@pytest.mark.usefixtures("brief")
+@pytest.mark.usefixtures("brief", "decide_once")
 def test_a_codec_that_would_pay_is_priced_and_none_is_said_where_one_is_allowed(capsys):
     asked = ["design", *JOBS["slow links"], *FAST]
     assert main([*asked, "--json"]) == 0
@@ -276,7 +291,7 @@ def test_a_codec_that_would_pay_is_priced_and_none_is_said_where_one_is_allowed(
     assert "--codec" not in ran(capsys, [*asked, "--codec", "any"]).out
 
 
-@pytest.mark.usefixtures("brief")
+@pytest.mark.usefixtures("brief", "decide_once")
 def test_a_codec_is_also_priced_for_unequal_steps_per_worker(capsys):
     asked = ["design", "2x2", *JOBS["slow worker"][1:], "--effort", "0.6", "--sync", "synchronous"]
     document = json.loads(ran(capsys, [*asked, "--json"]).out)

@@ -211,7 +211,7 @@ def test_output_that_cannot_be_written_is_one_line_and_not_a_refutation(argument
     assert (code, said.read_text()) == (74, "partreduce: standard output: cannot be written: No space left on device\n")
 
 
-def test_a_designed_schedule_goes_through_a_pipe():
+def test_a_designed_schedule_goes_to_standard_output_and_comes_from_standard_input():
     made = run("design", "2x4", "--build", "prague-figure-10", "-o", "-")
     assert "Next: partreduce verify" not in made.stderr, "there is no file to verify"
     assert "prague-figure-10" in run("show", "-", stdin=made.stdout).stdout

@@ -152,8 +152,7 @@ def test_a_launcher_that_is_ended_leaves_no_generator_and_no_key(start, moment, 
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
-def test_a_launcher_that_is_ended_takes_the_workers_children_along(start, number):
-    """Before, its store is reached from this machine only."""
+def test_a_launcher_listens_on_this_machine_alone_and_takes_the_workers_children_along(start, number):
     run = start()
     run.until(run.workers_run)
     assert listening(run.process.pid) == {f"{int.from_bytes(socket.inet_aton('127.0.0.1'), sys.byteorder):08X}"}
