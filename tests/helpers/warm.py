@@ -69,7 +69,6 @@ class Warm:
     """The warm process of this test process, started on first use; it and its commands end with this process."""
 
     def __init__(self):
-        self.imports = []  # names of modules that the commands of few tests need, imported before the next command
         self._process, self._lock = None, threading.Lock()
         self._address = (
             f"\0partreduce-warm-{os.getpid()}-{secrets.token_hex(8)}"  # no file: folders may have long names
@@ -90,11 +89,16 @@ class Warm:
         connection.settimeout(LIMIT)
         return connection
 
-    def start(self, module, *arguments, streams=(0, 1, 2), cwd=children.ROOT, environment=None, session=False):
-        """Start `python -m module arguments`, or with "-c" code; `streams` are three file descriptors."""
+    def start(
+        self, module, *arguments, streams=(0, 1, 2), cwd=children.ROOT, environment=None, session=False, imports=()
+    ):
+        """Start `python -m module arguments`, or with "-c" code; `streams` are three file descriptors.
+
+        `imports` are names of modules that the commands of few tests need: the warm process imports them first.
+        """
         connection = self._connect()
         settings = [str(cwd), environment or children.environment(), session]
-        data = json.dumps([self.imports, module, [str(a) for a in arguments], *settings]).encode()
+        data = json.dumps([imports, module, [str(a) for a in arguments], *settings]).encode()
         socket.send_fds(connection, [len(data).to_bytes(4, "big")], list(streams))
         connection.sendall(data)
         return RunningCommand(connection, _receive_number(connection))
@@ -144,15 +148,13 @@ def _serve(listener):
     warm = os.getpid()
     while True:
         connection, _ = listener.accept()
-        head, descriptors, _, _ = socket.recv_fds(connection, 4, 3)
-        with connection.makefile("rb") as file:
-            imports, module, arguments, *settings = json.loads(file.read(int.from_bytes(head, "big")))
-        _import_once(imports)
-        if os.fork():
+        request, descriptors = _receive_request(connection)
+        if request is None or os.fork():
             for descriptor in descriptors:
                 os.close(descriptor)
             connection.close()
             continue
+        module, arguments, *settings = request
         listener.close()
         _die_with(warm)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -169,6 +171,20 @@ def _serve(listener):
         with contextlib.suppress(OSError):
             connection.sendall(status.to_bytes(4, "big"))
         os._exit(0)
+
+
+def _receive_request(connection):
+    """Import what a command needs; return ([module, arguments, *settings], descriptors), or None if the client died."""
+    descriptors = []
+    try:
+        head, descriptors, _, _ = socket.recv_fds(connection, 4, 3)
+        with connection.makefile("rb") as file:
+            imports, *request = json.loads(file.read(int.from_bytes(head, "big")))
+    except (OSError, ValueError):
+        return None, descriptors
+    with contextlib.suppress(ImportError):  # the command itself says so
+        _import_once(imports)
+    return request, descriptors
 
 
 def _import_once(names):
