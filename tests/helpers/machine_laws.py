@@ -48,6 +48,13 @@ class Walk:
             self.states[process] = after
             self._send(process, actions)
 
+    def deliver(self):
+        """Deliver messages in the order in which they were sent until none is in flight; nobody starts anything."""
+        while self.flying:
+            source, to, message = self.flying.pop(0)
+            self.states[to], actions = self.machine.step(to, self.states[to], Received(source, message))
+            self._send(to, actions)
+
 
 def _by_text(actions):
     return sorted(actions, key=repr)

@@ -142,6 +142,7 @@ GROUP = "            return Group(members, block.relaxation) if block.makes_grou
 NODE = "    node, local = worker // workers_per_node, worker % workers_per_node\n"
 START = "    nodes = [representative(node, radices, across)]\n"
 NODES = "    return tuple(nodes)\n"
+DIGIT = "    return (node // stride) % radix\n"
 EACH = "        nodes = [base + value * strides[d] for base in nodes for value in range(radices[d])]\n"
 RANKS = "                for rank in sorted(block.local)\n"
 OTHERS = "                for other in nodes_of_group(node, radices, block.across)\n"
@@ -155,6 +156,8 @@ ZOO = {
     "members in another order": (RANKS, "                for rank in block.local[::-1]\n"),
     "wrong at node 100": (NODE, NODE + "    if node == 100:\n        return None\n"),
     "wrong at the last worker": (START, "    nodes = [representative(node, radices, across) + 0**node]\n"),
+    "wrong at large radices": (DIGIT, "    return (node // stride) % (radix if radix < 1000 else 1000)\n"),
+    "wrong from a stride of 2 to the power of 31 on": (DIGIT, "    return (node // stride) % radix & 0x7FFFFFFF\n"),
     "an exception at one worker": (NODE, NODE + "    1 // (worker - 3)\n"),
     "worker and node mixed up": (NODE, "    node, local = worker % workers_per_node, worker // workers_per_node\n"),
     "the second block with the first one's digits": (OTHERS, OTHERS.replace("block.across", "phase[0].across")),

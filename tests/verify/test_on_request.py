@@ -111,6 +111,8 @@ def test_questions_that_wait_at_a_passive_worker_are_at_most_as_claimed_and_all_
         most = max(most, *(sum(state.waits_for == passive for state in walk.states) for passive in range(n)))
     assert most == prove(of(strategy, "1x5"))["queues"].witness["questions"]
     assert pending == sum(state.waits_for >= 0 for state in walk.states)
+    walk.deliver()
+    assert all(state.waits_for < 0 for state in walk.states)
 
 
 def test_two_parts_without_an_edge_between_them_are_refuted_with_the_part():

@@ -69,6 +69,17 @@ def test_nobody_lags_without_a_threshold_and_where_slowness_is_known_it_alone_de
     assert not drawing(slow_threshold=None).is_slow_worker(now_of(rules.setting, slow=frozenset((0,))))
 
 
+@pytest.mark.parametrize("rule", SlowWorkerPolicy)
+def test_a_straggler_is_behind_the_fastest_worker_that_takes_part_by_the_threshold(rule):
+    rules = drawing(slow_worker_policy=rule)
+    for ahead, lags in ((6, False), (7, True), (8, True)):
+        now = now_of(rules.setting, counts=(5, ahead, 0, 0, 0, 0))
+        assert rules.is_slow_worker(now) == lags
+        assert rules.is_limited(now) == (lags and rule != SlowWorkerPolicy.PAPER)
+    gone = now_of(rules.setting, counts=(5, 9, 5, 5, 5, 5), alive=frozenset((0, 2, 3)))
+    assert not rules.is_slow_worker(gone)
+
+
 def test_slow_is_who_takes_twice_the_lower_median_of_what_is_known():
     late = drawing(slow_worker_policy=SlowWorkerPolicy.DEFER)
     assert late.slow({0: 10, 1: 19, 2: 20, 3: 21, 4: 0}) == frozenset()  # the lower of the two middle ones: 19
@@ -81,6 +92,19 @@ def test_slow_is_who_takes_twice_the_lower_median_of_what_is_known():
     assert late.slow({0: 0, 1: 0}) == late.slow({}) == frozenset()
     assert drawing(slow_worker_policy=SlowWorkerPolicy.DEFER, slow_threshold=None).slow({0: 1, 1: 9}) is None
     assert drawing(slow_worker_policy=SlowWorkerPolicy.PAIR_LOCALLY).slow({0: 1, 1: 9}) is None
+
+
+def test_the_filter_passes_workers_that_are_less_than_the_threshold_behind_the_initiator():
+    rules = drawing()
+    now = now_of(rules.setting, counts=(5, 6, 5, 4, 3, 2))
+    everybody, some = frozenset(range(6)), frozenset((1, 3, 4))
+    assert rules.fast_enough(now, everybody) == {0, 1, 2, 3}
+    assert rules.fast_enough(now, some) == {1, 3}
+    assert drawing(slow_threshold=None).fast_enough(now, some) == some
+    known = replace(now, slow=frozenset((0, 1, 5)))
+    assert rules.fast_enough(known, everybody) == {0, 2, 3, 4}
+    assert rules.fast_enough(known, some) == {3, 4}
+    assert drawing(slow_threshold=None).fast_enough(known, everybody) == everybody
 
 
 # Partners and small groups
@@ -177,6 +201,22 @@ def test_a_bounded_worker_gets_any_known_group_that_fits_and_not_always_the_firs
     assert outcomes(lambda salt: rules.draw(replace(all_dead, salt=salt))) == {((0, 3),), ((0, 4),)}
     below = replace(now, known=known[1:])
     assert len(outcomes(lambda salt: rules.draw(replace(below, salt=salt)))) == 4
+
+
+def test_a_bounded_division_takes_known_groups_of_those_that_are_left_or_leaves_a_worker_alone():
+    rules = drawing((0, 0, 0, 0), division=GroupSplit.GLOBAL, max_known=2)
+    known = ((0, 1), (0, 2), (1, 3), (2, 3))
+    now = now_of(rules.setting, known=known)
+    drawn = outcomes(lambda salt: rules.divided(replace(now, salt=salt), frozenset(range(4))))
+    assert {frozenset(groups) for groups in drawn} == {frozenset(known[::3]), frozenset(known[1:3])}
+    three = outcomes(lambda salt: rules.divided(replace(now, salt=salt), frozenset((0, 1, 3))))
+    assert three == {((0, 1),), ((1, 3),)}
+    assert outcomes(lambda salt: rules.divided(replace(now, salt=salt), frozenset((0, 3)))) == {()}
+    one = replace(now, known=((0, 1), (0, 2)))  # worker 0 is bounded; 1, 2 and 3 are not, so only 0 is held to it
+    drawn = outcomes(lambda salt: rules.divided(replace(one, salt=salt), frozenset(range(4))))
+    assert all((0, 3) not in groups for groups in drawn)
+    assert {group for groups in drawn for group in groups} == {(0, 1), (0, 2), (1, 2), (1, 3), (2, 3)}
+    assert rules.divided(replace(one, known=((0, 1), (0, 3))), frozenset((0, 3))) == ((0, 3),)
 
 
 def test_a_bounded_division_takes_any_known_group_of_a_worker_and_not_always_the_first():

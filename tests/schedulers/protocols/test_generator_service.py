@@ -143,6 +143,18 @@ def test_a_group_that_failed_ends_for_all_in_a_new_epoch_and_the_silent_sit_out(
     assert service.state.status[1] == ACTIVE
 
 
+def test_a_member_that_was_done_before_neither_hears_of_the_end_nor_sits_out():
+    service = Service(3, group_size=3)
+    for worker in range(3):
+        service.ask(worker)
+    service.ask(0, done=0)
+    actions = service.ask(1, done=0, failed=True)
+    assert Send(2, Void(1, 0)) in actions
+    assert not [a for a in actions if isinstance(a, Send) and a.message == Void(1, 0) and a.to != 2]
+    assert service.state.status == (ACTIVE, ACTIVE, LEFT)
+    assert service.state.buffers.groups[-1].members == (0, 1), "the third one's place in the next group is given up"
+
+
 def test_a_crash_begins_a_new_epoch_ends_its_groups_and_frees_who_waited_with_it():
     service = broken()
     service.ask(2, done=1, salt=0)  # (0, 2) waits for 0, and worker 2 for its answer
@@ -243,6 +255,14 @@ def test_asking_later_does_not_forget_how_often_a_worker_was_alone():
     service.state = replace(service.state, alone=(0, 0, 1))
     service.ask(2, cost=10)
     assert service.state.alone == (0, 0, 1)
+
+
+def test_a_slow_worker_that_has_a_group_is_not_sent_away():
+    service = slow_last()
+    service.ask(0, done=0, cost=1, salt=1)  # (0, 2)
+    service.state = replace(service.state, costs=(1, 1, 10))
+    actions = service.ask(2, cost=10)
+    assert service.grants(actions) == {(2, 1)}
 
 
 def test_a_worker_that_asks_later_may_free_others_by_reporting_a_failure():

@@ -98,6 +98,14 @@ def test_only_workers_that_may_still_start_a_round_are_awaited():
         assert machine.awaited(0, later) == (1, 3), "to have come to round 0 is not to have come to a later one"
 
 
+def test_where_all_have_ended_any_other_worker_may_hold_up_a_round():
+    machine = Partial(PartialAllReduce(quorum="majority"), 3)
+    state, _ = machine.step(0, machine.start(0)[0], End())
+    for source in (1, 2):
+        state, _ = machine.step(0, state, Received(source, Ended(-1)))
+    assert machine.awaited(0, state) == (1, 2)
+
+
 SETTINGS = (
     PartialAllReduce(quorum="solo", staleness=2), PartialAllReduce(quorum="majority", count="call", seed=3),
     PartialAllReduce(quorum=3, staleness=1), PartialAllReduce(quorum=4, count="call", staleness=3),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.drawn_schedules import KINDS, draw_schedules, random_groups
+from helpers.drawn_schedules import KINDS, draw_schedules, random_groups, random_rule
 from helpers.figures_by_definition import metrics_of, outer_radius_of, rounds_of
 from helpers.refusals import check_error
 from helpers.small import of_groups, of_phases, of_rule
@@ -96,6 +96,57 @@ def alter(schedule, **members):
 def test_prologue_changes_no_figure(schedule, prologue):
     before, after = metrics(schedule), metrics(alter(schedule, prologue=prologue))
     assert before.to_json() == after.to_json()
+
+
+def is_for_simulation(schedule, late):
+    """Whether its steps per round differ and are normalized, some group mixes them, and its steady state is near."""
+    worker_steps, strategy = schedule.worker_steps(), schedule.strategy
+    if len(set(worker_steps)) < 2 or strategy.is_delayed != late or strategy.averaging is Averaging.MEAN:
+        return False
+    groups = [list(group.members) for t in range(schedule.period) for group in schedule.phase(t)]
+    is_scaled = any(len(set(worker_steps[group])) > 1 for group in groups)
+    return is_scaled and 0 < contraction_of(dense_sectors(schedule)) < 0.95
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_figures_by_definition_equal_a_simulation(late):
+    """Run the recursion itself on many independent copies: the figures lie within 5 standard errors."""
+    rng = np.random.default_rng(4000)
+    schedule = next(one for one in iter(lambda: random_rule(rng), None) if is_for_simulation(one, late))
+    figures = metrics_of(schedule)
+    copies, n, period = 1500, schedule.num_workers, schedule.period
+    worker_steps, instants = schedule.worker_steps(), int(schedule.worker_steps().max())
+    x = np.zeros((n, copies))
+    push = rng.standard_normal((n, copies))
+    z = np.zeros((n, copies))
+    squares = {"noise": np.zeros(copies), "push": np.zeros(copies)}
+    warm, last = 60 * period, 64 * period
+    for round_ in range(last):
+        phase = schedule.phase(round_)
+        scale = np.ones(n)
+        for group in phase:
+            members = list(group.members)
+            scale[members] = worker_steps[members].mean() / worker_steps[members]
+        noise, done = np.zeros((n, copies)), np.zeros(n, dtype=np.int64)
+        for s in range(1, instants + 1):
+            due = s * worker_steps // instants - done
+            noise += np.sqrt(due)[:, None] * rng.standard_normal((n, copies))
+            done += due
+            if s < instants and round_ >= warm:
+                squares["noise"] += (x + noise).var(axis=0)
+                squares["push"] += (z + done[:, None] * push).var(axis=0)
+        noise, moved = noise * scale[:, None], (worker_steps * scale)[:, None] * push
+        if late:
+            x, z = phase.apply(x) + noise, phase.apply(z) + moved
+        else:
+            x, z = phase.apply(x + noise), phase.apply(z + moved)
+        if round_ >= warm:
+            squares["noise"] += x.var(axis=0)
+            squares["push"] += z.var(axis=0)
+    for name, figure in (("noise", figures["consensus_distance"]), ("push", figures["worker"])):
+        samples = squares[name] / ((last - warm) * instants)
+        error = samples.std() / math.sqrt(copies)
+        assert abs(samples.mean() - figure) < 5 * error, name
 
 
 def test_limits_choose_the_method():

@@ -81,9 +81,14 @@ LARGEST = {"standard": 6, "tokens": 6, "backup": 6, "backup and tokens": 6}
 
 
 def random_digraph(rng, n):
-    """Up to 2n random edges, and but for half of the smallest graphs a Hamiltonian cycle: strongly connected."""
+    """Up to 2n edges, in three of four graphs on a Hamiltonian cycle; the others need not be connected.
+
+    Without a cycle gaps may be unbounded, which takes many states to explore, so these graphs have at most 4 workers.
+    """
+    is_joined = rng.random() < 0.75
+    n = n if is_joined else min(n, 4)
     order = rng.sample(range(n), n)
-    edges = {(order[i], order[(i + 1) % n]) for i in range(n if n > 4 or rng.random() < 0.5 else 0)}
+    edges = {(order[i], order[(i + 1) % n]) for i in range(n)} if is_joined else set()
     edges |= {(rng.randrange(n), rng.randrange(n)) for _ in range(rng.randrange(2 * n + 1))}
     return Digraph.of(n, edges)
 
@@ -115,15 +120,6 @@ def at_most(matrix, limit):
     )
 
 
-def assert_neighbors_suffice(graph, setting, exact):
-    """Asked for a worker's neighbors alone, as for certificates, the bounds are those of all pairs."""
-    events = events_of(graph, setting)
-    for j in range(graph.num_workers):
-        near = {*graph.sources[j], *graph.targets[j]}
-        leads = {i: exact[i][j] for i in near if exact[i][j] is not None}
-        assert events.leads(j, near, Work("gap")) == leads, (graph.edges, setting)
-
-
 @pytest.mark.parametrize("graphs", [PER_SETTING // 8, pytest.param(PER_SETTING, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_exact_bound_is_what_exploration_attains(name, graphs, record_property):
@@ -135,8 +131,11 @@ def test_exact_bound_is_what_exploration_attains(name, graphs, record_property):
         exact, paper = exact_bounds(graph, setting), published_bounds(graph, setting)
         reached, search = attained_bounds(graph, setting, exact)
         assert reached == exact, (graph.edges, setting)
-        assert_neighbors_suffice(graph, setting, exact)
         assert at_most(exact, paper), (graph.edges, setting)
+        events = events_of(graph, setting)
+        for j, near in enumerate(map(set.union, map(set, graph.sources), map(set, graph.targets))):
+            of_near = {i: exact[i][j] for i in near if exact[i][j] is not None}
+            assert events.leads(j, near, Work("near")) == of_near, "whatever else is asked for"
         below_paper += exact != paper
         states += search.states
     record_property("states", states)
@@ -154,8 +153,9 @@ def test_one_workers_capacities_are_those_of_all_pairs():
     """Its queues and its out-neighbors' queues for it, on graphs with and without ways back."""
     rng = random.Random("one worker")
     for _ in range(200):
-        n = rng.randrange(2, 9)
-        graph = random_digraph(rng, n)
+        graph = random_digraph(rng, rng.randrange(2, 9))
+        n = graph.num_workers
+        graph = graph if rng.random() < 0.5 else Digraph.of(n, graph.edges[: 2 * n])
         setting = random_setting(rng, rng.choice(SETTINGS), graph)
         exact = exact_bounds(graph, setting)
         for w in range(n):
