@@ -49,7 +49,7 @@ class Walk:
             self._send(process, actions)
 
     def deliver(self):
-        """Deliver messages in the order in which they were sent until none is in flight; nobody starts anything."""
+        """Deliver messages in the order in which they were sent until none is in flight; no process starts anything."""
         while self.flying:
             source, to, message = self.flying.pop(0)
             self.states[to], actions = self.machine.step(to, self.states[to], Received(source, message))
