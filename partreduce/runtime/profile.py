@@ -36,6 +36,7 @@ from partreduce.topo.timing.cost import group_seconds
 
 WARM_UP = 1
 STEP_REPETITIONS = 10
+EVALUATIONS = 100  # of each fit; on noisy measurements some never end, while all other workers wait
 MAX_NUMBERS = 2**24  # elements; of larger models only a part is coded, at the same time per byte
 LATENCY_SCALE, INVERSE_SCALE = 1e-4, 1e-9
 NEGLIGIBLE = 1e-3  # a fitted value below this fraction of its scale explains nothing and is set to 0
@@ -344,7 +345,10 @@ def fit_hardware(measurements: Sequence[Measurement], cluster: Cluster, base: Ha
     # A link that limits no phase has zero gradient, so a fit started far from a slow link would not find it.
     starts.append(np.array([0.0, inside, -2.0, inside - 2.0, 0.0, nic][:count]))
     closest = min(
-        (least_squares(residuals, start, loss="soft_l1", bounds=(-12.0, 12.0)) for start in starts),
+        (
+            least_squares(residuals, start, loss="soft_l1", bounds=(-12.0, 12.0), max_nfev=EVALUATIONS)
+            for start in starts
+        ),
         key=lambda result: float(result.cost),
     )
     hardware = _without_negligible(hardware_of(closest.x))
