@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from helpers import children
+from helpers.conformance.kinds import PATIENT
 from helpers.elastic_runs import RATE, gradient, start_of, wait_for
 from helpers.waiting import until
 from helpers.warm import WARM
@@ -41,7 +42,7 @@ ENDED_BY_A_LOSS = {
     "neighbor with sync.iteration_gap": st.NeighborAveraging(rounds=(RING,), sync=st.IterationGap(max_ig=2)),
     "server": st.Server(hosts=(1,)),
     "payload.tables": st.AllReduce(payload=TABLE),
-    "sync.partial": st.AllReduce(sync=st.PartialAllReduce(quorum=2)),
+    "sync.partial": st.AllReduce(sync=PATIENT),
     "pairwise": st.Pairwise(active=(0, 2)),
     "per_layer in a pipeline": st.AllReduce(
         sync=st.Pipeline(), transport=st.Transport(gradient_buckets=st.GradientBuckets.PER_LAYER)
@@ -96,7 +97,7 @@ def train(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS, max_fail
             load_checkpoint(optimizer, folder)
         (folder / f"begun-{attempt}-{rank}").write_text(str(optimizer.steps // own))
         while (step := optimizer.steps // own) < steps:
-            if (attempt, rank, step) in deaths:
+            if any((attempt, rank) == death[:2] and step >= death[2] for death in deaths):
                 os.kill(os.getpid(), signal.SIGKILL)
             if (attempt, rank, step) == fails:
                 sys.exit(9)
