@@ -181,7 +181,7 @@ def rows(paper: str, cells: Cells) -> Iterator[Row]:
 
 def _rows(paper: str, figure: Figure, where: str, cells: Cells, blocks: Mapping[str, Block]) -> Iterator[Row]:
     listed, block, place = table_of(paper), blocks[where], where.removesuffix(figure.drop)
-    beside = place + figure.over_where if figure.over_where else where
+    other_place = place + figure.over_where if figure.over_where else where
     for name, row in block.items():
         ours = figure.taken(row, block)
         if not matches(name, figure.only) or not ours:
@@ -195,10 +195,10 @@ def _rows(paper: str, figure: Figure, where: str, cells: Cells, blocks: Mapping[
                 yield value(ours, unit=figure.unit, predicted=_predict(paper, figure, at, runs, cells), **fields)
             continue
         other = _base(figure.over, name, block)
-        base = blocks.get(beside, {}).get(other)
-        theirs = figure.taken(base, blocks[beside]) if base is not None and base is not row else []
+        base = blocks.get(other_place, {}).get(other)
+        theirs = figure.taken(base, blocks[other_place]) if base is not None and base is not row else []
         if theirs:
-            mine, others = (_predict(paper, figure, one, runs, cells) for one in (at, (beside, other)))
+            mine, others = (_predict(paper, figure, one, runs, cells) for one in (at, (other_place, other)))
             pair = (ours, theirs) if figure.inverse else (theirs, ours)
             virtual = (mine, others) if figure.inverse else (others, mine)
             predicted = virtual[0] / virtual[1] if virtual[0] and virtual[1] else None

@@ -268,7 +268,7 @@ def test_queues_suit_the_longest_step_and_the_memory():
     late = {one.quorum: one.staleness for one in settings(asked)}
     assert late[7] < late[4] < late["solo"], "so many rounds pass while the slow worker computes"
     tight = replace(asked, max_queues=8e6)
-    assert {one.staleness for one in settings(tight)} == {3}, "two arrays for each result, and two besides"
+    assert {one.staleness for one in settings(tight)} == {3}, "two arrays for each result, and two more"
     with pytest.raises(UndecidedError, match="max-queues 1000000 bytes: the least that was found are 4000000"):
         plan(replace(asked, max_queues=1e6, effort=0.3))
     assert [one.quorum for one in settings(quorum_job("2x1"))] == ["majority", "solo"]

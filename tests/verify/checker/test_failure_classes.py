@@ -75,9 +75,9 @@ def test_failures_have_one_pattern_exactly_if_exchanges_that_keep_groups_lead_fr
         left = set(map(frozenset, combinations(range(n), count)))
         patterns = []
         while left:
-            alike = orbit(next(iter(left)), swaps)
-            left -= alike
-            (pattern,) = {symmetries.pattern(failed) for failed in alike}
+            equivalent = orbit(next(iter(left)), swaps)
+            left -= equivalent
+            (pattern,) = {symmetries.pattern(failed) for failed in equivalent}
             patterns.append(pattern)
         assert len(set(patterns)) == len(patterns)
 
@@ -92,10 +92,10 @@ def test_four_failures_of_one_pattern_are_equivalent_and_each_is_equivalent_to_a
     orbits = [orbit(frozenset(failed), swaps) for failed in _of_size(symmetries, 4)]
     for _ in range(40):
         failed = frozenset(rng.choice(n, 4, replace=False).tolist())
-        (alike,) = {frozenset(one) for one in orbits if failed in one}
+        (equivalent,) = {frozenset(one) for one in orbits if failed in one}
         for _ in range(40):
             other = frozenset(rng.choice(n, 4, replace=False).tolist())
-            assert other in alike or symmetries.pattern(other) != symmetries.pattern(failed)
+            assert other in equivalent or symmetries.pattern(other) != symmetries.pattern(failed)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
