@@ -116,7 +116,10 @@ class Regroup:
     def _compare(self, view: View, facts: dict[str, str], what: str) -> None:
         name, ranks = name_of(view.generation), {place: [rank] for place, rank in enumerate(view.members)}
         store, place = NamedPrefixStore(name, self.world.store, ranks), view.members.index(self.world.rank)
-        handshake(store, place, len(view.members), facts, key=f"{self.key}-{name}{what}", timeout=self.timeout)
+        handshake(
+            store, place, len(view.members), facts,
+            key=f"{self.key}-{name}{what}", timeout=self.timeout, given_up=self.world.given_up,
+        )  # fmt: skip
 
     def _hand_over(self, view: View, members: Members, is_open: Callable[[], bool], healed: Callable[[], None]) -> None:
         """Copy the donor's state to the joining workers, by an all-reduce of donor and joining workers, `members`.

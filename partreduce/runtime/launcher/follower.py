@@ -215,8 +215,7 @@ class Follower:
         except InputError as error:
             connection.send("refused", str(error))
             raise
-        until, given_up = float("inf"), ""
-        while (record := connection.next(until)) is not None:
+        while (record := connection.next()) is not None:
             match record:
                 case ["prepare", int(attempt), list(nodes), int(spares), str(nonce)]:
                     check_threads_ended(before)
@@ -231,12 +230,9 @@ class Follower:
                 case ["given up"]:
                     given_up = f"node {self.rank}: did not answer node 0 at {self.endpoint} and was given up"
                     given_up += "; its workers were ended"
-                    if self.may_restart:
-                        write_line(given_up)  # and wait for the next attempt
-                    else:
-                        until = 0.0  # the run may have ended already
-        if until == 0.0:
-            raise EvictedError(given_up)
+                    if not self.may_restart:
+                        raise EvictedError(given_up)  # even if the run has ended since
+                    write_line(given_up)  # and wait for the next attempt
         raise _LostError(connection.problem)
 
     def _attempt(self, connection: Connection, attempt: int, cluster: Cluster, spares: int, nonce: str) -> int:

@@ -33,6 +33,7 @@ def handshake(
     details: Mapping[str, Sequence[str]] | None = None,
     key: str = "1",
     timeout: float,
+    given_up: Callable[[], str | None] = lambda: None,
 ) -> None:
     """Compare `facts` (field → short text) over all workers through the store; if any differ, all raise HandshakeError.
 
@@ -44,15 +45,21 @@ def handshake(
         details: for a field whose value is a hash, the lines that were hashed; the error names the first difference.
         key: name of the handshake in the run, equal on all workers.
         timeout: seconds to wait for the others; then UnavailableError names those that did not arrive.
+        given_up: called repeatedly; returns a reason to stop waiting, which UnavailableError then contains, or None.
     """
     notes = Notes(store, f"handshake/{key}")
     mine = {"number of workers": str(size), **facts}
     deadline = Deadline(timeout)
+
+    def stop_reason(missing: Sequence[int]) -> str | None:
+        death = deaths_of(store, missing)
+        return given_up() if death is None else f"{death} before it arrived"
+
     try:
         for field, lines in (details or {}).items():
             notes.write(f"{field}/{rank}", json.dumps(list(lines)))
         notes.write(f"facts/{rank}", json.dumps(mine))
-        everybody = _collect(notes, size, deadline, lambda missing: deaths_of(store, missing))
+        everybody = _collect(notes, size, deadline, stop_reason)
         problem = compare(everybody)
         if problem is None:
             return
@@ -86,13 +93,12 @@ def compare(everybody: Mapping[int, Mapping[str, str]]) -> tuple[str, int, int, 
 
 
 def _collect(
-    notes: Notes, size: int, deadline: Deadline, death: Callable[[Sequence[int]], str | None]
+    notes: Notes, size: int, deadline: Deadline, stop_reason: Callable[[Sequence[int]], str | None]
 ) -> dict[int, dict[str, str]]:
     """Return the facts (text by field) of all `size` workers by rank, read from the handshake's `notes` in the store.
 
     If facts of two workers differ, it waits at most `VOTE_SECONDS` for the rest, and returns those that have arrived.
-    Otherwise it raises UnavailableError if a missing worker dies, or at `deadline`. `death(ranks)` returns how one of
-    these workers died, or None.
+    Otherwise it raises UnavailableError at `deadline`, or before if `stop_reason(missing ranks)` is not None.
     """
     missing = list(range(size))
     everybody: dict[int, dict[str, str]] = {}
@@ -114,8 +120,8 @@ def _collect(
                 # Wait a little for the rest, so that all workers see the same facts and name the same rank.
                 deadline = min(deadline, Deadline(VOTE_SECONDS), key=lambda end: end.left)
                 disputed = True
-            if not disputed and (why := death(missing)) is not None:
-                raise UnavailableError(f"handshake: {why} before it arrived")
+            if not disputed and (why := stop_reason(missing)) is not None:
+                raise UnavailableError(f"handshake: {why}")
         if is_over:
             if disputed:
                 return everybody

@@ -57,8 +57,9 @@ class GlooWorld(World):
         own: Any = self.store.clone() if self._left_behind and hasattr(self.store, "clone") else self.store
         store, number = PrefixStore(place, own), members.index(self.rank)
         call: BoundedCall[object] = BoundedCall(lambda: ProcessGroupGloo(store, number, len(members), options))
+        watch = self._watch_over(members)
         try:
-            backend = call.result(limit.total_seconds() + GRACE_SECONDS, self._watch_over(members))
+            backend = call.result(limit.total_seconds() + GRACE_SECONDS, watch)
         except (RuntimeError, OverdueError) as error:
             if call.is_running:
                 self._left_behind.append(call)
@@ -68,7 +69,7 @@ class GlooWorld(World):
         # the timeout with which the group connected.
         own_limit = self.timeout if within is not None else None if self.signs is None else GLOO_LIMIT
         try:
-            return self._warmed_up(members, backend, "cpu", own_limit)
+            return self._warmed_up(members, backend, "cpu", own_limit, watch)
         except UnavailableError as error:
             if (why := self._soon_known(members)) is not None:
                 raise UnavailableError(f"group {Group(members)}: {why}") from None

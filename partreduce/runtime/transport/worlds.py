@@ -27,7 +27,7 @@ from partreduce.runtime.transport.store import deaths_of
 from partreduce.runtime.transport.streams import Streams, streams_of
 from partreduce.runtime.transport.tags import sums_agree, tag_of
 from partreduce.runtime.transport.torch_api import Store
-from partreduce.runtime.transport.waiting import PeerWatch, SignsOfLife
+from partreduce.runtime.transport.waiting import GLANCE_SECONDS, PeerWatch, SignsOfLife
 from partreduce.runtime.transport.work import Background
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, MissingDependencyError, UnavailableError
@@ -237,19 +237,33 @@ class World:
         self.destroy([members for members, _ in list(self._groups) if not gone.isdisjoint(members)], seconds=seconds)
 
     def _warmed_up(
-        self, members: tuple[int, ...], backend: object, device: str, timeout: timedelta | None
+        self,
+        members: tuple[int, ...],
+        backend: object,
+        device: str,
+        timeout: timedelta | None,
+        watch: Callable[[], str | None] | None = None,
     ) -> Communicator:
         """Return a communicator of `members` over `backend`, after they have all-reduced a tag on `device`.
 
-        Later operations have the given timeout. Raises UnavailableError if that all-reduce fails or the tags differ.
+        Later operations have the given timeout. Raises UnavailableError if that all-reduce fails, if the tags differ,
+        or if `watch`, called repeatedly, returns a reason to stop waiting.
         """
         communicator = Communicator(members, self.rank, backend)
         tag = tag_of("warm-up", members)
         numbers = torch.tensor(tag, dtype=torch.float32, device=device)
+
+        def look() -> float:
+            if watch is not None and (why := watch()) is not None:
+                raise UnavailableError(why)
+            return GLANCE_SECONDS
+
         try:
-            communicator.all_reduce(numbers).wait()
+            work = communicator.all_reduce(numbers)
+            work.ends_soon(GLANCE_SECONDS)  # it usually does; later the store is read
+            work.wait(None if watch is None else look)
         except (RuntimeError, UnavailableError) as error:
-            communicator.close()
+            self._end(communicator.close(), seconds=0.0)
             reason = first_line(error)
             raise UnavailableError(f"group {Group(members)}: its first operation failed ({reason})") from None
         if not sums_agree(numbers, tag, len(members)):

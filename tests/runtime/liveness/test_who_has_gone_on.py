@@ -368,6 +368,11 @@ def test_who_does_not_come_is_named_and_nobody_who_has():
         handshake(store_with(4, without=(1, 3)), 0, 4, {"model": "a"}, timeout=0.05)
 
 
+def test_a_handshake_that_is_given_up_ends_long_before_the_timeout():
+    with pytest.raises(UnavailableError, match=r"^handshake: a vote is open$"):
+        handshake(store_with(3, without=(1,)), 0, 3, {"model": "a"}, timeout=3600, given_up=lambda: "a vote is open")
+
+
 def test_who_died_before_is_named_long_before_the_timeout():
     store = store_with(3, without=(1,))
     Notes(store, DEATHS).write("1", "was killed by signal 9 (SIGKILL)")

@@ -12,6 +12,7 @@ from torch.distributed import FileStore, HashStore, TCPStore
 from helpers.signs import Signs
 from helpers.thread_ranks import on_ranks
 from helpers.warm import WARM
+from partreduce.errors import UnavailableError
 from partreduce.runtime.codecs import Coding
 from partreduce.runtime.transport import store, waiting
 from partreduce.runtime.transport.store import LONGEST_POLL_SECONDS, POLL_SECONDS, Notes, Pauses
@@ -63,6 +64,27 @@ def test_a_wait_has_a_limit_and_the_operation_continues(ranks, name, seconds):
         return in_vain
 
     assert ranks.run(2, run) == [False, None]
+
+
+def test_a_group_is_given_up_while_a_member_does_not_begin_its_first_operation(ranks):
+    """Worker 1 has connected and gone away, as for a vote on the next members; gloo alone would wait for a minute."""
+    has_connected, has_ended = threading.Event(), threading.Event()
+
+    def run(world):
+        world.signs = SignsOfLife()
+        if world.rank == 1:
+            world._warmed_up = lambda *_: has_connected.set() or has_ended.wait(30)
+            return world.create((0, 1), instance="given up")
+        world.given_up = lambda: "a vote is open" if has_connected.is_set() else None
+        try:
+            world.create((0, 1), instance="given up")
+        finally:
+            has_ended.set()
+
+    ranks.fresh()
+    problem, is_early = ranks.run(2, run, catch=UnavailableError)
+    assert str(problem) == "group {0,1}: a vote is open"
+    assert is_early
 
 
 WAITING = """
