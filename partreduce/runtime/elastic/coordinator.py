@@ -223,6 +223,8 @@ class Coordinator(FailureRule[P]):
             if asked is not None and self._asked.get(worker) != asked:
                 self._asked[worker] = asked
                 self._handle(Received(worker, Join()))
+                if not self._state.view.members:  # the run has ended, and no later view answers
+                    self._notes.write(f"{ANSWER}/{worker}/{asked}", str(self._state.view.generation))
 
     def _is_new(self, kind: str) -> bool:
         known, self._seen[kind] = self._seen.get(kind, 0), self._notes.count(kind)

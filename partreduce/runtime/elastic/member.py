@@ -256,9 +256,20 @@ class Member(FixedMembership):
         return frozenset(range(self.world.size)) - frozenset(self.members)
 
     def gathered(self, place: str) -> tuple[int, ...]:
+        # If a vote is called when all have arrived, some members would vote and others would wait for them in the
+        # operation. So the first check decides for all members whether they vote before it.
+        notes = Notes(self.world.store, f"gathered/{self._key}/{self.heartbeat.gatherings}")
+
         def missing() -> set[int]:
-            self._failed()
-            return set(self.members) - self.heartbeat.gathered(self.members)
+            while True:
+                absent, is_open = set(self.members) - self.heartbeat.gathered(self.members), self.is_open
+                if absent and not is_open:
+                    return absent
+                decision = notes.propose(str(self.state.view.generation), "vote" if is_open else "continue")
+                if decision == "continue":
+                    return absent
+                self.vote()
+                self._continue(None)
 
         await_gathering(self.heartbeat, place, missing, self.timeout)
         return self.members

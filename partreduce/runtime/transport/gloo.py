@@ -59,7 +59,8 @@ class GlooWorld(World):
         call: BoundedCall[object] = BoundedCall(lambda: ProcessGroupGloo(store, number, len(members), options))
         watch = self._watch_over(members)
         try:
-            backend = call.result(limit.total_seconds() + GRACE_SECONDS, watch)
+            # No frame holds the backend itself: its destructor waits for a running operation.
+            communicator = Communicator(members, self.rank, call.result(limit.total_seconds() + GRACE_SECONDS, watch))
         except (RuntimeError, OverdueError) as error:
             if call.is_running:
                 self._left_behind.append(call)
@@ -69,7 +70,7 @@ class GlooWorld(World):
         # the timeout with which the group connected.
         own_limit = self.timeout if within is not None else None if self.signs is None else GLOO_LIMIT
         try:
-            return self._warmed_up(members, backend, "cpu", own_limit, watch)
+            return self._warmed_up(communicator, "cpu", own_limit, watch)
         except UnavailableError as error:
             if (why := self._soon_known(members)) is not None:
                 raise UnavailableError(f"group {Group(members)}: {why}") from None

@@ -69,7 +69,8 @@ class NcclWorld(World):
 
         def connect() -> Communicator | UnavailableError:
             try:
-                return self._warmed_up(members, self.backend(members, place), str(self.device), None)
+                communicator = Communicator(members, self.rank, self.backend(members, place))
+                return self._warmed_up(communicator, str(self.device), None)
             except UnavailableError as error:
                 return error
 

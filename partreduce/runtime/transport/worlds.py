@@ -238,30 +238,30 @@ class World:
 
     def _warmed_up(
         self,
-        members: tuple[int, ...],
-        backend: object,
+        communicator: Communicator,
         device: str,
         timeout: timedelta | None,
         watch: Callable[[], str | None] | None = None,
     ) -> Communicator:
-        """Return a communicator of `members` over `backend`, after they have all-reduced a tag on `device`.
+        """Return a new communicator, after its members have all-reduced a tag on `device`.
 
         Later operations have the given timeout. Raises UnavailableError if that all-reduce fails, if the tags differ,
         or if `watch`, called repeatedly, returns a reason to stop waiting.
         """
-        communicator = Communicator(members, self.rank, backend)
+        members, next_look = communicator.members, time.monotonic() + GLANCE_SECONDS
         tag = tag_of("warm-up", members)
         numbers = torch.tensor(tag, dtype=torch.float32, device=device)
 
-        def look() -> float:
-            if watch is not None and (why := watch()) is not None:
-                raise UnavailableError(why)
+        def look() -> float:  # a thread that is not the main one calls it much more often
+            nonlocal next_look
+            if watch is not None and time.monotonic() >= next_look:
+                next_look = time.monotonic() + GLANCE_SECONDS
+                if (why := watch()) is not None:
+                    raise UnavailableError(why)
             return GLANCE_SECONDS
 
         try:
-            work = communicator.all_reduce(numbers)
-            work.ends_soon(GLANCE_SECONDS)  # it usually does; later the store is read
-            work.wait(None if watch is None else look)
+            communicator.all_reduce(numbers).wait(None if watch is None else look)
         except (RuntimeError, UnavailableError) as error:
             self._end(communicator.close(), seconds=0.0)
             reason = first_line(error)

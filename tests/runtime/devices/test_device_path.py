@@ -34,7 +34,6 @@ from partreduce.runtime.environment import NCCL_TEARS_DOWN, OVER_GLOO
 from partreduce.runtime.strategies import gradient_average, parameter_average
 from partreduce.runtime.strategies.base import DIFFERENT
 from partreduce.runtime.transport import nccl, rendezvous, updates
-from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.multistage_allreduce import HierarchicalCommunicator
 from partreduce.runtime.transport.nccl import NcclWorld, check_equal_places
 from partreduce.runtime.transport.worlds import world_for_algorithm
@@ -143,9 +142,7 @@ def test_nccl_groups_report_errors_to_us_and_are_aborted_together(monkeypatch):
 
     monkeypatch.setattr(nccl, "nccl_backend", lambda: Backend)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(
-        NcclWorld, "_warmed_up", lambda world, members, backend, *_: Communicator(members, world.rank, backend)
-    )
+    monkeypatch.setattr(NcclWorld, "_warmed_up", lambda world, communicator, *_: communicator)
     monkeypatch.delenv(NCCL_TEARS_DOWN, raising=False)
     plan = BY_NAME["static, hierarchical"].schedule
     world = NcclWorld(dist.HashStore(), 1, 4, timedelta(seconds=6), device=torch.device("cuda", 0))
