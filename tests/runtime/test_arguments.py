@@ -32,7 +32,7 @@ def train(model, optimizer, rank, steps=3):
 
 
 @pytest.mark.parametrize("timeout", BAD_TIMEOUTS, ids=str)
-def test_a_timeout_that_is_no_deadline_is_refused(timeout):
+def test_invalid_timeouts_raise(timeout):
     """One of NaN never passed, one of 0 or below had passed before anybody answered."""
     model = torch.nn.Linear(2, 2)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -56,7 +56,7 @@ def test_a_timeout_that_is_no_deadline_is_refused(timeout):
     ],
     ids=str,
 )
-def test_an_environment_that_no_launcher_sets_is_refused(monkeypatch, variables, words):
+def test_invalid_launcher_environment_raises(monkeypatch, variables, words):
     """A rank beyond the workers waited for all of them, itself among them, until its timeout."""
     started = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
     for name, value in (started | variables).items():
@@ -66,7 +66,7 @@ def test_an_environment_that_no_launcher_sets_is_refused(monkeypatch, variables,
         DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, PAIR, timeout=5)
 
 
-def test_what_is_no_model_no_schedule_and_no_optimizer_is_named(tmp_path):
+def test_wrong_types_of_model_schedule_and_optimizer_raise(tmp_path):
     model = torch.nn.Linear(2, 2)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(InputError, match=r"model: is a generator; pass the torch\.nn\.Module"):
@@ -126,7 +126,7 @@ def in_ddp(model):
         (lambda: partreduce.Link.of_bandwidth("1GB/s"), "link: bandwidth: is a str; give bytes per second"),
     ],
 )
-def test_a_wrong_argument_is_one_line_with_place_value_rule_and_way_out(call, words):
+def test_wrong_arguments_raise_with_place_value_and_fix(call, words):
     """Each ended in a traceback from the inside."""
     with pytest.raises(InputError, match=words):
         call()
@@ -144,7 +144,7 @@ def test_a_wrong_argument_is_one_line_with_place_value_rule_and_way_out(call, wo
     ],
     ids=str,
 )
-def test_p_reduce_refuses_what_it_cannot_average(tensors, group, options, words):
+def test_p_reduce_rejects_invalid_arguments(tensors, group, options, words):
     """A relaxation of NaN became everybody's tensors; a group of fractions waited out its timeout."""
     with pytest.raises(InputError, match=f"p_reduce: {words}"):
         partreduce.p_reduce(tensors, group, **options)
@@ -154,7 +154,7 @@ def test_p_reduce_refuses_what_it_cannot_average(tensors, group, options, words)
     "saved", [7, {}, [1], {"steps": -5}, {"steps": "x"}, {"steps": 1.5}, {"steps": 2**60}], ids=str
 )
 @on_ranks(2, [3, 3])
-def test_a_state_without_a_step_count_is_refused_before_it_is_loaded(world, saved):
+def test_state_dict_without_a_step_count_is_rejected_before_loading(world, saved):
     model, optimizer = make_optimizer(world)
     train(model, optimizer, world.rank)
     state = copy.deepcopy(optimizer.state_dict()) | {"partreduce": saved}
@@ -172,7 +172,7 @@ def test_a_state_without_a_step_count_is_refused_before_it_is_loaded(world, save
     ],
     ids=["momentum", "amsgrad"],
 )
-def test_averaged_state_is_that_of_each_parameter_group(ranks, make, key):
+def test_optimizer_state_of_every_parameter_group_is_averaged(ranks, make, key):
     """What only a group's own settings ask for stayed each worker's own, without a word."""
 
     def work(world):
@@ -186,7 +186,7 @@ def test_averaged_state_is_that_of_each_parameter_group(ranks, make, key):
     assert first == second
 
 
-def test_state_of_other_shapes_is_refused_rather_than_left_out():
+def test_optimizer_state_of_other_shapes_is_rejected():
     model = torch.nn.Linear(4, 3)
     inner = torch.optim.Adafactor(model.parameters(), lr=0.1)
     with pytest.raises(InputError, match=r"Adafactor keeps col_var, row_var in other shapes .*'local'"):
@@ -194,7 +194,7 @@ def test_state_of_other_shapes_is_refused_rather_than_left_out():
 
 
 @on_ranks(2, [(2, True)] * 2)
-def test_a_group_added_later_may_come_as_a_generator(world):
+def test_added_parameter_group_may_be_a_generator(world):
     """A generator was read by the check, and an empty group was added without a word."""
     model, optimizer = make_optimizer(world, lambda m: torch.optim.SGD([m[0].weight], lr=0.1))
     before = model[1].weight.detach().clone()
@@ -216,7 +216,7 @@ EDGES = st.Round.from_edges(2, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))])
     ],
     ids=lambda strategy: strategy.kind,
 )
-def test_optimizer_state_that_would_travel_with_no_round_of_all_is_refused(ranks, strategy):
+def test_averaged_optimizer_state_without_global_rounds_is_rejected(ranks, strategy):
     def work(world):
         model = torch.nn.Linear(2, 2)
         schedule, inner = Schedule("s", Cluster.regular(1, 2), strategy), torch.optim.Adam(model.parameters())

@@ -18,7 +18,7 @@ print(json.dumps([name for name in sys.modules if name.startswith("partreduce.")
 """
 
 
-def test_the_optimizer_loads_no_prover_no_planner_and_no_search():
+def test_optimizer_import_loads_no_prover_planner_or_search():
     loaded = json.loads(WARM.run("-c", ASKS, check=True).stdout)
     assert "partreduce.runtime.optimizer" in loaded
     others = ("partreduce.verify", "partreduce.planner", "partreduce.schedulers.synthesis", "partreduce.commands")
@@ -35,7 +35,7 @@ LOADS_NOTHING = PACKAGE / "__init__.py"
 """Importing partreduce loads nothing of the runtime, so this file alone repeats a name."""
 
 
-def test_no_other_module_writes_the_name_of_a_variable():
+def test_environment_variables_are_named_in_one_module():
     sources = {
         path.relative_to(PACKAGE): path.read_text(encoding="utf-8")
         for path in PACKAGE.rglob("*.py")

@@ -55,7 +55,7 @@ def loss_of(model, x):
 
 @pytest.mark.parametrize("name", strategies())
 @pytest.mark.parametrize("steps_per_round", [3, (1, 2, 3)])
-def test_section_length_is_honoured_by_every_strategy(ranks, name, steps_per_round):
+def test_every_strategy_follows_steps_per_round(ranks, name, steps_per_round):
     """With steps_per_round H a worker sends once in H steps, after the last of them."""
 
     def work(world):
@@ -104,7 +104,7 @@ def test_autocast_and_tied_weights_stay_equal_on_all_workers(ranks, name):
     assert all(torch.equal(one, weights[0]) for one in weights)
 
 
-def test_a_final_mean_that_takes_long_is_waited_for(ranks):
+def test_slow_final_mean_is_awaited(ranks):
     """The others have noted by then that they finished, which must not be read as their absence."""
 
     def work(world):
@@ -132,7 +132,7 @@ def test_a_final_mean_that_takes_long_is_waited_for(ranks):
 # `optimizer.stats()`: what was counted, and where it is written.
 
 
-def test_all_operations_count_however_few_of_them_the_recorder_keeps():
+def test_stats_count_operations_that_the_recorder_dropped():
     recorder = Recorder(0)
     for index in range(RING_LENGTH + 3):
         operation = recorder.begin("average", index, index, (0, 1), 8, lag=index % 2)
@@ -167,7 +167,7 @@ def test_workers_count_steps_operations_and_bytes(ranks, tmp_path):
         assert after["distance"] > 0
 
 
-def test_writers_get_the_numbers_that_are_known(tmp_path):
+def test_stats_writers_receive_the_known_values(tmp_path):
     stats, given, scalars = {"steps": 7, "bytes": 16.0, "distance": math.nan}, [], []
 
     class SummaryWriter:
@@ -182,6 +182,6 @@ def test_writers_get_the_numbers_that_are_known(tmp_path):
         assert list(csv.DictReader(file)) == [{"steps": "7", "bytes": "16.0", "distance": "nan"}] * 2
 
 
-def test_a_file_that_takes_no_numbers_is_named(tmp_path):
+def test_unwritable_stats_file_is_named(tmp_path):
     with pytest.raises(FileError, match="cannot be written"):
         write_stats({"steps": 0}, tmp_path / "nowhere" / "stats.csv")

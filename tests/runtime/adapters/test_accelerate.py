@@ -8,7 +8,7 @@ pytestmark = pytest.mark.processes
 SCENARIOS = "helpers.accelerate_runs"
 
 
-def test_it_does_as_accelerates_own_on_local_sgd_and_as_the_averager_on_groups(driver):
+def test_local_sgd_equals_accelerate_and_groups_equal_the_averager(driver):
     answer = driver.run("local sgd", limit=110)
     assert answer["code"] == 0, answer["output"][-3000:]
     reports = answer["reports"]

@@ -41,7 +41,7 @@ def test_equal_results_where_both_apply(results, one, other):
 
 
 @pytest.mark.processes
-def test_the_compared_runs_do_something(results):
+def test_compared_runs_train_and_differ_where_expected(results):
     assert np.ptp(results["averager"], axis=0).max() < 1e-6, "the last round averages over all"
     assert np.abs(results["averager"] - results["ddp"]).max() > 1e-4
     assert np.abs(results["hook, groups"] - results["ddp"]).max() > 1e-4
@@ -64,7 +64,7 @@ def test_averager_follows_groups_relax_steps_per_round_and_warmup():
     assert ThreadRanks(3).run(3, work) == [[0.0, 0.5, 0.5], [1.0] * 3, [2.0, 2.0, 1.5, 1.5, 1.5]]
 
 
-def test_what_cannot_be_followed_is_refused(monkeypatch):
+def test_unsupported_schedules_are_rejected(monkeypatch):
     pairs = Schedule("p", Cluster.regular(1, 2), Pairwise(active=(0,)))
     for make in (ScheduleAverager, ScheduleHookState):
         with pytest.raises(InputError, match="needs DistributedOptimizer"):

@@ -8,7 +8,7 @@ SCENARIOS = "helpers.framework_runs"
 
 
 @pytest.mark.parametrize("library", ["transformers", "lightning"])
-def test_a_framework_with_a_schedule_trains_evaluates_and_saves_as_a_loop_by_hand(library, driver):
+def test_framework_trains_evaluates_and_saves_as_a_manual_loop(library, driver):
     pytest.importorskip(library, reason=f"{library} is not installed")
     answer = driver.run(library, limit=280)
     assert answer["code"] == 0, answer["output"][-3000:]

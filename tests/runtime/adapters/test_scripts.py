@@ -36,7 +36,7 @@ def apply_diff(script, heading):
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_a_script_of_a_framework_changed_by_five_lines_reaches_its_own_loss(tmp_path, name):
+def test_framework_script_changed_by_five_lines_reaches_the_same_loss(tmp_path, name):
     heading, library, untrained = HEADS[name]
     pytest.importorskip(library, reason=f"{library} is not installed")
     script = (SCRIPTS / f"{name}.py").read_text(encoding="utf-8")

@@ -17,7 +17,7 @@ def result():
     return json.loads(done.stdout.rpartition("RESULT ")[2])
 
 
-def test_replicas_meet_as_the_schedule_says(result):
+def test_replicas_average_as_scheduled(result):
     for name in ("plain", "outer"):
         for replica, weights in enumerate(result[name]):
             assert weights == pytest.approx(result[f"{name} by hand"][replica], abs=1e-6)
@@ -25,7 +25,7 @@ def test_replicas_meet_as_the_schedule_says(result):
     assert result["outer"][0] != pytest.approx(result["plain"][0], abs=1e-3)
 
 
-def test_the_others_continue_without_a_lost_replica_and_take_it_back(result):
+def test_replicas_continue_without_a_failed_replica_and_readmit_it(result):
     first, second, third = result["lost"]
     assert first["then"] == second["then"] == 2
     assert third["entered"] == third["steps"] == first["steps"] == second["steps"] >= 12
@@ -43,6 +43,6 @@ def test_the_others_continue_without_a_lost_replica_and_take_it_back(result):
         ("asynchronous", "give it use_async_quorum=False"),
     ],
 )
-def test_what_a_manager_cannot_do_is_refused_in_one_line(result, case, text):
+def test_schedules_that_a_manager_cannot_run_raise_one_line_errors(result, case, text):
     assert text in result["refused"][case]
     assert "\n" not in result["refused"][case]

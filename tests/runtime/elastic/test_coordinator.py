@@ -62,7 +62,7 @@ def run():
     return Run()
 
 
-def test_a_vote_is_read_once_and_what_nobody_said_never(run, monkeypatch):
+def test_votes_are_read_once_and_unannounced_notes_never(run, monkeypatch):
     read, asked = Notes.read, []
     monkeypatch.setattr(Notes, "read", lambda notes, key: asked.append(key) or read(notes, key))
     run.loses(3)
@@ -76,7 +76,7 @@ def test_a_vote_is_read_once_and_what_nobody_said_never(run, monkeypatch):
     assert run.view(1)["members"] == [0, 1, 2]
 
 
-def test_who_asks_to_join_and_who_leaves_is_heard_beside_votes(run):
+def test_joins_and_departures_are_processed_alongside_votes(run):
     run.loses(3)
     for rank in (0, 1, 2):
         run.votes(rank)
@@ -89,7 +89,7 @@ def test_who_asks_to_join_and_who_leaves_is_heard_beside_votes(run):
     assert not run.notes.has(f"{RELEASED}/0")
 
 
-def test_a_view_settles_the_loss_that_it_was_for_and_no_later_one(run):
+def test_view_settles_its_failure_and_no_later_one(run):
     heartbeat = Heartbeat(run.store, 0, "1", beats=False)
     run.loses(3)
     assert heartbeat.num_changes() > 0
@@ -118,7 +118,7 @@ def come_to_the_next_generation(member):
     member.handle(Connected())
 
 
-def test_a_look_shows_a_vote_that_is_under_way_and_none_after_it(member):
+def test_poll_finds_an_open_vote_until_the_next_generation(member):
     member.poll()
     assert not member.is_called
     member.notes.write(f"{OPEN}/1", "1")
@@ -128,7 +128,7 @@ def test_a_look_shows_a_vote_that_is_under_way_and_none_after_it(member):
     assert not member.is_called
 
 
-def test_a_vote_that_ends_while_a_look_at_it_is_on_its_way_is_no_call_to_the_next(member, monkeypatch):
+def test_poll_that_outlasts_its_vote_is_no_call_to_the_next(member, monkeypatch):
     """The thread that beats looks, and this worker may hear the view before the answer is there."""
     has = member.notes.has
 
@@ -144,7 +144,7 @@ def test_a_vote_that_ends_while_a_look_at_it_is_on_its_way_is_no_call_to_the_nex
     assert not member.is_called
 
 
-def test_who_hears_a_view_looks_no_more_for_what_the_launcher_knew(member):
+def test_received_view_settles_the_failures_that_the_launcher_knew(member):
     deaths = Notes(member.world.store, DEATHS)
     deaths.count(CHANGES, 2)
     member.vote()

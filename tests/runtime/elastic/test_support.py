@@ -79,7 +79,7 @@ def schedule_of(strategy, plan=None):
     return Schedule("a schedule", Cluster.regular(2, WORKERS // 2), strategy, failure_plan=plan)
 
 
-def test_every_line_of_the_table_is_held_here_or_is_the_run_s():
+def test_every_row_of_the_failure_table_has_a_case():
     of_runs = {"sharded replicas", "a second DistributedOptimizer", "groups of NCCL"}
     assert {name for name, _, _ in table()} == {*CONTINUING, *STOPPED, *UNPLANNED, *of_runs, "dynamic_groups"}
     assert all(BY_NAME[name].answer is AfterFailure.CONTINUES for name in CONTINUING)
@@ -87,12 +87,12 @@ def test_every_line_of_the_table_is_held_here_or_is_the_run_s():
 
 
 @pytest.mark.parametrize("strategy", [one for several in [*CONTINUING.values(), UNPLANNED.values()] for one in several])
-def test_what_the_table_says_continues_is_not_refused(strategy):
+def test_continuing_strategies_are_accepted(strategy):
     assert not elastic_blocker(schedule_of(strategy))
 
 
 @pytest.mark.parametrize("strategy", [one for several in CONTINUING.values() for one in several])
-def test_what_continues_has_a_failure_plan_that_is_proved_and_confirmed(strategy):
+def test_failure_plans_of_continuing_strategies_are_proved_and_checked(strategy):
     rule = st.SurvivorRule.KEEP_GROUPS if isinstance(strategy, st.StaticGroups) else st.SurvivorRule.ALL_REDUCE
     schedule = schedule_of(strategy, st.FailurePlan(rule, 1))
     proof = prove(schedule)
@@ -102,7 +102,7 @@ def test_what_continues_has_a_failure_plan_that_is_proved_and_confirmed(strategy
 
 
 @pytest.mark.parametrize("name", STOPPED)
-def test_what_does_not_continue_is_refused_for_the_reason_in_the_table_by_plans_and_by_the_checker(name):
+def test_failure_plans_of_restarting_strategies_are_rejected(name):
     case, schedule = BY_NAME[name], schedule_of(STOPPED[name])
     assert elastic_blocker(schedule) == f"strategy.{case.place}: {case.is_}; {case.words}"
     with pytest.raises(ScheduleError, match=f"^strategy.{case.place}: "):
@@ -113,7 +113,7 @@ def test_what_does_not_continue_is_refused_for_the_reason_in_the_table_by_plans_
 
 
 @pytest.mark.parametrize("name", UNPLANNED)
-def test_what_no_failure_plan_is_proved_for_is_refused_by_plans_and_by_the_checker(name):
+def test_failure_plans_without_a_proof_are_rejected(name):
     case = BY_NAME[name]
     with pytest.raises(ScheduleError) as refused:
         schedule_of(UNPLANNED[name], st.FailurePlan(st.SurvivorRule.ALL_REDUCE, 1))
@@ -123,7 +123,7 @@ def test_what_no_failure_plan_is_proved_for_is_refused_by_plans_and_by_the_check
         checker.read_schedule(document | {"failure_plan": {"rule": "all_reduce", "failures": 1}})
 
 
-def test_outer_steps_that_survivors_would_not_agree_after_restart():
+def test_outer_steps_that_diverge_among_survivors_are_rejected():
     """In pairs the rate is small enough; where all average together it is not."""
     outer = st.OuterStep(lr=Fraction(21, 10), momentum=Fraction(0), outer_params=st.OuterParams.PER_WORKER)
     assert "do not come to agree" in elastic_blocker(
@@ -165,7 +165,7 @@ def under_torchrun(monkeypatch):
 
 @pytest.mark.parametrize("schedule", [RULE, EVERYBODY], ids=lambda one: one.name)
 @pytest.mark.parametrize("node", range(4))
-def test_whichever_node_is_lost_the_others_follow_what_the_file_plans_for_that(under_torchrun, schedule, node):
+def test_remaining_nodes_follow_the_failure_plan(under_torchrun, schedule, node):
     under_torchrun(6)
     found = schedule_for_present_nodes(schedule)
     assert found == after_failure(schedule, schedule.cluster.workers_of(node))
@@ -175,7 +175,7 @@ def test_whichever_node_is_lost_the_others_follow_what_the_file_plans_for_that(u
 
 
 @pytest.mark.parametrize("rule", [st.SurvivorRule.KEEP_GROUPS, st.SurvivorRule.REAPPLY_RULE])
-def test_the_nodes_left_follow_the_file_s_rule_and_not_all_in_one_group_as_for_losses_without_one(under_torchrun, rule):
+def test_remaining_nodes_follow_the_survivor_rule_instead_of_one_group(under_torchrun, rule):
     under_torchrun(6)
     phases = schedule_for_present_nodes(replace(RULE, failure_plan=st.FailurePlan(rule, 1))).strategy.phases
     assert [len(phases.phase(index, Cluster.regular(3, 2))) for index in range(2)] == [3, 1], "pairs, then all"
@@ -198,7 +198,7 @@ def test_the_nodes_left_follow_the_file_s_rule_and_not_all_in_one_group_as_for_l
         (replace(RULE, strategy=st.StaticGroups(phases=LISTED), failure_plan=KEEP_FOUR), 6, 2, "not all of one size"),
     ],
 )  # fmt: skip
-def test_every_other_loss_is_refused_with_the_way_out(under_torchrun, schedule, size, on_each, why):
+def test_unplanned_failures_raise_with_a_suggested_fix(under_torchrun, schedule, size, on_each, why):
     under_torchrun(size, on_each)
     told = rf"torchrun has started {size}: .*{why}.*; "
     way_out = rf"start 8, or design a schedule for {size} and load .*allow_different_run"
@@ -206,7 +206,7 @@ def test_every_other_loss_is_refused_with_the_way_out(under_torchrun, schedule, 
         schedule_for_present_nodes(schedule)
 
 
-def test_nothing_changes_where_all_have_come_or_nobody_starts_workers_again(under_torchrun):
+def test_schedule_is_unchanged_with_all_nodes_or_without_restarts(under_torchrun):
     under_torchrun(8)
     assert schedule_for_present_nodes(RULE) is RULE
     under_torchrun(6, restarts=0)
@@ -216,7 +216,7 @@ def test_nothing_changes_where_all_have_come_or_nobody_starts_workers_again(unde
     warn_nodes_missing(RULE, RULE)
 
 
-def test_checkpoints_of_the_schedule_and_of_what_it_plans_for_are_of_one_run():
+def test_checkpoints_of_a_schedule_and_its_failure_plan_are_of_one_run():
     left = after_failure(RULE, (0, 1))
     assert is_planned(RULE, 8, schedule_sha256(RULE))
     assert is_planned(RULE, 6, schedule_sha256(left))

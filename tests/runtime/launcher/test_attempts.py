@@ -130,13 +130,13 @@ def first_steps(folder):
     return found
 
 
-def test_whatever_restarts_is_tried():
+def test_restart_cases_cover_the_failure_table():
     restarts = {name for name, case in BY_NAME.items() if case.answer is AfterFailure.RESTARTS}
     assert set(ENDED_BY_A_LOSS) >= restarts - OF_RUNS
 
 
 @pytest.mark.parametrize("kind", ENDED_BY_A_LOSS)
-def test_after_two_deaths_all_have_the_bits_of_a_run_that_nothing_disturbed(kind, tmp_path):
+def test_two_failures_give_the_bits_of_an_undisturbed_run(kind, tmp_path):
     strategy = ENDED_BY_A_LOSS[kind]
     # In the second attempt before it has saved: the third continues from the checkpoint of the first.
     code, held = train(tmp_path / "disturbed", strategy, [(0, 1, 7), (1, 2, 8)])
@@ -150,7 +150,7 @@ def test_after_two_deaths_all_have_the_bits_of_a_run_that_nothing_disturbed(kind
     assert train(tmp_path / "undisturbed", strategy, []) == (0, held)
 
 
-def test_where_more_are_lost_than_may_be_all_begin_again(tmp_path, capfd):
+def test_more_failures_than_tolerated_restart_all_workers(tmp_path, capfd):
     _, expected = train(tmp_path / "undisturbed", st.AllReduce(), [])
     code, held = train(tmp_path / "disturbed", st.AllReduce(), [(0, 1, 7), (0, 2, 7)], most=3, max_failures=1)
     assert code == 0
@@ -159,7 +159,7 @@ def test_where_more_are_lost_than_may_be_all_begin_again(tmp_path, capfd):
     assert "attempt 1 ended with exit code 137; all workers begin again" in capfd.readouterr().err
 
 
-def test_who_comes_back_and_all_who_begin_again_are_counted_together(tmp_path, capfd):
+def test_rejoins_and_full_restarts_share_max_restarts(tmp_path, capfd):
     code, held = train(
         tmp_path / "run", st.AllReduce(), [(0, 1, 5)], most=3, max_failures=1, back=(7, 1), fails=(0, 2, 10)
     )
@@ -171,7 +171,7 @@ def test_who_comes_back_and_all_who_begin_again_are_counted_together(tmp_path, c
     assert "(restarts left: 1)" in said
 
 
-def test_the_last_attempt_s_exit_code_is_the_run_s_and_each_other_one_is_a_line(tmp_path, capfd):
+def test_run_returns_the_last_attempts_exit_code_and_logs_the_others(tmp_path, capfd):
     deaths = [(attempt, 2, 2) for attempt in range(3)]
     assert train(tmp_path / "run", st.AllReduce(), deaths) == (128 + signal.SIGKILL, {})
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("partreduce: attempt")]
@@ -182,7 +182,7 @@ def test_the_last_attempt_s_exit_code_is_the_run_s_and_each_other_one_is_a_line(
     ]
 
 
-def test_a_script_that_loads_nothing_is_told_so_once(tmp_path, capfd):
+def test_restarted_script_that_loads_no_checkpoint_is_warned_once(tmp_path, capfd):
     code, _ = train(tmp_path / "run", st.AllReduce(), [(0, 0, 4)], loads=False, steps=6)
     said = capfd.readouterr().err
     assert code == 0
@@ -190,7 +190,7 @@ def test_a_script_that_loads_nothing_is_told_so_once(tmp_path, capfd):
     assert said.count("the workers were started again, and begin at step 0: this script loads nothing") == 1
 
 
-def test_one_that_asked_for_a_checkpoint_before_any_was_saved_is_not(tmp_path, capfd):
+def test_no_warning_if_the_script_tried_to_load_a_checkpoint(tmp_path, capfd):
     code, _ = train(tmp_path / "run", st.AllReduce(), [(0, 0, 2)], steps=4)
     assert code == 0
     assert "loads nothing" not in capfd.readouterr().err
@@ -206,7 +206,7 @@ def test_one_that_asked_for_a_checkpoint_before_any_was_saved_is_not(tmp_path, c
         ([1, EvictedError.exit_code], EvictedError.exit_code),  # the others have ended well
     ],
 )
-def test_what_failed_is_tried_again_and_neither_a_mistake_nor_a_run_that_ended(codes, expected, tmp_path, capfd):
+def test_failures_are_retried_but_input_errors_and_evictions_are_not(codes, expected, tmp_path, capfd):
     def attempt(told, _):
         number = int(told["TORCHELASTIC_RESTART_COUNT"])
         (tmp_path / str(number)).touch()
@@ -218,7 +218,7 @@ def test_what_failed_is_tried_again_and_neither_a_mistake_nor_a_run_that_ended(c
     assert capfd.readouterr().err.count("begin again") == len(codes) - 1
 
 
-def test_an_error_of_an_attempt_is_its_line_and_the_next_one_may_know_nothing_of_it(capfd):
+def test_error_of_an_attempt_is_logged_and_the_next_attempt_starts(capfd):
     errors = [UnavailableError("store: is gone"), InputError("cluster: is none"), AssertionError("not reached")]
 
     def attempt(*_):
@@ -232,7 +232,7 @@ def test_an_error_of_an_attempt_is_its_line_and_the_next_one_may_know_nothing_of
     assert second.startswith("partreduce: attempt 1 ended with exit code 69;")
 
 
-def test_nodes_get_ever_more_time_until_the_next_attempt_up_to_a_minute(monkeypatch):
+def test_pause_between_attempts_doubles_up_to_a_minute(monkeypatch):
     pauses = []
     monkeypatch.setattr(time, "sleep", pauses.append)
     monkeypatch.setattr("partreduce.runtime.launcher.launch.check_threads_ended", lambda _: None)  # collects garbage
@@ -241,7 +241,7 @@ def test_nodes_get_ever_more_time_until_the_next_attempt_up_to_a_minute(monkeypa
     assert (pauses[:6], pauses[-1]) == ([2.0, 4.0, 8.0, 16.0, 32.0, 60.0], 60.0)
 
 
-def test_the_error_of_the_last_attempt_is_the_command_s_to_say(capfd):
+def test_error_of_the_last_attempt_is_raised_instead_of_logged(capfd):
     def attempt(*_):
         raise UnavailableError("store: is gone")
 
@@ -251,7 +251,7 @@ def test_the_error_of_the_last_attempt_is_the_command_s_to_say(capfd):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_after_a_request_to_end_no_attempt_follows(number):
+def test_no_attempt_follows_a_termination_signal(number):
     handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     for one in handlers:  # a suite in the background ignores some
         signal.signal(one, signal.default_int_handler if one == signal.SIGINT else signal.SIG_DFL)
@@ -273,7 +273,7 @@ def test_after_a_request_to_end_no_attempt_follows(number):
             signal.signal(one, handler)
 
 
-def test_no_thread_of_an_attempt_is_left_when_the_next_one_forks(tmp_path):
+def test_no_thread_of_an_attempt_survives_until_the_next_fork(tmp_path):
     """The store's server is a thread of torch; of Python's own threads a fork would copy the locks, too."""
     before, seen = threads_of_process(), []
 
@@ -285,7 +285,7 @@ def test_no_thread_of_an_attempt_is_left_when_the_next_one_forks(tmp_path):
     assert seen == [set()] * 3
 
 
-def test_a_thread_that_an_attempt_leaves_is_named_before_the_next_fork(monkeypatch):
+def test_thread_left_by_an_attempt_raises_before_the_next_fork(monkeypatch):
     monkeypatch.setattr("partreduce.runtime.launcher.launch.THREAD_SECONDS", 0.1)
     before, end = threads_of_process(), threading.Event()
     left = threading.Thread(target=end.wait)
@@ -313,7 +313,7 @@ while time.monotonic() < end:
 """
 
 
-def test_the_command_passes_on_a_request_to_end_and_begins_nothing_again(tmp_path):
+def test_command_forwards_sigterm_and_starts_no_new_attempt(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     options = ["--workers", "2", "--max-restarts", "3"]
     with (tmp_path / "said").open("w+") as written:
@@ -342,7 +342,7 @@ pathlib.Path(sys.argv[1], f"runs-{rank}-{attempt}").touch()
 """
 
 
-def test_the_command_begins_again_where_nothing_is_to_be_survived(run_script, save_schedule, tmp_path):
+def test_command_restarts_schedules_that_cannot_continue(run_script, save_schedule, tmp_path):
     """A schedule that plans for losses is run without its plans, and by its path."""
     path = save_schedule(Schedule("again", Cluster.regular(1, 2), st.AllReduce(sync=st.Pipeline())))
     done = run_script(KILLED_ONCE, tmp_path, options=["--schedule", path, "--max-restarts", 1])

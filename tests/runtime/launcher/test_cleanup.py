@@ -141,7 +141,7 @@ MOMENTS = {
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_launcher_that_is_ended_leaves_no_generator_and_no_key(start, moment, number):
+def test_ended_launcher_leaves_no_generator_and_no_key(start, moment, number):
     pytest.importorskip("zmq")
     run = start(generated=True)
     run.until(lambda: MOMENTS[moment](run))
@@ -152,7 +152,7 @@ def test_a_launcher_that_is_ended_leaves_no_generator_and_no_key(start, moment, 
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
-def test_a_launcher_listens_on_this_machine_alone_and_takes_the_workers_children_along(start, number):
+def test_launcher_listens_on_loopback_only_and_ends_children_of_workers(start, number):
     run = start()
     run.until(run.workers_run)
     assert listening(run.process.pid) == {f"{int.from_bytes(socket.inet_aton('127.0.0.1'), sys.byteorder):08X}"}
@@ -174,7 +174,7 @@ SIGNALS = {
 
 
 @pytest.mark.parametrize("sent", SIGNALS)
-def test_signals_at_once_are_one_request_which_reaches_the_workers_and_leaves_them_time_to_save(start, sent):
+def test_repeated_signals_are_one_request_and_workers_have_time_to_save(start, sent):
     numbers, gap, under = SIGNALS[sent]
     run = start("trap", under=under)
     run.until(run.workers_run)
@@ -186,7 +186,7 @@ def test_signals_at_once_are_one_request_which_reaches_the_workers_and_leaves_th
     assert run.nothing_is_left()
 
 
-def test_children_of_a_killed_worker_end_also_in_a_session_of_their_own(start):
+def test_children_of_a_killed_worker_end_even_in_another_session(start):
     run = start("escaped")
     run.until(run.workers_run)
     os.kill(int((run.place / "pid0").read_text()), signal.SIGKILL)
@@ -194,7 +194,7 @@ def test_children_of_a_killed_worker_end_also_in_a_session_of_their_own(start):
     assert run.nothing_is_left()
 
 
-def test_what_a_finished_run_left_running_is_ended(start):
+def test_processes_left_by_a_finished_run_are_ended(start):
     run = start("escaped", "quick")
     assert run.process.wait(90) == 0
     assert run.nothing_is_left()
@@ -215,7 +215,7 @@ def listening(pid):
     return places
 
 
-def test_a_launcher_in_a_thread_leaves_signals_alone():
+def test_launcher_in_a_thread_installs_no_signal_handlers():
     def inside():
         with signals.raise_on_sigterm():
             return signal.getsignal(signal.SIGTERM)
@@ -224,7 +224,7 @@ def test_a_launcher_in_a_thread_leaves_signals_alone():
         assert pool.submit(inside).result() is signal.getsignal(signal.SIGTERM)
 
 
-def test_a_program_that_handles_sigterm_itself_keeps_its_handler():
+def test_existing_sigterm_handler_is_kept():
     def mine(*_):
         raise AssertionError("not called")
 
@@ -259,7 +259,7 @@ sys.exit(launch(sys.argv[1], num_workers=1))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_whose_exception_the_interpreter_drops_ends_the_launcher_all_the_same(tmp_path, number):
+def test_signal_ends_the_launcher_even_if_its_exception_is_dropped(tmp_path, number):
     script = tmp_path / "script.py"
     script.write_text("import time\ntime.sleep(60)\n")
     done = WARM.run("-c", SWALLOWED.replace("NUMBER", str(int(number))), script, timeout=100)
@@ -267,7 +267,7 @@ def test_a_signal_whose_exception_the_interpreter_drops_ends_the_launcher_all_th
     assert done.returncode == 128 + number
 
 
-def test_signals_are_one_request_for_a_second_and_the_next_one_after_it_is_another(monkeypatch):
+def test_signals_within_a_second_are_one_request(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(signals.time, "monotonic", lambda: clock[0])
 
@@ -306,6 +306,6 @@ with belongs_to(os.getppid(), [folder / "log"]):
 """
 
 
-def test_a_generator_that_is_ended_before_it_listens_leaves_nothing(tmp_path):
+def test_generator_ended_before_it_listens_leaves_no_files(tmp_path):
     assert WARM.run("-c", BEFORE_IT_LISTENS, tmp_path / "folder").returncode == 143
     assert not list(tmp_path.iterdir())

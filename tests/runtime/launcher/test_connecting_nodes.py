@@ -63,7 +63,7 @@ def node_0(monkeypatch):
         thread.join(60)
 
 
-def test_ranks_follow_the_nodes_and_a_node_may_have_more_workers_than_another(node_0):
+def test_ranks_follow_node_order_with_unequal_workers_per_node(node_0):
     port, found = node_0()
     connection = follower(port, num_workers=3)._connect("")
     assert connection.next()[:4] == ["prepare", 1, [[0, 1], [2, 3, 4]], 0]
@@ -82,7 +82,7 @@ def test_ranks_follow_the_nodes_and_a_node_may_have_more_workers_than_another(no
         ({"schedule": "other"}, "node 1: it has another --schedule than node 0"),
     ],
 )
-def test_nodes_that_run_different_commands_end_in_one_line_on_both(node_0, differs, said):
+def test_different_commands_raise_one_line_errors_on_both_nodes(node_0, differs, said):
     port, found = node_0()
     with pytest.raises(InputError) as refused:
         follower(port, **differs)._connect("")
@@ -93,7 +93,7 @@ def test_nodes_that_run_different_commands_end_in_one_line_on_both(node_0, diffe
     assert "\n" not in str(found[0]) + str(refused.value)
 
 
-def test_who_does_not_know_the_run_s_name_or_secret_is_turned_away_and_the_run_waits_on(node_0, monkeypatch):
+def test_wrong_run_id_or_secret_is_rejected_and_the_run_keeps_waiting(node_0, monkeypatch):
     port, found = node_0()
     with pytest.raises(InputError, match="its --rdzv-id or PARTREDUCE_RUN_SECRET is not that of node 0"):
         follower(port, run_id="other")._connect("")
@@ -107,7 +107,7 @@ def test_who_does_not_know_the_run_s_name_or_secret_is_turned_away_and_the_run_w
     assert isinstance(found[0], Cluster)
 
 
-def test_a_rank_that_is_taken_is_refused_and_the_first_one_stays(node_0):
+def test_duplicate_node_rank_is_rejected_and_the_first_node_stays(node_0):
     port, found = node_0(num_nodes=3)
     first = follower(port)._connect("")
     with pytest.raises(InputError, match="--node-rank 1 is taken by another launcher; give each node its own"):
@@ -121,7 +121,7 @@ def test_a_rank_that_is_taken_is_refused_and_the_first_one_stays(node_0):
         connection.close()
 
 
-def test_a_node_that_comes_back_waits_until_node_0_has_noticed_that_it_was_gone(node_0):
+def test_reconnecting_node_waits_until_node_0_drops_its_old_connection(node_0):
     """After a link that was cut, either side may notice it first."""
     port, found = node_0(num_nodes=3)
     first = follower(port)._connect("")
@@ -139,7 +139,7 @@ def test_a_node_that_comes_back_waits_until_node_0_has_noticed_that_it_was_gone(
     again[0].close()
 
 
-def test_who_comes_while_an_attempt_runs_harms_neither_it_nor_the_next_one():
+def test_connections_during_an_attempt_affect_neither_it_nor_the_next():
     """A wrong command is refused, and a node that comes back waits: it starts no worker of the attempt."""
     place, raised = Endpoint("127.0.0.1", free_port()), []
 
@@ -178,9 +178,7 @@ HEARD = [["signal", 3, 0, 9], ["given up"], ["over"], ["end", EvictedError.exit_
 
 @pytest.mark.parametrize("ends", [False, True], ids=["stands", "ends"])
 @pytest.mark.parametrize(("num_early", "num_heard"), [(2, 2), (2, 3), (3, 3), (2, 4), (3, 4), (4, 4)])
-def test_a_launcher_that_was_given_up_ends_as_evicted_in_every_order_of_events(
-    pair, tmp_path, num_early, num_heard, ends
-):
+def test_evicted_launcher_raises_in_every_order_of_events(pair, tmp_path, num_early, num_heard, ends):
     """However much it hears, and has read already when it looks, and whether the connection ends after that."""
     node_0, here = pair
     for record in HEARD[:num_early]:
@@ -197,7 +195,7 @@ def test_a_launcher_that_was_given_up_ends_as_evicted_in_every_order_of_events(
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["attempt ends", "run ends"])
-def test_a_launcher_that_was_given_up_and_may_come_back_waits_for_the_next_attempt(pair, tmp_path, ends):
+def test_evicted_launcher_with_restarts_waits_for_the_next_attempt(pair, tmp_path, ends):
     node_0, here = pair
     (tmp_path / "train.py").touch()
     for record in HEARD[: None if ends else -1]:
@@ -211,7 +209,7 @@ def test_a_launcher_that_was_given_up_and_may_come_back_waits_for_the_next_attem
             suspended._follow_orders(here, set())
 
 
-def test_a_node_that_is_given_up_hears_that_and_how_the_attempt_ends_and_may_come_back(monkeypatch):
+def test_evicted_node_receives_the_end_of_the_attempt_and_may_reconnect(monkeypatch):
     """Node 0 does not end the connection when that node's launcher speaks again, but where the next attempt begins."""
     monkeypatch.setattr(nodes_module, "END_SECONDS", 0.3)
     place, come = Endpoint("127.0.0.1", free_port()), []
@@ -244,7 +242,7 @@ def test_a_node_that_is_given_up_hears_that_and_how_the_attempt_ends_and_may_com
         connection.close()
 
 
-def test_garbage_harms_no_run(node_0):
+def test_garbage_from_strangers_does_not_disturb_a_run(node_0):
     port, found = node_0()
     for text in (
         b"GET / HTTP/1.1\r\n\r\n",
@@ -264,7 +262,7 @@ def test_garbage_harms_no_run(node_0):
     assert isinstance(found[0], Cluster)
 
 
-def test_nothing_that_is_sent_is_the_secret_of_workers(node_0, monkeypatch):
+def test_worker_secret_is_never_sent(node_0, monkeypatch):
     """Who listens on the way sees numbers from which only those who know the run's name or secret derive it."""
     seen = []
     read = Connection.read
@@ -280,7 +278,7 @@ def test_nothing_that_is_sent_is_the_secret_of_workers(node_0, monkeypatch):
     connection.close()
 
 
-def test_what_answers_and_is_no_launcher_and_nobody_are_named(monkeypatch):
+def test_foreign_or_missing_node_0_is_named(monkeypatch):
     monkeypatch.setattr(follower_module, "START_SECONDS", 1.0)
     with nodes_module.socket.create_server(("127.0.0.1", 0)) as other:
 
@@ -298,7 +296,7 @@ def test_what_answers_and_is_no_launcher_and_nobody_are_named(monkeypatch):
         follower(free_port())._connect("")
 
 
-def test_a_port_that_is_taken_is_named():
+def test_occupied_port_is_named():
     with nodes_module.socket.create_server(("127.0.0.1", 0)) as taken:
         place = Endpoint("127.0.0.1", taken.getsockname()[1])
         with pytest.raises(UnavailableError, match="node 0 cannot listen there: Address already in use"):
@@ -314,7 +312,7 @@ def test_a_port_that_is_taken_is_named():
         ("fd00::1", ("fd00::1", 29400)),
     ],
 )
-def test_an_endpoint_is_read_as_torchrun_reads_it(text, expected):
+def test_endpoint_is_parsed_as_torchrun_parses_it(text, expected):
     assert Endpoint.parse(text) == expected
     assert Endpoint.parse(str(Endpoint.parse(text))) == expected
 
@@ -322,7 +320,7 @@ def test_an_endpoint_is_read_as_torchrun_reads_it(text, expected):
 @pytest.mark.parametrize(
     "text", ["", "[]", "[::1", "::1]:7", "a..b", f"{'x' * 70}.y:7", "a b", "a\0", "tcp://a:7", "a:0"]
 )
-def test_what_names_no_machine_is_no_endpoint(text):
+def test_invalid_endpoints_raise(text):
     with pytest.raises(InputError, match="name where all nodes reach node 0, as HOST:PORT"):
         Endpoint.parse(text)
 
@@ -353,7 +351,7 @@ def test_wrong_values_are_usage_errors_of_one_line(monkeypatch, capsys, options,
 
 
 @pytest.mark.parametrize("name", ["SLURM_NODEID", "JOB_COMPLETION_INDEX", "GROUP_RANK"])
-def test_a_node_s_rank_is_also_what_the_cluster_s_launcher_says(monkeypatch, capsys, name):
+def test_node_rank_defaults_to_the_variable_of_the_cluster_launcher(monkeypatch, capsys, name):
     monkeypatch.setenv(name, "5")
     assert main(["run", "--nnodes", "2", "-n", "1", "--rdzv_endpoint", "a", "train.py"]) == 2
     assert "--node-rank: is 5; 2 nodes are 0 to 1" in capsys.readouterr().err
@@ -367,14 +365,14 @@ def test_a_node_s_rank_is_also_what_the_cluster_s_launcher_says(monkeypatch, cap
         ("2x2", ["--nnodes", "2", "-n", "1"], "--nproc-per-node 1: node 0 of the schedule has 2 workers"),
     ],
 )
-def test_nodes_that_do_not_fit_the_schedule_are_refused_in_one_line(tmp_path, capsys, cluster, options, said):
+def test_nodes_that_do_not_match_the_schedule_are_rejected(tmp_path, capsys, cluster, options, said):
     write_schedule(tmp_path / "s.json", Schedule("all", Cluster.parse(cluster), AllReduce()))
     place = ["--node-rank", "0", "--rdzv-endpoint", "127.0.0.1:1", "--schedule", str(tmp_path / "s.json")]
     assert main(["run", *options, *place, "train.py"]) in (2, 65)
     assert said in capsys.readouterr().err
 
 
-def test_workers_of_all_nodes_together_must_be_those_of_the_schedule(node_0):
+def test_total_workers_of_all_nodes_must_match_the_schedule(node_0):
     port, found = node_0(num_workers=5)
     connection = follower(port)._connect("")
     wait_until(lambda: found, seconds=30)

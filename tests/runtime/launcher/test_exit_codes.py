@@ -25,7 +25,7 @@ if os.environ["RANK"] == "1":
 @pytest.mark.parametrize(
     ("way", "number"), [*(("exit", code) for code in (-1, *EXIT_CODES)), *(("signal", number) for number in SIGNALS)]
 )
-def test_how_a_worker_ends_is_named_and_gives_the_run_s_exit_code(run_script, way, number):
+def test_exit_code_or_signal_of_a_worker_is_named_and_ends_the_run(run_script, way, number):
     """A signal gives that of a shell."""
     done = run_script(SCRIPT, way, number)
     if way == "exit":
@@ -40,12 +40,12 @@ def test_how_a_worker_ends_is_named_and_gives_the_run_s_exit_code(run_script, wa
 
 
 @pytest.mark.parametrize("code", [*EXIT_CODES, *(-number for number in SIGNALS)])
-def test_the_others_continue_without_a_worker_that_a_signal_ended_but_not_after_an_exit_code(code):
+def test_only_workers_killed_by_a_signal_count_as_failed(code):
     assert _is_lost(Child(0, 0, 0, code=code)) == (code < 0)
 
 
 @pytest.mark.parametrize(("code", "number"), [(130, signal.SIGINT), (143, signal.SIGTERM)])
-def test_an_exit_code_that_looks_like_a_signal_is_no_request_to_end_the_run(monkeypatch, code, number):
+def test_exit_code_above_128_is_not_a_termination_request(monkeypatch, code, number):
     sent = []
     monkeypatch.setattr(Child, "signal", lambda _, sent_number: sent.append(sent_number))
     workers, shutdown = [Child(0, 0, 0, code=code), Child(1, 0, 0)], Shutdown()
@@ -58,7 +58,7 @@ def test_an_exit_code_that_looks_like_a_signal_is_no_request_to_end_the_run(monk
     assert sent == [number, signal.SIGKILL]
 
 
-def test_how_a_process_ended_is_formatted_for_every_returncode():
+def test_every_returncode_is_formatted():
     assert [shell_exit_code(code) for code in (0, 255, -9, -64)] == [0, 255, 137, 192]
     for code in range(256):
         assert format_end(code) == f"ended with exit code {code}"

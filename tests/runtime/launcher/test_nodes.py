@@ -90,7 +90,7 @@ def check(run, survivors, codes, *said, unheard=()):
     run.nothing_is_left()
 
 
-def test_a_worker_of_another_node_is_killed_and_the_others_continue(trains):
+def test_workers_continue_after_a_kill_on_another_node(trains):
     """Node 1 waits for node 0, which starts after it."""
     run = trains("SIGKILL", tolerate=2, order=(1,))
     wait_until(lambda: "node 1 waits for node 0 at 127.0.0.1:" in run.errors, lambda: run.errors)
@@ -104,7 +104,7 @@ def test_a_worker_of_another_node_is_killed_and_the_others_continue(trains):
     assert "[2]" not in run.text_of("output", 0), "each node shows its own workers"
 
 
-def test_a_worker_starts_again_on_its_node_and_joins(trains):
+def test_killed_worker_restarts_on_its_node_and_rejoins(trains):
     run = trains("SIGKILL", tolerate=2, back=(3,), options=("--max-restarts", 1))
     output, errors = run.ends(0, 0)
     joined = int(re.search(r"worker 3 joined in round (\d+) with the state of worker 0", errors)[1])
@@ -113,19 +113,19 @@ def test_a_worker_starts_again_on_its_node_and_joins(trains):
     assert len({tuple(model) for model in end.values()}) == 1, errors
 
 
-def test_groups_on_request_continue_without_a_worker_of_another_node(trains):
+def test_dynamic_groups_continue_without_a_worker_of_another_node(trains):
     run = trains("SIGKILL", strategy=DynamicGroups())
     output, errors = run.ends(0, 0)
     assert "partreduce: worker 3 was killed by signal 9 (SIGKILL) while it" in errors
     assert models_of(output)[0].keys() == set(THREE)
 
 
-def test_a_stopped_worker_of_another_node_is_evicted_and_its_launcher_ends_it(trains):
+def test_stopped_worker_of_another_node_is_evicted_and_killed(trains):
     run = trains("SIGSTOP", timeout=5.0, tolerate=2)
     check(run, THREE, [EvictedError.exit_code] * 2, "worker 3 said nothing for 5 s and was given up")
 
 
-def test_a_stopped_worker_whose_launcher_is_stopped_too_is_evicted_with_its_node(trains):
+def test_node_with_stopped_worker_and_launcher_is_evicted(trains):
     run = trains("waits", timeout=10.0, tolerate=2)
     worker, launcher = run.under_way(), run.launchers[1]
     for pid in (launcher.pid, worker):
@@ -137,7 +137,7 @@ def test_a_stopped_worker_whose_launcher_is_stopped_too_is_evicted_with_its_node
     check(run, THREE, [EvictedError.exit_code] * 2, said, given_up, unheard={2})
 
 
-def test_a_killed_launcher_takes_its_workers_along_and_the_others_continue(trains):
+def test_killed_launcher_ends_its_workers_and_other_nodes_continue(trains):
     run = trains("waits", tolerate=2)
     run.under_way()
     run.launchers[1].kill()
@@ -145,7 +145,7 @@ def test_a_killed_launcher_takes_its_workers_along_and_the_others_continue(train
     check(run, TWO, [0, -signal.SIGKILL], "worker 3 was lost with node 1 (", on)
 
 
-def test_a_killed_launcher_that_starts_again_takes_part_in_the_next_attempt(trains):
+def test_restarted_launcher_takes_part_in_the_next_attempt(trains):
     """And more have failed than may: none continues."""
     run = trains("waits", tolerate=1, options=("--max-restarts", 1))
     run.under_way()
@@ -157,7 +157,7 @@ def test_a_killed_launcher_that_starts_again_takes_part_in_the_next_attempt(trai
     assert "continue" not in errors
 
 
-def test_when_node_0_is_killed_the_others_end_and_name_it(trains):
+def test_other_nodes_end_and_name_a_killed_node_0(trains):
     run = trains("waits", tolerate=2)
     run.under_way()
     run.launchers[0].kill()
@@ -167,14 +167,14 @@ def test_when_node_0_is_killed_the_others_end_and_name_it(trains):
 
 
 @pytest.mark.parametrize(("number", "node"), [(signal.SIGINT, 0), (signal.SIGTERM, 1)])
-def test_a_request_to_end_one_launcher_ends_the_run(trains, number, node):
+def test_signal_to_one_launcher_ends_the_run(trains, number, node):
     run = trains("waits")
     run.under_way()
     run.launchers[node].send_signal(number)
     run.ends(128 + number, 128 + number)
 
 
-def test_a_script_that_another_node_lacks_is_named_on_both(trains):
+def test_script_missing_on_one_node_is_named_on_both(trains):
     run = trains("nothing", order=(0,))
     wait_until(lambda: "node 0 waits at 127.0.0.1:" in run.errors, lambda: run.errors)
     run._options[run._options.index(run.folders[1].parent / "train.py")] = "absent.py"
@@ -186,7 +186,7 @@ def test_a_script_that_another_node_lacks_is_named_on_both(trains):
 
 
 @pytest.mark.lab
-def test_a_node_that_is_cut_off_fails_with_its_workers_which_end_by_themselves(trains, network):
+def test_disconnected_node_fails_and_its_workers_end(trains, network):
     run = trains("waits", tolerate=2, network=network)
     run.under_way()
     network.cut()
@@ -201,7 +201,7 @@ def test_a_node_that_is_cut_off_fails_with_its_workers_which_end_by_themselves(t
 
 
 @pytest.mark.lab
-def test_workers_behind_a_cut_that_is_mended_late_are_members_no_more(trains, network):
+def test_workers_reconnected_after_their_eviction_stay_evicted(trains, network):
     """They were evicted before their node was: when they can be heard again, the others continue without them."""
     run = trains("waits", timeout=6.0, tolerate=2, network=network)
     run.under_way()
@@ -214,7 +214,7 @@ def test_workers_behind_a_cut_that_is_mended_late_are_members_no_more(trains, ne
 
 
 @pytest.mark.lab
-def test_after_a_cut_that_is_mended_all_nodes_take_part_in_the_next_attempt(trains, network):
+def test_reconnected_node_takes_part_in_the_next_attempt(trains, network):
     run = trains("waits", options=("--max-restarts", 1), network=network)
     run.under_way()
     network.cut()
@@ -225,7 +225,7 @@ def test_after_a_cut_that_is_mended_all_nodes_take_part_in_the_next_attempt(trai
     assert len(models_of(output)[0]) == 4
 
 
-def test_what_workers_of_another_node_leave_behind_ends_before_the_next_attempt(tmp_path, begin):
+def test_processes_left_on_another_node_end_before_the_next_attempt(tmp_path, begin):
     write_schedule(tmp_path / "s.json", Schedule("all", Cluster.regular(2, 2), AllReduce()))
     script = """
 import os, sys, time
@@ -249,7 +249,7 @@ if os.environ["RANK"] == "3":
 
 
 @pytest.mark.parametrize(("way", "number"), [("exit", 137), ("signal", signal.SIGSEGV)])
-def test_a_worker_of_another_node_ends_by_an_exit_code_or_by_a_signal(tmp_path, begin, way, number):
+def test_exit_code_or_signal_on_another_node_ends_both_launchers(tmp_path, begin, way, number):
     """Without a schedule, and with the exit code on both nodes."""
     write_schedule(tmp_path / "s.json", Schedule("all", Cluster.regular(2, 2), AllReduce()))
     end = "sys.exit({0})" if way == "exit" else "os.kill(os.getpid(), {0})"

@@ -113,7 +113,7 @@ def nodes(tmp_path):
     found.end()
 
 
-def test_the_nodes_that_are_left_continue_from_the_checkpoint_by_the_failure_plan(tmp_path, nodes):
+def test_remaining_nodes_resume_the_checkpoint_with_the_failure_plan(tmp_path, nodes):
     plan = FailurePlan(SurvivorRule.ALL_REDUCE, 1)
     schedule = Schedule("all", Cluster.regular(3, 1), AllReduce(steps_per_round=STEPS_PER_ROUND), failure_plan=plan)
     write_schedule(tmp_path / "schedule.json", schedule)

@@ -113,7 +113,7 @@ dist.destroy_process_group()
 """
 
 
-def test_the_first_worker_to_end_leaves_the_run_s_schedule_to_the_others(run_script, tmp_path):
+def test_first_worker_to_end_does_not_delete_the_schedule(run_script, tmp_path):
     done = run_script(READS_LAST, tmp_path / "ended", options=["--schedule", "-"], stdin=TWO_WORKERS)
     assert done.stdout == "[0] the other has ended\n"
     warned = done.stderr.splitlines()  # in four lines, that the script follows no schedule; and of nothing else
@@ -122,7 +122,7 @@ def test_the_first_worker_to_end_leaves_the_run_s_schedule_to_the_others(run_scr
     assert "ended without a DistributedOptimizer" in warned[0]
 
 
-def test_a_worker_ends_as_a_python_program_does(run_script, tmp_path):
+def test_worker_exits_as_a_python_program_does(run_script, tmp_path):
     of_alone, of_worker = tmp_path / "alone", tmp_path / "worker"
     worker = run_script(LATE_WORDS, of_worker, options=["--workers", 1])
     command = [sys.executable, tmp_path / "script.py", of_alone]
@@ -139,17 +139,17 @@ def test_a_worker_ends_as_a_python_program_does(run_script, tmp_path):
 
 
 @pytest.mark.parametrize("ends", ["", "raise SystemExit"])
-def test_a_script_may_leave_what_waits_for_a_thread_when_it_is_destroyed(run_script, ends):
+def test_destructor_that_waits_for_a_thread_does_not_block_the_exit(run_script, ends):
     """As a script of DistributedDataParallel does, whose groups end with it."""
     assert run_script(WAITS + ends, options=["--workers", 1]).returncode == 0
 
 
-def test_a_script_may_destroy_its_groups_and_return_from_where_it_trained(run_script):
+def test_script_may_destroy_its_process_groups_before_its_ddp_models(run_script):
     """A model of DistributedDataParallel lets go of them last, and hung there within ten groups (torch 2.13)."""
     assert run_script(DESTROYS).returncode == 0
 
 
-def test_a_worker_that_is_interrupted_in_its_last_moment_ends_there_and_harms_nobody(run_script, tmp_path):
+def test_worker_interrupted_while_exiting_does_not_affect_the_others(run_script, tmp_path):
     """A forked child that gets past its end would continue as a second launcher, and end the workers before it."""
     done = run_script(ENDS_LAST + ENDS_BADLY, tmp_path / "ended")
     assert sorted(done.stdout.splitlines()) == ["[0] hooked: ValueError a bug", "[1] of C"]
@@ -158,7 +158,7 @@ def test_a_worker_that_is_interrupted_in_its_last_moment_ends_there_and_harms_no
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_worker_does_not_take_the_daemonic_processes_of_its_launcher_for_its_own():
+def test_worker_does_not_inherit_daemonic_processes_of_its_launcher():
     """What multiprocessing knows of, it ends when the interpreter does."""
     begun = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
     begun.start()

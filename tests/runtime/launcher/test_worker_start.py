@@ -32,7 +32,7 @@ print(json.dumps({"drawn": drawn, "read": read, "others": others}), end="")
 
 
 @pytest.mark.processes
-def test_a_worker_draws_and_reads_for_itself_and_its_last_line_needs_no_end(run_script):
+def test_workers_have_their_own_random_numbers_and_standard_streams(run_script):
     done = run_script(LOOKS_AROUND, stdin="ours")
     assert (done.returncode, done.stderr) == (0, "")
     found = [json.loads(line[4:]) for line in sorted(done.stdout.splitlines())]
@@ -42,7 +42,7 @@ def test_a_worker_draws_and_reads_for_itself_and_its_last_line_needs_no_end(run_
 
 
 @pytest.mark.processes
-def test_a_request_to_end_a_run_that_comes_as_soon_as_a_worker_runs_leaves_it_time_to_save(tmp_path, monkeypatch):
+def test_worker_signalled_right_after_its_start_has_time_to_save(tmp_path, monkeypatch):
     release = Child.release
 
     def released_and_ended_at_once(worker, variables):
@@ -78,7 +78,7 @@ class Slow(LogMultiplexer):
         self.lines += text.splitlines()
 
 
-def test_what_lies_in_the_pipes_when_the_last_worker_ends_is_passed_on_however_long_that_takes():
+def test_slow_terminal_gets_all_output_after_the_last_worker_ended():
     ends = [os.pipe() for _ in range(2)]
     process = subprocess.Popen(["seq", "5000"], stdout=ends[0][1], stderr=ends[1][1])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # with all of it in the pipe, of which this keeps an end
@@ -94,7 +94,7 @@ def test_what_lies_in_the_pipes_when_the_last_worker_ends_is_passed_on_however_l
     process.wait()
 
 
-def test_no_pipe_takes_the_place_of_a_closed_standard_stream():
+def test_closed_standard_streams_are_not_replaced_by_pipes():
     pid = os.fork()
     if not pid:
         os.closerange(0, 3)
@@ -103,7 +103,7 @@ def test_no_pipe_takes_the_place_of_a_closed_standard_stream():
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) > 2
 
 
-def test_children_can_be_waited_for_also_where_the_parent_ignores_its_own():
+def test_children_can_be_reaped_if_sigchld_was_ignored():
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         with raise_on_sigterm():

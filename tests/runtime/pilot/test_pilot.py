@@ -102,7 +102,7 @@ print("losses", [round(curve.losses[-1], 4) for curve in curves])
 
 
 @pytest.mark.processes
-def test_what_worker_0_asks_for_after_the_probes_runs_on_all_workers(tmp_path):
+def test_schedules_that_worker_0_adds_run_on_all_workers(tmp_path):
     (tmp_path / "after.py").write_text(AFTER)
     done = WARM.run("partreduce", "run", "--workers", "2", tmp_path / "after.py")
     assert done.returncode == 0, done.stderr
@@ -112,7 +112,7 @@ def test_what_worker_0_asks_for_after_the_probes_runs_on_all_workers(tmp_path):
 
 
 @pytest.mark.processes
-def test_what_worker_0_cannot_plan_ends_the_pilot_of_all_with_its_reason(tmp_path):
+def test_planning_error_of_worker_0_ends_the_pilot_of_all_workers(tmp_path):
     (tmp_path / "after.py").write_text(AFTER)
     done = WARM.run(
         "partreduce", "run", "--workers", "2", tmp_path / "after.py", environment=os.environ | {"REFUSE": "1"}
@@ -123,7 +123,7 @@ def test_what_worker_0_cannot_plan_ends_the_pilot_of_all_with_its_reason(tmp_pat
 
 
 @pytest.mark.processes
-def test_a_run_off_on_a_cluster_of_another_size_is_refused_before_anything_runs(tmp_path):
+def test_cluster_of_another_size_is_rejected_before_any_step(tmp_path):
     (tmp_path / "cluster.yaml").write_text("num_nodes: 2\nworkers_per_node: 4\nhardware: {compute: 50ms}\n")
     done = run(tmp_path, str(tmp_path / "cluster.yaml"), "--workers", "2")
     assert done.returncode == 65
@@ -131,7 +131,7 @@ def test_a_run_off_on_a_cluster_of_another_size_is_refused_before_anything_runs(
     assert int((tmp_path / "steps").read_text()) == 0
 
 
-def test_a_pipeline_is_a_class_of_its_own():
+def test_pipeline_is_not_ordered_with_other_probes():
     shape = Cluster.parse("2x2")
     pipeline = Schedule("pipeline", shape, AllReduce(sync=Pipeline()))
     assert not any(is_harder(one, pipeline) for one in probes(shape, steps=24, data="shuffled"))
@@ -140,7 +140,7 @@ def test_a_pipeline_is_a_class_of_its_own():
     assert Curve(reference(shape), 0, 1, (1.0,)).is_reference
 
 
-def test_a_job_that_is_another_one_each_time_is_refused():
+def test_job_that_differs_for_the_same_seed_is_rejected():
     schedule = reference(Cluster.parse("1x2"))
     first, noisy, other = (Curve(schedule, 3, 1, (loss, 0.5)) for loss in (2.0, 2.0001, 2.1))
     check_other_start([], first)
@@ -150,7 +150,7 @@ def test_a_job_that_is_another_one_each_time_is_refused():
         check_other_start([first, noisy], other)
 
 
-def test_what_is_harder_than_an_unstable_schedule_is_left_out_and_all_reduce_never():
+def test_probes_are_ordered_by_difficulty_and_all_reduce_is_never_harder():
     shape = Cluster.parse("2x2")
     every_4, every_8, pairs, inside, late, every_4_late, _ = probes(shape, steps=24, data="shuffled")
     assert [one.name for one in (inside, late)] == ["node-then-all", "allreduce-late"]
@@ -164,7 +164,7 @@ def test_what_is_harder_than_an_unstable_schedule_is_left_out_and_all_reduce_nev
     assert not is_harder(reference(shape), inside), "all others are compared with it"
 
 
-def test_a_function_that_makes_no_job_is_refused_before_anything_runs():
+def test_function_that_makes_no_job_is_rejected():
     with pytest.raises(InputError, match=r"the function returned a NoneType; it returns a partreduce\.PilotJob"):
         run_pilot(lambda _seed: None, steps=24, seeds=[0], cluster=Cluster.parse("1x2"))  # type: ignore[arg-type, return-value]
     with pytest.raises(InputError, match=r"does not take the seed; write `def NAME\(seed\):`"):
@@ -173,7 +173,7 @@ def test_a_function_that_makes_no_job_is_refused_before_anything_runs():
         run_pilot(lambda _seed: None, steps=24, seeds=[0], cluster=Cluster.parse("1x1"))  # type: ignore[arg-type, return-value]
 
 
-def test_a_pilot_outside_a_job_says_how_to_start_one(tmp_path):
+def test_pilot_outside_a_job_names_the_launch_option(tmp_path):
     done = run(tmp_path)
     assert done.returncode == 2
     assert "--workers N: measure runs on all workers: give N here" in done.stderr

@@ -16,7 +16,7 @@ def test_more_failures_than_tolerated_end_the_run_with_the_signal_and_names():
     assert "worker 0 was killed by signal 9" in ended.text
 
 
-def test_a_silent_worker_is_evicted_and_killed_and_the_run_says_so():
+def test_silent_worker_is_evicted_and_killed():
     ended = run({1: ("stopped", 4)}, timeout=10.0)
     assert ended.code == EvictedError.exit_code, ended.text
     assert ended.own == replay_means(lambda round_: [ALL if round_ < 4 else LEFT], LEFT), ended.text
@@ -39,7 +39,7 @@ def test_schedules_that_cannot_continue_are_refused_in_one_line():
     assert ended.text.count("InputError: ") == ended.text.count("[0-2] InputError: schedule ") == 1, ended.text
 
 
-def test_a_failure_plan_that_the_run_does_not_use_is_mentioned():
+def test_unused_failure_plan_is_mentioned():
     ended = run({}, failure_plan=st.FailurePlan(st.SurvivorRule.ALL_REDUCE, 1), max_failures=0)
     assert (ended.code, sorted(ended.said)) == (0, list(ALL)), ended.text
     assert (
@@ -48,6 +48,6 @@ def test_a_failure_plan_that_the_run_does_not_use_is_mentioned():
     )
 
 
-def test_all_but_one_worker_may_be_lost():
+def test_all_but_one_worker_may_fail():
     with pytest.raises(InputError, match="--tolerate-failures: expected 0 to 2 for 3 workers, got 3"):
         run({}, max_failures=3)

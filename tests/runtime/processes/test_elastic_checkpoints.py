@@ -41,7 +41,7 @@ DIES = {1: ("before the sum", 1)}
 @pytest.mark.parametrize(
     ("steps_per_round", "until"), [(1, 2), (3, 6), (4, 10)], ids=["steps", "rounds", "inside a round"]
 )
-def test_survivors_save_and_the_next_run_gives_the_lost_worker_the_state_of_the_first(tmp_path, steps_per_round, until):
+def test_next_run_gives_the_failed_worker_the_state_of_worker_0(tmp_path, steps_per_round, until):
     job, steps = {"strategy": AllReduce(steps_per_round=steps_per_round), "folder": tmp_path}, 4 * steps_per_round
     saved = run_to_the_end(DIES, steps=until, saves=True, **job)
     assert sorted(saved.own) == list(LEFT), saved.text
@@ -174,7 +174,7 @@ def replayed_restarts(sizes):
     return models[0]
 
 
-def test_two_nodes_resume_the_checkpoint_of_three_and_the_third_comes_back(tmp_path):
+def test_two_nodes_resume_the_checkpoint_of_three_and_the_third_rejoins(tmp_path):
     for runs, size in enumerate(sizes := (3, 2, 3)):
         code, said, text = run_nodes(tmp_path, size)
         assert code == 0, text
@@ -188,7 +188,7 @@ def test_two_nodes_resume_the_checkpoint_of_three_and_the_third_comes_back(tmp_p
             assert one["own"] == pytest.approx(replayed_restarts(sizes[: runs + 1]).tolist(), rel=1e-9, abs=1e-9)
 
 
-def test_a_missing_node_is_an_error_where_workers_are_not_restarted(tmp_path):
+def test_missing_node_without_restarts_is_an_error(tmp_path):
     code, said, text = run_nodes(tmp_path, 2, restarts="0")
     assert code != 0
     assert said == []

@@ -262,7 +262,7 @@ DEATHS = [
 @pytest.mark.parametrize(
     ("kind", "instant", "dies", "resumes"), DEATHS, ids=["-".join(map(str, row[:3])) for row in DEATHS]
 )
-def test_survivors_of_a_killed_worker_hold_what_a_replay_says(kind, instant, dies, resumes):
+def test_survivors_of_a_killed_worker_match_a_replay(kind, instant, dies, resumes):
     plan = st.FailurePlan(st.SurvivorRule.ALL_REDUCE, 1) if kind == "merged 3 late" else None
     ended = KINDS[kind].holds({1: (instant, dies)}, LEFT, failure_plan=plan)
     (_, first), (resumed, second) = ended.views
@@ -379,7 +379,7 @@ def test_a_failure_in_mean_model_gives_the_mean_of_the_survivors(kind, others):
         ("pipeline of 2", 5, 5, {5, 6}), ("pipeline of 4", 5, 5, {5, 6}),
     ],
 )  # fmt: skip
-def test_a_worker_whose_confirmation_failed_takes_the_mean_that_others_took(kind, dies, breaks, resumes):
+def test_a_worker_whose_confirmation_failed_uses_the_mean_of_the_others(kind, dies, breaks, resumes):
     """Worker 1 dies when all have confirmed a round, and worker 2 takes its confirm for broken."""
     ended = KINDS[kind].holds({1: ("before the sum", dies), 2: ("confirm breaks", breaks)}, LEFT)
     ((resumed, members),) = ended.views[1:]
@@ -397,7 +397,7 @@ DRAWN = {"gradients": (8, UP_TO_COMMIT, 2, 0.5), "pipeline": (6, [*ON_THE_WAY, "
 
 
 @pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind, row in DRAWN.items() for seed in range(row[0])])
-def test_random_failures_also_during_recovery_leave_the_models_of_a_replay(kind, seed):
+def test_random_failures_also_during_recovery_match_a_replay(kind, seed):
     draws, (_, instants, lowest, share) = random.Random(seed), DRAWN[kind]
     first, second = draws.sample(FOUR, 2)
     deaths = {first: (draws.choice(instants), draws.randrange(lowest, 6))}
@@ -416,13 +416,13 @@ STAGES = Kind(st.AllReduce(transport=HIERARCHICAL), {"size": WIDE}, replay_avera
 
 
 @pytest.mark.parametrize("instant", ["before the sum", "in the sum", "prepared"])
-def test_hierarchical_sums_continue_after_a_node_is_lost(instant):
+def test_hierarchical_sums_continue_after_a_node_failed(instant):
     ended = STAGES.holds({4: (instant, 4), 5: (instant, 4)}, FOUR, workers=6, nodes=3)
     assert (ended.members(3), ended.members(4)) == (tuple(range(6)), FOUR)
     assert all(one["in_stages"] for one in ended.said.values())
 
 
-def test_sums_use_a_ring_while_nodes_are_unequal_and_stages_again_when_all_are_back():
+def test_ring_replaces_hierarchical_sums_while_nodes_are_unequal():
     dies = {3: ("prepared", 4)}
     ended = STAGES.holds(dies, FOUR, workers=4, nodes=2, steps=14, restarts=1, back=(3,))
     assert [ended.members(round_) for round_ in (3, 4, 13)] == [FOUR, (0, 1, 2), FOUR]
@@ -556,7 +556,7 @@ def with_a_buffer(dies_in):
 
 
 @pytest.mark.parametrize("dies_in", [1, 5])
-def test_a_restarted_sum_averages_buffers_as_they_are_then(dies_in):
+def test_a_restarted_sum_averages_the_current_buffers(dies_in):
     found = with_a_buffer(dies_in)
     weight, seen, left = 0.0, dict.fromkeys(ALL, 0.0), {}
     for turn in range(8):

@@ -45,7 +45,7 @@ def test_a_worker_that_rejoins_takes_part_in_later_mean_models_only():
     assert len({tuple(one["means"][-1]) for one in ended.said.values()}) == 1
 
 
-def test_static_groups_are_those_of_the_schedule_again_when_all_are_back():
+def test_static_groups_follow_the_schedule_again_after_all_rejoined():
     phases = group_phases(4, *EVEN_ODD)
     ended, _ = back({1: ("prepared", 4)}, workers=4, strategy=StaticGroups(phases=phases))
     assert ended.joins[1][0] >= 6, ended.text

@@ -35,13 +35,13 @@ def assert_equal_runs(reports):
 
 
 @pytest.mark.parametrize("mesh", ["2x4", "4x2"])
-def test_sharded_replicas_lose_what_whole_workers_lose(driver, mesh):
+def test_sharded_replicas_have_the_losses_of_whole_workers(driver, mesh):
     reports = run_scenario(driver, "same losses", MESH=mesh)
     assert len(reports) == 8
     assert_equal_runs(reports)
 
 
-def test_what_users_do_with_sharded_models_is_as_with_whole_ones(driver):
+def test_training_features_are_equal_for_sharded_and_whole_models(driver):
     reports = run_scenario(driver, "features")
     assert_equal_runs(reports)
     for report in reports:
@@ -51,7 +51,7 @@ def test_what_users_do_with_sharded_models_is_as_with_whole_ones(driver):
 
 
 @pytest.mark.parametrize("mesh", ["2x1x2", "2x2x2"])
-def test_replicas_sharded_by_tensor_parallelism_are_as_whole_workers(driver, mesh):
+def test_replicas_sharded_by_tensor_parallelism_equal_whole_workers(driver, mesh):
     reports = run_scenario(driver, f"tensor parallel, {4 if mesh == '2x1x2' else 8}", MESH=mesh)
     assert_equal_runs(reports)
     if mesh == "2x2x2":
@@ -66,7 +66,7 @@ def test_no_delay_changes_a_bit_of_sharded_runs(driver):
                 assert count, (name, places)
 
 
-def test_what_no_sharded_model_can_do_is_refused_in_one_line(driver):
+def test_unsupported_uses_of_sharded_models_raise_one_line_errors(driver):
     words = {
         "no mesh": "'0.weight' is sharded (DTensor over dp_shard); say along which dimension",
         "all dimensions": "mesh: has 2 dimensions (dp_replicate, dp_shard); pass the one",
@@ -91,7 +91,7 @@ def test_what_no_sharded_model_can_do_is_refused_in_one_line(driver):
             assert "\n" not in said
 
 
-def test_a_checkpoint_of_sharded_replicas_resumes_with_as_many_shards_or_another_number(driver, tmp_path):
+def test_sharded_checkpoint_resumes_with_any_number_of_shards(driver, tmp_path):
     whole, again = (run_scenario(driver, "checkpoints, 4", MESH="2x2", DIRECTORY=str(tmp_path)) for _ in range(2))
     assert len(list(tmp_path.glob("*/round-*"))) == 4, "keep=1"
     for one, other in zip(sorted(whole, key=RANK), sorted(again, key=RANK), strict=True):
@@ -122,7 +122,7 @@ def test_a_checkpoint_of_sharded_replicas_resumes_with_as_many_shards_or_another
             assert "\n" not in said
 
 
-def test_a_killed_rank_ends_all_replicas_with_its_name(driver):
+def test_killed_rank_ends_all_replicas_and_is_named(driver):
     answer = driver.run("killed", limit=60)
     assert answer["code"] == 128 + 9
     assert "worker 3 was killed by signal 9 (SIGKILL)" in answer["output"]
@@ -136,7 +136,7 @@ def test_a_killed_rank_ends_all_replicas_with_its_name(driver):
     assert "Traceback" not in answer["output"]
 
 
-def test_the_script_of_the_page_trains_and_differs_from_an_hsdp_script_by_the_page_s_lines(tmp_path):
+def test_documented_script_trains_and_differs_from_hsdp_by_the_diff(tmp_path):
     page = (ROOT / "docs/how-to/sharded-models.md").read_text(encoding="utf-8")
     (diff,) = re.findall(r"^```diff\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     script = (ROOT / "examples/train_sharded.py").read_text(encoding="utf-8")

@@ -24,7 +24,7 @@ def outcomes():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_time_in_which_a_waiter_was_stopped_counts_against_nobody(outcomes, name):
+def test_time_while_a_waiter_was_stopped_is_not_counted(outcomes, name):
     sys.stdout.write(outcomes[name]["output"])
     assert outcomes[name]["suspended"], "the fault fired"
     assert outcomes[name]["codes"] == {"waiter": 0, "other": 0}

@@ -77,7 +77,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("scenario", ENDS)
-def test_what_ends_a_run_is_named_by_all_who_are_left_within_seconds(driver, scenario):
+def test_remaining_workers_name_the_cause_of_the_end_within_seconds(driver, scenario):
     (code, ranks, error, words), answer = ENDS[scenario], driver.run(scenario)
     assert answer["code"] == code
     assert set(answer["errors"]) == ranks, answer["output"][-2000:]
@@ -88,7 +88,7 @@ def test_what_ends_a_run_is_named_by_all_who_are_left_within_seconds(driver, sce
         assert report["seconds"] < EARLY
 
 
-def test_neighbors_that_keep_a_gap(driver, tmp_path):
+def test_neighbors_with_an_iteration_gap(driver, tmp_path):
     answer = driver.run("gap", limit=110, environment={"TRACE": str(tmp_path)})
     assert answer["code"] == 0, answer["output"][-2000:]
     mixing = np.array([[2, 1, 0, 1], [1, 2, 1, 0], [0, 1, 2, 1], [1, 0, 1, 2]]) / 4
@@ -110,7 +110,7 @@ def test_neighbors_that_keep_a_gap(driver, tmp_path):
 
 
 @pytest.mark.parametrize("when", ["between operations", "in mid-operation", "in mid-operation, hierarchical"])
-def test_a_killed_worker_is_named_within_seconds_and_nobody_holds_partial_sums(driver, when):
+def test_a_killed_worker_is_named_within_seconds_and_no_partial_sum_remains(driver, when):
     answer = driver.run(f"killed {when}")
     assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
     assert set(answer["errors"]) == {0, 1, 2}
@@ -127,7 +127,7 @@ def test_a_killed_worker_is_named_within_seconds_and_nobody_holds_partial_sums(d
         assert report["values"] in ([2.5], [1.5], [3.5], [1.0], [2.0], [3.0])
 
 
-def test_a_worker_killed_in_a_coded_average_leaves_parameters_and_reference_as_they_were(driver):
+def test_kill_in_a_coded_average_changes_neither_parameters_nor_reference(driver):
     answer = driver.run("killed in mid-operation, coded")
     assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
     assert set(answer["errors"]) == {0, 1, 2}
@@ -156,7 +156,7 @@ def generator():
 
 
 @pytest.mark.parametrize("when", ["in mid-operation", "stopped"])
-def test_a_worker_lost_from_a_generated_schedule_leaves_the_others_training(driver, generator, when):
+def test_workers_of_a_generated_schedule_continue_after_a_failure(driver, generator, when):
     environment, notes = generator
     answer = driver.run(f"generated, {when}", environment=environment, survive=True)
     ends = [r for r in answer["reports"] if "values" in r]
@@ -178,7 +178,7 @@ def test_a_worker_lost_from_a_generated_schedule_leaves_the_others_training(driv
         assert [group for group in mine if 3 not in group[1]][-20:] == [g for g in groups if 3 not in g[1]][-20:]
 
 
-def test_a_refusal_that_a_script_catches_before_it_ends_reaches_the_others(driver):
+def test_error_caught_by_a_script_that_ends_reaches_the_other_workers(driver):
     answer = driver.run("refused")
     assert set(answer["errors"]) == {0, 1, 2, 3}
     assert answer["errors"].pop(1)["error"] == "InputError"
@@ -195,9 +195,7 @@ ALONE = [
 
 
 @pytest.mark.parametrize(("place", "kind"), ALONE)
-def test_who_comes_alone_to_where_all_meet_kills_nobody_and_is_named_with_what_all_must_do(
-    driver, tmp_path, place, kind
-):
+def test_collective_call_on_one_worker_alone_raises_and_names_it(driver, tmp_path, place, kind):
     """As under `if rank == 0:`, in mid-run, while the other worker is in an average of another length."""
     answer = driver.run(f"alone in {place} {kind}", environment={"FOLDER": str(tmp_path)})
     assert set(answer["errors"]) == {0, 1}, answer["output"][-2000:]
@@ -263,7 +261,7 @@ wrap(model, 3)
 """
 
 
-def test_under_plain_torchrun_a_script_trains_and_a_wrong_number_of_workers_is_one_line_and_an_exit_code(tmp_path):
+def test_torchrun_trains_and_a_wrong_number_of_workers_is_one_line(tmp_path):
     """Each worker of torchrun is a new process that imports torch."""
     (script := tmp_path / "script.py").write_text(SCRIPT)
     line = ["--standalone", "--nproc-per-node", 2, script, tmp_path]
@@ -291,9 +289,7 @@ SHOWS = "import sys\nsys.excepthook = lambda kind, *_: print(kind.__name__)\n"
     ],
     ids=["torchrun", "a way of its own", "typed in", "no launcher"],
 )
-def test_errors_are_shown_in_one_line_from_the_import_on_where_torchrun_started_the_script_alone(
-    variables, flags, code, output, errors
-):
+def test_import_under_torchrun_shows_our_errors_in_one_line(variables, flags, code, output, errors):
     done = subprocess.run(
         [sys.executable, *flags, "-c", code],
         env=children.environment(**variables),
@@ -342,7 +338,7 @@ MAKE = (
         (HOOK + THREAD.format("StoreLostError('ours')"), 0, "StoreLostError: ours"),
     ],
 )
-def test_errors_of_ours_and_no_others_are_one_line_wherever_they_end_a_script(tmp_path, script, code, line):
+def test_only_our_errors_are_shown_in_one_line(tmp_path, script, code, line):
     done = WARM.run("-c", script.replace("FOLDER", str(tmp_path)), timeout=60)
     assert done.returncode == code
     assert done.stderr.splitlines()[-1].startswith(line)
@@ -364,7 +360,7 @@ for step in range(600):
 """
 
 
-def test_ctrl_c_ends_the_launcher_and_all_its_workers_with_one_line_in_all(tmp_path):
+def test_ctrl_c_ends_launcher_and_workers_with_one_line(tmp_path):
     script, errors = tmp_path / "script.py", tmp_path / "errors"
     script.write_text(INTERRUPTED.replace("FOLDER", str(tmp_path)))
     launch = "from partreduce.runtime.launcher.launch import launch"

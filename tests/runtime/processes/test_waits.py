@@ -27,7 +27,7 @@ SCENARIOS = "helpers.fault_scenarios"
 
 
 @pytest.mark.parametrize("fault", ["SIGSTOP", "SIGKILL", "cut"])
-def test_workers_whose_store_is_gone_end_and_say_so(driver, fault):
+def test_workers_whose_store_is_gone_raise_store_lost_error(driver, fault):
     """The timeout is 8 s; before, they trained on as orphans, and hung in finish()."""
     if fault == "cut" and (reason := why_no_network()):
         pytest.skip(reason)
@@ -51,7 +51,7 @@ def test_workers_whose_store_is_gone_end_and_say_so(driver, fault):
         ("backup", "step 5 for a token to enter step 6", "step 8 for a token to enter step 9"),
     ],
 )
-def test_without_a_killed_worker_the_others_continue_until_they_lack_what_it_sends(driver, setting, neighbor, other):
+def test_without_a_killed_worker_the_others_continue_until_they_need_it(driver, setting, neighbor, other):
     """On a ring 0-1-2-3-4 whose worker 2 is killed in step 2; with backup for longer than a failed run has."""
     grace = 4.0 if setting == "backup" else 60.0
     answer = driver.run(f"gap, {setting}", patient=True, grace=grace)
@@ -70,7 +70,7 @@ def test_without_a_killed_worker_the_others_continue_until_they_lack_what_it_sen
         assert "worker 2" in errors[worker]["text"]
 
 
-def test_a_port_that_another_program_holds_is_told_within_the_timeout_and_a_second(driver):
+def test_port_held_by_another_program_is_reported_early(driver):
     answer = driver.run("wrapped", fault="squatted")
     assert answer["hang"] == []
     for report in answer["errors"].values():
@@ -118,7 +118,7 @@ STOPPED = [("row", 4, 29), ("row", 1, 12), ("stopped, pipeline", 1, 0), ("stoppe
 
 
 @pytest.mark.parametrize(("scenario", "victim", "at"), STOPPED)
-def test_a_stopped_worker_is_named_in_a_row_and_where_gradients_are_in_flight(driver, scenario, victim, at):
+def test_a_stopped_worker_is_named_in_a_row_and_with_gradients_in_flight(driver, scenario, victim, at):
     """In a row neighbors wait for it, theirs for them: the first whose time is over names the one that holds up all."""
     answer = driver.run(scenario, environment={"VICTIM": str(victim), "AT": str(at)})
     assert [fault["fault"] for fault in answer["faults"]] == [signal.SIGSTOP], "the fault fired"
@@ -129,7 +129,7 @@ def test_a_stopped_worker_is_named_in_a_row_and_where_gradients_are_in_flight(dr
     assert max(seconds(scenario, answer, answer["faults"][0]["at"])) < EARLY
 
 
-def test_a_worker_that_was_given_up_wakes_and_ends_alone(driver, tmp_path):
+def test_evicted_worker_wakes_and_ends_alone(driver, tmp_path):
     """The others still train when it wakes, and are not ended."""
     pytest.importorskip("zmq")
     given_up, ended = tmp_path / "given up", threading.Event()

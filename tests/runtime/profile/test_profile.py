@@ -72,7 +72,7 @@ def test_a_slow_nic_is_fitted_where_phases_inside_nodes_are_noisy():
     assert seconds == pytest.approx(slow.latency + 262_144 * slow.seconds_per_byte, rel=0.2)
 
 
-def test_fit_keeps_what_it_does_not_measure():
+def test_fit_keeps_unmeasured_values():
     cluster = Cluster.parse("1x4")
     base = Hardware(num_nics=2, slowdown=((1, 2.0),), compute=0.5, model_bytes=7)
     measured = [Measurement(phase, 1000, (1e-3,)) for phase in calibration_phases(cluster)]
@@ -81,7 +81,7 @@ def test_fit_keeps_what_it_does_not_measure():
     assert hardware.nic == base.nic
 
 
-def test_rails_are_the_nics_beside_a_gpu():
+def test_rails_are_the_nics_next_to_a_gpu():
     assert num_rails(TABLE) == 2
     assert num_rails("") == 1
 
@@ -110,7 +110,7 @@ def run(*arguments, **environment):
     return WARM.run("partreduce", "measure", *arguments, environment=clean | environment)
 
 
-def test_one_worker_fits_and_all_know_its_metrics(ranks, monkeypatch):
+def test_one_worker_fits_and_all_workers_get_the_result(ranks, monkeypatch):
     """Where sixteen workers share two cores, sixteen fits at once took longer than the measurement."""
     fits = []
 
@@ -128,7 +128,7 @@ def test_one_worker_fits_and_all_know_its_metrics(ranks, monkeypatch):
 
 
 @pytest.mark.processes
-def test_a_size_that_nobody_stated_is_measured_with_but_not_written_as_the_models(tmp_path):
+def test_default_model_size_is_not_written_to_the_cluster_file(tmp_path):
     """Else `design` would plan for a model of 8 MB without a word."""
     path = tmp_path / "cluster.yaml"
     done = run("--workers", "2", "--repetitions", "1", "-o", str(path), "--json")
@@ -160,14 +160,14 @@ def test_profile_writes_a_cluster_file_that_loads(tmp_path):
     assert len(document["checks"]) == 10
 
 
-def test_profile_outside_a_job_says_how_to_start_one():
+def test_profile_outside_a_job_names_the_launch_option():
     done = run()
     assert done.returncode == 2
     assert "--workers N: measure runs on all workers: give N here" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_step_function_that_is_missing_is_named(tmp_path):
+def test_missing_step_function_is_named(tmp_path):
     (tmp_path / "train.py").write_text("x = 1\n")
     done = run("--workers", "2", "--step", f"{tmp_path}/train.py:step")
     assert done.returncode == 2

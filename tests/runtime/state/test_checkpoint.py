@@ -73,7 +73,7 @@ def train(model, optimizer, steps):
         optimizer.step()
 
 
-def test_no_checkpoint_is_none_and_the_last_two_are_kept(ranks, tmp_path):
+def test_missing_checkpoint_loads_as_none_and_the_last_two_are_kept(ranks, tmp_path):
     def work(world):
         model, optimizer = make(world, everyone(2), 0)
         assert load_checkpoint(optimizer, tmp_path / "nothing") is None
@@ -103,7 +103,7 @@ def save_run(ranks, tmp_path, n=3, plan=None, rounds=(2, 4)):
     return ranks.run(n, work)
 
 
-def test_what_was_saved_comes_back_with_extra(ranks, tmp_path):
+def test_load_restores_the_saved_state_and_extra(ranks, tmp_path):
     before = save_run(ranks, tmp_path)
 
     def work(world):
@@ -121,7 +121,7 @@ def test_what_was_saved_comes_back_with_extra(ranks, tmp_path):
     ("key", "value"),
     [("version", True), ("round", -1), ("number", 0), ("num_workers", 0), ("workers", [{"steps": -1}])],
 )
-def test_a_manifest_of_numbers_that_cannot_be_is_none(tmp_path, key, value):
+def test_manifest_with_impossible_numbers_raises(tmp_path, key, value):
     """A round of -1 was what a run resumed from."""
     entry = {"sha256": "0" * 64, "steps": 3}
     facts = {
@@ -141,7 +141,7 @@ def test_a_manifest_of_numbers_that_cannot_be_is_none(tmp_path, key, value):
 
 
 @pytest.mark.parametrize("damage", ["flipped byte", "missing file", "no manifest", "bad manifest", "cut file"])
-def test_a_damaged_newest_checkpoint_is_passed_over_by_all(ranks, tmp_path, damage):
+def test_damaged_newest_checkpoint_is_skipped_by_all_workers(ranks, tmp_path, damage):
     save_run(ranks, tmp_path)
     newest = tmp_path / "round-00000004"
     victim = newest / "worker-00001.safetensors"
@@ -174,7 +174,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_by_all(ranks, tmp_path, dama
         ({"sync": st.DelayedAveraging()}, 5, "another model"),
     ],
 )
-def test_another_schedule_is_refused_by_hash_and_another_model(ranks, tmp_path, options, width, words):
+def test_checkpoint_of_another_schedule_or_model_is_rejected(ranks, tmp_path, options, width, words):
     save_run(ranks, tmp_path)
 
     def work(world):
@@ -208,7 +208,7 @@ def test_another_number_of_workers_starts_from_the_mean_model(ranks, tmp_path, n
 
 
 @on_ranks(2)
-def test_where_a_round_cannot_be_saved_inside_the_next_step_that_can_is_named(world, tmp_path):
+def test_save_inside_a_round_names_the_next_step_that_can_be_saved(world, tmp_path):
     model, optimizer = make(
         world, Schedule("pairs", Cluster.regular(1, 2), st.Pairwise(active=(0,), steps_per_round=3))
     )
@@ -219,7 +219,7 @@ def test_where_a_round_cannot_be_saved_inside_the_next_step_that_can_is_named(wo
     assert save_checkpoint(optimizer, tmp_path).name == "round-00000002"
 
 
-def test_a_worker_that_cannot_write_is_named_by_all_and_the_run_continues(ranks, tmp_path, monkeypatch):
+def test_failed_write_names_the_worker_and_the_run_continues(ranks, tmp_path, monkeypatch):
     write = checkpoint.write_file
 
     def full(path, data):
@@ -241,7 +241,7 @@ def test_a_worker_that_cannot_write_is_named_by_all_and_the_run_continues(ranks,
 
 
 @pytest.mark.parametrize("stop", range(5))
-def test_a_crash_at_any_write_leaves_the_checkpoint_before(ranks, tmp_path, monkeypatch, stop):
+def test_crash_at_any_write_keeps_the_previous_checkpoint(ranks, tmp_path, monkeypatch, stop):
     """Writes are counted; everything from the given one on does not happen, as after a crash."""
     save_run(ranks, tmp_path, rounds=(2,))
     write, count = checkpoint.write_file, [0]

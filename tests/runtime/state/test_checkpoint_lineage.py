@@ -59,7 +59,7 @@ def names(directory):
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_a_run_that_starts_afresh_keeps_what_it_has_just_written(ranks, tmp_path):
+def test_fresh_run_keeps_its_newest_checkpoints_and_those_of_the_last_run(ranks, tmp_path):
     """Its rounds are lower than those of the run before, whose checkpoints are not its to delete."""
     run(ranks, tmp_path, 10, 20)
     written, _ = run(ranks, tmp_path, 2, 4, 6)
@@ -68,7 +68,7 @@ def test_a_run_that_starts_afresh_keeps_what_it_has_just_written(ranks, tmp_path
     assert run(ranks, tmp_path, load=True)[1] == "round-00000006", "the newest is what was written last"
 
 
-def test_another_runs_checkpoint_of_the_same_round_stays(ranks, tmp_path):
+def test_checkpoint_of_another_run_at_the_same_round_is_kept(ranks, tmp_path):
     run(ranks, tmp_path, 2, 4)
     before = {path.name: (path / "manifest.json").read_bytes() for path in tmp_path.iterdir()}
     written, _ = run(ranks, tmp_path, 2, 4, 6)
@@ -77,14 +77,14 @@ def test_another_runs_checkpoint_of_the_same_round_stays(ranks, tmp_path):
     assert all((tmp_path / name / "manifest.json").read_bytes() == data for name, data in before.items())
 
 
-def test_a_resumed_run_is_of_the_lineage_that_it_resumed_from(ranks, tmp_path):
+def test_resumed_run_continues_the_lineage_of_its_checkpoint(ranks, tmp_path):
     run(ranks, tmp_path, 2, 4)
     written, resumed = run(ranks, tmp_path, 6, 8, load=True)
     assert resumed == "round-00000004"
     assert names(tmp_path) == written == ["round-00000006", "round-00000008"]
 
 
-def test_a_rollback_saves_its_rounds_again_and_resumes_from_those(ranks, tmp_path):
+def test_rollback_saves_its_rounds_again_and_resumes_from_them(ranks, tmp_path):
     run(ranks, tmp_path, 2, 4)
     shutil.copytree(tmp_path / "round-00000002", tmp_path / "kept")
     shutil.rmtree(tmp_path / "round-00000004")
@@ -94,7 +94,7 @@ def test_a_rollback_saves_its_rounds_again_and_resumes_from_those(ranks, tmp_pat
     assert "kept" in names(tmp_path), "what is not named as a checkpoint is not removed"
 
 
-def test_what_a_crash_left_unfinished_goes_with_the_old_ones(ranks, tmp_path):
+def test_unfinished_checkpoint_is_removed_with_the_old_ones(ranks, tmp_path):
     run(ranks, tmp_path, 2, 4)
     (tmp_path / "round-00000004" / "manifest.json").unlink()
     foreign = tmp_path / "round-00000003"
@@ -113,7 +113,7 @@ def test_what_a_crash_left_unfinished_goes_with_the_old_ones(ranks, tmp_path):
     ],
     ids=["newer", "nothing but newer", "older"],
 )
-def test_another_format_is_refused_by_name_and_no_fresh_start(ranks, tmp_path, rounds, version, words):
+def test_other_format_version_raises_instead_of_starting_fresh(ranks, tmp_path, rounds, version, words):
     """If it is newer, with the older one that could be used."""
     run(ranks, tmp_path, *rounds)
     path = tmp_path / "round-00000004" / "manifest.json"
@@ -123,7 +123,7 @@ def test_another_format_is_refused_by_name_and_no_fresh_start(ranks, tmp_path, r
 
 
 @pytest.mark.parametrize("damage", ["file", "manifest", "unreadable", "one worker lacks it"])
-def test_a_checkpoint_that_cannot_be_read_is_no_fresh_start(ranks, tmp_path, damage):
+def test_unreadable_checkpoint_raises_instead_of_starting_fresh(ranks, tmp_path, damage):
     run(ranks, tmp_path, 4)
     folder = tmp_path / "round-00000004"
     if damage == "file":
@@ -140,7 +140,7 @@ def test_a_checkpoint_that_cannot_be_read_is_no_fresh_start(ranks, tmp_path, dam
     assert "no older one can be used instead" in text
 
 
-def test_a_directory_that_cannot_be_read_is_no_fresh_start(ranks, tmp_path):
+def test_unreadable_directory_raises_instead_of_starting_fresh(ranks, tmp_path):
     place = tmp_path / "checkpoints"
     place.write_text("a file")
     assert "checkpoints: cannot be read: Not a directory" in refusal(ranks, place, FileError)

@@ -47,12 +47,12 @@ def test_a_process_with_background_threads_ends_as_its_script_ends(end, code):
     assert "terminate" not in result.stderr
 
 
-def test_a_thread_that_never_returns_does_not_hold_up_the_end():
+def test_thread_that_never_returns_does_not_block_the_exit():
     result = run_script("import threading\n" + STORE + "Background(threading.Event().wait, name='waits').start()\n")
     assert result.returncode == 0, result.stderr
 
 
-def test_a_machine_that_is_so_busy_that_hardly_anything_runs_gives_threads_more_time(monkeypatch):
+def test_busy_machine_gives_threads_more_time_to_end(monkeypatch):
     """Here a look takes a hundred times as long as it should, and the thread as many of them as there are."""
     monkeypatch.setattr(work, "ENDING_SECONDS", 0.0005)
     monkeypatch.setattr(work, "_threads", set())
@@ -79,7 +79,7 @@ def test_a_machine_that_is_so_busy_that_hardly_anything_runs_gives_threads_more_
     assert len(looks) == work.ENDING_LOOKS
 
 
-def test_all_threads_are_asked_to_stop_before_any_is_waited_for_and_share_the_looks(monkeypatch):
+def test_all_threads_are_stopped_before_any_is_joined_and_share_the_limit(monkeypatch):
     done = []
 
     class Running:

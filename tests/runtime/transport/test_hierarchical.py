@@ -66,7 +66,7 @@ def test_sums_equal_the_rings_and_are_the_same_bits_on_all_members(ranks, small_
         assert all(torch.equal(first, run[index]) for runs in answers for run in runs)
 
 
-def test_the_condition_is_that_of_the_cost_model():
+def test_hierarchy_levels_follow_the_cost_model():
     regular, odd = (0, 0, 1, 1, 2, 2), (0, 0, 0, 1, 1, 1)
     assert levels_of((0, 1, 2, 3), regular, 3) == ((2, 3), (1, 3))
     assert levels_of((0, 1, 4, 5), regular, 0) == ((0, 1), (0, 4))
@@ -188,7 +188,7 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_training_ends_where_it_does_with_rings(ranks, small_parts, name):
+def test_hierarchical_training_equals_ring_training(ranks, small_parts, name):
     def work(world):
         ring = train(world, SCHEDULES[name], "ring")
         ours = train(world, SCHEDULES[name], "hierarchical")
@@ -205,7 +205,7 @@ def test_training_ends_where_it_does_with_rings(ranks, small_parts, name):
 
 
 @on_ranks(4, [(True, True)] * 4)
-def test_the_form_comes_from_the_schedule_unless_the_option_names_another(world):
+def test_algorithm_option_overrides_the_schedule(world):
     plan = Schedule(
         "all",
         Cluster.regular(2, 2),
@@ -215,7 +215,7 @@ def test_the_form_comes_from_the_schedule_unless_the_option_names_another(world)
     return worlds[0] in world.relatives, worlds[1] is world
 
 
-def test_a_member_that_goes_away_ends_the_others_with_its_name(ranks):
+def test_members_name_a_member_that_left(ranks):
     def work(world):
         model = network()
         schedule = Schedule("all", Cluster.regular(2, 2), st.AllReduce(steps_per_round=2))
@@ -239,7 +239,7 @@ def test_a_member_that_goes_away_ends_the_others_with_its_name(ranks):
         assert answers[rank].startswith("step 9, round 4: group {0,1,2,3}: worker 2 stopped in round 4")
 
 
-def test_groups_of_a_generator_are_hierarchical_where_they_can_be(ranks, monkeypatch):
+def test_dynamic_groups_are_hierarchical_where_possible(ranks, monkeypatch):
     pytest.importorskip("zmq")
     schedule = Schedule("g", Cluster.regular(2, 2), st.DynamicGroups(group_size=4, division=st.GroupSplit.GLOBAL))
 
@@ -266,7 +266,7 @@ def test_groups_of_a_generator_are_hierarchical_where_they_can_be(ranks, monkeyp
     assert all(kinds[everyone] is HierarchicalCommunicator and everyone in done for _, kinds, done in answers)
 
 
-def test_workers_with_other_forms_are_named(ranks):
+def test_workers_with_different_algorithms_are_named(ranks):
     def work(world):
         return train(world, node_then_all(), "hierarchical" if world.rank == 1 else "ring")
 
@@ -282,7 +282,7 @@ def test_workers_with_other_forms_are_named(ranks):
         ("hierarchical", "cuda", MissingDependencyError, "no CUDA stream waits for .* or leave algorithm at ring"),
     ],
 )
-def test_forms_that_cannot_run_are_refused_in_a_line(monkeypatch, word, device, kind, text):
+def test_unsupported_algorithms_raise_one_line_errors(monkeypatch, word, device, kind, text):
     monkeypatch.setenv(OVER_GLOO, "1")
     with pytest.raises(kind, match=text) as refusal:
         chosen_algorithm(word, torch.device(device))

@@ -45,7 +45,7 @@ def group_of(world):
 
 @pytest.mark.parametrize("name", STARTS)
 @pytest.mark.parametrize("seconds", [0.0, 1e-5, 0.02])
-def test_a_wait_has_a_limit_and_the_operation_continues(ranks, name, seconds):
+def test_wait_ends_at_its_limit_and_the_operation_continues(ranks, name, seconds):
     """Worker 0 starts and waits in vain, a limit of nothing included, which to torch is none; then worker 1 comes."""
     may_come = threading.Event()
 
@@ -66,7 +66,7 @@ def test_a_wait_has_a_limit_and_the_operation_continues(ranks, name, seconds):
     assert ranks.run(2, run) == [False, None]
 
 
-def test_a_group_is_given_up_while_a_member_does_not_begin_its_first_operation(ranks):
+def test_group_is_abandoned_before_its_first_operation_when_a_vote_opens(ranks):
     """Worker 1 has connected and gone away, as for a vote on the next members; gloo alone would wait for a minute."""
     has_connected, has_ended = threading.Event(), threading.Event()
 
@@ -115,7 +115,7 @@ def run_waiting(script, wait):
 
 
 @pytest.mark.processes
-def test_the_main_thread_waits_inside_and_ends_when_the_operation_does():
+def test_main_thread_waits_inside_torch_until_the_operation_ends():
     """One wait, whose limit is 100 s and which is over after 0.3."""
     result = run_waiting(
         """
@@ -131,7 +131,7 @@ print(looks, work.is_completed(), 0.2 < time.monotonic() - begun < 60)
 
 
 @pytest.mark.processes
-def test_a_thread_that_is_not_the_main_one_looks_so_that_the_interpreter_may_end():
+def test_other_threads_poll_so_that_the_interpreter_can_exit():
     """Inside the library, as with `work.ended_within(0.002)`, it would end the process by a signal."""
     script = "looks = threading.Event()\nBackground(lambda: (looks.set(), wait()), name='waits').start()\n"
     ends = run_waiting(script + "looks.wait()\ntime.sleep(0.2)\n", "work.wait(lambda: 0.05)")
@@ -139,7 +139,7 @@ def test_a_thread_that_is_not_the_main_one_looks_so_that_the_interpreter_may_end
 
 
 @pytest.mark.processes
-def test_the_thread_of_staged_sums_waits_inside_and_the_interpreter_may_end():
+def test_thread_of_staged_sums_lets_the_interpreter_exit():
     """It is inside for a moment at a time, and the end of the interpreter waits for that moment."""
     script = """
 from partreduce.runtime.transport.multistage_allreduce import StagedSums, Stages
@@ -162,7 +162,7 @@ print(len(times) > 0, max(times) <= 0.05)
     assert (ends.returncode, ends.stdout) == (0, "True True\n"), ends.stderr
 
 
-def test_an_operation_that_failed_has_ended_and_raises_whenever_it_is_waited_for(ranks):
+def test_failed_operation_raises_at_every_wait(ranks):
     def run(world):
         group = group_of(world)
         if world.rank == 1:
@@ -181,7 +181,7 @@ def test_an_operation_that_failed_has_ended_and_raises_whenever_it_is_waited_for
 
 
 @on_ranks(2, [([3.0] * 3, [0.0] * 3)] * 2)
-def test_a_sum_in_sixteen_bits_waits_as_its_sum_does(world):
+def test_second_wait_for_a_float16_sum_changes_nothing(world):
     tensor = torch.full((3,), 1.0 + world.rank)
     work = group_of(world).all_reduce(tensor, Coding(Transport(codec=Codec.FLOAT16), (0, 0)))
     assert work.ended_within(60)
@@ -192,7 +192,7 @@ def test_a_sum_in_sixteen_bits_waits_as_its_sum_does(world):
     return summed, tensor.tolist()
 
 
-def test_a_look_ends_a_wait_early_and_nobody_looks_once_the_operation_has_ended():
+def test_check_ends_a_wait_early_and_is_not_called_after_the_end():
     completion, looks = Completion(), []
     work = completion.work()
 
@@ -212,7 +212,7 @@ def test_a_look_ends_a_wait_early_and_nobody_looks_once_the_operation_has_ended(
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no address"), OSError("no address")])
-def test_a_bounded_call_gives_up_by_what_it_is_told_and_its_error_comes_when_it_returns(error):
+def test_bounded_call_gives_up_and_raises_its_error_after_its_return(error):
     may_end, asked = threading.Event(), []
 
     def fail_late():
@@ -250,7 +250,7 @@ class TimedSigns:
 
 
 @pytest.mark.parametrize("size", [2, waiting.MAX_WATCHED, waiting.MAX_WATCHED + 1])
-def test_who_waits_glances_often_and_looks_closely_at_times_and_at_news(monkeypatch, size):
+def test_peer_watch_polls_often_and_diagnoses_at_intervals_and_on_changes(monkeypatch, size):
     clock, members, said = [0.0], tuple(range(size)), []
     monkeypatch.setattr(waiting.time, "monotonic", lambda: clock[0])
     signs = TimedSigns(clock)
@@ -271,7 +271,7 @@ def test_who_waits_glances_often_and_looks_closely_at_times_and_at_news(monkeypa
 
 
 @pytest.mark.parametrize("waited", [0.0, 1e-4, 1e-3, 0.01, 0.1, 60.0])
-def test_the_end_of_a_wait_is_noticed_within_a_part_of_it(waited):
+def test_polling_pause_is_a_bounded_fraction_of_the_wait(waited):
     pause = waiting.pause_after(waited)
     assert waiting.SHORTEST <= pause <= max(waiting.SHORTEST, waited / waiting.SHARE)
     assert pause <= waiting.LONGEST
@@ -296,7 +296,7 @@ def passes(clock, seconds, look, tick=0.1):
         look()
 
 
-def test_seconds_count_while_somebody_looks_and_at_most_one_where_nobody_did(clock):
+def test_own_time_counts_at_most_a_second_between_two_reads(clock):
     own = OwnTime()
     passes(clock, 3.0, own)
     assert own() == pytest.approx(3.0)
@@ -307,7 +307,7 @@ def test_seconds_count_while_somebody_looks_and_at_most_one_where_nobody_did(clo
     assert own() == pytest.approx(3.5 + MOST_SECONDS)
 
 
-def test_any_thread_may_look_and_none_makes_the_clock_run_ahead():
+def test_own_time_read_by_several_threads_does_not_run_ahead():
     own = OwnTime()
     start = waiting.time.monotonic()
     threads = [threading.Thread(target=lambda: [own() for _ in range(20_000)]) for _ in range(4)]
@@ -318,7 +318,7 @@ def test_any_thread_may_look_and_none_makes_the_clock_run_ahead():
     assert own() <= waiting.time.monotonic() - start + 1e-3
 
 
-def test_a_deadline_passes_after_its_seconds_of_own_time_and_may_restart(clock):
+def test_deadline_counts_own_time_and_can_be_renewed(clock):
     limit = Deadline(2.0, OwnTime())
     passes(clock, 1.8, lambda: limit.left)
     assert not limit.is_over
@@ -330,7 +330,7 @@ def test_a_deadline_passes_after_its_seconds_of_own_time_and_may_restart(clock):
     assert limit.is_over
 
 
-def test_a_wait_names_whom_it_waits_for_and_takes_a_little_longer_where_nobody_is_silent(clock):
+def test_wait_names_its_peers_and_lasts_longer_without_a_diagnosis(clock):
     signs = Signs()
     for is_known, extra in ((True, 0.0), (False, DIAGNOSE_SECONDS)):
         signs.is_diagnosed = lambda _members, known=is_known: known
@@ -340,7 +340,7 @@ def test_a_wait_names_whom_it_waits_for_and_takes_a_little_longer_where_nobody_i
             passes(clock, 0.3, wait.check)
 
 
-def test_a_wait_ends_early_where_one_of_those_that_are_still_missing_is_gone(clock):
+def test_wait_ends_early_when_an_awaited_peer_is_gone(clock):
     signs = Signs()
     wait = Wait(signs, (1, 2), 60.0)
     passes(clock, 3.0, wait.check)
@@ -355,7 +355,7 @@ def test_a_wait_ends_early_where_one_of_those_that_are_still_missing_is_gone(clo
     assert set(asked) == {(2,)}
 
 
-def test_a_wait_that_another_deadline_limits_for_a_while_restarts(clock):
+def test_renewed_wait_restarts_its_limit(clock):
     wait = Wait(SignsOfLife(), (1,), 2.0)
     passes(clock, 1.9, wait.check)
     wait.renew()
@@ -364,7 +364,7 @@ def test_a_wait_that_another_deadline_limits_for_a_while_restarts(clock):
         passes(clock, 0.3, wait.check)
 
 
-def test_a_reason_of_ones_own_replaces_that_of_the_others(clock):
+def test_own_reason_replaces_the_reason_of_the_peers(clock):
     signs, reasons = Signs(), [None]
     signs.why = "worker 1 left"
     wait = Wait(signs, (1,), 60.0, why=lambda: reasons[0])
@@ -386,7 +386,7 @@ def stores(folder):
 
 
 @pytest.mark.parametrize("kind", ["in memory", "in a file", "served"])
-def test_notes_are_read_together_once_all_of_them_are_there(kind, tmp_path):
+def test_notes_are_read_together_once_all_exist(kind, tmp_path):
     place = Notes(stores(tmp_path)[kind](), "place")
     place.write("b", "second")
     assert place.read_all(["a", "b"]) is None, "without a wait for the first"
@@ -394,7 +394,7 @@ def test_notes_are_read_together_once_all_of_them_are_there(kind, tmp_path):
     assert place.read_all(["a", "b"]) == ["first", "second"], "in the order of the question"
 
 
-def test_a_note_that_comes_late_is_read():
+def test_late_note_is_read():
     place = Notes(HashStore(), "place")
     writer = threading.Timer(0.05, lambda: place.write("a", "first"))
     writer.start()
@@ -402,7 +402,7 @@ def test_a_note_that_comes_late_is_read():
     writer.join()
 
 
-def test_pauses_are_a_part_of_the_wait_and_have_ends(monkeypatch):
+def test_pauses_grow_with_the_wait_within_bounds(monkeypatch):
     now, slept = [0.0], []
     monkeypatch.setattr(store, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=slept.append))
     pauses = Pauses()

@@ -139,7 +139,7 @@ def test_any_bytes_of_strangers_are_dropped(pair, messages, raw, held):
 
 @settings(max_examples=50)
 @given(frames=FRAMES, sealed=st.booleans())
-def test_any_frames_of_somebody_with_the_password_are_dropped(pair, frames, sealed):
+def test_any_frames_of_a_sender_with_the_password_are_dropped(pair, frames, sealed):
     """Without the header's key nothing is parsed; with it, what is no header is dropped without a word."""
     endpoint = pair.boxes[1]._endpoint
     if sealed:
@@ -149,7 +149,7 @@ def test_any_frames_of_somebody_with_the_password_are_dropped(pair, frames, seal
     assert all(message.kind == "hello" for message in pair.heard)
 
 
-def test_a_header_is_opened_once_by_its_receiver_and_only_as_it_was_sealed(pair):
+def test_sealed_header_opens_once_and_only_for_its_receiver(pair):
     secrets = {box._endpoint._secret for box in pair.boxes}
     assert len(secrets) == 1, "one secret in the run"
     (secret,) = secrets
@@ -164,7 +164,7 @@ def test_a_header_is_opened_once_by_its_receiver_and_only_as_it_was_sealed(pair)
     assert check(Seal(secret, 1)(header)) == header, "another connection of the same sender"
 
 
-def test_what_is_replayed_or_redirected_by_somebody_with_the_password_is_dropped(pair):
+def test_replayed_and_redirected_messages_are_dropped(pair):
     """He read the wire: whole messages of worker 0, which their receiver takes once, and no other worker at all."""
     read = []
     seals = {to: Seal(pair.boxes[0]._endpoint._secret, to) for to in (0, 1)}
@@ -185,7 +185,7 @@ def test_what_is_replayed_or_redirected_by_somebody_with_the_password_is_dropped
     assert [message.numbers for message in pair.heard if message.kind == "told"] == [(0,), (1,), (2,)]
 
 
-def test_somebody_with_the_password_cannot_send_a_frame_that_is_larger_than_any_message(pair):
+def test_frame_larger_than_any_message_is_not_received(pair):
     """His connection is closed, before memory is taken for it."""
     place = pair.boxes[1]._endpoint
     frames = [Seal(place._secret, 1)(json.dumps([0, "large", [0, 0]]).encode()), bytes(10_001)]
@@ -206,7 +206,7 @@ def test_a_strangers_connection_is_closed_before_it_takes_a_message(pair):
     assert pair.still_delivers()
 
 
-def test_the_end_of_the_side_thread_is_told_to_who_waits_and_who_sends():
+def test_failed_side_thread_raises_in_waits_and_sends():
     def broken(message):
         raise RecursionError("maximum recursion depth exceeded")
 
@@ -219,7 +219,7 @@ def test_the_end_of_the_side_thread_is_told_to_who_waits_and_who_sends():
     pair.close()
 
 
-def test_nothing_is_written_into_a_file_that_gets_the_number_of_a_closed_descriptor(tmp_path):
+def test_file_with_the_number_of_a_closed_descriptor_is_not_written(tmp_path):
     """The side thread ends by itself; descriptors that it gave back would now be the user's files."""
 
     def broken(message):

@@ -66,7 +66,7 @@ SIZES = st.integers(0, 50)
     st.integers(1, 5),
     st.lists(st.tuples(st.sampled_from(["send", "deliver", "grant", "old grant"]), SIZES), max_size=80),
 )
-def test_no_order_of_messages_and_grants_passes_the_bound_loses_or_stops_anything(messages, events):
+def test_any_order_of_messages_and_grants_keeps_the_bound_and_the_order(messages, events):
     """Two accounts and what lies between them; afterwards everything that is due arrives, and all has come in order."""
     bound = Bound(messages, 100)
     sender, receiver = Account(bound), Account(bound)
@@ -109,7 +109,7 @@ def test_no_order_of_messages_and_grants_passes_the_bound_loses_or_stops_anythin
     assert sender.waiting == Tally(0, 0)
 
 
-def test_a_grant_for_what_was_never_sent_gives_no_room():
+def test_grant_for_unsent_messages_gives_no_room():
     account = Account(Bound(2, 100))
     account.take(50)
     account.grant(10**9, 10**9)
@@ -120,7 +120,7 @@ def test_a_grant_for_what_was_never_sent_gives_no_room():
         account.take(0)
 
 
-def test_a_receiver_that_stops_bounds_what_waits_for_it_and_the_memory():
+def test_stopped_receiver_bounds_queued_messages_and_memory():
     """Without grants libzmq would read on, and hold all 400 MB here: its side thread runs, the strategy does not."""
     gate, came = threading.Event(), []
 
@@ -153,7 +153,7 @@ def test_a_receiver_that_stops_bounds_what_waits_for_it_and_the_memory():
     assert came == list(range(100))
 
 
-def test_a_stopped_process_lets_its_sender_wait_no_longer_than_the_timeout_and_continues_where_it_was(tmp_path):
+def test_send_to_a_stopped_process_times_out_and_loses_nothing(tmp_path):
     """SIGSTOP, with real sockets between; the sender's error names the receiver, and nothing is lost for all that."""
     script = (
         "import sys, time, torch.distributed as dist\n"
@@ -223,7 +223,7 @@ def test_waiting_for_room_ends_when_the_run_does():
         gate.set()
 
 
-def test_answers_never_wait_but_more_of_them_than_the_bound_are_an_error_that_names_the_peer():
+def test_answers_beyond_the_bound_raise_an_error_that_names_the_peer():
     """What a worker sends to one that does not read: the bound is under way, as much waits, the next is refused."""
     gate, asked = threading.Event(), []
 
@@ -244,7 +244,7 @@ def test_answers_never_wait_but_more_of_them_than_the_bound_are_an_error_that_na
         gate.set()
 
 
-def test_two_workers_that_answer_each_other_under_the_smallest_bound_do_not_lock():
+def test_workers_answering_each_other_at_the_smallest_bound_do_not_deadlock():
     count, done = 200, [threading.Event(), threading.Event()]
     answers = [[], []]
 
@@ -275,7 +275,7 @@ def test_two_workers_that_answer_each_other_under_the_smallest_bound_do_not_lock
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_nothing_is_lost_or_reordered_and_every_byte_is_counted_under_random_pauses(seed):
+def test_random_pauses_lose_and_reorder_nothing_and_all_bytes_are_counted(seed):
     rng = random.Random(seed)
     bound = Bound(rng.choice([1, 3, 64]), rng.choice([6000, 100_000]))
     heard = [[], [], []]
@@ -345,19 +345,19 @@ def reuse(snapshots, seed):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_an_array_that_is_used_again_never_changes_what_is_in_flight(seed):
+def test_reused_array_does_not_change_messages_in_flight(seed):
     snapshots = Snapshots()
     assert reuse(snapshots, seed) == 0
     assert len(snapshots) < 30, "memory was used again"
 
 
-def test_that_property_can_fail(monkeypatch):
+def test_reuse_of_memory_in_flight_is_detected(monkeypatch):
     """Code that takes memory for free that is in flight is found."""
     monkeypatch.setattr(array_frames._Snapshot, "is_free", lambda snapshot: True)
     assert reuse(Snapshots(), 0) > 0
 
 
-def test_a_snapshot_is_free_when_the_last_part_of_a_frame_is_forgotten():
+def test_snapshot_is_reused_only_after_its_last_view_is_deleted():
     snapshots = Snapshots()
     part = tensor_of(snapshots.take([torch.arange(10.0)])[0][8:20], torch.float32)[1:]
     for number in range(5):
@@ -369,7 +369,7 @@ def test_a_snapshot_is_free_when_the_last_part_of_a_frame_is_forgotten():
     assert len(snapshots) <= 2
 
 
-def test_a_frame_that_begins_at_an_odd_place_is_read_rightly():
+def test_unaligned_frame_is_read_correctly():
     numbers = torch.arange(5, dtype=torch.float64)
     frame = bytearray(b"x") + bytes(frame_of(numbers))
     assert tensor_of(memoryview(frame)[1:], torch.float64).tolist() == numbers.tolist()
@@ -378,7 +378,7 @@ def test_a_frame_that_begins_at_an_odd_place_is_read_rightly():
     assert numbers.tolist() == [1, 2, 3, 4, 5], "a view, not a copy"
 
 
-def test_what_waits_for_room_goes_out_when_the_mailbox_closes():
+def test_closing_a_mailbox_sends_queued_messages():
     """As before there was a bound: closing sends what is queued."""
     gate, came = threading.Event(), []
 
@@ -399,7 +399,7 @@ def test_what_waits_for_room_goes_out_when_the_mailbox_closes():
     assert came == [0, 1, 2, 3]
 
 
-def test_what_is_urgent_overtakes_arrays_and_each_connection_keeps_its_order():
+def test_urgent_messages_overtake_arrays_and_connections_keep_their_order():
     """Nothing says when all of it lies at the receiver, so it has another try where some was on its way too long."""
     heard, held = [], threading.Event()
     array, sizes = frame_of(torch.zeros(MB // 4)), (("array", 6), ("token", 3))

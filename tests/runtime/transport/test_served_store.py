@@ -45,7 +45,7 @@ def free_port():
 
 
 @pytest.mark.parametrize("num_children", [0, 2])
-def test_a_killed_host_of_the_store_is_missed_at_once_though_its_forked_children_live_on(monkeypatch, num_children):
+def test_killed_store_host_is_noticed_at_once_despite_its_children(monkeypatch, num_children):
     """As data loaders' processes do, which kept the store's sockets open: workers had no answer and no error."""
     port = free_port()
     for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
@@ -86,7 +86,7 @@ def test_a_killed_host_of_the_store_is_missed_at_once_though_its_forked_children
         os.close(writing)
 
 
-def test_what_a_forked_child_loses_is_the_store_alone(monkeypatch):
+def test_forked_child_closes_only_the_sockets_of_the_store(monkeypatch):
     """Not a socket of the program's own, though it listens where a store once was."""
     monkeypatch.setattr(rendezvous, "_listeners", set())
     with socket.create_server(("127.0.0.1", 0)) as former:

@@ -49,7 +49,7 @@ def loss_of(model, step):
     return (model(x) - x.sum(1, keepdim=True)).square().mean()
 
 
-def test_a_step_while_another_is_taken_is_refused_and_the_first_one_counts():
+def test_concurrent_step_raises_and_the_first_step_counts():
     model = network()
     optimizer = DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.05), model, Schedule("alone", Cluster.regular(1, N), st.AllReduce())
@@ -77,7 +77,7 @@ def test_a_step_while_another_is_taken_is_refused_and_the_first_one_counts():
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_script_alone_trains_as_without_the_library(capfd, tmp_path, name):
+def test_single_process_trains_as_without_the_library(capfd, tmp_path, name):
     schedule = Schedule(f"alone {name}", Cluster.regular(1, N), STRATEGIES[name])
     wanted = network()
     plain = torch.optim.SGD(wanted.parameters(), lr=0.05, momentum=0.9)
@@ -119,7 +119,7 @@ def test_a_script_alone_trains_as_without_the_library(capfd, tmp_path, name):
     assert "partreduce run --workers 4" in said[0]
 
 
-def test_shard_gives_everything_to_a_script_alone():
+def test_shard_dataset_returns_all_data_to_a_single_process():
     data = {"anything": 1}
     assert shard_dataset(data) is data
 
@@ -141,7 +141,7 @@ if sys.argv[2] == "finish":
 
 
 @pytest.mark.processes
-def test_a_run_that_ends_without_finish_says_so(tmp_path):
+def test_missing_finish_is_reported(tmp_path):
     """Averaged gradients leave one model anyway; averaged parameters do not."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -506,7 +506,7 @@ WAYS |= {
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_doing_what_the_message_says_works(ranks, tmp_path, name):
+def test_following_the_suggested_fix_works(ranks, tmp_path, name):
     says, script = WAYS[name]
     for told in (False, True):
         folder = tmp_path / str(told)
@@ -523,5 +523,5 @@ def test_doing_what_the_message_says_works(ranks, tmp_path, name):
             ranks.fresh()
 
 
-def test_there_are_enough_of_them():
+def test_at_least_40_suggested_fixes_are_tried():
     assert len(WAYS) >= 40

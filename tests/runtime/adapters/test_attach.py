@@ -20,7 +20,7 @@ def attached_script(monkeypatch, capfd):
     return model, optimizer, attach(optimizer, model, SCHEDULE)
 
 
-def test_a_step_that_a_grad_scaler_finds_infinite_counts_and_changes_nothing(attached_script):
+def test_step_skipped_by_grad_scaler_counts_and_changes_nothing(attached_script):
     model, optimizer, attached = attached_script
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     for step, size in enumerate((1.0, float("inf"), 3.0), start=1):
@@ -34,7 +34,7 @@ def test_a_step_that_a_grad_scaler_finds_infinite_counts_and_changes_nothing(att
         assert not hasattr(optimizer, "found_inf")
 
 
-def test_the_steps_in_the_schedule_are_in_the_state_of_what_attach_returns(attached_script):
+def test_schedule_steps_are_in_the_state_dict_of_the_attached_optimizer(attached_script):
     model, optimizer, attached = attached_script
     for stepping in (optimizer, attached):  # both are one step
         model(torch.ones(1, 1)).sum().backward()
@@ -48,7 +48,7 @@ def test_the_steps_in_the_schedule_are_in_the_state_of_what_attach_returns(attac
 
 
 @pytest.mark.parametrize("again", [attach, DistributedOptimizer])
-def test_an_optimizer_follows_one_schedule(attached_script, again):
+def test_second_schedule_of_an_optimizer_is_rejected(attached_script, again):
     model, optimizer, _ = attached_script
     torch.optim.lr_scheduler.StepLR(optimizer, 1)  # which replaces its step, too
     with pytest.raises(InputError, match=r"follows a schedule already, by partreduce\.attach"):

@@ -27,7 +27,7 @@ TORCHRUN = {
 
 
 @pytest.mark.parametrize(("num_workers", "num_nodes"), [(1, 1), (6, 1), (6, 2), (6, 3), (6, 6), (8, 2)])
-def test_ranks_number_the_workers_node_by_node_as_torchrun_does(num_workers, num_nodes):
+def test_worker_environment_matches_torchrun(num_workers, num_nodes):
     each = num_workers // num_nodes
     nodes = Cluster.regular(num_nodes, each)
     told = [worker_env(rank, nodes, None) for rank in range(num_workers)]
@@ -42,7 +42,7 @@ def test_ranks_number_the_workers_node_by_node_as_torchrun_does(num_workers, num
         assert one["MASTER_ADDR"] == "127.0.0.1"
 
 
-def test_cores_are_shared_out_unless_threads_are_said(monkeypatch):
+def test_cores_are_divided_among_workers_unless_threads_are_given(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
@@ -88,7 +88,7 @@ def to_all(number, ranks):
     return [(rank, number) for rank in ranks]
 
 
-def test_the_first_failure_counts_and_the_rest_are_asked_after_their_grace_and_then_ended(monkeypatch, capfd):
+def test_first_failure_sets_the_code_and_others_get_sigterm_then_sigkill(monkeypatch, capfd):
     machine, shutdown = Machine(monkeypatch), Shutdown()
     machine.ends(shutdown, 2, 0)
     assert machine.after(10 * GRACE, shutdown) == []
@@ -108,7 +108,7 @@ def test_the_first_failure_counts_and_the_rest_are_asked_after_their_grace_and_t
     assert capfd.readouterr().err == ""
 
 
-def test_who_asks_a_run_to_end_gets_it_ended_and_at_once_when_asking_again(monkeypatch):
+def test_second_termination_request_kills_the_workers_at_once(monkeypatch):
     machine, shutdown = Machine(monkeypatch), Shutdown()
     shutdown.end_on_request(signal.SIGTERM, GRACE, machine.workers)
     assert machine.sent == to_all(signal.SIGTERM, range(4))
@@ -126,7 +126,7 @@ def test_who_asks_a_run_to_end_gets_it_ended_and_at_once_when_asking_again(monke
     assert (shutdown.code, shutdown.has_signalled) == (130, True)
 
 
-def test_who_does_not_end_although_it_was_killed_is_given_up_once(monkeypatch):
+def test_worker_that_survives_sigkill_is_given_up_once(monkeypatch):
     machine, shutdown, given_up = Machine(monkeypatch), Shutdown(), []
     monkeypatch.setattr(Child, "give_up", lambda child: given_up.append(child.rank))
     shutdown.end_on_request(signal.SIGTERM, GRACE, machine.workers)
@@ -139,7 +139,7 @@ def test_who_does_not_end_although_it_was_killed_is_given_up_once(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_run_that_tolerates_failures_ends_by_errors_and_by_one_failure_too_many(monkeypatch, seed):
+def test_tolerant_run_ends_at_errors_and_at_one_failure_too_many(monkeypatch, seed):
     """Workers end in any order, each well, by an error, by a signal, or given up by the others."""
     draw = random.Random(seed)
     most = draw.choice([None, 0, 1, 2, 3])
@@ -176,7 +176,7 @@ def output_of(said, num_workers):
     return passed, early, output.getvalue()
 
 
-def test_what_all_workers_tell_is_shown_at_once_and_once():
+def test_error_of_all_workers_is_shown_immediately_and_once():
     assert output_of([(rank, MISTAKE) for rank in (2, 0, 1)], 3) == (
         [False] * 3,
         f"[0-2] {MISTAKE}\n",
@@ -185,12 +185,12 @@ def test_what_all_workers_tell_is_shown_at_once_and_once():
 
 
 @pytest.mark.parametrize(("ranks", "words"), [((5,), "5"), ((1, 0, 4, 6, 7, 5), "0-1,4-7"), ((3, 3, 1), "1,3")])
-def test_what_some_tell_names_them_when_it_has_waited(ranks, words):
+def test_error_of_some_workers_is_shown_later_with_their_ranks(ranks, words):
     passed, early, late = output_of([(rank, MISTAKE) for rank in ranks], 9)
     assert (any(passed), early, late) == (False, "", f"[{words}] {MISTAKE}\n")
 
 
-def test_two_mistakes_stay_two_and_other_lines_are_not_held():
+def test_different_errors_stay_separate_and_other_lines_pass():
     other = MISTAKE.replace("3", "4")
     passed, _, late = output_of([(0, MISTAKE), (1, other), (1, "PeerFailedError: x"), (0, "  InputError: indented")], 2)
     assert passed == [False, False, True, True]

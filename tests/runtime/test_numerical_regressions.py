@@ -62,7 +62,7 @@ def test_gradients_own_their_memory_across_the_mean_model(world, strategy):
 
 
 @on_ranks(2, [0.75] * 2)
-def test_a_scaler_looks_at_the_gradients_and_not_at_scratch_memory(world):
+def test_grad_scaler_checks_gradients_and_not_scratch_memory(world):
     model, optimizer = make_optimizer(world, st.AllReduce())
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     scaler.scale((model.weight * 0.25).sum()).backward()
@@ -76,7 +76,7 @@ def test_a_scaler_looks_at_the_gradients_and_not_at_scratch_memory(world):
 
 
 @on_ranks(2, [0.5] * 2)
-def test_a_step_may_be_skipped_after_one_that_raised_behind_its_average(world):
+def test_step_that_raised_after_its_average_may_be_skipped(world):
     model, optimizer = make_optimizer(world, st.AllReduce())
     plain = optimizer.optimizer.step
     model.backward(1.0)
@@ -94,7 +94,7 @@ def test_a_step_may_be_skipped_after_one_that_raised_behind_its_average(world):
 
 @pytest.mark.parametrize("place", ["finish", "mean_model"])  # in a step: the idiom "unfreezing"
 @on_ranks(2)
-def test_a_parameter_unfrozen_after_wrapping_is_refused(world, place):
+def test_parameter_unfrozen_after_wrapping_is_rejected(world, place):
     model = torch.nn.Sequential(Scalar(), Scalar())
     model[1].weight.requires_grad_(requires_grad=False)
     _, optimizer = make_optimizer(world, st.AllReduce(steps_per_round=2), model=model)
@@ -158,7 +158,7 @@ def test_a_rollback_repeats_the_first_run(ranks, late, model_first):
 
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
 @on_ranks(2)
-def test_a_state_saved_inside_a_round_is_refused_where_the_round_is_measured(world):
+def test_state_saved_inside_a_step_normalized_round_is_rejected(world):
     model, optimizer = make_optimizer(world, st.AllReduce(steps_per_round=2, averaging=st.Averaging.STEP_NORMALIZED))
     model.backward(1.0)
     optimizer.step()
@@ -169,7 +169,7 @@ def test_a_state_saved_inside_a_round_is_refused_where_the_round_is_measured(wor
 
 
 @on_ranks(2, [(0.25, 2)] * 2)
-def test_skip_after_average_gradients_is_refused_and_dropping_the_step_everywhere_works(world):
+def test_skip_after_average_gradients_raises_and_zero_grad_works(world):
     """Once 0.5 on the worker that skipped and 0.25 on the others."""
     model, optimizer = make_optimizer(world, st.AllReduce())
     model.backward(1.5 * world.rank)
@@ -205,7 +205,7 @@ def test_a_worker_without_data_clips_with_the_others(world):
     return round(model.weight.item(), 4)
 
 
-def test_workers_of_whom_one_clips_hear_of_it_in_the_next_step(ranks):
+def test_clipping_on_one_worker_alone_raises_in_the_next_step(ranks):
     """Their models have parted by then, which nothing said."""
 
     def work(world):
@@ -223,7 +223,7 @@ def test_workers_of_whom_one_clips_hear_of_it_in_the_next_step(ranks):
 
 
 @on_ranks(2, [-2.0, -2.0])
-def test_looking_at_the_means_on_one_worker_only_is_no_change(world):
+def test_average_gradients_on_one_worker_alone_changes_nothing(world):
     model, optimizer = make_optimizer(world, st.AllReduce())
     for _ in range(3):
         model.backward(1.0)
@@ -237,7 +237,7 @@ def test_looking_at_the_means_on_one_worker_only_is_no_change(world):
 
 
 @on_ranks(2)
-def test_an_asynchronous_server_refuses_several_models(world):
+def test_asynchronous_server_rejects_different_initial_models(world):
     model, optimizer = make_optimizer(
         world, st.Server(hosts=(0,), synchronous=False), model=Scalar(float(world.rank)), initial="keep"
     )
@@ -251,7 +251,7 @@ def test_an_asynchronous_server_refuses_several_models(world):
 
 
 @on_ranks(2, [4.0] * 2)
-def test_a_model_loaded_before_the_first_step_or_under_plain_means_is_trained(world):
+def test_model_loaded_between_rounds_is_trained(world):
     model, optimizer = make_optimizer(world, st.AllReduce(steps_per_round=2))
     for value in (3.0, 5.0):
         model.load_state_dict({"weight": torch.tensor([value])})
@@ -264,7 +264,7 @@ def test_a_model_loaded_before_the_first_step_or_under_plain_means_is_trained(wo
 
 
 @on_ranks(2, [-0.5] * 2)
-def test_a_parameter_of_size_zero_is_carried_along(world):
+def test_parameter_of_size_zero_is_supported(world):
     model = Scalar()
     model.nothing = torch.nn.Parameter(torch.zeros(0, 3))
     _, optimizer = make_optimizer(world, static_groups(2, [range(2)]), model=model)
@@ -277,7 +277,7 @@ def test_a_parameter_of_size_zero_is_carried_along(world):
 
 
 @on_ranks(2)
-def test_two_optimizers_whose_steps_per_round_could_deadlock_are_refused(world):
+def test_two_optimizers_that_could_deadlock_are_rejected(world):
     """They once met in one gloo group with arrays of unequal size, which ends the process by SIGABRT."""
     model, first = make_optimizer(world, st.AllReduce(steps_per_round=(1, 2)))
     other, second = make_optimizer(world, st.AllReduce(steps_per_round=(2, 4)))
@@ -294,7 +294,7 @@ def test_two_optimizers_whose_steps_per_round_could_deadlock_are_refused(world):
     make_optimizer(world, st.AllReduce(steps_per_round=(2, 1)))[1].finish()
 
 
-def test_a_scaler_that_unscales_is_no_clipping(ranks):
+def test_unscaling_is_not_mistaken_for_clipping(ranks):
     def work(world):
         model, optimizer = make_optimizer(world, st.AllReduce())
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -335,7 +335,7 @@ def test_a_layer_is_saved_without_the_rest_of_the_model(world):
 
 
 @on_ranks(2, [1] * 2)
-def test_copies_of_the_optimizer_are_refused_and_hooks_run_once(world):
+def test_optimizer_cannot_be_copied_and_hooks_run_once(world):
     model, optimizer = make_optimizer(world, st.AllReduce())
     for make in (copy.copy, copy.deepcopy, lambda one: torch.save(one, io.BytesIO())):
         with pytest.raises(InputError, match="belongs to a running job"):
@@ -371,7 +371,7 @@ class Counting(torch.nn.Module):
     ],
     ids=["size", "complex", "sparse"],
 )
-def test_a_buffer_that_changed_on_one_worker_is_named_with_worker_and_change(ranks, strategy, where, changed, said):
+def test_buffer_changed_on_one_worker_is_named(ranks, strategy, where, changed, said):
     """Once: "The size of tensor a (6) must match the size of tensor b (4)"."""
 
     def train(world, model, optimizer):
@@ -407,7 +407,7 @@ def test_a_buffer_that_changed_on_one_worker_is_named_with_worker_and_change(ran
     [st.AllReduce(), st.AllReduce(steps_per_round=2)],
     ids=lambda one: f"steps_per_round {one.steps_per_round}",
 )
-def test_a_layer_that_one_worker_replaces_is_named_before_it_trains_on(ranks, strategy):
+def test_layer_replaced_on_one_worker_is_named_before_training_continues(ranks, strategy):
     """Once all continued, that worker with a layer that no worker trained or averaged."""
 
     def work(world):
@@ -431,7 +431,7 @@ def test_a_layer_that_one_worker_replaces_is_named_before_it_trains_on(ranks, st
 
 
 @on_ranks(2, [(1.5, 3.5)] * 2)
-def test_one_tensor_given_to_two_parameters_as_gradient_becomes_a_mean_for_each(world):
+def test_gradient_shared_by_two_parameters_is_averaged_for_each(world):
     """Once the second parameter's mean took the place of the first's, since both lay in the same memory."""
     model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)).double()
     _, optimizer = make_optimizer(world, st.AllReduce(), model=model)
@@ -446,7 +446,7 @@ def test_one_tensor_given_to_two_parameters_as_gradient_becomes_a_mean_for_each(
 
 
 @pytest.mark.parametrize("way", ["skip", "join", "GradScaler"])
-def test_gradients_set_by_hand_may_be_skipped_joined_and_unscaled(ranks, way):
+def test_manually_set_gradients_may_be_skipped_joined_and_unscaled(ranks, way):
     def work(world):
         model = torch.nn.Linear(2, 2, bias=False).double()
         _, optimizer = make_optimizer(world, st.AllReduce(), model=model)
@@ -485,9 +485,7 @@ def test_gradients_set_by_hand_may_be_skipped_joined_and_unscaled(ranks, way):
         (torch.optim.AdamW, "int8", 2, False),
     ],
 )
-def test_eight_bits_of_gradients_with_an_optimizer_that_divides_by_their_size_are_warned_of_once(
-    ranks, make, codec, steps_per_round, told
-):
+def test_int8_gradients_with_an_adaptive_optimizer_warn_once(ranks, make, codec, steps_per_round, told):
     def work(world):
         model = Scalar()
         inner = make(model.parameters(), lr=0.1)
@@ -504,7 +502,7 @@ PAIRS_THEN_ALL = static_groups(4, [[0, 1], [2, 3]], [range(4)], steps_per_round=
 
 
 @pytest.mark.parametrize(("steps", "warned"), [(0, False), (3, True), (5, True), (6, False)])
-def test_a_run_that_ends_before_all_have_averaged_says_so_once(ranks, steps, warned):
+def test_run_that_ends_before_all_workers_averaged_warns_once(ranks, steps, warned):
     """Its workers trained apart, which a loss over seconds does not show."""
 
     def work(world):
@@ -530,14 +528,14 @@ APART = {
 
 
 @pytest.mark.parametrize("kind", APART)
-def test_workers_that_never_agree_are_named_once_before_the_first_step(ranks, kind):
+def test_workers_that_never_average_with_others_are_named_once(ranks, kind):
     strategy, said = APART[kind]
     with pytest.warns(UserWarning, match=f"schedule 'trained': .*{said}") as caught:
         ranks.run(3, lambda world: make_optimizer(world, strategy))
     assert len(caught) == 1
 
 
-def test_workers_that_agree_are_not_warned_of(ranks):
+def test_connected_workers_cause_no_warning(ranks):
     pairs = st.StaticGroups(phases=st.GroupPhases((PAIR_OF_THREE, st.Phase.from_groups(3, [[0, 1]]))))
     with warnings.catch_warnings(record=True, action="always") as caught:
         ranks.run(3, lambda world: make_optimizer(world, pairs))

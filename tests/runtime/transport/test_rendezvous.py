@@ -18,21 +18,21 @@ def named_by_all(store, size):
         return list(pool.map(lambda rank: agreed_attempt(store, rank, size, PLENTY), range(size)))
 
 
-def test_workers_that_are_started_together_agree_and_the_next_ones_have_another_name():
+def test_workers_agree_on_a_new_attempt_name_at_each_start():
     store = HashStore()
     first, second, fewer = named_by_all(store, 3), named_by_all(store, 3), named_by_all(store, 2)
     assert [len(set(names)) for names in (first, second, fewer)] == [1, 1, 1]
     assert len({first[0], second[0], fewer[0]}) == 3
 
 
-def test_a_question_that_a_dead_worker_has_left_is_no_answer_of_who_comes_after_it():
+def test_stale_question_of_a_dead_worker_is_ignored():
     store = HashStore()
     store.set(f"{AT}/asked/1", "of somebody who died")
     names = named_by_all(store, 2)
     assert names[0] == names[1]
 
 
-def test_who_does_not_come_is_named():
+def test_missing_worker_is_named():
     with pytest.raises(UnavailableError, match=r"worker 1 did not come within 0\.2 s"):
         agreed_attempt(HashStore(), 0, 2, timedelta(seconds=0.2))
     with pytest.raises(UnavailableError, match=r"worker 0 did not come within 0\.2 s"):
@@ -49,7 +49,7 @@ def test_who_does_not_come_is_named():
         ({"TORCHELASTIC_RUN_ID": "1", "TORCHELASTIC_MAX_RESTARTS": "3"}, True),
     ],
 )
-def test_only_an_agent_that_has_restarts_starts_anybody_again(monkeypatch, variables, may_be):
+def test_only_an_elastic_agent_with_restarts_may_restart_workers(monkeypatch, variables, may_be):
     for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():

@@ -19,7 +19,7 @@ ROWS, COLUMNS = 64, 6
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
-def test_what_arrives_in_rounds_is_what_arrives_at_once(ranks, size):
+def test_pairwise_exchange_equals_all_to_all(ranks, size):
     """Messages of unequal lengths, some of them empty, one to oneself among them; twice, one after the other."""
     lengths = torch.randint(0, 40, (size, size), generator=torch.Generator().manual_seed(size))
     lengths[torch.rand(size, size, generator=torch.Generator().manual_seed(7)) < 0.3] = 0
@@ -51,7 +51,7 @@ class NotingGroup:
         return [("came", place) for place, _ in receives] + [("left", place) for place, _ in sends]
 
 
-def test_receives_are_posted_first_and_a_round_begins_when_all_but_the_last_few_have_come():
+def test_receives_are_posted_first_and_few_messages_are_in_flight():
     group, size = NotingGroup(6), 6
     array = torch.zeros(size, dtype=torch.uint8)
     for work in pairwise_exchange(group, array.clone(), array, [1] * size, [1] * size):
@@ -78,14 +78,12 @@ def test_receives_are_posted_first_and_a_round_begins_when_all_but_the_last_few_
         (0, 16, 4, False),
     ],
 )
-def test_messages_are_long_where_more_would_meet_at_a_link_than_its_queue_holds(
-    longest, group_size, node_size, expected
-):
+def test_messages_that_would_overflow_a_links_queue_go_in_rounds(longest, group_size, node_size, expected):
     assert goes_in_rounds(longest, group_size, node_size) is expected
 
 
 @pytest.mark.parametrize(("cluster", "local"), [("4x1", True), ("2x2", False)])
-def test_training_in_rounds_has_the_bits_and_the_bytes_of_training_at_once(ranks, monkeypatch, cluster, local):
+def test_training_in_rounds_has_the_bits_and_bytes_of_all_to_all(ranks, monkeypatch, cluster, local):
     tables = tuple(
         TablePlacement(
             parameter=f"{index}.weight",
@@ -135,7 +133,7 @@ def test_training_in_rounds_has_the_bits_and_the_bytes_of_training_at_once(ranks
         assert torch.equal(table, in_turn[0][0][name]), name
 
 
-def test_who_waits_in_a_round_for_a_member_that_is_gone_hears_of_it(ranks):
+def test_pairwise_exchange_raises_after_a_member_left(ranks):
     """At the latest when those who noticed it first have destroyed their groups, as a run does that fails."""
 
     def run(world):
