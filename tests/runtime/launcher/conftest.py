@@ -1,4 +1,4 @@
-"""Scripts that `partreduce run` runs, and two nodes, for tests of runs over several."""
+"""Fixtures that start `partreduce run` on one node and on two."""
 
 import pytest
 
@@ -9,13 +9,13 @@ from partreduce.runtime.launcher.signals import mark_delivered
 
 @pytest.fixture(autouse=True)
 def no_request():
-    """A signal that an earlier test sent to this process asks nothing of the next, which may wait without a handler."""
+    """Clear the termination request that an earlier test sent to this process."""
     mark_delivered()
 
 
 @pytest.fixture
 def run_script(tmp_path):
-    """Writes a script, and runs it to its end with these arguments and `options` of `partreduce run`."""
+    """Write a script and run it to its end with these arguments and `options` of `partreduce run`."""
 
     def run(text, *arguments, options=("--workers", 2), **more):
         (tmp_path / "script.py").write_text(text)
@@ -26,7 +26,7 @@ def run_script(tmp_path):
 
 @pytest.fixture
 def begin(tmp_path):
-    """Starts runs in the test's folder; what is left of them ends with the test."""
+    """Start runs in the test's folder; their processes end with the test."""
     made: list[NodesRun] = []
 
     def begin(*arguments, **options):

@@ -1,4 +1,4 @@
-"""A run whose workers are all started again after a failure: what they save is all that reaches the next attempt."""
+"""Runs that restart all workers after a failure and continue from their checkpoints."""
 
 import json
 import os
@@ -33,7 +33,7 @@ DILOCO = st.OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=Tru
 TABLE = st.Payload(
     tables=(st.TablePlacement(parameter="table.weight", rows=9, columns=2, gradient=st.Gradient.SPARSE),)
 )
-ENDED_BY_A_LOSS = {
+RESTARTING = {
     "pipeline": st.AllReduce(sync=st.Pipeline()),
     "outer steps, merged late": st.AllReduce(
         steps_per_round=3, sync=st.DelayedMerge(steps=1, alpha=Fraction(1, 2)), payload=st.Payload(outer=DILOCO)
@@ -51,14 +51,14 @@ ENDED_BY_A_LOSS = {
         steps_per_round=(1, 2, 1), sync=st.DelayedAveraging(), averaging=st.Averaging.STEP_NORMALIZED
     ),
 }
-BY_TIMING = ("sync.partial", "pairwise")
-"""Those whose bits no two runs share."""
-OF_RUNS = {"sharded replicas", "a second DistributedOptimizer", "groups of NCCL"}
-"""What restarts by how it is run, whatever its strategy."""
+NONDETERMINISTIC = ("sync.partial", "pairwise")
+"""The kinds whose results depend on timing."""
+RUN_CASES = {"sharded replicas", "a second DistributedOptimizer", "groups of NCCL"}
+"""Table rows about the way of running, which no strategy shows."""
 
 
 class Model(torch.nn.Module):
-    """A row of weights, and a table where one is asked for."""
+    """A row of weights, and an embedding table if `table` is set."""
 
     def __init__(self, *, table):
         super().__init__()
@@ -73,10 +73,10 @@ class Model(torch.nn.Module):
 
 
 def train(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS, max_failures=0, back=None, fails=None):
-    """(exit code, by rank what each worker that finished held at the end) of a run that saves every few steps.
+    """Return (exit code, final parameters of each finished worker by rank) of a run that saves every few steps.
 
-    `deaths` are (attempt, rank, step), `back` is (step, rank), where the others wait for who comes back, and `fails` is
-    as a death, of a script that ends itself.
+    `deaths` are (attempt, rank, step) of kills. At `back`, a (step, rank), the others wait until that rank rejoins.
+    `fails` is one (attempt, rank, step) at which the script exits with an error.
     """
     folder.mkdir()
 
@@ -86,11 +86,11 @@ def train(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS, max_fail
         warnings.showwarning = lambda message, *_: sys.stderr.write(f"{message}\n")  # pytest would keep them
         rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
         if back and (attempt, rank) == (0, back[1]) and (folder / f"begun-0-{rank}").exists():
-            until((folder / "awaited").exists)  # however slow the others are, they meet it in the round of `back`
+            until((folder / "awaited").exists)  # so that it rejoins in the round of `back`, even if the others are slow
         model = Model(table=bool(strategy.payload.tables))
         schedule = Schedule("again", Cluster.regular(1, WORKERS), strategy)
         unequal = not isinstance(strategy.steps_per_round, int)
-        own = strategy.steps_per_round[rank] if unequal else 1  # then what follows counts rounds
+        own = strategy.steps_per_round[rank] if unequal else 1  # if unequal, the code below counts rounds
         sgd = torch.optim.SGD(model.parameters(), RATE / 16)
         optimizer = DistributedOptimizer(sgd, model, schedule, timeout=60.0)
         if loads:
@@ -123,7 +123,7 @@ def train(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS, max_fail
 
 
 def first_steps(folder):
-    """From which step each attempt began, on all workers that came so far."""
+    """The first step of each attempt, on all workers that started."""
     found = {}
     for path in folder.glob("begun-*"):
         found.setdefault(int(path.name.split("-")[1]), set()).add(int(path.read_text()))
@@ -132,17 +132,17 @@ def first_steps(folder):
 
 def test_restart_cases_cover_the_failure_table():
     restarts = {name for name, case in BY_NAME.items() if case.answer is AfterFailure.RESTARTS}
-    assert set(ENDED_BY_A_LOSS) >= restarts - OF_RUNS
+    assert set(RESTARTING) >= restarts - RUN_CASES
 
 
-@pytest.mark.parametrize("kind", ENDED_BY_A_LOSS)
+@pytest.mark.parametrize("kind", RESTARTING)
 def test_two_failures_give_the_bits_of_an_undisturbed_run(kind, tmp_path):
-    strategy = ENDED_BY_A_LOSS[kind]
-    # In the second attempt before it has saved: the third continues from the checkpoint of the first.
+    strategy = RESTARTING[kind]
+    # The second attempt fails before it has saved, so the third continues from the checkpoint of the first.
     code, held = train(tmp_path / "disturbed", strategy, [(0, 1, 7), (1, 2, 8)])
     assert (code, len(held)) == (0, WORKERS)
     begun = first_steps(tmp_path / "disturbed")
-    if kind in BY_TIMING:  # the slowest worker decides which step a checkpoint holds
+    if kind in NONDETERMINISTIC:  # the slowest worker decides which step a checkpoint holds
         assert begun.keys() == {0, 1, 2}
         assert all(0 < step <= 8 for step in begun[1] | begun[2])
         return
@@ -202,8 +202,8 @@ def test_no_warning_if_the_script_tried_to_load_a_checkpoint(tmp_path, capfd):
         ([0], 0),
         ([UnavailableError.exit_code, 0], 0),
         ([1, 137, 143, 3], 3),
-        ([InputError.exit_code], InputError.exit_code),  # a mistake, which the next one would make again
-        ([1, EvictedError.exit_code], EvictedError.exit_code),  # the others have ended well
+        ([InputError.exit_code], InputError.exit_code),  # the next attempt would fail in the same way
+        ([1, EvictedError.exit_code], EvictedError.exit_code),  # the other workers have succeeded
     ],
 )
 def test_failures_are_retried_but_input_errors_and_evictions_are_not(codes, expected, tmp_path, capfd):
@@ -253,7 +253,7 @@ def test_error_of_the_last_attempt_is_raised_instead_of_logged(capfd):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_no_attempt_follows_a_termination_signal(number):
     handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    for one in handlers:  # a suite in the background ignores some
+    for one in handlers:  # a test run in the background ignores some
         signal.signal(one, signal.default_int_handler if one == signal.SIGINT else signal.SIG_DFL)
     made = []
 
@@ -274,7 +274,7 @@ def test_no_attempt_follows_a_termination_signal(number):
 
 
 def test_no_thread_of_an_attempt_survives_until_the_next_fork(tmp_path):
-    """The store's server is a thread of torch; of Python's own threads a fork would copy the locks, too."""
+    """A fork would copy the locks of the store's server thread and of Python threads."""
     before, seen = threads_of_process(), []
 
     def attempt(variables, _):
@@ -332,7 +332,7 @@ def test_command_forwards_sigterm_and_starts_no_new_attempt(tmp_path):
     assert "begin again" not in said
 
 
-KILLED_ONCE = """
+KILLED_IN_FIRST_ATTEMPT = """
 import os, pathlib, signal, sys
 assert pathlib.Path(os.environ["PARTREDUCE_SCHEDULE"]).is_file()
 rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -343,9 +343,9 @@ pathlib.Path(sys.argv[1], f"runs-{rank}-{attempt}").touch()
 
 
 def test_command_restarts_schedules_that_cannot_continue(run_script, save_schedule, tmp_path):
-    """A schedule that plans for losses is run without its plans, and by its path."""
+    """The restarted workers get the same schedule file."""
     path = save_schedule(Schedule("again", Cluster.regular(1, 2), st.AllReduce(sync=st.Pipeline())))
-    done = run_script(KILLED_ONCE, tmp_path, options=["--schedule", path, "--max-restarts", 1])
+    done = run_script(KILLED_IN_FIRST_ATTEMPT, tmp_path, options=["--schedule", path, "--max-restarts", 1])
     assert done.returncode == 0, done.stderr
     assert {"runs-0-1", "runs-1-1"} <= {path.name for path in tmp_path.glob("runs-*")}
     assert "attempt 1 ended with exit code 137" in done.stderr

@@ -1,4 +1,4 @@
-"""Whatever ends `partreduce run`, or one of its workers, nothing of it is left: processes, sockets, files, keys."""
+"""`partreduce run` leaves no processes, sockets, files or keys behind, no matter how it or a worker ends."""
 
 import contextlib
 import os
@@ -40,14 +40,14 @@ if "trap" in sys.argv:
 place.joinpath("pid" + os.environ["RANK"]).write_text(str(os.getpid()))
 end = time.monotonic() + (0.5 if "quick" in sys.argv else 600)
 while time.monotonic() < end:
-    time.sleep(0.05)  # a signal just before one long sleep would be heard behind it
+    time.sleep(0.05)  # Python would handle a signal just before one long sleep only after it
 """
 
 
 class Run:
     """One `partreduce run` with a mark in the environment of all its descendants, and its own temporary folder.
 
-    Itself and its workers are forked from a process without the mark; what they run in is marked by its place.
+    The launcher and the workers are forked from a process without the mark and are found by their working directory.
     """
 
     def __init__(self, tmp_path, *arguments, generated=False, under=()):
@@ -61,11 +61,11 @@ class Run:
         command = ["partreduce", "run", *options, script, *arguments]
         self.mark = f"PARTREDUCE_TEST={uuid.uuid4().hex}"
         name, value = self.mark.split("=")
-        self.before = _names_in_shared_memory()
+        self.before = _shared_memory_files()
         environment = children.environment(
             PLACE=str(self.place),
             TMPDIR=str(self.temporary),
-            TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"),  # torch's own, which it makes and keeps
+            TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"),  # torch creates it and never deletes it
             **{name: value},
         )
         with (tmp_path / "output").open("w") as file:
@@ -78,15 +78,15 @@ class Run:
                 self.process = WARM.start(*command, streams=[0, file.fileno(), file.fileno()], **options)
 
     def _marked(self):
-        """The processes of this run, zombies excepted: their folders in /proc."""
+        """The folders in /proc of this run's processes, except zombies."""
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 marks = (folder / "environ").read_bytes().split(b"\0")
                 if self.mark.encode() in marks or (folder / "cwd").readlink() == self.place:
                     yield folder
 
-    def left(self):
-        """The processes that carry the mark, zombies excepted, as command lines."""
+    def remaining(self):
+        """The command lines of this run's processes, except zombies."""
         lines = []
         for folder in self._marked():
             with contextlib.suppress(OSError):
@@ -94,17 +94,16 @@ class Run:
         return lines
 
     def until(self, condition, seconds=90):
-        until(condition, lambda: f"not so: left are {self.left()}, {sorted(self.temporary.rglob('*'))}", seconds, 0.05)
+        until(condition, lambda: f"remaining: {self.remaining()}, {sorted(self.temporary.rglob('*'))}", seconds, 0.05)
 
     def workers_run(self):
         return all((self.place / f"pid{rank}").exists() and (self.place / f"pid{rank}").read_text() for rank in (0, 1))
 
     def nothing_is_left(self, seconds=90):
-        self.until(lambda: not self.left(), seconds)
+        self.until(lambda: not self.remaining(), seconds)
         self.until(lambda: not list(self.temporary.iterdir()), seconds)
-        self.until(
-            lambda: _names_in_shared_memory() <= self.before, seconds
-        )  # others' processes may have some there for a moment
+        # Other processes may have files there for a moment.
+        self.until(lambda: _shared_memory_files() <= self.before, seconds)
         return True
 
     def kill(self):
@@ -127,13 +126,13 @@ def start(tmp_path):
         run.kill()
 
 
-def _names_in_shared_memory():
-    """What lies in shared memory, but for the folders of lab runs, which other tests may have at the same time."""
+def _shared_memory_files():
+    """The files in shared memory, except folders of lab runs, which other tests may have at the same time."""
     return {path for path in Path("/dev/shm").iterdir() if not path.name.startswith("partreduce-")}
 
 
 MOMENTS = {
-    "the generator's process": lambda run: any(" generator " in line for line in run.left()),
+    "the generator's process": lambda run: any(" generator " in line for line in run.remaining()),
     "its address": lambda run: bool(list(run.temporary.glob("*/address"))),
     "the workers": lambda run: run.workers_run(),
 }
@@ -162,7 +161,7 @@ def test_launcher_listens_on_loopback_only_and_ends_children_of_workers(start, n
 
 
 SIGNALS = {
-    # what is sent, how far apart, and under which command; `timeout` passes on what it gets as when its time is up
+    # the signals, the seconds between them, and the parent command; `timeout` forwards signals as at its limit
     "SIGTERM": ([signal.SIGTERM], 0.0, ()),
     "GNU timeout": ([signal.SIGTERM], 0.0, ("timeout", "600")),
     **{
@@ -236,7 +235,7 @@ def test_existing_sigterm_handler_is_kept():
         signal.signal(signal.SIGTERM, before)
 
 
-SWALLOWED = """
+DROPPED_EXCEPTION = """
 import os, selectors, signal, sys, weakref
 from partreduce.runtime.launcher.launch import launch
 
@@ -250,7 +249,7 @@ class Swallowing(selectors.DefaultSelector):
             self.told = True
             thing = Thing()
             reference = weakref.ref(thing, lambda _: [os.kill(os.getpid(), NUMBER), [None for _ in range(10**6)]])
-            del thing  # whatever its callback raises is dropped by the interpreter
+            del thing  # the interpreter drops exceptions of its callback
         return super().select(timeout)
 
 selectors.DefaultSelector = Swallowing
@@ -262,7 +261,7 @@ sys.exit(launch(sys.argv[1], num_workers=1))
 def test_signal_ends_the_launcher_even_if_its_exception_is_dropped(tmp_path, number):
     script = tmp_path / "script.py"
     script.write_text("import time\ntime.sleep(60)\n")
-    done = WARM.run("-c", SWALLOWED.replace("NUMBER", str(int(number))), script, timeout=100)
+    done = WARM.run("-c", DROPPED_EXCEPTION.replace("NUMBER", str(int(number))), script, timeout=100)
     assert "Exception ignored in" in done.stderr, "otherwise nothing was dropped"
     assert done.returncode == 128 + number
 
@@ -271,31 +270,31 @@ def test_signals_within_a_second_are_one_request(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(signals.time, "monotonic", lambda: clock[0])
 
-    def is_heard(number):
+    def raises(number):
         try:
             signal.raise_signal(number)
         except (signals.Terminated, KeyboardInterrupt):
             return True
         return False
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
     request = [(0, signal.SIGTERM), (0, signal.SIGTERM), (0.5, signal.SIGINT), (0.4, signal.SIGHUP)]
     with signals.raise_on_sigterm():
         heard = []
         for later, number in request:
             clock[0] += later
-            heard.append(is_heard(number))
+            heard.append(raises(number))
         assert heard == [True, False, False, False]
         clock[0] += 0.2
-        assert is_heard(signal.SIGTERM)
+        assert raises(signal.SIGTERM)
         clock[0] += 1.1
-        assert is_heard(signal.SIGINT)
+        assert raises(signal.SIGINT)
     with signals.raise_on_sigterm():
-        assert is_heard(signal.SIGTERM), "a run of its own"
+        assert raises(signal.SIGTERM), "another run"
     assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
 
 
-BEFORE_IT_LISTENS = """
+ENDED_BEFORE_LISTENING = """
 import os, signal, sys
 from pathlib import Path
 from partreduce.runtime.generator.process import belongs_to
@@ -307,5 +306,5 @@ with belongs_to(os.getppid(), [folder / "log"]):
 
 
 def test_generator_ended_before_it_listens_leaves_no_files(tmp_path):
-    assert WARM.run("-c", BEFORE_IT_LISTENS, tmp_path / "folder").returncode == 143
+    assert WARM.run("-c", ENDED_BEFORE_LISTENING, tmp_path / "folder").returncode == 143
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""How the launchers of several nodes find one another: who is taken in, who is turned away, and in which words."""
+"""Rendezvous of the launchers of several nodes: accepted and rejected connections, and the messages."""
 
 import dataclasses
 import json
@@ -22,26 +22,25 @@ FACTS = {"nnodes": 2, "tolerate_failures": 0, "max_restarts": 0}
 
 
 def follower(port, *, rank=1, num_workers=2, run_id="run", schedule="", **options):
-    """A launcher of another node, of which only the connection is tried."""
+    """A launcher of another node, of which only the connection is tested."""
     facts = same_on_all(schedule, **(FACTS | options))
     place = Endpoint("127.0.0.1", port)
     return Follower(place, rank, num_workers, facts, run_id, Path("x"), [], None, {}, may_restart=False)
 
 
-def listens(port):
-    """Whether somebody listens at a port of loopback; the question disturbs no process."""
+def is_listening(port):
+    """Whether a process listens at a port of loopback, found without connecting to it."""
     lines = Path("/proc/net/tcp").read_text().splitlines()
     return any(f"0100007F:{port:04X} 00000000:0000 0A" in line for line in lines)
 
 
 @pytest.fixture
 def node_0(monkeypatch):
-    """Node 0 waits for node 1: its port, and what it raised, or the cluster."""
+    """Start node 0, which waits for node 1; return its port and a list that gets the cluster or the raised error."""
     for module in (nodes_module, follower_module):
         monkeypatch.setattr(module, "START_SECONDS", 20.0)
     monkeypatch.setattr(nodes_module, "END_SECONDS", 0.3)
-    found = []
-    port, told = free_port(), []
+    port, found, threads = free_port(), [], []
 
     def serve(**options):
         def gather():
@@ -53,13 +52,13 @@ def node_0(monkeypatch):
             except Exception as error:  # noqa: BLE001 - for the test
                 found.append(error)
 
-        told.append(threading.Thread(target=gather))
-        told[-1].start()
-        wait_until(lambda: found or listens(port))
+        threads.append(threading.Thread(target=gather))
+        threads[-1].start()
+        wait_until(lambda: found or is_listening(port))
         return port, found
 
     yield serve
-    for thread in told:
+    for thread in threads:
         thread.join(60)
 
 
@@ -122,7 +121,7 @@ def test_duplicate_node_rank_is_rejected_and_the_first_node_stays(node_0):
 
 
 def test_reconnecting_node_waits_until_node_0_drops_its_old_connection(node_0):
-    """After a link that was cut, either side may notice it first."""
+    """After a connection was cut, either side may notice first."""
     port, found = node_0(num_nodes=3)
     first = follower(port)._connect("")
     again = []
@@ -140,17 +139,17 @@ def test_reconnecting_node_waits_until_node_0_drops_its_old_connection(node_0):
 
 
 def test_connections_during_an_attempt_affect_neither_it_nor_the_next():
-    """A wrong command is refused, and a node that comes back waits: it starts no worker of the attempt."""
+    """A wrong command is rejected, and a returning node waits: it starts no worker of the attempt."""
     place, raised = Endpoint("127.0.0.1", free_port()), []
 
-    def come(**options):
+    def connect(**options):
         try:
             raised.append(follower(place.port, **options)._connect(""))
         except InputError as error:
             raised.append(error)
 
     with Nodes(place, same_on_all("", **FACTS), "run", num_nodes=2, placement=None, num_workers=None) as nodes:
-        wrong, right = threading.Thread(target=come, kwargs={"max_restarts": 2}), threading.Thread(target=come)
+        wrong, right = threading.Thread(target=connect, kwargs={"max_restarts": 2}), threading.Thread(target=connect)
         wrong.start()
         wait_until(lambda: nodes.take(0) and not wrong.is_alive(), seconds=30)
         assert "it has --max-restarts 2" in str(raised[0])
@@ -172,19 +171,19 @@ def pair():
         connection.close()
 
 
-HEARD = [["signal", 3, 0, 9], ["given up"], ["over"], ["end", EvictedError.exit_code, ""]]
-"""What a launcher that was suspended hears of a run that evicted its worker and its node, and continued to its end."""
+EVICTION = [["signal", 3, 0, 9], ["given up"], ["over"], ["end", EvictedError.exit_code, ""]]
+"""The records that node 0 sends to a suspended launcher while the run evicts its worker and node and ends."""
 
 
-@pytest.mark.parametrize("ends", [False, True], ids=["stands", "ends"])
+@pytest.mark.parametrize("ends", [False, True], ids=["open", "closed"])
 @pytest.mark.parametrize(("num_early", "num_heard"), [(2, 2), (2, 3), (3, 3), (2, 4), (3, 4), (4, 4)])
 def test_evicted_launcher_raises_in_every_order_of_events(pair, tmp_path, num_early, num_heard, ends):
-    """However much it hears, and has read already when it looks, and whether the connection ends after that."""
+    """For any number of received and already read records, and with the connection open or closed."""
     node_0, here = pair
-    for record in HEARD[:num_early]:
+    for record in EVICTION[:num_early]:
         node_0.send(*record)
     wait_until(lambda: here.read() or len(here.records) == num_early)
-    for record in HEARD[num_early:num_heard]:
+    for record in EVICTION[num_early:num_heard]:
         node_0.send(*record)
     if ends:
         node_0.close()
@@ -198,7 +197,7 @@ def test_evicted_launcher_raises_in_every_order_of_events(pair, tmp_path, num_ea
 def test_evicted_launcher_with_restarts_waits_for_the_next_attempt(pair, tmp_path, ends):
     node_0, here = pair
     (tmp_path / "train.py").touch()
-    for record in HEARD[: None if ends else -1]:
+    for record in EVICTION[: None if ends else -1]:
         node_0.send(*record)
     suspended = dataclasses.replace(follower(1), script=tmp_path / "train.py", may_restart=True)
     if ends:
@@ -210,19 +209,19 @@ def test_evicted_launcher_with_restarts_waits_for_the_next_attempt(pair, tmp_pat
 
 
 def test_evicted_node_receives_the_end_of_the_attempt_and_may_reconnect(monkeypatch):
-    """Node 0 does not end the connection when that node's launcher speaks again, but where the next attempt begins."""
+    """Node 0 keeps the connection to an evicted launcher open until the next attempt begins."""
     monkeypatch.setattr(nodes_module, "END_SECONDS", 0.3)
-    place, come = Endpoint("127.0.0.1", free_port()), []
+    place, connections = Endpoint("127.0.0.1", free_port()), []
 
     def start_suspended(nodes):
-        thread = threading.Thread(target=lambda: come.append(follower(place.port)._connect("")))
+        thread = threading.Thread(target=lambda: connections.append(follower(place.port)._connect("")))
         thread.start()
         nodes.gathered(2, 0)
         thread.join(30)
-        come[-1].send("ready", len(come))
+        connections[-1].send("ready", len(connections))
         workers = nodes.prepared()
         nodes.release({})
-        return come[-1], workers
+        return connections[-1], workers
 
     with Nodes(place, same_on_all("", **FACTS), "run", num_nodes=2, placement=None, num_workers=None) as nodes:
         suspended, workers = start_suspended(nodes)
@@ -238,7 +237,7 @@ def test_evicted_node_receives_the_end_of_the_attempt_and_may_reconnect(monkeypa
         assert suspended.problem
         nodes.end(0)
         assert [again.next()[0] for _ in range(3)] == ["prepare", "go", "end"]
-    for connection in come:
+    for connection in connections:
         connection.close()
 
 
@@ -263,7 +262,7 @@ def test_garbage_from_strangers_does_not_disturb_a_run(node_0):
 
 
 def test_worker_secret_is_never_sent(node_0, monkeypatch):
-    """Who listens on the way sees numbers from which only those who know the run's name or secret derive it."""
+    """An eavesdropper sees only a nonce, from which the secret follows only with the run's name or secret."""
     seen = []
     read = Connection.read
     monkeypatch.setattr(Connection, "read", lambda self: (read(self), seen.extend(map(json.dumps, self.records)))[0])

@@ -1,4 +1,4 @@
-"""An exit code is an exit code, and a signal is what the kernel reports as one: in every way of running workers."""
+"""Exit codes of workers are told from signals by what the kernel reports."""
 
 import signal
 
@@ -26,7 +26,7 @@ if os.environ["RANK"] == "1":
     ("way", "number"), [*(("exit", code) for code in (-1, *EXIT_CODES)), *(("signal", number) for number in SIGNALS)]
 )
 def test_exit_code_or_signal_of_a_worker_is_named_and_ends_the_run(run_script, way, number):
-    """A signal gives that of a shell."""
+    """A signal gives the exit code 128 + signal, as in a shell."""
     done = run_script(SCRIPT, way, number)
     if way == "exit":
         assert done.returncode == number % 256
@@ -53,7 +53,7 @@ def test_exit_code_above_128_is_not_a_termination_request(monkeypatch, code, num
     assert shutdown.code == code
     assert not shutdown.has_signalled
     shutdown.end_on_request(number, 5.0, workers)
-    assert sent == [number], "asked once: the others may still end by themselves"
+    assert sent == [number], "one SIGTERM: the others may still end by themselves"
     shutdown.end_on_request(number, 5.0, workers)
     assert sent == [number, signal.SIGKILL]
 

@@ -1,6 +1,6 @@
-"""`partreduce run --nnodes 2`: workers of another node fail as those of this one, and nothing is left on either.
+"""`partreduce run --nnodes 2`: failures on the other node are handled as on this one, and both nodes are cleaned up.
 
-What survivors hold is what a replay by hand says. Two launchers on loopback are two nodes, but for a link that is cut.
+The models of survivors equal a replay. Two launchers on loopback act as two nodes, except where a link is cut.
 """
 
 import json
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(4 * LIMIT)]
 ALL, THREE, TWO = (0, 1, 2, 3), (0, 1, 2), (0, 1)
 STEPS = 9
 ROUND = 5
-"""In which worker 3 says that it is under way, before its average, and something happens to it."""
+"""The round before whose average worker 3 reports its process id and fails."""
 TRAIN = f"""
 import json, os, signal, sys, time, torch, partreduce
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
@@ -59,7 +59,7 @@ print("REPORT", json.dumps([rank, own, model.weight.tolist()]))
 
 @pytest.fixture
 def trains(begin, tmp_path):
-    """Starts a run that trains on a schedule of two nodes."""
+    """Start a run that trains with a schedule of two nodes."""
 
     def trains(happens, *, strategy=None, timeout=60.0, tolerate=None, back=(), options=(), **others):
         schedule = tmp_path / "schedule.json"
@@ -71,13 +71,13 @@ def trains(begin, tmp_path):
 
 
 def models_of(output):
-    """What workers held before and after their last mean, by rank."""
+    """The parameters of workers before and after their last mean, by rank."""
     reports = [json.loads(line.split("REPORT ", 1)[1]) for line in output.splitlines() if "REPORT " in line]
     return {rank: own for rank, own, _ in reports}, {rank: end for rank, _, end in reports}
 
 
 def check(run, survivors, codes, *said, unheard=()):
-    """How both launchers ended, what survivors hold, and that nothing is left; some need not be heard any more."""
+    """Check both exit codes, the models of survivors and the cleanup; `unheard` workers need not report."""
     returned, output, errors = run.ended()
     assert returned == codes, errors
     own, end = models_of(output)
@@ -91,14 +91,14 @@ def check(run, survivors, codes, *said, unheard=()):
 
 
 def test_workers_continue_after_a_kill_on_another_node(trains):
-    """Node 1 waits for node 0, which starts after it."""
+    """Node 0 starts after node 1, which waits for it."""
     run = trains("SIGKILL", tolerate=2, order=(1,))
     wait_until(lambda: "node 1 waits for node 0 at 127.0.0.1:" in run.errors, lambda: run.errors)
     run.start(0)
     on = "without worker 3 the other 3 continue together from round 5; their models are equal"
     check(run, THREE, [0, 0], "worker 3 was killed by signal 9", on)
     assert run.errors.count("waits") == 1
-    assert "worker 3 was killed" not in run.text_of("errors", 1), "node 0 says it"
+    assert "worker 3 was killed" not in run.text_of("errors", 1), "node 0 logs it"
     begins = [line for line in run.text_of("output").splitlines() if "begins" in line]
     assert sorted(begins) == [f"[{rank}] begins 0 {rank // 2} {rank % 2}" for rank in ALL]
     assert "[2]" not in run.text_of("output", 0), "each node shows its own workers"
@@ -146,7 +146,7 @@ def test_killed_launcher_ends_its_workers_and_other_nodes_continue(trains):
 
 
 def test_restarted_launcher_takes_part_in_the_next_attempt(trains):
-    """And more have failed than may: none continues."""
+    """More workers have failed than tolerated, so none continues before the restart."""
     run = trains("waits", tolerate=1, options=("--max-restarts", 1))
     run.under_way()
     run.launchers[1].kill()
@@ -180,7 +180,7 @@ def test_script_missing_on_one_node_is_named_on_both(trains):
     run._options[run._options.index(run.folders[1].parent / "train.py")] = "absent.py"
     run.start(1)
     codes, *_ = run.ended()
-    assert codes == [65, 2], "there it is a wrong value of the command line"
+    assert codes == [65, 2], "on that node it is a usage error"
     assert "node 1: absent.py: is not a file; name a Python script" in run.text_of("errors", 0)
     assert "absent.py: is not a file; name a Python script" in run.text_of("errors", 1)
 
@@ -191,18 +191,18 @@ def test_disconnected_node_fails_and_its_workers_end(trains, network):
     run.under_way()
     network.cut()
     begun = time.monotonic()
-    (run.folders[1] / "go").touch()  # so that both workers there go into an average
+    (run.folders[1] / "go").touch()  # so that both workers of node 1 enter an average
     wait_until(lambda: "worker 3 was lost with node 1 (" in run.errors, lambda: run.errors)
     named = time.monotonic() - begun
     wait_until(lambda: len(run.processes(1)) == 0, lambda: run.errors)
-    assert (named < 30.0, time.monotonic() - begun < 40.0) == (True, True), "25 and 30 s on a machine of its own"
+    assert (named < 30.0, time.monotonic() - begun < 40.0) == (True, True), "25 and 30 s on an idle machine"
     on = "without worker 2 and worker 3 the other 2 continue together from round 5"
     check(run, TWO, [0, 69], on, "node 1: the connection to node 0 at")
 
 
 @pytest.mark.lab
 def test_workers_reconnected_after_their_eviction_stay_evicted(trains, network):
-    """They were evicted before their node was: when they can be heard again, the others continue without them."""
+    """They were evicted before their node was; after the reconnection the others continue without them."""
     run = trains("waits", timeout=6.0, tolerate=2, network=network)
     run.under_way()
     network.cut()
@@ -250,7 +250,6 @@ if os.environ["RANK"] == "3":
 
 @pytest.mark.parametrize(("way", "number"), [("exit", 137), ("signal", signal.SIGSEGV)])
 def test_exit_code_or_signal_on_another_node_ends_both_launchers(tmp_path, begin, way, number):
-    """Without a schedule, and with the exit code on both nodes."""
     write_schedule(tmp_path / "s.json", Schedule("all", Cluster.regular(2, 2), AllReduce()))
     end = "sys.exit({0})" if way == "exit" else "os.kill(os.getpid(), {0})"
     script = f"import os, sys\nif os.environ['RANK'] == '3': {end.format(int(number))}\n"

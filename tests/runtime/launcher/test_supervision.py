@@ -1,4 +1,4 @@
-"""What a launcher tells its workers, and how it ends them: for all sizes of runs and any order of failures."""
+"""Environment variables of workers, their shutdown in any order of failures, and deduplicated errors."""
 
 import io
 import os
@@ -23,7 +23,7 @@ TORCHRUN = {
     "ROLE_WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_USE_AGENT_STORE", "OMP_NUM_THREADS",
 }  # fmt: skip
-"""What torchrun sets, but for the port, which is not known yet."""
+"""The variables that torchrun sets, except the port, which is not known yet."""
 
 
 @pytest.mark.parametrize(("num_workers", "num_nodes"), [(1, 1), (6, 1), (6, 2), (6, 3), (6, 6), (8, 2)])
@@ -56,7 +56,7 @@ def test_cores_are_divided_among_workers_unless_threads_are_given(monkeypatch):
 
 
 class Machine:
-    """Processes of which signals are noted, a clock that is set, and a rule for failures."""
+    """Processes whose signals are recorded, a settable clock, and a failure rule."""
 
     def __init__(self, monkeypatch, count=4, most=None, *, patient=False):
         self.now, self.sent = 100.0, []
@@ -70,7 +70,7 @@ class Machine:
         monkeypatch.setattr(Child, "signal", lambda child, number: self.sent.append((child.rank, number)))
 
     def after(self, seconds, shutdown):
-        """Who got which signals within these seconds, a look each tenth of one."""
+        """The (rank, signal) pairs sent within these seconds, polled every 0.1 s."""
         self.sent.clear()
         for _ in range(round(seconds * 10)):
             self.now += 0.1
@@ -78,7 +78,6 @@ class Machine:
         return list(self.sent)
 
     def ends(self, shutdown, rank, code):
-        """A worker ends."""
         self.workers[rank].code = code
         if code:
             shutdown.failed(self.workers[rank], self.rule, GRACE)
@@ -94,11 +93,11 @@ def test_first_failure_sets_the_code_and_others_get_sigterm_then_sigkill(monkeyp
     assert machine.after(10 * GRACE, shutdown) == []
     machine.ends(shutdown, 1, 7)
     assert machine.after(GRACE - 0.5, shutdown) == []
-    machine.ends(shutdown, 3, 9)  # later ones neither change the code nor give more time
+    machine.ends(shutdown, 3, 9)  # later failures neither change the code nor extend the deadline
     assert shutdown.code == 7
     assert not shutdown.has_signalled
     assert capfd.readouterr().err == ""
-    assert machine.after(1.0, shutdown) == to_all(signal.SIGTERM, [0]), "only who still runs"
+    assert machine.after(1.0, shutdown) == to_all(signal.SIGTERM, [0]), "only to running workers"
     ends = "partreduce: worker 1 ended with exit code 7, so the run ends: SIGTERM to worker 0\n"
     assert capfd.readouterr().err == ends
     assert shutdown.has_signalled
@@ -116,7 +115,7 @@ def test_second_termination_request_kills_the_workers_at_once(monkeypatch):
     assert machine.after(GRACE / 2, shutdown) == []
     machine.workers[0].code = 0
     assert machine.after(GRACE / 2 - 0.5, shutdown) == []
-    assert machine.after(1.0, shutdown) == to_all(signal.SIGKILL, [1, 2, 3]), "they were asked before"
+    assert machine.after(1.0, shutdown) == to_all(signal.SIGKILL, [1, 2, 3]), "they got SIGTERM before"
     machine.sent.clear()
     shutdown.end_on_request(signal.SIGTERM, GRACE, machine.workers)
     assert machine.sent == to_all(signal.SIGKILL, [1, 2, 3])
@@ -140,7 +139,7 @@ def test_worker_that_survives_sigkill_is_given_up_once(monkeypatch):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_tolerant_run_ends_at_errors_and_at_one_failure_too_many(monkeypatch, seed):
-    """Workers end in any order, each well, by an error, by a signal, or given up by the others."""
+    """Workers end in any order, each by success, an error, a signal or an eviction."""
     draw = random.Random(seed)
     most = draw.choice([None, 0, 1, 2, 3])
     patient = most is None and draw.random() < 0.5
@@ -160,38 +159,38 @@ def test_tolerant_run_ends_at_errors_and_at_one_failure_too_many(monkeypatch, se
         assert (shutdown.deadline < float("inf")) == hurried, (codes, ended)
 
 
-# What a launcher shows: one mistake of all workers is one line, and everything else is passed on as it comes.
+# Errors in the output: the same error of all workers is shown once, and other lines pass through.
 
 
-MISTAKE = "InputError: schedule 'x': is for 3 workers"
+ERROR = "InputError: schedule 'x': is for 3 workers"
 
 
 def output_of(said, num_workers):
     output = io.StringIO()
-    alike = ErrorDeduplicator(LogMultiplexer(output), num_workers)
-    passed = [not alike.hold(rank, line) for rank, line in said]
-    alike.show()
+    deduplicator = ErrorDeduplicator(LogMultiplexer(output), num_workers)
+    passed = [not deduplicator.hold(rank, line) for rank, line in said]
+    deduplicator.show()
     early = output.getvalue()
-    alike.show(everything=True)
+    deduplicator.show(everything=True)
     return passed, early, output.getvalue()
 
 
 def test_error_of_all_workers_is_shown_immediately_and_once():
-    assert output_of([(rank, MISTAKE) for rank in (2, 0, 1)], 3) == (
+    assert output_of([(rank, ERROR) for rank in (2, 0, 1)], 3) == (
         [False] * 3,
-        f"[0-2] {MISTAKE}\n",
-        f"[0-2] {MISTAKE}\n",
+        f"[0-2] {ERROR}\n",
+        f"[0-2] {ERROR}\n",
     )
 
 
 @pytest.mark.parametrize(("ranks", "words"), [((5,), "5"), ((1, 0, 4, 6, 7, 5), "0-1,4-7"), ((3, 3, 1), "1,3")])
 def test_error_of_some_workers_is_shown_later_with_their_ranks(ranks, words):
-    passed, early, late = output_of([(rank, MISTAKE) for rank in ranks], 9)
-    assert (any(passed), early, late) == (False, "", f"[{words}] {MISTAKE}\n")
+    passed, early, late = output_of([(rank, ERROR) for rank in ranks], 9)
+    assert (any(passed), early, late) == (False, "", f"[{words}] {ERROR}\n")
 
 
 def test_different_errors_stay_separate_and_other_lines_pass():
-    other = MISTAKE.replace("3", "4")
-    passed, _, late = output_of([(0, MISTAKE), (1, other), (1, "PeerFailedError: x"), (0, "  InputError: indented")], 2)
+    other = ERROR.replace("3", "4")
+    passed, _, late = output_of([(0, ERROR), (1, other), (1, "PeerFailedError: x"), (0, "  InputError: indented")], 2)
     assert passed == [False, False, True, True]
-    assert late == f"[0] {MISTAKE}\n[1] {other}\n"
+    assert late == f"[0] {ERROR}\n[1] {other}\n"

@@ -1,10 +1,9 @@
-"""torchrun on several nodes, one of which dies: the others are started again, and follow the file's failure plan."""
+"""torchrun on several nodes, one of which fails: the others restart and follow the file's failure plan."""
 
 import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ import pytest
 
 from helpers import children
 from helpers.elastic_runs import RATE, START, gradient
+from helpers.two_nodes import free_port
 from partreduce import Cluster, Schedule, write_schedule
 from partreduce.runtime.transport.waiting import Deadline
 from partreduce.strategies import AllReduce, FailurePlan, SurvivorRule
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 STEPS_PER_ROUND, MORE = 2, 6
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""With it worker 0 serves a new store each time; torch's own, of the agent of worker 0, does not outlive that node."""
+"""Worker 0 serves a new store each time; the store of torch's agent on node 0 would not survive that node."""
 SCRIPT = """
 import json, os, sys, time
 from pathlib import Path
@@ -45,7 +45,7 @@ for step in range(begun, until):
     optimizer.step()
     if optimizer.steps % STEPS_PER_ROUND == 0:
         partreduce.save_checkpoint(optimizer, folder / "checkpoints")
-        with (folder / f"standing-{os.environ['NODE']}-{size}").open("a") as file:
+        with (folder / f"progress-{os.environ['NODE']}-{size}").open("a") as file:
             file.write(json.dumps([rank, os.getpid(), optimizer.steps]) + "\\n")
         time.sleep(0.05)
 optimizer.finish()
@@ -55,7 +55,7 @@ said = {"rank": rank, "begun": begun, "resumed": resumed.num_workers, "own": mod
 
 
 class Nodes:
-    """Agents of torchrun on this machine, each taken for a node; what they start ends with the test."""
+    """Agents of torchrun on this machine, each acting as a node; their processes end with the test."""
 
     def __init__(self, folder, port):
         self.folder, self.agents = folder, {}
@@ -78,9 +78,9 @@ class Nodes:
                 env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
-    def standing(self, node, size):
-        """(rank, process, steps) of a node's worker in a run of so many, as it last wrote it; None before that."""
-        path = self.folder / f"standing-{node}-{size}"
+    def progress(self, node, size):
+        """The last (rank, process id, steps) that a node's worker wrote in a run of `size`, or None."""
+        path = self.folder / f"progress-{node}-{size}"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         whole = [line for line in lines if line.endswith("\n")]
         return json.loads(whole[-1]) if whole else None
@@ -89,9 +89,9 @@ class Nodes:
         return "\n".join((self.folder / f"output-{node}").read_text()[-6000:] for node in self.agents)
 
     def kill(self, node):
-        """What the end of a machine does: the agent and its worker are gone."""
+        """Kill an agent and its worker, as a failure of the machine does."""
         self.agents[node].kill()
-        os.kill(self.standing(node, 3)[1], signal.SIGKILL)
+        os.kill(self.progress(node, 3)[1], signal.SIGKILL)
         self.agents[node].wait()
 
     def end(self):
@@ -106,9 +106,7 @@ class Nodes:
 
 @pytest.fixture
 def nodes(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    found = Nodes(tmp_path, port)
+    found = Nodes(tmp_path, free_port())
     yield found
     found.end()
 
@@ -120,13 +118,13 @@ def test_remaining_nodes_resume_the_checkpoint_with_the_failure_plan(tmp_path, n
     for node in range(3):
         nodes.start(node)
     deadline = Deadline(100.0)
-    while not all(nodes.standing(node, 3) for node in range(3)):
+    while not all(nodes.progress(node, 3) for node in range(3)):
         if deadline.is_over:
             pytest.skip(f"torch's agents did not meet within 100 s on this machine: {nodes.output()[-300:]}")
         time.sleep(0.1)
-    if any(nodes.standing(node, 2) for node in range(3)):
+    if any(nodes.progress(node, 2) for node in range(3)):
         pytest.skip("torch began with two of the three agents: the machine is busy")
-    nodes.kill(1)  # node 0 serves the rendezvous, without which torch begins none
+    nodes.kill(1)  # not node 0, which serves torch's rendezvous
     left = [agent for agent in nodes.agents.values() if agent.returncode is None]
     assert len(left) == 2
     for agent in left:

@@ -1,4 +1,4 @@
-"""A forked worker ends as a Python program does, and cleans up only after itself."""
+"""A forked worker exits as a Python program does and cleans up only its own resources."""
 
 import gzip
 import multiprocessing
@@ -41,7 +41,7 @@ if os.environ["RANK"] == "0":
 partreduce.load_schedule(os.environ["PARTREDUCE_SCHEDULE"])
 """
 )
-LATE_WORDS = """
+LATE_OUTPUT = """
 import atexit, concurrent.futures, gzip, logging.handlers, sys, tempfile, threading, time
 
 def say(words):
@@ -63,7 +63,7 @@ say("folder " + folder.name)
 ends.set()
 sys.exit(5)
 """
-WAITS = """
+BLOCKING_DESTRUCTOR = """
 import ctypes, os, threading, weakref
 
 reading, writing = os.pipe()
@@ -72,10 +72,10 @@ left = threading.Event()
 read = ctypes.PyDLL(None).read  # it keeps the interpreter's lock, as the destructor of a gloo group does
 weakref.finalize(left, read, reading, ctypes.create_string_buffer(1), 1).atexit = False
 """
-"""No function, so that nothing keeps its names but the module itself."""
+"""At module level, so that only the module holds the names."""
 
 
-ENDS_BADLY = """
+INTERRUPTED_EXIT = """
 import ctypes, os, signal, sys, time
 
 class Interrupted:
@@ -93,7 +93,7 @@ sys.excepthook = lambda kind, error, where: print("hooked:", kind.__name__, erro
 raise ValueError("a bug")
 """
 
-DESTROYS = """
+DESTROYED_GROUPS = """
 import torch
 import torch.distributed as dist
 
@@ -116,16 +116,16 @@ dist.destroy_process_group()
 def test_first_worker_to_end_does_not_delete_the_schedule(run_script, tmp_path):
     done = run_script(READS_LAST, tmp_path / "ended", options=["--schedule", "-"], stdin=TWO_WORKERS)
     assert done.stdout == "[0] the other has ended\n"
-    warned = done.stderr.splitlines()  # in four lines, that the script follows no schedule; and of nothing else
+    warned = done.stderr.splitlines()  # one warning of four lines: the script follows no schedule
     assert done.returncode == 0
     assert len(warned) == 4
     assert "ended without a DistributedOptimizer" in warned[0]
 
 
 def test_worker_exits_as_a_python_program_does(run_script, tmp_path):
-    of_alone, of_worker = tmp_path / "alone", tmp_path / "worker"
-    worker = run_script(LATE_WORDS, of_worker, options=["--workers", 1])
-    command = [sys.executable, tmp_path / "script.py", of_alone]
+    of_program, of_worker = tmp_path / "alone", tmp_path / "worker"
+    worker = run_script(LATE_OUTPUT, of_worker, options=["--workers", 1])
+    command = [sys.executable, tmp_path / "script.py", of_program]
     alone = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert worker.returncode == alone.returncode == 5
     folders = []
@@ -133,25 +133,25 @@ def test_worker_exits_as_a_python_program_does(run_script, tmp_path):
         folders.append(Path(lines[0].removeprefix("folder ")))
         assert lines[1:] == ["pool", "thread", "exit function", "log"]
     assert not any(folder.exists() for folder in folders)
-    for place in (of_alone, of_worker):
+    for place in (of_program, of_worker):
         assert place.read_text() == "never closed"
         assert gzip.decompress(Path(f"{place}.gz").read_bytes()) == b"nor this"
 
 
 @pytest.mark.parametrize("ends", ["", "raise SystemExit"])
 def test_destructor_that_waits_for_a_thread_does_not_block_the_exit(run_script, ends):
-    """As a script of DistributedDataParallel does, whose groups end with it."""
-    assert run_script(WAITS + ends, options=["--workers", 1]).returncode == 0
+    """As the process groups of a DistributedDataParallel script do."""
+    assert run_script(BLOCKING_DESTRUCTOR + ends, options=["--workers", 1]).returncode == 0
 
 
 def test_script_may_destroy_its_process_groups_before_its_ddp_models(run_script):
-    """A model of DistributedDataParallel lets go of them last, and hung there within ten groups (torch 2.13)."""
-    assert run_script(DESTROYS).returncode == 0
+    """DistributedDataParallel models release their groups last, and blocked there within ten groups (torch 2.13)."""
+    assert run_script(DESTROYED_GROUPS).returncode == 0
 
 
 def test_worker_interrupted_while_exiting_does_not_affect_the_others(run_script, tmp_path):
-    """A forked child that gets past its end would continue as a second launcher, and end the workers before it."""
-    done = run_script(ENDS_LAST + ENDS_BADLY, tmp_path / "ended")
+    """A forked child that continued after its end would act as a second launcher and end the workers before it."""
+    done = run_script(ENDS_LAST + INTERRUPTED_EXIT, tmp_path / "ended")
     assert sorted(done.stdout.splitlines()) == ["[0] hooked: ValueError a bug", "[1] of C"]
     assert done.returncode == 3
     assert done.stderr.startswith("partreduce: worker 1 ended with exit code 3 and no message")
@@ -159,7 +159,7 @@ def test_worker_interrupted_while_exiting_does_not_affect_the_others(run_script,
 
 
 def test_worker_does_not_inherit_daemonic_processes_of_its_launcher():
-    """What multiprocessing knows of, it ends when the interpreter does."""
+    """At its exit the interpreter ends all processes that multiprocessing knows."""
     begun = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
     begun.start()
     pid = os.fork()

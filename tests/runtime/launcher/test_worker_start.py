@@ -1,4 +1,4 @@
-"""A worker finds what a process of its own would find: random numbers, streams, and all that it prints arrives."""
+"""A forked worker has its own random numbers and standard streams, and all its output arrives."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from partreduce.runtime.launcher.processes import fill_standard_descriptors
 from partreduce.runtime.launcher.signals import raise_on_sigterm
 from partreduce.runtime.launcher.supervision import Child, supervise
 
-LOOKS_AROUND = """
+INSPECT_PROCESS = """
 import json, os, random, subprocess, sys
 import numpy, torch
 
@@ -33,7 +33,7 @@ print(json.dumps({"drawn": drawn, "read": read, "others": others}), end="")
 
 @pytest.mark.processes
 def test_workers_have_their_own_random_numbers_and_standard_streams(run_script):
-    done = run_script(LOOKS_AROUND, stdin="ours")
+    done = run_script(INSPECT_PROCESS, stdin="ours")
     assert (done.returncode, done.stderr) == (0, "")
     found = [json.loads(line[4:]) for line in sorted(done.stdout.splitlines())]
     assert len(found) == 2
@@ -45,7 +45,7 @@ def test_workers_have_their_own_random_numbers_and_standard_streams(run_script):
 def test_worker_signalled_right_after_its_start_has_time_to_save(tmp_path, monkeypatch):
     release = Child.release
 
-    def released_and_ended_at_once(worker, variables):
+    def release_and_terminate(worker, variables):
         release(worker, variables)
         while not (tmp_path / "runs").exists():
             time.sleep(0.01)
@@ -62,13 +62,13 @@ def test_worker_signalled_right_after_its_start_has_time_to_save(tmp_path, monke
         while True:
             time.sleep(0.05)
 
-    monkeypatch.setattr(Child, "release", released_and_ended_at_once)
+    monkeypatch.setattr(Child, "release", release_and_terminate)
     assert launch(work, num_workers=1, output=io.StringIO()) == 128 + signal.SIGTERM
     assert (tmp_path / "saved").exists()
 
 
-class Slow(LogMultiplexer):
-    """Writes to a terminal that was suspended when the last worker ended."""
+class SlowMultiplexer(LogMultiplexer):
+    """A multiplexer whose terminal was suspended when the last worker ended."""
 
     def __init__(self):
         super().__init__()
@@ -81,9 +81,11 @@ class Slow(LogMultiplexer):
 def test_slow_terminal_gets_all_output_after_the_last_worker_ended():
     ends = [os.pipe() for _ in range(2)]
     process = subprocess.Popen(["seq", "5000"], stdout=ends[0][1], stderr=ends[1][1])
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # with all of it in the pipe, of which this keeps an end
+    os.waitid(
+        os.P_PID, process.pid, os.WEXITED | os.WNOWAIT
+    )  # all output is in the pipe, whose write end stays open here
     os.write(ends[0][1], b"last")
-    outlet = Slow()
+    outlet = SlowMultiplexer()
     worker = Child(0, process.pid, -1, {reading: b"" for reading, _ in ends})
     outlet.write = lambda text, *, errors, write=outlet.write: (time.sleep(1), write(text, errors=errors))
     assert supervise([worker], [worker], HashStore(), 1.0, outlet, rule=FailureRule([worker], outlet)) == 0

@@ -1,4 +1,4 @@
-"""How a run that may lose workers ends: more losses than it may have, silent workers, errors, and what is refused."""
+"""The end of elastic runs: more failures than tolerated, silent workers, errors and rejected settings."""
 
 import pytest
 

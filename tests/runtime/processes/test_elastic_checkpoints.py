@@ -1,4 +1,4 @@
-"""Checkpoints of a run that has lost a worker: the survivors save, and all of the next run continue from there."""
+"""Checkpoints of a run after a failure: the survivors save, and all workers of the next run continue from there."""
 
 import os
 import warnings
@@ -35,7 +35,7 @@ from partreduce.strategies import (
 )
 
 pytestmark = pytest.mark.processes
-DIES = {1: ("before the sum", 1)}
+FAILURE = {1: ("before the sum", 1)}
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ DIES = {1: ("before the sum", 1)}
 )
 def test_next_run_gives_the_failed_worker_the_state_of_worker_0(tmp_path, steps_per_round, until):
     job, steps = {"strategy": AllReduce(steps_per_round=steps_per_round), "folder": tmp_path}, 4 * steps_per_round
-    saved = run_to_the_end(DIES, steps=until, saves=True, **job)
+    saved = run_to_the_end(FAILURE, steps=until, saves=True, **job)
     assert sorted(saved.own) == list(LEFT), saved.text
     (folder,) = tmp_path.glob("round-*")
     assert [entry is not None for entry in read_manifest(folder)["workers"]] == [True, False, True]
@@ -61,7 +61,7 @@ def test_late_gradients_are_saved_and_applied_by_all_workers_of_the_next_run(tmp
     job = {"strategy": AllReduce(sync=Pipeline(width=width)), "folder": tmp_path}
     late = {"lag": width - 1, "joined": [(1, 5)]}
     members = lambda turn: LEFT if 2 <= turn < 5 else ALL  # noqa: E731
-    saved = run_to_the_end(DIES, steps=5, saves=True, **job)
+    saved = run_to_the_end(FAILURE, steps=5, saves=True, **job)
     assert saved.own == dict.fromkeys(LEFT, replayed_gradients(members, steps=5, **late)[0]), saved.text
     loaded = run_to_the_end({}, steps=9, max_failures=max_failures, **job)
     assert loaded.begun == {5}, loaded.text
@@ -70,7 +70,7 @@ def test_late_gradients_are_saved_and_applied_by_all_workers_of_the_next_run(tmp
 
 MERGED = DelayedMerge(steps=3, alpha=0.5)
 OUTER = OuterStep(lr=0.75, momentum=0.5, nesterov=True)
-LATE = {
+DELAYED = {
     "between rounds": (AllReduce(steps_per_round=3, sync=DelayedAveraging()), 6, 12, {"overlaps": True}),
     "inside one": (AllReduce(steps_per_round=3, sync=DelayedAveraging()), 7, 12, {"overlaps": True}),
     "to be merged": (
@@ -83,9 +83,9 @@ LATE = {
 
 
 @pytest.mark.parametrize("max_failures", [0, 1])
-@pytest.mark.parametrize("kind", LATE)
+@pytest.mark.parametrize("kind", DELAYED)
 def test_a_delayed_mean_is_saved_in_flight_and_applied_by_the_next_run(tmp_path, kind, max_failures):
-    strategy, until, steps, replay = LATE[kind]
+    strategy, until, steps, replay = DELAYED[kind]
     run_to_the_end({}, steps=until, strategy=strategy, folder=tmp_path, saves=True)
     loaded = run_to_the_end({}, steps=steps, strategy=strategy, folder=tmp_path, max_failures=max_failures)
     assert loaded.begun == {until}, loaded.text
@@ -95,7 +95,7 @@ def test_a_delayed_mean_is_saved_in_flight_and_applied_by_the_next_run(tmp_path,
 
 
 def test_survivors_cannot_load_a_checkpoint_from_before_the_failure(tmp_path):
-    """They would pass the rounds up to the loss without averaging."""
+    """They would repeat the rounds up to the failure without averaging."""
 
     def work():
         rank = int(os.environ["RANK"])
@@ -122,7 +122,7 @@ def test_survivors_cannot_load_a_checkpoint_from_before_the_failure(tmp_path):
     assert (code, len(said)) == (0, 2), text
 
 
-# A run that begins again without a node, and then with it: by what the schedule plans for, and from the checkpoint.
+# A run that restarts without a node by its failure plan, and later with it, from the checkpoint.
 
 
 STEPS_PER_ROUND, STEPS, MOMENTUM = 2, 4, 0.5
@@ -135,7 +135,7 @@ SCHEDULE = Schedule(
 
 
 def run_nodes(folder, size, *, restarts="3"):
-    """(exit code, what each of so many workers held before its steps and after them, all that was written)."""
+    """Return (exit code, the report of each of `size` workers, the output) of a run with one worker per node."""
 
     def work():
         os.environ["TORCHELASTIC_MAX_RESTARTS"] = restarts  # as torchrun's agent sets it
@@ -161,10 +161,10 @@ def run_nodes(folder, size, *, restarts="3"):
 
 
 def replayed_restarts(sizes):
-    """The model that all hold after runs of so many workers, one after the other."""
+    """The model of all workers after consecutive runs of these sizes."""
     models, momenta = [np.array(START)] * sizes[0], [np.zeros(3)] * sizes[0]
     for begun, size in zip(range(0, len(sizes) * STEPS, STEPS), sizes, strict=True):
-        back = size - len(models)  # who is back takes the state of the first worker
+        back = size - len(models)  # a returning worker takes the state of worker 0
         models, momenta = ([*state[:size], *[state[0]] * back] for state in (models, momenta))
         for step in range(begun, begun + STEPS):
             momenta = [MOMENTUM * own + gradient(rank, step) for rank, own in enumerate(momenta)]

@@ -1,6 +1,6 @@
-"""Every kind that continues after failures holds, after failures and joins, what a replay of its views does.
+"""After failures and joins the models of every elastic kind equal a replay of its membership views.
 
-It is the column "failure" of the conformance table: kinds and, for each, at which instants who dies and who joins.
+This is the column "failure" of the conformance table: for each kind the instants of failures and joins.
 """
 
 import itertools
@@ -45,14 +45,14 @@ from partreduce.topo.survivors import after_failure
 
 pytestmark = pytest.mark.processes
 WIDE, BLOCK = 192, 16
-"""Numbers of a model whose sums have stages, and of a block."""
+"""Number of parameters of a model with staged sums, and of a codec's block."""
 LAYER = 16
-"""Numbers of a layer that is sent by itself."""
+"""Number of parameters of a layer that is sent by itself."""
 DILOCO = st.OuterStep(lr=0.75, momentum=0.5, nesterov=True)
 OWN = st.OuterStep(lr=0.75, momentum=0.25, outer_params=of.OuterParams.PER_WORKER)
 HALVES = (("weight0",), ("weight1",))
-IN_TURN = st.Payload(outer=DILOCO, fragments=HALVES)
-FED_BACK = {"block": BLOCK, "error_feedback": True}
+FRAGMENTS_IN_TURN = st.Payload(outer=DILOCO, fragments=HALVES)
+ERROR_FEEDBACK = {"block": BLOCK, "error_feedback": True}
 BY_STEPS = st.AllReduce(steps_per_round=(2, 3, 1), averaging=of.Averaging.STEP_NORMALIZED)
 LATE = of.DelayedAveraging()
 PAIRS = group_phases(4, *EVEN_ODD)
@@ -63,12 +63,12 @@ KEEP = st.FailurePlan(st.SurvivorRule.KEEP_GROUPS, 1)
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch):
-    """A layer of `LAYER` numbers is one segment, as a large layer is."""
+    """Make a layer of `LAYER` parameters one segment, as a large layer is."""
     monkeypatch.setattr(bucketed_gradients, "SEGMENT_BYTES", 8 * LAYER)
 
 
 def coded_sum(given, left, top=127):
-    """The sum of rows that travel in blocks, with what the last one left over; and what roundings leave of both."""
+    """The sum of rows coded in blocks with error feedback, and the rounding errors of the rows and of the sum."""
     coded, total = np.empty_like(given), np.empty_like(given[0])
     result = np.empty_like(total)
     for part in (slice(*bounds) for bounds in coded_sums.cut(len(total), len(given), BLOCK)):
@@ -79,7 +79,7 @@ def coded_sum(given, left, top=127):
 
 
 def rounded_means(ended, survivors, *, steps, size, codec):
-    """Of a run whose gradients travel in a codec, with feedback that begins again with each view, in NumPy."""
+    """Replay a run with coded gradients in NumPy; error feedback restarts with each view."""
     model, members = np.array(start_of(size), np.float32), ()
     for step in range(steps):
         if ended.members(step) != members:
@@ -94,13 +94,13 @@ def rounded_means(ended, survivors, *, steps, size, codec):
 
 
 class CodedMean:
-    """Late means by int8, in NumPy: what is sent is the way from the last mean of all, which all have, to the start."""
+    """Delayed int8 means in NumPy: a worker sends the difference of its start from the last mean of all workers."""
 
     def __init__(self, size):
         self.reference = np.array(start_of(size), np.float32)
 
     def __call__(self, starts):
-        if len(starts) == 1:  # it is not sent, and so not rounded
+        if len(starts) == 1:  # a single worker sends nothing, so nothing is rounded
             self.reference = np.array(starts[0], np.float32)
         else:
             given = [(np.float32(start) - self.reference) / np.float32(len(starts)) for start in starts]
@@ -121,17 +121,17 @@ def by_steps(ended, survivors, *, steps):
 
 @dataclass(frozen=True)
 class Kind:
-    """A strategy, how it is run, and what it comes to, within a relative and an absolute error."""
+    """A strategy, the options of its run, and its replay with a relative and an absolute tolerance."""
 
     strategy: object
     run: dict
     replay: object
     errors: tuple = (1e-12, 1e-12)
     end: object = None
-    """What all hold after `finish()`, of kinds that apply something there."""
+    """The models after `finish()`, for kinds that apply updates there."""
 
     def holds(self, deaths, survivors=None, **options):
-        """What came of a run with these deaths, whose survivors (or all that ended) hold what a replay says."""
+        """Check that the models of `survivors` (by default all finished workers) equal the replay of a run."""
         run = self.run | options
         ended = run_to_the_end(deaths, strategy=self.strategy, **run)
         sizes = {name: run[name] for name in ("steps", "size", "workers") if name in run}
@@ -146,7 +146,7 @@ class Kind:
 
 
 def code_gradients(codec, errors=(0, 0), **transport):
-    strategy = st.AllReduce(transport=st.Transport(codec=codec, **FED_BACK, **transport))
+    strategy = st.AllReduce(transport=st.Transport(codec=codec, **ERROR_FEEDBACK, **transport))
     run = {"size": WIDE, "dtype": torch.float32, "steps": 9}
     return Kind(strategy, run, partial(rounded_means, codec=codec.value), errors)
 
@@ -160,7 +160,7 @@ def progress(codec, error):
 def late(steps_per_round, steps, **transport):
     strategy = st.AllReduce(steps_per_round=steps_per_round, sync=LATE, transport=st.Transport(**transport))
     replay = partial(replay_averages, steps_per_round=steps_per_round, overlaps=True, gradients=False)
-    if transport:  # once in a while a number is rounded the other way: one level of 127, of what a few rounds added
+    if transport:  # sometimes a number is rounded the other way, by one level of 127 of the progress of a few rounds
         run, replay = {"size": 64, "dtype": torch.float32}, partial(replay, is_coded=True)
         return Kind(strategy, run | {"steps": steps}, replay, (1e-5, 0.05))
     return Kind(strategy, {"steps": steps}, replay)
@@ -179,7 +179,7 @@ def pipeline(width, *, warm_up=0, errors=(0, 0), size=3, dtype=torch.float64, tr
     return Kind(strategy, {"size": size, "dtype": dtype}, own, errors, end)
 
 
-def in_turns(payload=IN_TURN, sync=SYNCHRONOUS, *, steps=18, fragments=2, **replay):
+def in_turns(payload=FRAGMENTS_IN_TURN, sync=SYNCHRONOUS, *, steps=18, fragments=2, **replay):
     strategy = st.AllReduce(steps_per_round=4, payload=payload, sync=sync)
     outer = payload.outer if payload.outer.lr != 1 else None
     replay = partial(replay_averages, steps_per_round=4, fragments=fragments, outer=outer, **replay)
@@ -195,14 +195,14 @@ KINDS = {
     **{f"pipeline of {width}": pipeline(width) for width in (2, 3, 4)},
     "pipeline with warm-up": pipeline(3, warm_up=3),
     "pipeline of sums": pipeline(2, total=of.GradientReduction.SUM),
-    # In bfloat16 all that is sent here is exact, in int8 nearly.
+    # These gradients are exact in bfloat16 and nearly exact in int8.
     "pipeline in bfloat16": pipeline(3, transport=BFLOAT16, **IN_SHORT),
     "pipeline in int8": pipeline(3, transport=EIGHT_BITS, errors=(0, 0.2), **IN_SHORT),
     "codec": code_gradients(of.Codec.INT8),
     "codec of 4 bits": code_gradients(of.Codec.INT4),
     "layers": Kind(LAYERS, {"steps": 9, "size": 3 * LAYER, "parameters": 3}, replay_averages, (0, 0)),
     "layers by a codec": code_gradients(of.Codec.INT8, gradient_buckets=st.GradientBuckets.PER_LAYER),
-    # In bfloat16 all that is sent here is exact, as long as it is counted from where all were together last.
+    # The progress since the last average of all workers is exact in bfloat16.
     "progress in bfloat16": progress(of.Codec.BFLOAT16, 1e-6),
     "progress in int8": progress(of.Codec.INT8, 0.5),
     "outer": Kind(
@@ -222,7 +222,7 @@ KINDS = {
     "in turns": in_turns(),
     "in turns, plain": in_turns(st.Payload(fragments=HALVES)),
     "merged 1 late": in_turns(sync=of.DelayedMerge(steps=1, alpha=0.25), steps=26, late=1, alpha=0.25),
-    # The first fragment is sent in the round before, so that two are in flight at once.
+    # The first fragment is sent in the round before, so that two fragments are in flight at once.
     "merged 3 late": in_turns(sync=of.DelayedMerge(steps=3, alpha=0.25), steps=26, late=3, alpha=0.25),
     "replaced 1 late": in_turns(sync=of.DelayedMerge(steps=1), steps=40, late=1),
     "replaced 3 late": in_turns(sync=of.DelayedMerge(steps=3), steps=40, late=3),
@@ -230,19 +230,20 @@ KINDS = {
         st.Payload(outer=DILOCO), of.DelayedMerge(steps=2, alpha=0.5), steps=26, fragments=1, late=2, alpha=0.5
     ),
 }
-ON_THE_WAY = {"before the sum": 4, "in flight": 5, "prepared": 5}
+IN_FLIGHT = {"before the sum": 4, "in flight": 5, "prepared": 5}
 UP_TO_COMMIT = ["before the sum", "in the sum", "prepared", "confirmed"]
 DEATHS = [
-    # kind, where in which round or turn worker 1 dies, from where the others may resume, or one later if "confirmed"
+    # kind, instant and round or turn of the death of worker 1, rounds where the others may resume (+1 if "confirmed")
     *(("gradients", instant, 4, {3, 4} if instant == "confirmed" else {4}) for instant in UP_TO_COMMIT),
     *(("parameters", instant, 1, {1}) for instant in UP_TO_COMMIT[::2]),
     *(
-        (f"pipeline of {width}", instant, number, {4, 5})  # what is due in step 4 is applied where its sum is awaited
+        # Gradients due in step 4 are applied where their sum is awaited.
+        (f"pipeline of {width}", instant, number, {4, 5})
         for width in (2, 3)
-        for instant, number in [*ON_THE_WAY.items(), ("in the sum", 6 - width)]
+        for instant, number in [*IN_FLIGHT.items(), ("in the sum", 6 - width)]
     ),
     *((f"pipeline of {width}", "applying", 6 - width, {5, 6}) for width in (2, 4)),
-    *(("pipeline of 4", instant, 1, None) for instant in ("before the sum", "in flight")),  # nothing has come back
+    *(("pipeline of 4", instant, 1, None) for instant in ("before the sum", "in flight")),  # no sum has arrived yet
     *(("pipeline with warm-up", "in flight", turn, {turn}) for turn in (3, 4)),
     *((f"pipeline {which}", "in flight", 5, None) for which in ("of sums", "in bfloat16", "in int8")),
     *(("codec", instant, 4, None) for instant in UP_TO_COMMIT),
@@ -279,7 +280,7 @@ def test_survivors_of_a_killed_worker_match_a_replay(kind, instant, dies, resume
 
 
 JOINS = {
-    # kind, where worker 1 dies, from which step the others wait for it, how many there are, in which turn it joins
+    # kind, death of worker 1, (step at which the others wait for it, number of steps), turn in which it joins
     "gradients": ("gradients", ("before the sum", 4), (6, 14), None),
     "pipeline of 2": ("pipeline of 2", ("applying", 4), (8, 14), None),
     "pipeline of 3": ("pipeline of 3", ("before the sum", 4), (6, 14), None),
@@ -291,7 +292,7 @@ JOINS = {
     "by steps, 2": ("by steps", ("before the sum", 3), (9, 36), None),
     "late": ("late", ("prepared", 1), (6, 24), None),
     "late by a codec": ("late by a codec", ("confirmed", 1), (6, 24), None),
-    # Merged 3 steps late the second fragment is merged when the first was sent again after it.
+    # With merges 3 steps late the second fragment is merged after the first was sent again.
     **{
         f"{kind}, {fragment}": (kind, (instant, (1, 0)), (12 + 2 * fragment, 32), 6 + fragment)
         for kind, instant in (
@@ -306,7 +307,7 @@ JOINS = {
 
 @pytest.mark.parametrize("name", JOINS)
 def test_a_worker_that_rejoins_has_the_state_of_its_donor(name):
-    """Models and their beginnings, outer parameters and momenta, what was sent; and nothing that was left over."""
+    """Models and their starts, outer parameters, momenta and references, but no error feedback."""
     kind, death, (waits_at, steps), turn = JOINS[name]
     who = 2 if name == "by steps, 2" else 1
     ended = KINDS[kind].holds({who: death}, ALL, steps=steps, restarts=1, back=(who,), waits_at=waits_at)
@@ -323,7 +324,7 @@ ALONE = [
     ("outer", ("in the sum", 2), {"steps": 24, "waits_at": 12}, 2),
     ("late", ("in flight", 2), {"steps": 24, "waits_at": 12}, 2),
     ("in turns", ("in the sum", (2, 1)), {"steps": 32, "waits_at": 16}, 5),
-    ("one fragment, merged late", ("in the sum", 2), {}, 5),  # and keeps its part of it
+    ("one fragment, merged late", ("in the sum", 2), {}, 5),  # and keeps its own progress
 ]
 
 
@@ -380,7 +381,7 @@ def test_a_failure_in_mean_model_gives_the_mean_of_the_survivors(kind, others):
     ],
 )  # fmt: skip
 def test_a_worker_whose_confirmation_failed_uses_the_mean_of_the_others(kind, dies, breaks, resumes):
-    """Worker 1 dies when all have confirmed a round, and worker 2 takes its confirm for broken."""
+    """Worker 1 dies when all have confirmed a round, and the confirmation of worker 2 fails."""
     ended = KINDS[kind].holds({1: ("before the sum", dies), 2: ("confirm breaks", breaks)}, LEFT)
     ((resumed, members),) = ended.views[1:]
     assert members == LEFT
@@ -392,8 +393,8 @@ def test_an_elastic_run_without_failures_equals_an_ordinary_one(kind):
     assert KINDS[kind].holds({}, ALL, evaluate=(4,)).views == [(-1, ALL)]
 
 
-DRAWN = {"gradients": (8, UP_TO_COMMIT, 2, 0.5), "pipeline": (6, [*ON_THE_WAY, "in the sum"], 1, 0.6)}
-"""How many runs, where workers die outside recoveries, from which round on, and how often a second one does."""
+DRAWN = {"gradients": (8, UP_TO_COMMIT, 2, 0.5), "pipeline": (6, [*IN_FLIGHT, "in the sum"], 1, 0.6)}
+"""Number of runs, instants of failures outside recoveries, first round of a failure, probability of a second one."""
 
 
 @pytest.mark.parametrize(("kind", "seed"), [(kind, seed) for kind, row in DRAWN.items() for seed in range(row[0])])
@@ -431,7 +432,7 @@ def test_ring_replaces_hierarchical_sums_while_nodes_are_unequal():
     assert [one["in_stages"] for one in left] == [False] * 3
 
 
-# Groups: those of one pair may have had a round more, or less, when the others resume.
+# Groups: one pair may be a round ahead of or behind the other when the survivors resume.
 GROUPS = {
     "pairs": (st.StaticGroups(phases=PAIRS), {}, 9),
     "late": (st.StaticGroups(phases=PAIRS, steps_per_round=2, sync=LATE), {"overlaps": True, "steps_per_round": 2}, 16),
@@ -447,7 +448,7 @@ GROUPS = {
     + [("outer", instant, lost, KEEP) for instant in ("before the sum", "prepared") for lost in (4, 5)],
 )
 def test_groups_resume_at_the_furthest_round_with_the_failure_plan(kind, instant, lost, plan):
-    """Where outer steps are made survivors make them in rounds in which all of them meet."""
+    """Survivors make outer steps in rounds that average over all of them."""
     strategy, options, steps = GROUPS[kind]
     ended = run_to_the_end({2: (instant, lost)}, workers=4, strategy=strategy, failure_plan=plan, steps=steps)
     schedule = Schedule("replayed", Cluster.regular(1, 4), strategy, failure_plan=plan)
@@ -464,7 +465,7 @@ def test_groups_resume_at_the_furthest_round_with_the_failure_plan(kind, instant
 
 
 def test_survivors_of_groups_average_each_fragment_together():
-    strategy = st.StaticGroups(phases=PAIRS_THEN_ALL, steps_per_round=4, payload=IN_TURN)
+    strategy = st.StaticGroups(phases=PAIRS_THEN_ALL, steps_per_round=4, payload=FRAGMENTS_IN_TURN)
     ended = run_to_the_end({2: ("before the sum", (1, 1))}, workers=4, strategy=strategy, steps=24, parameters=2)
     assert [members for _, members in ended.views] == [FOUR, THREE], ended.text
     assert ended.views[1][0] == 3, "the second fragment of the round of all"
@@ -481,7 +482,7 @@ def test_survivors_keep_their_own_outer_parameters(instant):
         groups = lambda r: EVEN_ODD[r % 2] if r < 4 else done[r - 4] if r < resume else [THREE]  # noqa: E731
         return near(replay_means(groups, THREE, workers=4, steps=12, gradients=False, outer=OWN))
 
-    # Rounds that only one of the pairs had done before the failure are left out by the others.
+    # The survivors skip rounds that only one of the pairs had completed before the failure.
     some = [[[], pairs[:1], pairs[1:], pairs] for pairs in (EVEN_ODD[r % 2] for r in range(4, resume))]
     assert ended.own in [replay(done) for done in itertools.product(*some)], ended.text
 
@@ -497,7 +498,7 @@ def test_a_round_sampler_gives_a_worker_that_joins_inside_a_round_its_remaining_
     assert [members for _, members in ended.views] == [ALL, LEFT, ALL]
     rounds = dict(assign_samples(range(97), ended.views, (4,) * 3, 1, 0, turns=2))
     joined = ended.views[-1][0]
-    assert len(rounds[joined // 2][1]) == (3, 1)[joined % 2], "of 4 steps; the turns are after 2 and 4"
+    assert len(rounds[joined // 2][1]) == (3, 1)[joined % 2], "of 4 steps; turns end after steps 2 and 4"
     for rank, one in ended.said.items():
         mine = [sample for hands in rounds.values() for sample in hands.get(rank, [])]
         seen = [sample for _, sample in one["seen"]]
@@ -522,10 +523,10 @@ def test_a_failure_while_late_gradients_are_applied_at_the_end(number, drain):
         assert end == pytest.approx(late, rel=1e-14), ended.text
 
 
-def with_a_buffer(dies_in):
-    """What the parameter and the buffer of each worker are when all but worker 1 have taken 8 steps, by rank.
+def run_with_buffer(dies_in):
+    """The parameter and buffer of each worker but worker 1 after 8 steps, by rank.
 
-    In each step a script that steps at half its learning rate from step 4 on clips its means and adds to its buffer.
+    Each step clips the means and adds to the buffer; the learning rate is halved from step 4 on.
     """
 
     def work():
@@ -557,7 +558,7 @@ def with_a_buffer(dies_in):
 
 @pytest.mark.parametrize("dies_in", [1, 5])
 def test_a_restarted_sum_averages_the_current_buffers(dies_in):
-    found = with_a_buffer(dies_in)
+    found = run_with_buffer(dies_in)
     weight, seen, left = 0.0, dict.fromkeys(ALL, 0.0), {}
     for turn in range(8):
         members = ALL if turn < dies_in else LEFT

@@ -1,4 +1,4 @@
-"""Workers that are started again after a loss: they join the others at an average, with the state of one of them."""
+"""Workers restarted after a failure join the others at an average, with the state of one of them."""
 
 import pytest
 
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.processes
 STEPS = 12
 
 
-def back(deaths, *, lost=4, **options):
-    """A run to which worker 1 comes back, and what is replayed of it: the groups of each round."""
+def rejoin(deaths, *, lost=4, **options):
+    """A run that worker 1 rejoins, and the groups of each round for its replay."""
     ended = run_to_the_end(deaths, **{"steps": STEPS, "restarts": 1, "back": (1,)} | options)
     again, _ = ended.joins[1]
     return ended, lambda round_: [ALL if round_ < lost or round_ >= again else LEFT]
@@ -25,7 +25,7 @@ def back(deaths, *, lost=4, **options):
 
 @pytest.mark.parametrize("instant", ["asking", "rebuilding", "taking a state"])
 def test_a_worker_killed_while_it_rejoins_leaves_no_trace_and_the_next_one_rejoins(instant):
-    ended, groups = back({1: ("before the sum", 4)}, restarts=2, again={1: [(instant, 0)]})
+    ended, groups = rejoin({1: ("before the sum", 4)}, restarts=2, again={1: [(instant, 0)]})
     assert ended.own == replay_means(groups, ALL, steps=STEPS), ended.text
     assert ended.text.count("was killed by signal 9") == 2
 
@@ -39,7 +39,7 @@ def test_a_donor_killed_while_it_sends_its_state_is_replaced_by_another():
 
 
 def test_a_worker_that_rejoins_takes_part_in_later_mean_models_only():
-    ended, _ = back({1: ("before the sum", 4)}, steps_per_round=3, steps=24, waits_at=15, evaluate=(2, 7, 23))
+    ended, _ = rejoin({1: ("before the sum", 4)}, steps_per_round=3, steps=24, waits_at=15, evaluate=(2, 7, 23))
     assert ended.joins[1][0] < 7, ended.text
     assert [len(one["means"]) for _, one in sorted(ended.said.items())] == [3, 1, 3], ended.text
     assert len({tuple(one["means"][-1]) for one in ended.said.values()}) == 1
@@ -47,16 +47,16 @@ def test_a_worker_that_rejoins_takes_part_in_later_mean_models_only():
 
 def test_static_groups_follow_the_schedule_again_after_all_rejoined():
     phases = group_phases(4, *EVEN_ODD)
-    ended, _ = back({1: ("prepared", 4)}, workers=4, strategy=StaticGroups(phases=phases))
+    ended, _ = rejoin({1: ("prepared", 4)}, workers=4, strategy=StaticGroups(phases=phases))
     assert ended.joins[1][0] >= 6, ended.text
     assert sorted(ended.said) == list(FOUR), ended.text
     assert ended.all_ended_equal(STEPS)
-    assert ended.own[0] == ended.own[3], "the last round is of 0 with 3 and of 1 with 2"
+    assert ended.own[0] == ended.own[3], "the last round averages 0 with 3 and 1 with 2"
     assert ended.own[1] == ended.own[2], ended.text
 
 
 def test_a_registered_learning_rate_scheduler_continues_equally_on_all_workers():
-    ended, groups = back({1: ("before the sum", 4)}, decays="handed over")
+    ended, groups = rejoin({1: ("before the sum", 4)}, decays="handed over")
     assert ended.own == replay_means(groups, ALL, steps=STEPS, decays=True), ended.text
 
 
@@ -68,7 +68,7 @@ def test_an_unregistered_learning_rate_scheduler_is_refused_in_the_first_step():
 
 
 def test_the_round_sampler_gives_every_sample_once_over_a_failure_and_a_rejoin():
-    ended, _ = back({1: ("before the sum", 4)}, steps=0, samples=37)
+    ended, _ = rejoin({1: ("before the sum", 4)}, steps=0, samples=37)
     assert [members for _, members in ended.views] == [ALL, LEFT, ALL]
     rounds = dict(assign_samples(range(37), ended.views, (1, 1, 1), 1, 0))
     assert sum(len(own) for hands in rounds.values() for own in hands.values()) >= 37 - 2
@@ -85,7 +85,7 @@ def test_a_worker_that_rejoins_after_the_others_finished_ends_and_the_run_succee
 
 
 def test_the_example_survives_failures_and_rejoins(tmp_path):
-    """Its scheduler is handed over; else its first step would refuse that."""
+    """The example registers its scheduler; an unregistered one would raise in the first step."""
     script, schedule = tmp_path / "train.py", tmp_path / "schedule.json"
     script.write_text((ROOT / "examples/train_digits.py").read_text().replace("150)", "20)"))
     write_schedule(schedule, Schedule("all", Cluster.regular(1, 2), AllReduce(steps_per_round=4)))

@@ -11,10 +11,7 @@ from partreduce import design, write_schedule
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
-
 SCENARIOS = "helpers.sharded_runs"
-
-
 RANK = itemgetter("rank")
 
 
@@ -25,7 +22,7 @@ def run_scenario(driver, name, **environment):
 
 
 def assert_equal_runs(reports):
-    """What summation order leaves, and no more."""
+    """Sharded and whole models differ by rounding only, from the order of summation."""
     whole = {report["rank"]: {name: pair[1] for name, pair in report["found"].items()} for report in reports}
     for report in reports:
         for name, ((losses, numbers), _) in report["found"].items():
@@ -99,12 +96,12 @@ def test_sharded_checkpoint_resumes_with_any_number_of_shards(driver, tmp_path):
             assert [losses, numbers, {"own": one["rank"]}] == other["found"][name], name
     for report in run_scenario(driver, "checkpoints, 2", MESH="2x1", DIRECTORY=str(tmp_path)):
         assert "strategy/flight/0/sums/0 of another number of shards" in report["found"].pop("pipeline")
-        del report["found"]["groups"]  # whose random numbers were each rank's own
+        del report["found"]["groups"]  # each rank had its own random numbers
         assert len(report["found"]) == 2
         for name, (_, numbers, extra) in report["found"].items():
             assert extra is None
             assert numbers == pytest.approx(whole[0]["found"][name][1], abs=2e-6), name
-    for folder in tmp_path.glob("*/round-*/replica-00001"):  # torn, damaged, not of torch
+    for folder in tmp_path.glob("*/round-*/replica-00001"):  # an incomplete, a truncated and an unreadable checkpoint
         kind = folder.parts[-3]
         if kind == "late":
             (folder / ".metadata").unlink()

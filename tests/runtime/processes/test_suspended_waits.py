@@ -1,4 +1,4 @@
-"""A worker that was stopped blames no other: all stop for longer than the timeout while one waits for another."""
+"""A stopped worker blames no other: all processes stop for longer than the timeout while one waits for another."""
 
 import json
 import sys
@@ -17,9 +17,9 @@ NAMES = (
 
 @pytest.fixture(scope="module")
 def outcomes():
-    """What became of each job; they run side by side, since most of the time all of them stand."""
+    """The outcome of each job; they run concurrently, since they are stopped most of the time."""
     pytest.importorskip("zmq")
-    timeout = 10  # seconds for which, and a little longer, all stand
+    timeout = 10  # seconds; all processes stop for a little longer
     return json.loads(WARM.run("helpers.suspended", str(timeout), *NAMES, timeout=580, check=True).stdout)
 
 

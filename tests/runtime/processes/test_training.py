@@ -1,4 +1,4 @@
-"""Real worker processes over gloo: training, handshake, and everything that would otherwise hang.
+"""Real worker processes over gloo: training, handshake, and faults that would otherwise hang.
 
 One driver process imports torch once and forks the workers of each scenario (helpers/scenarios.py).
 """
@@ -21,9 +21,7 @@ from helpers.warm import WARM
 pytestmark = pytest.mark.processes
 
 EARLY = 30.0
-"""Seconds in which workers say what ends a wait of 60 s early, however busy the machine is."""
-
-
+"""Seconds in which workers report an error that ends a wait of 60 s early, even on a busy machine."""
 SCENARIOS = "helpers.scenarios"
 
 
@@ -63,16 +61,16 @@ def test_a_parameter_without_gradient_counts_as_zero_and_none_stays_none(driver)
     assert len(answer["reports"]) == 2
 
 
-EVERYBODY = {0, 1, 2, 3}
+ALL_RANKS = {0, 1, 2, 3}
 ENDS = {
-    # scenario: (exit code, who says so, by which error, with which words)
+    # scenario: (exit code, ranks that raise, error, parts of its message)
     "another size": (
-        65, EVERYBODY, "HandshakeError", ["number of workers differs", "rank 2 has 3", "the others have 4"],
+        65, ALL_RANKS, "HandshakeError", ["number of workers differs", "rank 2 has 3", "the others have 4"],
     ),
     "missing": (69, {0, 1, 3}, "UnavailableError", ["rank 2 of 4 did not arrive within 6 s"]),
     "exception": (1, {0, 2, 3}, "PeerFailedError",
         ["worker 1 stopped in round 4 with ValueError: a bug in the data loader"]),
-    "unequal, not joined": (69, EVERYBODY, "PeerFailedError", ["finished after 6 rounds", "optimizer.join()"]),
+    "unequal, not joined": (69, ALL_RANKS, "PeerFailedError", ["finished after 6 rounds", "optimizer.join()"]),
 }  # fmt: skip
 
 
@@ -94,7 +92,7 @@ def test_neighbors_with_an_iteration_gap(driver, tmp_path):
     mixing = np.array([[2, 1, 0, 1], [1, 2, 1, 0], [0, 1, 2, 1], [1, 0, 1, 2]]) / 4
     values = np.arange(4.0)
     for _ in range(4):
-        values = mixing @ values + np.arange(1, 5)  # no rounding: few binary digits
+        values = mixing @ values + np.arange(1, 5)  # exact, since the numbers have few binary digits
     for rank in range(4):
         exact, free = reports(answer, rank)
         assert exact["values"] == [values[rank]]
@@ -137,10 +135,10 @@ def test_kill_in_a_coded_average_changes_neither_parameters_nor_reference(driver
     left = [report for report in answer["reports"] if "values" in report]
     assert len(left) == 3
     for report in left:
-        # Two steps of rank + 1 each since the last mean over all: a partial sum would be in one of the two, or parts.
+        # Two steps of rank + 1 each since the last mean over all; a partial sum would be in one of the two values.
         (value,), (reference,) = report["values"], report["reference"]
         assert value - reference == pytest.approx(2 * (report["rank"] + 1), abs=1e-3)
-    # A worker that had its last piece when the other died has one mean (5) more than those that had not.
+    # A worker that had received its last piece when the other died has one mean (5) more than the others.
     first, last = (choose(report["reference"][0] for report in left) for choose in (min, max))
     assert first > 9
     assert min(last - first, abs(last - first - 5)) == pytest.approx(0, abs=1e-3)
@@ -148,7 +146,7 @@ def test_kill_in_a_coded_average_changes_neither_parameters_nor_reference(driver
 
 @pytest.fixture
 def generator():
-    """A group generator for four workers on one node; yields (environment of the workers, what the machine noted)."""
+    """A group generator for four workers on one node; yields (environment of the workers, notes of the generator)."""
     pytest.importorskip("zmq")
     notes = []
     with serving(FOUR_ON_ONE_NODE, lease=10.0, on_note=notes.append) as (_, variables):
@@ -187,16 +185,16 @@ def test_error_caught_by_a_script_that_ends_reaches_the_other_workers(driver):
         assert "with InputError: buffer 'seen': has the shape [7]" in report["text"]
 
 
-ALONE = [
+LONE_CALLS = [
     ("save_checkpoint()", "gap"), ("load_checkpoint()", "in 8 bits"), ("mean_model()", "gradients"),
     ("mean_model()", "late"), ("finish()", "parameters"), ("finish()", "gap"), ("load_state_dict()", "in 8 bits"),
 ]  # fmt: skip
-"""Each place and each kind; where else a worker may load a state by itself, no others have to come."""
+"""Each collective call in some kind; elsewhere a worker may load a state by itself."""
 
 
-@pytest.mark.parametrize(("place", "kind"), ALONE)
+@pytest.mark.parametrize(("place", "kind"), LONE_CALLS)
 def test_collective_call_on_one_worker_alone_raises_and_names_it(driver, tmp_path, place, kind):
-    """As under `if rank == 0:`, in mid-run, while the other worker is in an average of another length."""
+    """As under `if rank == 0:`, while the other worker is in an average of another length."""
     answer = driver.run(f"alone in {place} {kind}", environment={"FOLDER": str(tmp_path)})
     assert set(answer["errors"]) == {0, 1}, answer["output"][-2000:]
     assert answer["code"] == 69, answer["output"][-2000:]
@@ -262,7 +260,6 @@ wrap(model, 3)
 
 
 def test_torchrun_trains_and_a_wrong_number_of_workers_is_one_line(tmp_path):
-    """Each worker of torchrun is a new process that imports torch."""
     (script := tmp_path / "script.py").write_text(SCRIPT)
     line = ["--standalone", "--nproc-per-node", 2, script, tmp_path]
     environment = children.environment(OMP_NUM_THREADS="1")
@@ -275,19 +272,19 @@ def test_torchrun_trains_and_a_wrong_number_of_workers_is_one_line(tmp_path):
     assert re.search(r"exitcode\s*: 65", errors)
 
 
-OURS = "import partreduce\nraise partreduce.errors.StoreLostError('ours')\n"
-SHOWS = "import sys\nsys.excepthook = lambda kind, *_: print(kind.__name__)\n"
+OUR_ERROR = "import partreduce\nraise partreduce.errors.StoreLostError('ours')\n"
+CUSTOM_EXCEPTHOOK = "import sys\nsys.excepthook = lambda kind, *_: print(kind.__name__)\n"
 
 
 @pytest.mark.parametrize(
     ("variables", "flags", "code", "output", "errors"),
     [
-        ({"TORCHELASTIC_RUN_ID": "none"}, [], OURS, "", "StoreLostError: ours\n"),
-        ({"TORCHELASTIC_RUN_ID": "none"}, [], SHOWS + OURS, "StoreLostError\n", ""),
-        ({"TORCHELASTIC_RUN_ID": "none"}, ["-i"], OURS, "", "Traceback"),
-        ({}, [], OURS, "", "Traceback"),
+        ({"TORCHELASTIC_RUN_ID": "none"}, [], OUR_ERROR, "", "StoreLostError: ours\n"),
+        ({"TORCHELASTIC_RUN_ID": "none"}, [], CUSTOM_EXCEPTHOOK + OUR_ERROR, "StoreLostError\n", ""),
+        ({"TORCHELASTIC_RUN_ID": "none"}, ["-i"], OUR_ERROR, "", "Traceback"),
+        ({}, [], OUR_ERROR, "", "Traceback"),
     ],
-    ids=["torchrun", "a way of its own", "typed in", "no launcher"],
+    ids=["torchrun", "custom excepthook", "interactive", "no launcher"],
 )
 def test_import_under_torchrun_shows_our_errors_in_one_line(variables, flags, code, output, errors):
     done = subprocess.run(
@@ -313,7 +310,7 @@ GROUP = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo", init_method="file://FOLDER/store", rank=0, world_size=1)
 """
-"""By then torch has put its own hook around Python's."""
+"""init_process_group replaces sys.excepthook by torch's."""
 THREAD = """
 import threading
 def work():
@@ -356,7 +353,7 @@ for step in range(600):
     optimizer.step()
     if step == 5:
         open(os.path.join("FOLDER", os.environ["RANK"]), "w").write(str(os.getpid()))
-    time.sleep(0.1)  # a signal just before one long sleep would be heard behind it
+    time.sleep(0.1)  # Python would handle a signal just before one long sleep only after it
 """
 
 
@@ -364,9 +361,9 @@ def test_ctrl_c_ends_launcher_and_workers_with_one_line(tmp_path):
     script, errors = tmp_path / "script.py", tmp_path / "errors"
     script.write_text(INTERRUPTED.replace("FOLDER", str(tmp_path)))
     launch = "from partreduce.runtime.launcher.launch import launch"
-    # A suite that runs in a shell's background has SIGINT ignored, which a child would inherit.
-    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    code = f"import sys; {heard}; {launch}; sys.exit(launch({str(script)!r}, num_workers=2))"
+    # A test run in the background of a shell ignores SIGINT, which a child would inherit.
+    unignore = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"import sys; {unignore}; {launch}; sys.exit(launch({str(script)!r}, num_workers=2))"
     with errors.open("w") as stream:
         process = WARM.start("-c", code, streams=[0, 1, stream.fileno()])
     try:

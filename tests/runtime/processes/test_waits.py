@@ -1,4 +1,4 @@
-"""No wait without limit and no death without a name: real faults on real processes (helpers/fault_scenarios.py)."""
+"""Every wait ends and every failed worker is named: real faults on real processes (helpers/fault_scenarios.py)."""
 
 import signal
 import sys
@@ -13,11 +13,11 @@ from helpers.two_nodes import why_no_network
 pytestmark = pytest.mark.processes
 
 EARLY = 30.0
-"""Seconds in which all have said what happened, however busy the machine is; the longer timeouts here are 60 s."""
+"""Seconds in which all workers report a fault, even on a busy machine; the longer timeouts here are 60 s."""
 
 
 def seconds(what, answer, since):
-    """How long each worker took from the fault to its error, which docs/errors.md states."""
+    """Seconds of each worker from the fault to its error, which docs/errors.md states."""
     waits = [report["at"] - since for report in answer["errors"].values()]
     sys.stdout.write(f"seconds from the fault to the error: {what}: {[round(wait, 2) for wait in waits]}\n")
     return waits
@@ -28,7 +28,7 @@ SCENARIOS = "helpers.fault_scenarios"
 
 @pytest.mark.parametrize("fault", ["SIGSTOP", "SIGKILL", "cut"])
 def test_workers_whose_store_is_gone_raise_store_lost_error(driver, fault):
-    """The timeout is 8 s; before, they trained on as orphans, and hung in finish()."""
+    """The timeout is 8 s. Earlier they continued to train as orphans and hung in finish()."""
     if fault == "cut" and (reason := why_no_network()):
         pytest.skip(reason)
     answer = driver.run("training", fault=fault)
@@ -45,14 +45,14 @@ def test_workers_whose_store_is_gone_raise_store_lost_error(driver, fault):
     ("setting", "neighbor", "other"),
     [
         ("notify", "step 2 for an update of step 2", "step 3 for the acknowledgement of its update of step 2"),
-        # In the parallel order the update of step 2 has left on entering it.
+        # With `dpsgd` the update of step 2 is sent on entering step 2.
         ("staleness", "step 5 for an update of step 3 or later", "step 8 for an update of step 6 or later"),
-        # It gave 3 tokens at first and 2 for the steps that it entered.
+        # The killed worker gave 3 tokens at first and 2 for the steps that it entered.
         ("backup", "step 5 for a token to enter step 6", "step 8 for a token to enter step 9"),
     ],
 )
 def test_without_a_killed_worker_the_others_continue_until_they_need_it(driver, setting, neighbor, other):
-    """On a ring 0-1-2-3-4 whose worker 2 is killed in step 2; with backup for longer than a failed run has."""
+    """On a ring 0-1-2-3-4 whose worker 2 is killed in step 2; with backup longer than the grace of a failed run."""
     grace = 4.0 if setting == "backup" else 60.0
     answer = driver.run(f"gap, {setting}", patient=True, grace=grace)
     assert answer["code"] == 128 + signal.SIGKILL
@@ -80,7 +80,7 @@ def test_port_held_by_another_program_is_reported_early(driver):
 
 
 def test_a_member_that_dies_while_gloo_connects_costs_one_timeout(driver):
-    """Where no launcher notes the death; torch alone takes five times the timeout of 8 s."""
+    """Without a launcher that notes the death. torch alone takes five times the timeout of 8 s."""
     answer = driver.run("connecting")
     assert answer["hang"] == []
     assert [fault["rank"] for fault in answer["faults"]] == [3], "the fault fired"
@@ -119,7 +119,7 @@ STOPPED = [("row", 4, 29), ("row", 1, 12), ("stopped, pipeline", 1, 0), ("stoppe
 
 @pytest.mark.parametrize(("scenario", "victim", "at"), STOPPED)
 def test_a_stopped_worker_is_named_in_a_row_and_with_gradients_in_flight(driver, scenario, victim, at):
-    """In a row neighbors wait for it, theirs for them: the first whose time is over names the one that holds up all."""
+    """In a row each worker waits for its neighbor; the first to time out names the worker that blocks all."""
     answer = driver.run(scenario, environment={"VICTIM": str(victim), "AT": str(at)})
     assert [fault["fault"] for fault in answer["faults"]] == [signal.SIGSTOP], "the fault fired"
     assert set(answer["errors"]) == set(range(5 if scenario == "row" else 4)) - {victim}
@@ -130,7 +130,7 @@ def test_a_stopped_worker_is_named_in_a_row_and_with_gradients_in_flight(driver,
 
 
 def test_evicted_worker_wakes_and_ends_alone(driver, tmp_path):
-    """The others still train when it wakes, and are not ended."""
+    """The others still train when it wakes, and continue to their end."""
     pytest.importorskip("zmq")
     given_up, ended = tmp_path / "given up", threading.Event()
 

@@ -1,4 +1,4 @@
-"""Background threads: a worker's process ends as its script ended, never of a thread that was still inside torch."""
+"""Background threads: a worker exits with its script's exit code, even with a thread inside torch."""
 
 import re
 import sys
@@ -32,11 +32,11 @@ def run_script(script):
 
 
 def test_a_plain_daemon_thread_inside_torch_ends_the_process_by_a_signal():
-    """The fault that the class exists for: when this fails, Python or torch has mended it."""
+    """The fault that `Background` avoids: if this test fails, Python or torch has fixed it."""
     if sys.version_info >= (3, 14):
-        pytest.skip("from Python 3.14 on such a thread waits for ever instead")
-    taken_down = "import ctypes\nctypes.pythonapi.Py_Exit(0)\n"  # the warm process's commands end without
-    result = run_script(STORE + PLAIN + taken_down)
+        pytest.skip("since Python 3.14 such a thread blocks forever instead")
+    exit_interpreter = "import ctypes\nctypes.pythonapi.Py_Exit(0)\n"  # commands of the warm process end without it
+    result = run_script(STORE + PLAIN + exit_interpreter)
     assert result.returncode == -6
 
 
@@ -53,49 +53,49 @@ def test_thread_that_never_returns_does_not_block_the_exit():
 
 
 def test_busy_machine_gives_threads_more_time_to_end(monkeypatch):
-    """Here a look takes a hundred times as long as it should, and the thread as many of them as there are."""
+    """Each poll takes a hundred times as long as it should, and the thread needs all polls."""
     monkeypatch.setattr(work, "ENDING_SECONDS", 0.0005)
     monkeypatch.setattr(work, "_threads", set())
-    stopped, looks = threading.Event(), []
+    stopped, polls = threading.Event(), []
 
     class StarvedThread(work.Background):
         def join(self, timeout=None):
             time.sleep(100 * timeout)
-            looks.append(timeout)
+            polls.append(timeout)
 
-    def returns_at_the_fifth_look():
+    def return_after_five_polls():
         stopped.wait()
-        while len(looks) < 5:
+        while len(polls) < 5:
             time.sleep(0.001)
 
-    thread = StarvedThread(returns_at_the_fifth_look, name="starved", stop=stopped.set)
+    thread = StarvedThread(return_after_five_polls, name="starved", stop=stopped.set)
     thread.start()
     work.end_all()
     assert not thread.is_alive()
     never = StarvedThread(threading.Event().wait, name="never")
     never.start()
-    looks.clear()
+    polls.clear()
     work.end_all()
-    assert len(looks) == work.ENDING_LOOKS
+    assert len(polls) == work.ENDING_LOOKS
 
 
 def test_all_threads_are_stopped_before_any_is_joined_and_share_the_limit(monkeypatch):
     done = []
 
     class Running:
-        """Alive for so many looks."""
+        """A thread that is alive for `polls` polls."""
 
-        def __init__(self, name, looks, *, stops=True):
-            self.name, self.looks = name, looks
+        def __init__(self, name, polls, *, stops=True):
+            self.name, self.polls = name, polls
             self.stop = (lambda: done.append(("stop", name))) if stops else None
 
         def is_alive(self):
-            return self.looks > 0
+            return self.polls > 0
 
         def join(self, limit):
             assert limit == work.ENDING_SECONDS
             done.append(("join", self.name))
-            self.looks -= 1
+            self.polls -= 1
 
     current = threading.current_thread()
     monkeypatch.setattr(current, "stop", lambda: done.append(("stop", "current")), raising=False)
@@ -103,8 +103,8 @@ def test_all_threads_are_stopped_before_any_is_joined_and_share_the_limit(monkey
     monkeypatch.setattr(work, "_threads", [*threads, current])
     work.end_all()
     stops = [("stop", "a"), ("stop", "c"), ("stop", "current")]
-    looks = work.ENDING_LOOKS
-    assert done == [*stops, *[("join", "a")] * 5, *[("join", "b")] * (looks - 5)]
+    polls = work.ENDING_LOOKS
+    assert done == [*stops, *[("join", "a")] * 5, *[("join", "b")] * (polls - 5)]
 
 
 def test_every_thread_of_the_runtime_is_a_background_thread():

@@ -1,4 +1,4 @@
-"""The algorithm `hierarchical`: sums in three stages equal the ring's, on all members, and end when a member goes."""
+"""The algorithm `hierarchical`: sums in three stages equal the ring's on all members and end when a member leaves."""
 
 import threading
 
@@ -18,17 +18,15 @@ from partreduce.runtime.transport.multistage_allreduce import HierarchicalCommun
 from partreduce.runtime.transport.worlds import chosen_algorithm, world_for_algorithm
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 
-MOST = 8
-
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    """Tensors of a few KiB go in several parts, as those of many MiB do otherwise."""
+    """Send tensors of a few KiB in several parts, as tensors of many MiB are."""
     monkeypatch.setattr(multistage_allreduce, "PART_BYTES", 2048)
 
 
 def all_of(world, cluster):
-    """The hierarchical group of all workers; made on its first use."""
+    """The hierarchical group of all workers, created on first use."""
     ours = world_for_algorithm(world, st.AllReduceAlgorithm.HIERARCHICAL, cluster)
     everyone = tuple(range(world.size))
     return ours.communicator(everyone) if ours.has(everyone) else ours.create(everyone)
@@ -50,7 +48,7 @@ def test_sums_equal_the_rings_and_are_the_same_bits_on_all_members(ranks, small_
         results = []
         for _ in range(2):
             tensors = [numbers(world.rank, length, dtype) for length, dtype in cases]
-            works = [group.all_reduce(tensor) for tensor in tensors]  # all under way together, in one order
+            works = [group.all_reduce(tensor) for tensor in tensors]  # all in flight together, in one order
             for one in works:
                 one.wait()
             assert all(one.is_completed() for one in works)
@@ -121,7 +119,7 @@ def test_uneven_groups_keep_the_ring_and_inner_groups_count_in_the_budget(ranks)
 def test_a_destroyed_group_ends_its_sums_and_those_of_its_peers(ranks):
     """Worker 3 destroys the group instead of calling; the others' sums end at once, though the limit is 60 s."""
     cluster = Cluster.regular(2, 2)
-    meeting = threading.Barrier(4)
+    barrier = threading.Barrier(4)
 
     def work(world):
         group, everyone = all_of(world, cluster), tuple(range(4))
@@ -129,17 +127,17 @@ def test_a_destroyed_group_ends_its_sums_and_those_of_its_peers(ranks):
         group.all_reduce(tensor).wait()
         ours = world_for_algorithm(world, st.AllReduceAlgorithm.HIERARCHICAL, cluster)
         if world.rank == 3:
-            meeting.wait()
+            barrier.wait()
             ours.destroy([everyone])
             with pytest.raises(UnavailableError, match="destroyed"):
                 group.all_reduce(tensor)
         else:
             running = [group.all_reduce(tensor) for _ in range(3)]
-            meeting.wait()
+            barrier.wait()
             for one in running[: 1 + world.rank]:
                 with pytest.raises(RuntimeError):
                     one.wait()
-            ours.destroy([everyone])  # as those do that see a failure
+            ours.destroy([everyone])  # as workers do that see a failure
             for one in running:
                 with pytest.raises(RuntimeError):
                     one.wait()
@@ -182,7 +180,7 @@ def node_then_all(**options):
 
 SCHEDULES = {
     "node, then all": node_then_all(),
-    "is_delayed": node_then_all(sync=st.DelayedAveraging()),
+    "delayed": node_then_all(sync=st.DelayedAveraging()),
     "gradients": Schedule("gradients", Cluster.regular(2, 2), st.AllReduce()),
 }
 

@@ -1,4 +1,4 @@
-"""Waits inside the library: they have a limit, end when the operation does, and keep an error for who waits."""
+"""Waits inside torch have a limit, end when the operation does, and raise its error in every waiting thread."""
 
 import itertools
 import threading
@@ -38,7 +38,7 @@ STARTS = {
 
 
 def group_of(world):
-    """Both workers' group; one world makes it once."""
+    """The group of both workers, created once for each world."""
     members = (0, 1)
     return world.communicator(members) if world.has(members) else world.create(members)
 
@@ -46,28 +46,28 @@ def group_of(world):
 @pytest.mark.parametrize("name", STARTS)
 @pytest.mark.parametrize("seconds", [0.0, 1e-5, 0.02])
 def test_wait_ends_at_its_limit_and_the_operation_continues(ranks, name, seconds):
-    """Worker 0 starts and waits in vain, a limit of nothing included, which to torch is none; then worker 1 comes."""
-    may_come = threading.Event()
+    """Worker 0's wait times out, even with a limit of 0, which torch takes for no limit; then worker 1 joins."""
+    may_join = threading.Event()
 
     def run(world):
         group = group_of(world)
         if world.rank == 1:
-            may_come.wait(60)
+            may_join.wait(60)
         work = STARTS[name](group)
         assert work.ended_within is not None
-        in_vain = None
+        ended_early = None
         if world.rank == 0:
-            in_vain = name != "broadcast" and work.ended_within(seconds)
-            may_come.set()
+            ended_early = name != "broadcast" and work.ended_within(seconds)
+            may_join.set()
         assert work.ended_within(60)
         work.wait()
-        return in_vain
+        return ended_early
 
     assert ranks.run(2, run) == [False, None]
 
 
 def test_group_is_abandoned_before_its_first_operation_when_a_vote_opens(ranks):
-    """Worker 1 has connected and gone away, as for a vote on the next members; gloo alone would wait for a minute."""
+    """Worker 1 has connected and left, as for a vote on the next members; gloo alone would wait for a minute."""
     has_connected, has_ended = threading.Event(), threading.Event()
 
     def run(world):
@@ -89,7 +89,7 @@ def test_group_is_abandoned_before_its_first_operation_when_a_vote_opens(ranks):
     assert found == ["group {0,1}: a vote is open", True]
 
 
-WAITING = """
+PENDING_OPERATION = """
 import datetime, sys, threading, time
 import torch
 from torch.distributed import HashStore
@@ -111,19 +111,19 @@ def wait():
 
 
 def run_waiting(script, wait):
-    return WARM.run("-c", WAITING.replace("WAIT", wait) + script, timeout=250)
+    return WARM.run("-c", PENDING_OPERATION.replace("WAIT", wait) + script, timeout=250)
 
 
 @pytest.mark.processes
 def test_main_thread_waits_inside_torch_until_the_operation_ends():
-    """One wait, whose limit is 100 s and which is over after 0.3."""
+    """A wait with a limit of 100 s ends after 0.3 s."""
     result = run_waiting(
         """
 begun = time.monotonic()
 Background(lambda: (time.sleep(0.3), groups[1].all_reduce(torch.ones(1)).wait()), name="comes").start()
-looks = []
-work.wait(lambda: looks.append(1) or 100.0)
-print(looks, work.is_completed(), 0.2 < time.monotonic() - begun < 60)
+checks = []
+work.wait(lambda: checks.append(1) or 100.0)
+print(checks, work.is_completed(), 0.2 < time.monotonic() - begun < 60)
 """,
         "pass",
     )
@@ -132,15 +132,15 @@ print(looks, work.is_completed(), 0.2 < time.monotonic() - begun < 60)
 
 @pytest.mark.processes
 def test_other_threads_poll_so_that_the_interpreter_can_exit():
-    """Inside the library, as with `work.ended_within(0.002)`, it would end the process by a signal."""
-    script = "looks = threading.Event()\nBackground(lambda: (looks.set(), wait()), name='waits').start()\n"
-    ends = run_waiting(script + "looks.wait()\ntime.sleep(0.2)\n", "work.wait(lambda: 0.05)")
+    """A thread inside torch, as in `work.ended_within(0.002)`, would end the process by a signal."""
+    script = "checks = threading.Event()\nBackground(lambda: (checks.set(), wait()), name='waits').start()\n"
+    ends = run_waiting(script + "checks.wait()\ntime.sleep(0.2)\n", "work.wait(lambda: 0.05)")
     assert ends.returncode == 0, ends.stderr
 
 
 @pytest.mark.processes
 def test_thread_of_staged_sums_lets_the_interpreter_exit():
-    """It is inside for a moment at a time, and the end of the interpreter waits for that moment."""
+    """It is inside torch for a moment at a time, and the exit of the interpreter waits for that moment."""
     script = """
 from partreduce.runtime.transport.multistage_allreduce import StagedSums, Stages
 entered, times = threading.Event(), []
@@ -150,10 +150,10 @@ def timed(seconds):
     entered.set()
     return limited(seconds)
 work.ended_within = timed
-class InVain(Stages):
+class BlockedStages(Stages):
     def sum(self, tensor, coding):
         self.wait(work)
-sums = StagedSums(InVain())
+sums = StagedSums(BlockedStages())
 sums.start(torch.ones(4))
 entered.wait()
 print(len(times) > 0, max(times) <= 0.05)
@@ -188,27 +188,27 @@ def test_second_wait_for_a_float16_sum_changes_nothing(world):
     work.wait()
     summed = tensor.tolist()
     tensor.zero_()
-    work.wait()  # the sum is there already, and what was made of it since stays
+    work.wait()  # the sum has arrived before, and the changed tensor stays
     return summed, tensor.tolist()
 
 
 def test_check_ends_a_wait_early_and_is_not_called_after_the_end():
-    completion, looks = Completion(), []
+    completion, checks = Completion(), []
     work = completion.work()
 
-    def look():
-        looks.append(work.is_completed())
-        if len(looks) == 3:
+    def check():
+        checks.append(work.is_completed())
+        if len(checks) == 3:
             raise PeerGoneError("worker 1 left")
         return 0.001
 
     with pytest.raises(PeerGoneError, match="worker 1 left"):
-        work.wait(look)
+        work.wait(check)
     completion.reached("the connection broke")
     for _ in range(2):
         with pytest.raises(RuntimeError, match="the connection broke"):
-            work.wait(look)
-    assert looks == [False] * 3
+            work.wait(check)
+    assert checks == [False] * 3
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no address"), OSError("no address")])
@@ -232,20 +232,20 @@ def test_bounded_call_gives_up_and_raises_its_error_after_its_return(error):
 
 
 class TimedSigns:
-    """What the others have noted, and who looks at it when."""
+    """Notes of the peers, with the times and members of the queries."""
 
     def __init__(self, clock):
-        self.clock, self.count, self.glances, self.looks, self.watched = clock, 0, [], [], []
+        self.clock, self.count, self.polls, self.checks, self.watched = clock, 0, [], [], []
 
     def num_changes(self):
-        self.glances.append(self.clock[0])
+        self.polls.append(self.clock[0])
         return self.count
 
     def watch(self, members):
         self.watched.append(members)
 
     def failure_reason(self, members, round_):
-        self.looks.append((round(self.clock[0], 2), members, round_))
+        self.checks.append((round(self.clock[0], 2), members, round_))
         return "worker 1 left" if self.count == 2 else None
 
 
@@ -260,12 +260,12 @@ def test_peer_watch_polls_often_and_diagnoses_at_intervals_and_on_changes(monkey
         signs.count = (tick >= 150) + (tick >= 360)
         assert watch.next >= clock[0] - 0.01
         said.append(watch.failure_reason())
-    apart = [later - earlier for earlier, later in itertools.pairwise([0.0, *signs.glances])]
+    apart = [later - earlier for earlier, later in itertools.pairwise([0.0, *signs.polls])]
     assert all(0.19 < one < 0.22 for one in apart)
-    times = [when for when, *_ in signs.looks]
-    expected = [1.0, 1.5, times[1] + 1.0, 3.6]  # by the clock, at news, by the clock from there, at news
+    times = [when for when, *_ in signs.checks]
+    expected = [1.0, 1.5, times[1] + 1.0, 3.6]  # after a second, at a change, after another second, at a change
     assert all(0 <= when - due < 0.22 for when, due in zip(times, expected, strict=True)), times
-    assert {look[1:] for look in signs.looks} == {(members, 7)}
+    assert {check[1:] for check in signs.checks} == {(members, 7)}
     assert signs.watched == ([members] * 4 if size <= waiting.MAX_WATCHED else [])
     assert [one for one in said if one] == ["worker 1 left"]
 
@@ -278,27 +278,26 @@ def test_polling_pause_is_a_bounded_fraction_of_the_wait(waited):
     assert pause == waiting.LONGEST or pause >= waited / waiting.SHARE
 
 
-# Deadlines by the clock of a process's own time: what it counts, and what ends a wait by it.
+# Deadlines in a process's own time, which leaves out the time while it was suspended.
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The system's clock, to be set; everything that asks it asks this one."""
+    """A settable clock in place of the system's."""
     now = [100.0]
-    told = SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr(waiting, "time", told)
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
-def passes(clock, seconds, look, tick=0.1):
+def advance(clock, seconds, check, tick=0.1):
     for _ in range(round(seconds / tick)):
         clock[0] += tick
-        look()
+        check()
 
 
 def test_own_time_counts_at_most_a_second_between_two_reads(clock):
     own = OwnTime()
-    passes(clock, 3.0, own)
+    advance(clock, 3.0, own)
     assert own() == pytest.approx(3.0)
     clock[0] += 3600
     assert own() == pytest.approx(3.0 + MOST_SECONDS)
@@ -320,13 +319,13 @@ def test_own_time_read_by_several_threads_does_not_run_ahead():
 
 def test_deadline_counts_own_time_and_can_be_renewed(clock):
     limit = Deadline(2.0, OwnTime())
-    passes(clock, 1.8, lambda: limit.left)
+    advance(clock, 1.8, lambda: limit.left)
     assert not limit.is_over
     assert limit.left == pytest.approx(0.2)
     limit.renew()
-    passes(clock, 1.9, lambda: limit.left)
+    advance(clock, 1.9, lambda: limit.left)
     assert not limit.is_over
-    passes(clock, 0.2, lambda: limit.left)
+    advance(clock, 0.2, lambda: limit.left)
     assert limit.is_over
 
 
@@ -335,63 +334,63 @@ def test_wait_names_its_peers_and_lasts_longer_without_a_diagnosis(clock):
     for is_known, extra in ((True, 0.0), (False, DIAGNOSE_SECONDS)):
         signs.is_diagnosed = lambda _members, known=is_known: known
         wait = Wait(signs, (1, 2), 5.0)
-        passes(clock, 4.9 + extra, wait.check)
+        advance(clock, 4.9 + extra, wait.check)
         with pytest.raises(PeerTimeoutError, match="waits for worker 1 for more than 5 s"):
-            passes(clock, 0.3, wait.check)
+            advance(clock, 0.3, wait.check)
 
 
 def test_wait_ends_early_when_an_awaited_peer_is_gone(clock):
     signs = Signs()
     wait = Wait(signs, (1, 2), 60.0)
-    passes(clock, 3.0, wait.check)
+    advance(clock, 3.0, wait.check)
     signs.why = "worker 2 left"
     with pytest.raises(PeerGoneError, match="worker 2 left"):
-        passes(clock, 1.5, wait.check)
+        advance(clock, 1.5, wait.check)
     asked = []
     signs.failure_reason = lambda members, _round=None: asked.append(members)
     wait = Wait(signs, (1, 2), 60.0)
     wait.set_members((2,))
-    passes(clock, 1.5, wait.check)
+    advance(clock, 1.5, wait.check)
     assert set(asked) == {(2,)}
 
 
 def test_renewed_wait_restarts_its_limit(clock):
     wait = Wait(SignsOfLife(), (1,), 2.0)
-    passes(clock, 1.9, wait.check)
+    advance(clock, 1.9, wait.check)
     wait.renew()
-    passes(clock, 1.9, wait.check)
+    advance(clock, 1.9, wait.check)
     with pytest.raises(PeerTimeoutError, match="waits for worker 1, for more than 2 s"):
-        passes(clock, 0.3, wait.check)
+        advance(clock, 0.3, wait.check)
 
 
 def test_own_reason_replaces_the_reason_of_the_peers(clock):
     signs, reasons = Signs(), [None]
     signs.why = "worker 1 left"
     wait = Wait(signs, (1,), 60.0, why=lambda: reasons[0])
-    passes(clock, 3.0, wait.check)
+    advance(clock, 3.0, wait.check)
     reasons[0] = "it is void"
     with pytest.raises(PeerGoneError, match="it is void"):
-        passes(clock, 1.5, wait.check)
+        advance(clock, 1.5, wait.check)
 
 
-# Notes: all of several are read at once, and pauses between questions grow with the wait.
+# Notes in the store: several are read at once, and the pauses between polls grow with the wait.
 
 
-def stores(folder):
-    return {
-        "in memory": lambda: HashStore(),
-        "in a file": lambda: FileStore(str(folder / "store"), 1),
-        "served": lambda: TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False),
-    }
-
-
-@pytest.mark.parametrize("kind", ["in memory", "in a file", "served"])
-def test_notes_are_read_together_once_all_exist(kind, tmp_path):
-    place = Notes(stores(tmp_path)[kind](), "place")
+@pytest.mark.parametrize(
+    "make_store",
+    [
+        lambda _: HashStore(),
+        lambda folder: FileStore(str(folder / "store"), 1),
+        lambda _: TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False),
+    ],
+    ids=["HashStore", "FileStore", "TCPStore"],
+)
+def test_notes_are_read_together_once_all_exist(make_store, tmp_path):
+    place = Notes(make_store(tmp_path), "place")
     place.write("b", "second")
     assert place.read_all(["a", "b"]) is None, "without a wait for the first"
     place.write("a", "first")
-    assert place.read_all(["a", "b"]) == ["first", "second"], "in the order of the question"
+    assert place.read_all(["a", "b"]) == ["first", "second"], "in the order of the keys"
 
 
 def test_late_note_is_read():

@@ -1,4 +1,4 @@
-"""Mailboxes among strangers: any bytes from anybody change nothing, and a side thread that ended is an error."""
+"""Mailboxes ignore any bytes of strangers, and a failed side thread is an error."""
 
 import contextlib
 import json
@@ -30,12 +30,13 @@ def place_of(mailbox):
 
 
 class Pair:
-    """Two mailboxes of one run; what arrives at worker 1 is in `heard`."""
+    """Two mailboxes of one run; `received` has the messages of worker 1."""
 
     def __init__(self, deliver=None):
-        self.heard, store = [], dist.HashStore()
+        self.received, store = [], dist.HashStore()
         self.boxes = [
-            Mailbox(store, rank, "test", deliver or self.heard.append, max_bytes=10_000, timeout=60) for rank in (0, 1)
+            Mailbox(store, rank, "test", deliver or self.received.append, max_bytes=10_000, timeout=60)
+            for rank in (0, 1)
         ]
         for box in self.boxes:
             box.start()
@@ -45,10 +46,10 @@ class Pair:
         return place_of(self.boxes[1])
 
     def still_delivers(self):
-        count = len(self.heard)
+        count = len(self.received)
         self.boxes[0].send(1, "hello", (count,), [b"payload"])
-        self.boxes[1].wait_until(lambda: len(self.heard) > count, Signs(), (0, 1), 0)
-        last = self.heard[-1]
+        self.boxes[1].wait_until(lambda: len(self.received) > count, Signs(), (0, 1), 0)
+        last = self.received[-1]
         return (last.source, last.kind, last.numbers, bytes(last.payload[0])) == (0, "hello", (count,), b"payload")
 
     def close(self):
@@ -64,7 +65,7 @@ def pair():
 
 
 def introduce(stranger, endpoint):
-    """Show the password of those who may connect to an endpoint."""
+    """Give a socket the password of an endpoint."""
     stranger.plain_username, stranger.plain_password = USER, endpoint._password
 
 
@@ -125,7 +126,7 @@ RAW = st.builds(lambda *parts: b"".join(parts), st.sampled_from([b"", GREETING[:
 @settings(max_examples=30)
 @given(messages=st.lists(FRAMES, max_size=3), raw=st.lists(RAW, max_size=3), held=st.integers(0, 3))
 def test_any_bytes_of_strangers_are_dropped(pair, messages, raw, held):
-    """Messages without the password, bytes that are no ZeroMQ, connections that stay half-open."""
+    """Messages without the password, bytes that are not ZeroMQ, and half-open connections."""
     for kind in (zmq.DEALER, zmq.PUSH):
         push(pair.place, *messages, kind=kind)
     with contextlib.ExitStack() as stack:
@@ -134,19 +135,19 @@ def test_any_bytes_of_strangers_are_dropped(pair, messages, raw, held):
             with contextlib.suppress(OSError):
                 connection.sendall(data)
         assert pair.still_delivers()
-    assert all(message.kind == "hello" for message in pair.heard)
+    assert all(message.kind == "hello" for message in pair.received)
 
 
 @settings(max_examples=50)
 @given(frames=FRAMES, sealed=st.booleans())
 def test_any_frames_of_a_sender_with_the_password_are_dropped(pair, frames, sealed):
-    """Without the header's key nothing is parsed; with it, what is no header is dropped without a word."""
+    """Without the header's key nothing is parsed; with it, invalid headers are silently dropped."""
     endpoint = pair.boxes[1]._endpoint
     if sealed:
         frames = [Seal(endpoint._secret, 1)(frames[0]), *frames[1:]]
     push(pair.place, frames, prepare=lambda stranger: introduce(stranger, endpoint))
     assert pair.still_delivers()
-    assert all(message.kind == "hello" for message in pair.heard)
+    assert all(message.kind == "hello" for message in pair.received)
 
 
 def test_sealed_header_opens_once_and_only_for_its_receiver(pair):
@@ -158,40 +159,40 @@ def test_sealed_header_opens_once_and_only_for_its_receiver(pair):
     frames = [seal(header) for _ in range(3)]
     first = frames[0]
     assert all(check(first[:n] + bytes([first[n] ^ 1]) + first[n + 1 :]) is None for n in range(len(first)))
-    assert SealCheck(secret, 0)(first) is None, "it is for another"
+    assert SealCheck(secret, 0)(first) is None, "it is for another receiver"
     assert SealCheck(secret + "x", 1)(first) is None, "another secret"
     assert [check(frame) for frame in (frames[1], frames[0], frames[1], frames[2])] == [header, None, None, header]
     assert check(Seal(secret, 1)(header)) == header, "another connection of the same sender"
 
 
 def test_replayed_and_redirected_messages_are_dropped(pair):
-    """He read the wire: whole messages of worker 0, which their receiver takes once, and no other worker at all."""
-    read = []
+    """An attacker with the password replays recorded messages, which only their receiver accepts, and only once."""
+    recorded = []
     seals = {to: Seal(pair.boxes[0]._endpoint._secret, to) for to in (0, 1)}
     for number in range(3):
-        read += [[seals[1](json.dumps([0, "told", [0, 0, number]]).encode()), b"payload"]]
+        recorded += [[seals[1](json.dumps([0, "told", [0, 0, number]]).encode()), b"payload"]]
     redirected = [seals[0](json.dumps([0, "told", [0, 0, 9]]).encode()), b"payload"]
 
     def prepare(stranger):
         introduce(stranger, pair.boxes[1]._endpoint)
 
     for _ in range(2):
-        push(pair.place, *read, redirected, prepare=prepare)
+        push(pair.place, *recorded, redirected, prepare=prepare)
         deadline = time.monotonic() + 60
-        while sum(message.kind == "told" for message in pair.heard) < 3 and time.monotonic() < deadline:
+        while sum(message.kind == "told" for message in pair.received) < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
     time.sleep(0.2)
     assert pair.still_delivers()
-    assert [message.numbers for message in pair.heard if message.kind == "told"] == [(0,), (1,), (2,)]
+    assert [message.numbers for message in pair.received if message.kind == "told"] == [(0,), (1,), (2,)]
 
 
 def test_frame_larger_than_any_message_is_not_received(pair):
-    """His connection is closed, before memory is taken for it."""
+    """The connection is closed before memory is allocated for the frame."""
     place = pair.boxes[1]._endpoint
     frames = [Seal(place._secret, 1)(json.dumps([0, "large", [0, 0]]).encode()), bytes(10_001)]
     push(pair.place, frames, prepare=lambda stranger: introduce(stranger, place))
     assert pair.still_delivers()
-    assert {message.kind for message in pair.heard} == {"hello"}
+    assert {message.kind for message in pair.received} == {"hello"}
 
 
 def test_a_strangers_connection_is_closed_before_it_takes_a_message(pair):
@@ -220,7 +221,7 @@ def test_failed_side_thread_raises_in_waits_and_sends():
 
 
 def test_file_with_the_number_of_a_closed_descriptor_is_not_written(tmp_path):
-    """The side thread ends by itself; descriptors that it gave back would now be the user's files."""
+    """The side thread has ended; descriptors that it closed would now be the user's files."""
 
     def broken(message):
         raise ValueError("a bug")
@@ -238,7 +239,7 @@ def test_file_with_the_number_of_a_closed_descriptor_is_not_written(tmp_path):
     pair.boxes[0].close()
     victim.close()
     for file in files:
-        file.write(b"mine")  # raises where somebody closed it
+        file.write(b"mine")  # raises if the mailbox closed it
         file.seek(0)
         assert file.read() == b"mine"
         file.close()

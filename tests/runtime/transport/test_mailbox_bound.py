@@ -1,4 +1,4 @@
-"""What may be on its way is bounded, nothing is lost or reordered, and an array that is in flight does not change."""
+"""Messages in flight are bounded, none is lost or reordered, and arrays in flight do not change."""
 
 import queue
 import random
@@ -30,7 +30,7 @@ MB = 10**6
 
 
 class Boxes:
-    """Mailboxes of one run, each with a function that takes its messages."""
+    """Mailboxes of one run, each with a function that receives its messages."""
 
     def __init__(self, *deliver, max_bytes=MB, timeout=60, signs=None, **options):
         store = dist.HashStore()
@@ -67,15 +67,15 @@ SIZES = st.integers(0, 50)
     st.lists(st.tuples(st.sampled_from(["send", "deliver", "grant", "old grant"]), SIZES), max_size=80),
 )
 def test_any_order_of_messages_and_grants_keeps_the_bound_and_the_order(messages, events):
-    """Two accounts and what lies between them; afterwards everything that is due arrives, and all has come in order."""
+    """Two accounts and the messages between them; in the end every accepted message has arrived in order."""
     bound = Bound(messages, 100)
     sender, receiver = Account(bound), Account(bound)
-    wire, grants, came, count, refused = [], [(0, 0)], [], 0, set()
+    wire, grants, arrived, count, refused = [], [(0, 0)], [], 0, set()
 
     def deliver():
         if wire:
             number, size = wire.pop(0)
-            came.append(number)
+            arrived.append(number)
             receiver.received.add(size)
             if receiver.owes():
                 grants.append(receiver.report_received())
@@ -105,7 +105,7 @@ def test_any_order_of_messages_and_grants_keeps_the_bound_and_the_order(messages
     while wire:
         deliver()
         grant(-1)
-    assert came == [number for number in range(count) if number not in refused]
+    assert arrived == [number for number in range(count) if number not in refused]
     assert sender.waiting == Tally(0, 0)
 
 
@@ -121,12 +121,12 @@ def test_grant_for_unsent_messages_gives_no_room():
 
 
 def test_stopped_receiver_bounds_queued_messages_and_memory():
-    """Without grants libzmq would read on, and hold all 400 MB here: its side thread runs, the strategy does not."""
-    gate, came = threading.Event(), []
+    """Without grants libzmq would buffer all 400 MB, since its side thread runs while the strategy does not."""
+    gate, arrived = threading.Event(), []
 
     def stop_at_gate(message):
         gate.wait()
-        came.append(message.numbers[0])
+        arrived.append(message.numbers[0])
 
     with Boxes(ignore, stop_at_gate, max_bytes=4 * MB, bound=Bound(4, 16 * MB)) as (sender, _):
         tensor = torch.zeros(4 * MB, dtype=torch.uint8)
@@ -141,28 +141,28 @@ def test_stopped_receiver_bounds_queued_messages_and_memory():
         sending = threading.Thread(target=send)
         sending.start()
         until(lambda: sender.traffic()[1].sent.messages == 4)
-        time.sleep(1)  # for more of them, which there must not be
+        time.sleep(1)  # for further messages, of which there must be none
         held = sender.traffic()[1]
         assert held.sent == Tally(4, 16 * MB)
         assert held.on_the_way == Tally(4, 16 * MB)
-        # On the way are 16 MB, and they may lie with sender and receiver; the next message stands ready.
+        # The 16 MB in flight may be buffered by both sender and receiver; the next message is prepared.
         assert resident() - before < 45 * MB
         gate.set()
         sending.join(60)
-        until(lambda: len(came) == 100)
-    assert came == list(range(100))
+        until(lambda: len(arrived) == 100)
+    assert arrived == list(range(100))
 
 
 def test_send_to_a_stopped_process_times_out_and_loses_nothing(tmp_path):
-    """SIGSTOP, with real sockets between; the sender's error names the receiver, and nothing is lost for all that."""
+    """With real sockets and SIGSTOP; the sender's error names the receiver, and no message is lost."""
     script = (
         "import sys, time, torch.distributed as dist\n"
         "from partreduce.runtime.transport.mailbox import Mailbox\n"
-        "store, came = dist.TCPStore('127.0.0.1', int(sys.argv[1])), []\n"
-        "box = Mailbox(store, 1, 'b', came.append, max_bytes=10**6, timeout=60)\n"
+        "store, arrived = dist.TCPStore('127.0.0.1', int(sys.argv[1])), []\n"
+        "box = Mailbox(store, 1, 'b', arrived.append, max_bytes=10**6, timeout=60)\n"
         "box.start()\n"
-        "while not came or came[-1].kind != 'last': time.sleep(0.01)\n"
-        "print([message.numbers[0] for message in came])\n"
+        "while not arrived or arrived[-1].kind != 'last': time.sleep(0.01)\n"
+        "print([message.numbers[0] for message in arrived])\n"
         "box.close()\n"
     )
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
@@ -190,7 +190,7 @@ def test_send_to_a_stopped_process_times_out_and_loses_nothing(tmp_path):
     finally:
         child.kill()
         sender.abandon()
-    assert (tmp_path / "output").read_text().strip() == str(list(range(number + 1))), "what was not sent took no number"
+    assert (tmp_path / "output").read_text().strip() == str(list(range(number + 1))), "the failed send used no number"
 
 
 def test_waiting_for_room_ends_when_the_receiver_is_known_to_be_gone():
@@ -224,7 +224,7 @@ def test_waiting_for_room_ends_when_the_run_does():
 
 
 def test_answers_beyond_the_bound_raise_an_error_that_names_the_peer():
-    """What a worker sends to one that does not read: the bound is under way, as much waits, the next is refused."""
+    """To a worker that does not read, the bound is in flight, as much is queued, and the next message is an error."""
     gate, asked = threading.Event(), []
 
     def note_question(message):
@@ -261,7 +261,7 @@ def test_workers_answering_each_other_at_the_smallest_bound_do_not_deadlock():
     def ask(rank):
         for number in range(count):
             boxes[rank].send(1 - rank, "ask", (number,), [bytes([rank]) * 50])
-            until(lambda number=number: len(answers[rank]) >= number)  # one question at a time, as protocols ask
+            until(lambda number=number: len(answers[rank]) >= number)  # one question at a time, as in the protocols
 
     with Boxes(deliver(0), deliver(1), bound=Bound(2, 100)) as boxes:
         threads = [threading.Thread(target=ask, args=(rank,)) for rank in (0, 1)]
@@ -278,7 +278,7 @@ def test_workers_answering_each_other_at_the_smallest_bound_do_not_deadlock():
 def test_random_pauses_lose_and_reorder_nothing_and_all_bytes_are_counted(seed):
     rng = random.Random(seed)
     bound = Bound(rng.choice([1, 3, 64]), rng.choice([6000, 100_000]))
-    heard = [[], [], []]
+    received = [[], [], []]
     plans = [[(rng.randrange(3), rng.choice([0, 1, 40, 3000])) for _ in range(150)] for _ in range(3)]
 
     def deliver(rank):
@@ -287,7 +287,7 @@ def test_random_pauses_lose_and_reorder_nothing_and_all_bytes_are_counted(seed):
         def take(message):
             if own.random() < 0.05:
                 time.sleep(own.random() * 0.02)
-            heard[rank].append((message.source, message.numbers[0], len(message.payload[0])))
+            received[rank].append((message.source, message.numbers[0], len(message.payload[0])))
 
         return take
 
@@ -301,11 +301,11 @@ def test_random_pauses_lose_and_reorder_nothing_and_all_bytes_are_counted(seed):
             thread.start()
         for thread in threads:
             thread.join(60)
-        until(lambda: sum(map(len, heard)) == 450)
+        until(lambda: sum(map(len, received)) == 450)
         traffic = [box.traffic() for box in boxes]
     for rank in range(3):
         for source in range(3):
-            mine = [(number, size) for peer, number, size in heard[rank] if peer == source]
+            mine = [(number, size) for peer, number, size in received[rank] if peer == source]
             wanted = [(n, size) for n, (to, size) in enumerate(plans[source]) if to == rank]
             assert mine == wanted
             if rank != source:
@@ -316,7 +316,7 @@ def test_random_pauses_lose_and_reorder_nothing_and_all_bytes_are_counted(seed):
 
 
 def reuse(snapshots, seed):
-    """Send arrays that are overwritten at once to receivers that pause and keep messages; how many came changed."""
+    """Count changed messages of a sender that overwrites its arrays, to receivers that pause and keep messages."""
     rng = random.Random(seed)
     changed, count, kept = [], [0], []
 
@@ -348,11 +348,10 @@ def reuse(snapshots, seed):
 def test_reused_array_does_not_change_messages_in_flight(seed):
     snapshots = Snapshots()
     assert reuse(snapshots, seed) == 0
-    assert len(snapshots) < 30, "memory was used again"
+    assert len(snapshots) < 30, "memory was reused"
 
 
 def test_reuse_of_memory_in_flight_is_detected(monkeypatch):
-    """Code that takes memory for free that is in flight is found."""
     monkeypatch.setattr(array_frames._Snapshot, "is_free", lambda snapshot: True)
     assert reuse(Snapshots(), 0) > 0
 
@@ -379,12 +378,11 @@ def test_unaligned_frame_is_read_correctly():
 
 
 def test_closing_a_mailbox_sends_queued_messages():
-    """As before there was a bound: closing sends what is queued."""
-    gate, came = threading.Event(), []
+    gate, arrived = threading.Event(), []
 
     def slow(message):
         gate.wait()
-        came.append(message.numbers[0])
+        arrived.append(message.numbers[0])
 
     def burst(message):
         for number in range(4):
@@ -395,35 +393,35 @@ def test_closing_a_mailbox_sends_queued_messages():
         until(lambda: boxes[0].traffic().get(1) is not None and boxes[0].traffic()[1].waiting.messages == 2)
         boxes[0].close()
         gate.set()
-        until(lambda: len(came) == 4)
-    assert came == [0, 1, 2, 3]
+        until(lambda: len(arrived) == 4)
+    assert arrived == [0, 1, 2, 3]
 
 
 def test_urgent_messages_overtake_arrays_and_connections_keep_their_order():
-    """Nothing says when all of it lies at the receiver, so it has another try where some was on its way too long."""
-    heard, held = [], threading.Event()
+    """No event shows that all messages have reached the receiver, so the test retries with longer pauses."""
+    received, held = [], threading.Event()
     array, sizes = frame_of(torch.zeros(MB // 4)), (("array", 6), ("token", 3))
 
     def take(message):
-        heard.append((message.kind, *message.numbers))
+        received.append((message.kind, *message.numbers))
         assert message.kind == "hello" or held.wait(60)
 
     def overtakes(sender, seconds):
-        heard.clear()
+        received.clear()
         held.clear()
         for number in range(6):
             sender.send(1, "array", (number,), [array])
-        until(lambda: heard)
+        until(lambda: received)
         for number in range(2):
             sender.send(1, "token", (number,), urgent=True)
         sender.send_newest(1, "token", (2,), urgent=True)
         time.sleep(seconds)
         held.set()
-        until(lambda: len(heard) == 9)
-        assert all([place[1] for place in heard if place[0] == kind] == list(range(count)) for kind, count in sizes)
-        return heard[-1] == ("array", 5)
+        until(lambda: len(received) == 9)
+        assert all([place[1] for place in received if place[0] == kind] == list(range(count)) for kind, count in sizes)
+        return received[-1] == ("array", 5)
 
     with Boxes(ignore, take, bound=Bound(64, 20 * MB)) as (sender, _):
-        sender.send(1, "hello", (), urgent=True)  # the connection is there
-        until(lambda: heard)
+        sender.send(1, "hello", (), urgent=True)  # which opens the connection
+        until(lambda: received)
         assert any(overtakes(sender, seconds) for seconds in (0.1, 0.5, 2, 8, 30))

@@ -1,4 +1,4 @@
-"""Long messages in rounds of pairs: what arrives is what arrives at once, few are under way, none waits for ever."""
+"""Long messages in rounds of pairs: the result equals all-to-all, few are in flight, and every wait ends."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ ROWS, COLUMNS = 64, 6
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_pairwise_exchange_equals_all_to_all(ranks, size):
-    """Messages of unequal lengths, some of them empty, one to oneself among them; twice, one after the other."""
+    """Two exchanges of messages of unequal lengths, some of them empty and one to the sender itself."""
     lengths = torch.randint(0, 40, (size, size), generator=torch.Generator().manual_seed(size))
     lengths[torch.rand(size, size, generator=torch.Generator().manual_seed(7)) < 0.3] = 0
 
@@ -30,18 +30,18 @@ def test_pairwise_exchange_equals_all_to_all(ranks, size):
         both = []
         for turn in range(2):
             source = torch.randint(0, 255, (sum(sends),), dtype=torch.uint8) + turn
-            at_once, in_turn = (torch.empty(sum(receives), dtype=torch.uint8) for _ in range(2))
-            group.all_to_all(at_once, source, receives, sends).wait()
-            in_thread(pairwise_exchange(group, in_turn, source, receives, sends)).wait()
-            both.append((at_once, in_turn))
+            direct, in_rounds = (torch.empty(sum(receives), dtype=torch.uint8) for _ in range(2))
+            group.all_to_all(direct, source, receives, sends).wait()
+            in_thread(pairwise_exchange(group, in_rounds, source, receives, sends)).wait()
+            both.append((direct, in_rounds))
         return both
 
     for turns in ranks.run(size, run):
-        assert all(torch.equal(at_once, in_turn) for at_once, in_turn in turns)
+        assert all(torch.equal(direct, in_rounds) for direct, in_rounds in turns)
 
 
-class NotingGroup:
-    """A group that notes what is sent, and when something is waited for."""
+class RecordingGroup:
+    """A group that records its sends, receives and waits."""
 
     def __init__(self, size):
         self.size, self.place, self.events = size, 1, []
@@ -52,7 +52,7 @@ class NotingGroup:
 
 
 def test_receives_are_posted_first_and_few_messages_are_in_flight():
-    group, size = NotingGroup(6), 6
+    group, size = RecordingGroup(6), 6
     array = torch.zeros(size, dtype=torch.uint8)
     for work in pairwise_exchange(group, array.clone(), array, [1] * size, [1] * size):
         group.events.append(work)
@@ -61,7 +61,7 @@ def test_receives_are_posted_first_and_few_messages_are_in_flight():
     assert group.events[: size - 1] == [("post", place) for place in others]
     for index, place in enumerate(targets):
         came = [e[1] for e in group.events[: group.events.index(("send", place))] if e[0] == "came"]
-        assert came == others[: max(0, index - AHEAD + 1)], "no sooner, and no later"
+        assert came == others[: max(0, index - AHEAD + 1)], "as soon as AHEAD messages are in flight"
     assert sorted(e for e in group.events if e[0] in ("came", "left")) == sorted(
         [*(("came", place) for place in others), *(("left", place) for place in targets)]
     ), "all are waited for"
@@ -72,7 +72,7 @@ def test_receives_are_posted_first_and_few_messages_are_in_flight():
     [
         (12_000, 16, 1, False),
         (24_000, 16, 1, True),
-        (24_000, 3, 1, False),  # two senders at once are no more than there are in rounds
+        (24_000, 3, 1, False),  # rounds also have two senders at a time
         (3_000_000, 3, 8, False),
         (12_000, 16, 4, True),
         (0, 16, 4, False),
@@ -108,7 +108,7 @@ def test_training_in_rounds_has_the_bits_and_bytes_of_all_to_all(ranks, monkeypa
     def run(world):
         first, second = (nn.Embedding(ROWS, COLUMNS, sparse=True) for _ in range(2))
         model = nn.ModuleList([first, second, nn.Linear(COLUMNS, 1)])
-        generator = torch.Generator().manual_seed(3)  # the ranks are threads, which share torch's own
+        generator = torch.Generator().manual_seed(3)  # the ranks are threads, which share torch's default generator
         for parameter in model.parameters():
             parameter.data.normal_(generator=generator)
         inner = torch.optim.Adagrad(model.parameters(), lr=0.5)
@@ -116,25 +116,25 @@ def test_training_in_rounds_has_the_bits_and_bytes_of_all_to_all(ranks, monkeypa
         generator = torch.Generator().manual_seed(world.rank)
         for _ in range(3):
             optimizer.zero_grad()
-            ids = torch.randint(0, ROWS, (2, 3 * world.rank), generator=generator)  # worker 0 asks for nothing
+            ids = torch.randint(0, ROWS, (2, 3 * world.rank), generator=generator)  # worker 0 reads no rows
             (model[2](first(ids[0])).pow(2).sum() + second(ids[1]).pow(2).sum()).backward()
             optimizer.step()
         state, sent = model.state_dict(), optimizer.run.tables.bytes_across
         optimizer.finish()
         return state if world.rank == 0 else None, sent
 
-    at_once = ranks.run(4, run)
+    direct = ranks.run(4, run)
     assert not used
     monkeypatch.setattr(communicators, "BURST_BYTES", 0)
-    in_turn = ranks.run(4, run)
+    in_rounds = ranks.run(4, run)
     assert set(used) == {0, 1, 2, 3}
-    assert [sent for _, sent in at_once] == [sent for _, sent in in_turn]
-    for name, table in at_once[0][0].items():
-        assert torch.equal(table, in_turn[0][0][name]), name
+    assert [sent for _, sent in direct] == [sent for _, sent in in_rounds]
+    for name, table in direct[0][0].items():
+        assert torch.equal(table, in_rounds[0][0][name]), name
 
 
 def test_pairwise_exchange_raises_after_a_member_left(ranks):
-    """At the latest when those who noticed it first have destroyed their groups, as a run does that fails."""
+    """At the latest when the workers that noticed it first destroy their groups, as a failed run does."""
 
     def run(world):
         group = world.create((0, 1, 2, 3), name="rounds without one")

@@ -1,4 +1,4 @@
-"""Which attempt of torchrun this is: all workers that were started together say the same, whatever the store holds."""
+"""Workers that torchrun started together agree on the name of their attempt, even if the store holds old entries."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -12,31 +12,30 @@ from partreduce.runtime.transport.rendezvous import AT, agreed_attempt, may_be_s
 PLENTY = timedelta(seconds=60)
 
 
-def named_by_all(store, size):
-    """What each of so many workers takes for the name of the attempt."""
+def agree_on_attempt(store, size):
+    """The attempt names on which `size` workers agree."""
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(lambda rank: agreed_attempt(store, rank, size, PLENTY), range(size)))
 
 
 def test_workers_agree_on_a_new_attempt_name_at_each_start():
     store = HashStore()
-    first, second, fewer = named_by_all(store, 3), named_by_all(store, 3), named_by_all(store, 2)
+    first, second, fewer = agree_on_attempt(store, 3), agree_on_attempt(store, 3), agree_on_attempt(store, 2)
     assert [len(set(names)) for names in (first, second, fewer)] == [1, 1, 1]
     assert len({first[0], second[0], fewer[0]}) == 3
 
 
 def test_stale_question_of_a_dead_worker_is_ignored():
     store = HashStore()
-    store.set(f"{AT}/asked/1", "of somebody who died")
-    names = named_by_all(store, 2)
+    store.set(f"{AT}/asked/1", "of a dead worker")
+    names = agree_on_attempt(store, 2)
     assert names[0] == names[1]
 
 
-def test_missing_worker_is_named():
-    with pytest.raises(UnavailableError, match=r"worker 1 did not come within 0\.2 s"):
-        agreed_attempt(HashStore(), 0, 2, timedelta(seconds=0.2))
-    with pytest.raises(UnavailableError, match=r"worker 0 did not come within 0\.2 s"):
-        agreed_attempt(HashStore(), 1, 2, timedelta(seconds=0.2))
+@pytest.mark.parametrize("rank", [0, 1])
+def test_missing_worker_is_named(rank):
+    with pytest.raises(UnavailableError, match=rf"worker {1 - rank} did not come within 0\.2 s"):
+        agreed_attempt(HashStore(), rank, 2, timedelta(seconds=0.2))
 
 
 @pytest.mark.parametrize(

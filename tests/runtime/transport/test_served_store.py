@@ -1,4 +1,4 @@
-"""A worker that serves the store of its run and dies is missed at once, whatever it has forked."""
+"""Workers notice at once that the worker that serves their store died, even if its forked children live."""
 
 import os
 import signal
@@ -9,6 +9,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
+from helpers.two_nodes import free_port
 from partreduce.errors import StoreLostError
 from partreduce.runtime.transport import rendezvous
 from partreduce.runtime.transport.rendezvous import connect_store
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.processes
 TIMEOUT = timedelta(seconds=60)
 
 
-def waits_for_its_end():
+def sleep_forever():
     while True:
         time.sleep(0.05)
 
@@ -33,20 +34,14 @@ def fork(action):
     return pid
 
 
-def ask_for_ever(notes):
+def poll_forever(notes):
     while True:
         notes.has("anything")
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.mark.parametrize("num_children", [0, 2])
 def test_killed_store_host_is_noticed_at_once_despite_its_children(monkeypatch, num_children):
-    """As data loaders' processes do, which kept the store's sockets open: workers had no answer and no error."""
+    """Processes of data loaders once kept the store's sockets open, so that workers got neither answer nor error."""
     port = free_port()
     for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
         monkeypatch.setenv(name, str(value))
@@ -59,10 +54,10 @@ def test_killed_store_host_is_noticed_at_once_despite_its_children(monkeypatch, 
         while not notes.has("the other is here"):
             time.sleep(0.01)
         for _ in range(num_children):
-            pid = fork(waits_for_its_end)
+            pid = fork(sleep_forever)
             os.write(writing, pid.to_bytes(4, "big"))
         notes.write("children", "1")
-        waits_for_its_end()
+        sleep_forever()
 
     host, children = fork(serve), []
     try:
@@ -75,10 +70,10 @@ def test_killed_store_host_is_noticed_at_once_despite_its_children(monkeypatch, 
         os.waitpid(host, 0)
         host = None
         with pytest.raises(StoreLostError) as caught:
-            ask_for_ever(notes)
+            poll_forever(notes)
         assert "gave no answer" not in str(caught.value)
         for child in children:
-            os.kill(child, 0)  # it lives on
+            os.kill(child, 0)  # raises if the child is gone
     finally:
         for pid in [*children, *([host] if host is not None else [])]:
             os.kill(pid, signal.SIGKILL)
@@ -87,7 +82,7 @@ def test_killed_store_host_is_noticed_at_once_despite_its_children(monkeypatch, 
 
 
 def test_forked_child_closes_only_the_sockets_of_the_store(monkeypatch):
-    """Not a socket of the program's own, though it listens where a store once was."""
+    """It keeps the program's own sockets, even one at the port of an earlier store."""
     monkeypatch.setattr(rendezvous, "_listeners", set())
     with socket.create_server(("127.0.0.1", 0)) as former:
         port = former.getsockname()[1]
