@@ -1,4 +1,4 @@
-"""Fixtures of the run-time's tests."""
+"""Fixtures of the runtime's tests."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from partreduce.runtime.sharding import table
 
 @pytest.fixture(scope="module")
 def ranks():
-    """Ranks as threads of this process, with worlds of their own for each file of tests."""
+    """Ranks as threads of this process, with separate worlds for each test file."""
     made = ThreadRanks(12)
     yield made
     made.close()
@@ -19,7 +19,7 @@ def ranks():
 
 @pytest.fixture(scope="module")
 def driver(request):
-    """Forks the workers of scenarios: of the module that a file of tests names."""
+    """A process that forks the workers of the scenarios in the test file's `SCENARIOS` module."""
     started = Driver(request.module.SCENARIOS)
     yield started
     started.close()
@@ -27,7 +27,7 @@ def driver(request):
 
 @pytest.fixture(scope="module")
 def group():
-    """A default process group of this process alone, which torch's wrappers want."""
+    """A default process group of this process alone, which torch's wrappers need."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield dist.group.WORLD
     dist.destroy_process_group()
@@ -35,7 +35,7 @@ def group():
 
 @pytest.fixture
 def one_thread():
-    """Torch computes in one thread, so that a pretended device's threads are not held up by it."""
+    """Let torch compute in one thread, so that it does not delay the threads of a simulated device."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -44,5 +44,5 @@ def one_thread():
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Tables of `hybrid_runs` move in several blocks, of which the last is shorter, as large ones do."""
+    """Move tables of `hybrid_runs` in several blocks with a shorter last one, as large tables are."""
     monkeypatch.setattr(table, "BLOCK_BYTES", 448)

@@ -1,4 +1,4 @@
-"""What a script passes by hand and gets wrong: one line at the door, before anybody is contacted."""
+"""Wrong arguments raise a one-line error before any other worker is contacted."""
 
 import copy
 from fractions import Fraction
@@ -33,7 +33,7 @@ def train(model, optimizer, rank, steps=3):
 
 @pytest.mark.parametrize("timeout", BAD_TIMEOUTS, ids=str)
 def test_invalid_timeouts_raise(timeout):
-    """One of NaN never passed, one of 0 or below had passed before anybody answered."""
+    """A deadline of NaN seconds never passes, and one of 0 or less has passed before the first answer."""
     model = torch.nn.Linear(2, 2)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     words = "timeout: is .*; it is a number of seconds above 0|timeout: expected float, got "
@@ -57,7 +57,7 @@ def test_invalid_timeouts_raise(timeout):
     ids=str,
 )
 def test_invalid_launcher_environment_raises(monkeypatch, variables, words):
-    """A rank beyond the workers waited for all of them, itself among them, until its timeout."""
+    """A rank above WORLD_SIZE once waited for all workers until its timeout."""
     started = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
     for name, value in (started | variables).items():
         monkeypatch.setenv(name, value)
@@ -84,7 +84,7 @@ def test_wrong_types_of_model_schedule_and_optimizer_raise(tmp_path):
         partreduce.load_checkpoint(inner, tmp_path)
 
 
-def alone(**options):
+def wrap_linear(**options):
     model = torch.nn.Linear(2, 2)
     return DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, PAIR, **options)
 
@@ -97,15 +97,15 @@ def embeddings(optimizer=None, wrap=lambda model: model):
 
 def in_ddp(model):
     wrapper = torch.nn.parallel.DistributedDataParallel
-    return wrapper.__new__(wrapper)  # one needs a process group, and is refused before its parts are looked at
+    return wrapper.__new__(wrapper)  # its __init__ needs a process group, and the type alone is checked
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: alone(trace=3), "trace: is an int; give the path of a directory"),
-        (lambda: alone(world="here"), "world: is 'here'; leave it out"),
-        (lambda: alone(trace="nowhere").log(loss="low"), "log: loss: is 'low'; give one number"),
+        (lambda: wrap_linear(trace=3), "trace: is an int; give the path of a directory"),
+        (lambda: wrap_linear(world="here"), "world: is 'here'; leave it out"),
+        (lambda: wrap_linear(trace="nowhere").log(loss="low"), "log: loss: is 'low'; give one number"),
         (
             lambda: partreduce.clip_grad_norm_(None, 1.0),
             "clip_grad_norm_: parameters: expected Tensor or Iterable, got None",
@@ -127,7 +127,6 @@ def in_ddp(model):
     ],
 )
 def test_wrong_arguments_raise_with_place_value_and_fix(call, words):
-    """Each ended in a traceback from the inside."""
     with pytest.raises(InputError, match=words):
         call()
 
@@ -145,7 +144,7 @@ def test_wrong_arguments_raise_with_place_value_and_fix(call, words):
     ids=str,
 )
 def test_p_reduce_rejects_invalid_arguments(tensors, group, options, words):
-    """A relaxation of NaN became everybody's tensors; a group of fractions waited out its timeout."""
+    """A relaxation of NaN once turned all tensors into NaN, and a group of fractions waited until its timeout."""
     with pytest.raises(InputError, match=f"p_reduce: {words}"):
         partreduce.p_reduce(tensors, group, **options)
 
@@ -173,7 +172,7 @@ def test_state_dict_without_a_step_count_is_rejected_before_loading(world, saved
     ids=["momentum", "amsgrad"],
 )
 def test_optimizer_state_of_every_parameter_group_is_averaged(ranks, make, key):
-    """What only a group's own settings ask for stayed each worker's own, without a word."""
+    """State that only a group's own settings create was once silently not averaged."""
 
     def work(world):
         model, optimizer = make_optimizer(world, make, optimizer_state="average")
@@ -195,7 +194,7 @@ def test_optimizer_state_of_other_shapes_is_rejected():
 
 @on_ranks(2, [(2, True)] * 2)
 def test_added_parameter_group_may_be_a_generator(world):
-    """A generator was read by the check, and an empty group was added without a word."""
+    """A check once consumed the generator, and an empty group was silently added."""
     model, optimizer = make_optimizer(world, lambda m: torch.optim.SGD([m[0].weight], lr=0.1))
     before = model[1].weight.detach().clone()
     optimizer.add_param_group({"params": model[1].parameters(), "lr": 0.5})

@@ -1,4 +1,4 @@
-"""What a training script loads with its optimizer: nothing that proves, plans or searches."""
+"""Importing the optimizer loads no prover, planner or search."""
 
 import ast
 import json
@@ -8,10 +8,10 @@ import partreduce
 from helpers.warm import WARM
 from partreduce.runtime import environment
 
-ASKS = """
+LIST_MODULES = """
 import json, sys
 for name in [name for name in sys.modules if name.partition(".")[0] == "partreduce"]:
-    del sys.modules[name]  # of what the warm process has loaded torch remains, which takes seconds
+    del sys.modules[name]  # keep torch loaded, which takes seconds to import
 import partreduce
 partreduce.DistributedOptimizer
 print(json.dumps([name for name in sys.modules if name.startswith("partreduce.")]))
@@ -19,13 +19,13 @@ print(json.dumps([name for name in sys.modules if name.startswith("partreduce.")
 
 
 def test_optimizer_import_loads_no_prover_planner_or_search():
-    loaded = json.loads(WARM.run("-c", ASKS, check=True).stdout)
+    loaded = json.loads(WARM.run("-c", LIST_MODULES, check=True).stdout)
     assert "partreduce.runtime.optimizer" in loaded
     others = ("partreduce.verify", "partreduce.planner", "partreduce.schedulers.synthesis", "partreduce.commands")
     assert [name for name in loaded if name.startswith(others)] == []
 
 
-# The names of environment variables stand in one module.
+# The names of environment variables are defined in one module.
 
 
 PACKAGE = Path(partreduce.__file__).parent
@@ -44,7 +44,7 @@ def test_environment_variables_are_named_in_one_module():
     found = [
         f"{path}: {node.value}"
         for path, source in sources.items()
-        if "PARTREDUCE_" in source or any(name in source for name in NAMES)  # the others need not be parsed
+        if "PARTREDUCE_" in source or any(name in source for name in NAMES)  # other sources need not be parsed
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Constant) and (node.value in NAMES or str(node.value).startswith("PARTREDUCE_"))
     ]

@@ -1,4 +1,4 @@
-"""What once gave wrong numbers without a word: each is right now, or refused, against numbers worked out by hand."""
+"""Cases that once silently gave wrong numbers are now correct or raise, compared with numbers computed by hand."""
 
 import copy
 import io
@@ -15,7 +15,7 @@ from partreduce.errors import InputError, PeerFailedError
 
 
 class Scalar(torch.nn.Module):
-    """One weight in double precision; the loss is given its gradient."""
+    """One weight in double precision, whose gradient `backward` sets."""
 
     def __init__(self, value=1.0):
         super().__init__()
@@ -36,7 +36,7 @@ GRADIENT_MEANS = [st.AllReduce(), st.Server(hosts=(1,))]
 @pytest.mark.parametrize("strategy", GRADIENT_MEANS, ids=["allreduce", "server"])
 @on_ranks(2, [(0.0, 0.25, 0.25, 1 - 0.125 * (0.5 + 0.25 + 64))] * 2)
 def test_gradients_own_their_memory_across_the_mean_model(world, strategy):
-    """Zeroed gradients stay zero through a mean model (−0.131 for 0), averaged ones stay (0.729 for 0.25)."""
+    """Zeroed gradients stay 0 through a mean model (once −0.131), and averaged ones stay 0.25 (once 0.729)."""
     model, optimizer = make_optimizer(world, strategy, rate=0.125)
     model.backward(float(world.rank))
     optimizer.step()  # the mean gradient is 1/2
@@ -92,7 +92,7 @@ def test_step_that_raised_after_its_average_may_be_skipped(world):
     return model.weight.item()
 
 
-@pytest.mark.parametrize("place", ["finish", "mean_model"])  # in a step: the idiom "unfreezing"
+@pytest.mark.parametrize("place", ["finish", "mean_model"])  # the idiom "unfreezing" covers step()
 @on_ranks(2)
 def test_parameter_unfrozen_after_wrapping_is_rejected(world, place):
     model = torch.nn.Sequential(Scalar(), Scalar())
@@ -107,11 +107,13 @@ def test_parameter_unfrozen_after_wrapping_is_rejected(world, place):
     optimizer.finish()
 
 
-@pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")  # each loads its own again
+@pytest.mark.filterwarnings(
+    "ignore:partreduce. step .. model.state_dict.. holds worker"
+)  # each worker loads its own model again
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("model_first", [False, True])
 def test_a_rollback_repeats_the_first_run(ranks, late, model_first):
-    """Under step-normalized averaging, 1 and 2 steps per round: the same rounds give the same after a rollback."""
+    """With step-normalized averaging and 1 and 2 steps per round."""
     strategy = st.AllReduce(
         steps_per_round=(1, 2),
         averaging=st.Averaging.STEP_NORMALIZED,
@@ -141,8 +143,7 @@ def test_a_rollback_repeats_the_first_run(ranks, late, model_first):
         return start, gone_wrong, again
 
     results = ranks.run(2, work)
-    # By hand: in round r worker i moves by −(r+1)(i+1)/2 a step; at the mean of 1.5 steps per round that is −0.75
-    # (r+1)(i+1).
+    # In round r worker i moves by −(r+1)(i+1)/2 a step; at the mean of 1.5 steps per round that is −0.75 (r+1)(i+1).
     moved = [sum(-0.75 * (r + 1) * (i + 1) for r in (2, 3)) for i in range(2)]
     if not late:
         for start, _, again in results:
@@ -170,7 +171,7 @@ def test_state_saved_inside_a_step_normalized_round_is_rejected(world):
 
 @on_ranks(2, [(0.25, 2)] * 2)
 def test_skip_after_average_gradients_raises_and_zero_grad_works(world):
-    """Once 0.5 on the worker that skipped and 0.25 on the others."""
+    """The worker that skipped once got 0.5 and the others 0.25."""
     model, optimizer = make_optimizer(world, st.AllReduce())
     model.backward(1.5 * world.rank)
     optimizer.average_gradients()
@@ -192,7 +193,7 @@ def clip(model):
 
 @on_ranks(2, [0.25, 0.25])
 def test_a_worker_without_data_clips_with_the_others(world):
-    """Once it took its third step with the whole mean, 0.5 instead of 0.25."""
+    """It once took its third step with the unclipped mean, 0.5 instead of 0.25."""
     model, optimizer = make_optimizer(world, st.AllReduce())
     with optimizer.join(after_averaging=lambda: clip(model)):
         for _ in range(2 + world.rank):
@@ -206,7 +207,7 @@ def test_a_worker_without_data_clips_with_the_others(world):
 
 
 def test_clipping_on_one_worker_alone_raises_in_the_next_step(ranks):
-    """Their models have parted by then, which nothing said."""
+    """Their models differ by then, which once raised no error."""
 
     def work(world):
         model, optimizer = make_optimizer(world, st.AllReduce())
@@ -278,7 +279,7 @@ def test_parameter_of_size_zero_is_supported(world):
 
 @on_ranks(2)
 def test_two_optimizers_that_could_deadlock_are_rejected(world):
-    """They once met in one gloo group with arrays of unequal size, which ends the process by SIGABRT."""
+    """They once used one gloo group with arrays of unequal size, which ends the process by SIGABRT."""
     model, first = make_optimizer(world, st.AllReduce(steps_per_round=(1, 2)))
     other, second = make_optimizer(world, st.AllReduce(steps_per_round=(2, 4)))
     with pytest.raises(InputError, match=r"\[2, 1\] and those of 'trained', \[[12], [24]\]"):
@@ -320,13 +321,13 @@ def size_of(thing):
 
 @on_ranks(2)
 def test_a_layer_is_saved_without_the_rest_of_the_model(world):
-    """Once 4.0 MB for a layer of 40 kB."""
+    """A layer of 40 kB once took 4.0 MB."""
     model = torch.nn.Sequential(torch.nn.Linear(1000, 1000, bias=False), torch.nn.Linear(100, 100, bias=False))
     _, optimizer = make_optimizer(world, static_groups(2, [range(2)]), model=model)
     sizes = []
     for _ in range(3):
         model[0](torch.ones(1000)).sum().backward()
-        optimizer.step()  # the arrays change places
+        optimizer.step()  # which swaps the parameter arrays
         sizes.append(size_of(model[1].state_dict()))
     whole = size_of(model.state_dict())
     optimizer.finish()
@@ -372,7 +373,7 @@ class Counting(torch.nn.Module):
     ids=["size", "complex", "sparse"],
 )
 def test_buffer_changed_on_one_worker_is_named(ranks, strategy, where, changed, said):
-    """Once: "The size of tensor a (6) must match the size of tensor b (4)"."""
+    """The error was once "The size of tensor a (6) must match the size of tensor b (4)"."""
 
     def train(world, model, optimizer):
         if world.rank == 1:
@@ -386,7 +387,7 @@ def test_buffer_changed_on_one_worker_is_named(ranks, strategy, where, changed, 
         with optimizer.mean_model():
             pass
 
-    def until_told(world):
+    def train_until_error(world):
         model, optimizer = make_optimizer(world, strategy, model=Counting())
         try:
             train(world, model, optimizer)
@@ -395,7 +396,7 @@ def test_buffer_changed_on_one_worker_is_named(ranks, strategy, where, changed, 
             world.abandon()
             raise
 
-    errors = ranks.run(2, until_told, catch=PartreduceError)
+    errors = ranks.run(2, train_until_error, catch=PartreduceError)
     assert isinstance(errors[1], InputError)
     assert "\n" not in str(errors[1])
     assert str(errors[1]).startswith(f"buffer 'seen': {said}")
@@ -408,7 +409,7 @@ def test_buffer_changed_on_one_worker_is_named(ranks, strategy, where, changed, 
     ids=lambda one: f"steps_per_round {one.steps_per_round}",
 )
 def test_layer_replaced_on_one_worker_is_named_before_training_continues(ranks, strategy):
-    """Once all continued, that worker with a layer that no worker trained or averaged."""
+    """Training once continued, with a layer on that worker that was neither trained nor averaged."""
 
     def work(world):
         layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
@@ -432,7 +433,7 @@ def test_layer_replaced_on_one_worker_is_named_before_training_continues(ranks, 
 
 @on_ranks(2, [(1.5, 3.5)] * 2)
 def test_gradient_shared_by_two_parameters_is_averaged_for_each(world):
-    """Once the second parameter's mean took the place of the first's, since both lay in the same memory."""
+    """The second parameter's mean once overwrote the first's, since both used the same memory."""
     model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)).double()
     _, optimizer = make_optimizer(world, st.AllReduce(), model=model)
     first, second = model.parameters()
@@ -503,7 +504,7 @@ PAIRS_THEN_ALL = static_groups(4, [[0, 1], [2, 3]], [range(4)], steps_per_round=
 
 @pytest.mark.parametrize(("steps", "warned"), [(0, False), (3, True), (5, True), (6, False)])
 def test_run_that_ends_before_all_workers_averaged_warns_once(ranks, steps, warned):
-    """Its workers trained apart, which a loss over seconds does not show."""
+    """Its workers trained independently, which the training loss does not show."""
 
     def work(world):
         model, optimizer = make_optimizer(world, PAIRS_THEN_ALL)
@@ -521,15 +522,15 @@ def test_run_that_ends_before_all_workers_averaged_warns_once(ranks, steps, warn
 
 PAIR_OF_THREE = st.Phase.from_groups(3, [[1, 2]])
 EDGES_OF_TWO = st.Round.from_edges(3, [(1, 2, "1/2"), (2, 1, "1/2")])
-APART = {
+DISCONNECTED = {
     "groups": (st.StaticGroups(phases=st.GroupPhases((PAIR_OF_THREE,))), r"workers \{0\} share no group"),
     "edges": (st.NeighborAveraging(rounds=(EDGES_OF_TWO,)), r"workers \{0\} receive only from"),
 }
 
 
-@pytest.mark.parametrize("kind", APART)
+@pytest.mark.parametrize("kind", DISCONNECTED)
 def test_workers_that_never_average_with_others_are_named_once(ranks, kind):
-    strategy, said = APART[kind]
+    strategy, said = DISCONNECTED[kind]
     with pytest.warns(UserWarning, match=f"schedule 'trained': .*{said}") as caught:
         ranks.run(3, lambda world: make_optimizer(world, strategy))
     assert len(caught) == 1

@@ -1,4 +1,4 @@
-"""A script that runs alone, as in a debugger or a notebook: everything works and nothing is averaged."""
+"""A script without a launcher, as in a debugger or a notebook: everything works and nothing is averaged."""
 
 import threading
 
@@ -34,7 +34,7 @@ STRATEGIES = {
 
 
 @pytest.fixture(autouse=True)
-def nobody_started_it(monkeypatch):
+def no_launcher(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
 
@@ -56,13 +56,13 @@ def test_concurrent_step_raises_and_the_first_step_counts():
     )
     said = []
 
-    def beside():
+    def step_concurrently():
         with pytest.raises(InputError, match="another step of this optimizer has not ended"):
             optimizer.step()
         said.append("refused")
 
     def closure():
-        thread = threading.Thread(target=beside)
+        thread = threading.Thread(target=step_concurrently)
         thread.start()
         thread.join()
         loss = loss_of(model, 0)
@@ -142,21 +142,12 @@ if sys.argv[2] == "finish":
 
 @pytest.mark.processes
 def test_missing_finish_is_reported(tmp_path):
-    """Averaged gradients leave one model anyway; averaged parameters do not."""
+    """With averaged gradients all models are equal anyway; with averaged parameters they are not."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     for steps_per_round, end, lines in (("3", "leave", 2), ("3", "finish", 0), ("1", "leave", 0)):
-        done = WARM.run(
-            "partreduce",
-            "run",
-            "--workers",
-            "2",
-            script,
-            steps_per_round,
-            end,
-            environment=environment(OMP_NUM_THREADS="1"),
-            timeout=250,
-        )
+        command = ["partreduce", "run", "--workers", "2", script, steps_per_round, end]
+        done = WARM.run(*command, environment=environment(OMP_NUM_THREADS="1"), timeout=250)
         assert done.returncode == 0, done.stderr
         told = [line for line in (done.stdout + done.stderr).splitlines() if "without optimizer.finish()" in line]
         assert len(told) == lines, done.stdout + done.stderr

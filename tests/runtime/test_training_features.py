@@ -1,4 +1,4 @@
-"""What training scripts do besides step(): rounds of several steps, autocast, a final mean that takes long."""
+"""Features of training scripts: rounds of several steps, autocast, a slow final mean, statistics."""
 
 import csv
 import math
@@ -36,7 +36,7 @@ def strategies(**options):
         "neighbor": ring(**options),
         "synchronous server": st.Server(hosts=(0, 2), **options),
         "asynchronous server": st.Server(hosts=(1,), synchronous=False, **options),
-        "pairwise": st.Pairwise(active=(0, 1, 2)[:2], **options),
+        "pairwise": st.Pairwise(active=(0, 1), **options),
     }
 
 
@@ -56,7 +56,7 @@ def loss_of(model, x):
 @pytest.mark.parametrize("name", strategies())
 @pytest.mark.parametrize("steps_per_round", [3, (1, 2, 3)])
 def test_every_strategy_follows_steps_per_round(ranks, name, steps_per_round):
-    """With steps_per_round H a worker sends once in H steps, after the last of them."""
+    """With steps_per_round H a worker sends once in H steps, after the last one."""
 
     def work(world):
         schedule = plan(strategies(steps_per_round=steps_per_round)[name])
@@ -105,7 +105,7 @@ def test_autocast_and_tied_weights_stay_equal_on_all_workers(ranks, name):
 
 
 def test_slow_final_mean_is_awaited(ranks):
-    """The others have noted by then that they finished, which must not be read as their absence."""
+    """The others have noted by then that they finished, which must not be taken for a failure."""
 
     def work(world):
         model = network()
@@ -129,7 +129,7 @@ def test_slow_final_mean_is_awaited(ranks):
     assert all(torch.equal(first, other) for other in others)
 
 
-# `optimizer.stats()`: what was counted, and where it is written.
+# `optimizer.stats()`: its counts and writers.
 
 
 def test_stats_count_operations_that_the_recorder_dropped():

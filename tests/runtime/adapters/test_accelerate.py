@@ -20,4 +20,4 @@ def test_local_sgd_equals_accelerate_and_groups_equal_the_averager(driver):
         assert report["grouped"][1] == pytest.approx(mean, abs=1e-6)
         assert "runs as FSDP, where models are not whole" in report["said"]
     assert len({tuple(report["grouped"][0]) for report in reports}) > 1, "pairs leave workers apart"
-    assert reports[0]["off"][0] == pytest.approx(reports[1]["off"][0], abs=1e-6), "then DDP averages gradients"
+    assert reports[0]["off"][0] == pytest.approx(reports[1]["off"][0], abs=1e-6), "DDP averages gradients there"

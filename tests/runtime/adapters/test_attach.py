@@ -1,4 +1,4 @@
-"""`attach` in what its idiom does not show: verdicts of a GradScaler, state dicts, and what is refused."""
+"""`attach` with a GradScaler, its state dicts and rejected uses, which its idiom does not cover."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ SCHEDULE = Schedule("every 2", Cluster.regular(1, 2), AllReduce(steps_per_round=
 
 @pytest.fixture
 def attached_script(monkeypatch, capfd):
-    """A model, its optimizer and the schedule attached to it, in a script that runs alone."""
+    """A model, its optimizer and the schedule attached to it, in a single process."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     model = torch.nn.Linear(1, 1, bias=False)
@@ -50,6 +50,6 @@ def test_schedule_steps_are_in_the_state_dict_of_the_attached_optimizer(attached
 @pytest.mark.parametrize("again", [attach, DistributedOptimizer])
 def test_second_schedule_of_an_optimizer_is_rejected(attached_script, again):
     model, optimizer, _ = attached_script
-    torch.optim.lr_scheduler.StepLR(optimizer, 1)  # which replaces its step, too
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)  # which also replaces its step method
     with pytest.raises(InputError, match=r"follows a schedule already, by partreduce\.attach"):
         again(optimizer, model, SCHEDULE)

@@ -1,4 +1,4 @@
-"""Averager and DDP hook: equal to torch's hierarchical averager and to DDP where they apply, and to our optimizer."""
+"""Averager and DDP hook equal torch's hierarchical averager, DDP and our optimizer where these apply."""
 
 from fractions import Fraction
 from operator import itemgetter

@@ -1,4 +1,4 @@
-"""ScheduleCallback and ScheduleStrategy inside the real frameworks, where installed, compared with a loop by hand."""
+"""ScheduleCallback and ScheduleStrategy inside the real frameworks, if installed, compared with a manual loop."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def test_framework_trains_evaluates_and_saves_as_a_manual_loop(library, driver):
     for one in reports:
         by_hand = one["by_hand"]
         assert one["end"] == pytest.approx(by_hand["end"], abs=1e-6)
-        assert by_hand["own"] != pytest.approx(by_hand["mean"], abs=1e-4), "so that it can be told which was taken"
+        assert by_hand["own"] != pytest.approx(by_hand["mean"], abs=1e-4), "so that the two can be distinguished"
         assert one.get("seen", by_hand["mean"]) == pytest.approx(by_hand["mean"], abs=1e-6)
         assert "clips each worker's own gradient" in one["clipped"]
         assert "different numbers of steps" in one["unequal"]

@@ -1,4 +1,4 @@
-"""Scripts as each framework's examples are, with the diffs of docs/how-to/frameworks.md, train as well as without."""
+"""Example scripts of each framework train equally well with the diffs of docs/how-to/frameworks.md."""
 
 import re
 from pathlib import Path
@@ -18,11 +18,11 @@ HEADS = {
     "lit": ("Lightning", "lightning", 0.5),
     "accel": ("Accelerate", "accelerate", 1.0),
 }
-"""Of each script the page's heading, the library, and about the loss of a model that has learned nothing."""
+"""For each script the heading on the page, the library, and the approximate loss of an untrained model."""
 
 
 def apply_diff(script, heading):
-    """The script after the diff of a section, and how many lines of it are added or removed."""
+    """The script after the diff of a section, and the number of added and removed lines."""
     section = PAGE.read_text(encoding="utf-8").partition(f"## {heading}\n")[2]
     diff = re.search(r"```diff\n(.*?)```", section, re.DOTALL)[1].rstrip("\n")
     for hunk in diff.split("\n\n"):
@@ -51,6 +51,6 @@ def test_framework_script_changed_by_five_lines_reaches_the_same_loss(tmp_path, 
         assert done.returncode == 0, done.stderr[-3000:]
         losses[which] = [float(loss) for loss in re.findall(r"LOSS (\S+)", done.stdout)]
         assert len(losses[which]) == 2
-    assert losses["after"][0] == losses["after"][1], "both workers hold the mean"
-    assert max(losses["before"]) < untrained / 3, "it has learned something"
+    assert losses["after"][0] == losses["after"][1], "both workers have the mean"
+    assert max(losses["before"]) < untrained / 3, "the model has learned"
     assert losses["after"][0] < 1.5 * max(losses["before"]) + untrained / 50

@@ -1,4 +1,4 @@
-"""TorchftSchedule over the real torchft, where it is installed: its Managers, its lighthouse, gloo."""
+"""TorchftSchedule with the real torchft, if installed: its Managers, its lighthouse and gloo."""
 
 import json
 

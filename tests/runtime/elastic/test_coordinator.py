@@ -1,4 +1,4 @@
-"""The coordinator by itself: what the launcher reads of what workers say, and what it tells with a view."""
+"""The coordinator alone: the notes of workers that the launcher reads, and its membership views."""
 
 import io
 import json
@@ -25,7 +25,7 @@ WORKERS = 4
 
 
 class Run:
-    """Workers that have joined, as their launcher sees them."""
+    """Workers that have joined, as seen by their launcher."""
 
     def __init__(self):
         self.store = HashStore()
@@ -36,17 +36,17 @@ class Run:
         self.workers = [SimpleNamespace(rank=rank, code=None, signal=lambda _: None) for rank in range(WORKERS)]
         self.coordinator = Coordinator(self.workers, self.store, 1, LogMultiplexer(io.StringIO()))
 
-    def loses(self, rank):
+    def fail(self, rank):
         self.deaths.write(str(rank), "was killed by signal 9 (SIGKILL)")
         self.deaths.count(CHANGES, 1)
         self.coordinator.continue_without(self.workers[rank], is_failed=True)
 
-    def votes(self, rank, generation=1):
+    def vote(self, rank, generation=1):
         self.notes.write(f"vote/{generation}/{rank}", json.dumps([[7, 0], [], True, False]))
         self.notes.count(NEWS, 1)
         self.coordinator.poll()
 
-    def says(self, kind, rank, text):
+    def announce(self, kind, rank, text):
         self.notes.write(f"{kind}/{rank}", text)
         self.notes.count(kind, 1)
         self.notes.count(NEWS, 1)
@@ -65,43 +65,43 @@ def run():
 def test_votes_are_read_once_and_unannounced_notes_never(run, monkeypatch):
     read, asked = Notes.read, []
     monkeypatch.setattr(Notes, "read", lambda notes, key: asked.append(key) or read(notes, key))
-    run.loses(3)
+    run.fail(3)
     found = []
     for rank in (0, 1):
         asked.clear()
-        run.votes(rank)
+        run.vote(rank)
         found.append([key for key in asked if key.startswith(("vote", JOIN, LEFT))])
     assert found == [[f"vote/1/{rank}" for rank in (0, 1, 2, 3)], [f"vote/1/{rank}" for rank in (1, 2, 3)]]
-    run.votes(2)
+    run.vote(2)
     assert run.view(1)["members"] == [0, 1, 2]
 
 
 def test_joins_and_departures_are_processed_alongside_votes(run):
-    run.loses(3)
+    run.fail(3)
     for rank in (0, 1, 2):
-        run.votes(rank)
-    run.says(JOIN, 3, "1.1")
+        run.vote(rank)
+    run.announce(JOIN, 3, "1.1")
     for rank in (0, 1, 2):
-        run.votes(rank, generation=2)
+        run.vote(rank, generation=2)
     assert run.view(2)["joined"] == [3]
-    run.says(LEFT, 1, "1")
+    run.announce(LEFT, 1, "1")
     assert run.notes.has(f"{RELEASED}/1")
     assert not run.notes.has(f"{RELEASED}/0")
 
 
 def test_view_settles_its_failure_and_no_later_one(run):
     heartbeat = Heartbeat(run.store, 0, "1", beats=False)
-    run.loses(3)
+    run.fail(3)
     assert heartbeat.num_changes() > 0
     for rank in (0, 1, 2):
-        run.votes(rank)
+        run.vote(rank)
     heartbeat.settled = run.view(1)[CHANGES]
     assert heartbeat.num_changes() == 0
-    run.loses(2)
+    run.fail(2)
     assert heartbeat.num_changes() > 0
 
 
-# One worker's part in votes, by itself: what it takes for a call to vote.
+# One worker's part in votes: the notes that call it to a vote.
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def member(monkeypatch):
     return Member(world, Heartbeat(store, 0, "1", beats=False), schedule, key="1", timeout=60.0)
 
 
-def come_to_the_next_generation(member):
+def enter_next_generation(member):
     member.vote()
     member.handle(Received(3, View(member.state.view.generation + 1, (0, 1))))
     member.handle(Connected())
@@ -124,21 +124,21 @@ def test_poll_finds_an_open_vote_until_the_next_generation(member):
     member.notes.write(f"{OPEN}/1", "1")
     member.poll()
     assert member.is_called
-    come_to_the_next_generation(member)
+    enter_next_generation(member)
     assert not member.is_called
 
 
 def test_poll_that_outlasts_its_vote_is_no_call_to_the_next(member, monkeypatch):
-    """The thread that beats looks, and this worker may hear the view before the answer is there."""
+    """The heartbeat thread polls, and this worker may receive the view before the answer."""
     has = member.notes.has
 
-    def slowly(*keys):
+    def has_with_delay(*keys):
         found = has(*keys)
-        come_to_the_next_generation(member)
+        enter_next_generation(member)
         return found
 
     member.notes.write(f"{OPEN}/1", "1")
-    monkeypatch.setattr(member.notes, "has", slowly)
+    monkeypatch.setattr(member.notes, "has", has_with_delay)
     member.poll()
     assert member.state.view.generation == 1
     assert not member.is_called

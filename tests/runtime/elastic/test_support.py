@@ -1,4 +1,4 @@
-"""The one table of what continues and what restarts: each line of it is held by a schedule, proved, checked or run."""
+"""Every row of the table of failures (continue or restart) is tested by a schedule that is proved, checked or run."""
 
 import json
 from dataclasses import replace
@@ -60,7 +60,7 @@ CONTINUING = {
 UNPLANNED = {
     "failure plan for outer parameters per worker": st.StaticGroups(phases=PHASES, payload=st.Payload(outer=OWN))
 }
-STOPPED = {
+RESTARTING = {
     "neighbor with sync.iteration_gap": st.NeighborAveraging(rounds=(RING,), sync=st.IterationGap(max_ig=2)),
     "neighbor": st.NeighborAveraging(rounds=(RING,)),
     "pairwise": st.Pairwise(active=(0, 2)),
@@ -81,9 +81,9 @@ def schedule_of(strategy, plan=None):
 
 def test_every_row_of_the_failure_table_has_a_case():
     of_runs = {"sharded replicas", "a second DistributedOptimizer", "groups of NCCL"}
-    assert {name for name, _, _ in table()} == {*CONTINUING, *STOPPED, *UNPLANNED, *of_runs, "dynamic_groups"}
+    assert {name for name, _, _ in table()} == {*CONTINUING, *RESTARTING, *UNPLANNED, *of_runs, "dynamic_groups"}
     assert all(BY_NAME[name].answer is AfterFailure.CONTINUES for name in CONTINUING)
-    assert not any(BY_NAME[name].answer is AfterFailure.CONTINUES for name in STOPPED)
+    assert not any(BY_NAME[name].answer is AfterFailure.CONTINUES for name in RESTARTING)
 
 
 @pytest.mark.parametrize("strategy", [one for several in [*CONTINUING.values(), UNPLANNED.values()] for one in several])
@@ -101,12 +101,12 @@ def test_failure_plans_of_continuing_strategies_are_proved_and_checked(strategy)
     assert "survives" in checker.check(certificate, checker.read_schedule(document))
 
 
-@pytest.mark.parametrize("name", STOPPED)
+@pytest.mark.parametrize("name", RESTARTING)
 def test_failure_plans_of_restarting_strategies_are_rejected(name):
-    case, schedule = BY_NAME[name], schedule_of(STOPPED[name])
+    case, schedule = BY_NAME[name], schedule_of(RESTARTING[name])
     assert elastic_blocker(schedule) == f"strategy.{case.place}: {case.is_}; {case.words}"
     with pytest.raises(ScheduleError, match=f"^strategy.{case.place}: "):
-        schedule_of(STOPPED[name], st.FailurePlan(st.SurvivorRule.ALL_REDUCE, 1))
+        schedule_of(RESTARTING[name], st.FailurePlan(st.SurvivorRule.ALL_REDUCE, 1))
     document = json.loads(json.dumps(dump_schedule(schedule))) | {"failure_plan": {"rule": "all_reduce", "failures": 1}}
     with pytest.raises(checker.Refusal, match=r"failure_plan|strategy"):
         checker.read_schedule(document)
@@ -124,14 +124,14 @@ def test_failure_plans_without_a_proof_are_rejected(name):
 
 
 def test_outer_steps_that_diverge_among_survivors_are_rejected():
-    """In pairs the rate is small enough; where all average together it is not."""
+    """The learning rate is small enough for pairs, but not for an average of all workers."""
     outer = st.OuterStep(lr=Fraction(21, 10), momentum=Fraction(0), outer_params=st.OuterParams.PER_WORKER)
     assert "do not come to agree" in elastic_blocker(
         schedule_of(st.StaticGroups(phases=PHASES, payload=st.Payload(outer=outer)))
     )
 
 
-# What workers follow that torchrun has started without some nodes: the failure plan, or a refusal that says why.
+# Workers that torchrun has started without some nodes follow the failure plan, or raise with the reason.
 
 
 SQUARE = st.RulePhases((2, 2), ((st.Block((0, 1), (0,)),), (st.Block((0, 1), (1,)),)))
@@ -143,7 +143,7 @@ RULE = Schedule(
     st.StaticGroups(phases=st.RulePhases((4,), ((st.Block((0, 1), ()),), (st.Block((0, 1), (0,)),)))),
     failure_plan=st.FailurePlan(st.SurvivorRule.REAPPLY_RULE, 1),
 )
-EVERYBODY = Schedule(
+ALL_REDUCE = Schedule(
     "all",
     Cluster.regular(4, 2),
     st.AllReduce(steps_per_round=2),
@@ -153,7 +153,7 @@ EVERYBODY = Schedule(
 
 @pytest.fixture
 def under_torchrun(monkeypatch):
-    """Set what torchrun sets on a worker."""
+    """Set the environment variables of a worker under torchrun."""
 
     def set_(size, on_each=2, restarts=3):
         names = {"RANK": 0, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": on_each, "TORCHELASTIC_RUN_ID": "1"}
@@ -163,7 +163,7 @@ def under_torchrun(monkeypatch):
     return set_
 
 
-@pytest.mark.parametrize("schedule", [RULE, EVERYBODY], ids=lambda one: one.name)
+@pytest.mark.parametrize("schedule", [RULE, ALL_REDUCE], ids=lambda one: one.name)
 @pytest.mark.parametrize("node", range(4))
 def test_remaining_nodes_follow_the_failure_plan(under_torchrun, schedule, node):
     under_torchrun(6)
@@ -191,8 +191,8 @@ def test_remaining_nodes_follow_the_survivor_rule_instead_of_one_group(under_tor
         (RULE, 7, 1, "not whole nodes"),
         (RULE, 6, 6, "not whole nodes"),
         (RULE, 4, 2, "no failure of 2 nodes"),
-        (replace(EVERYBODY, strategy=st.AllReduce(steps_per_round=(1, 1, *[2] * 6))), 6, 2, "not all of one size"),
-        (replace(EVERYBODY, cluster=Cluster.irregular([[0, 1, 2], [3, 4], [5, 6, 7]])), 6, 2, "not whole nodes"),
+        (replace(ALL_REDUCE, strategy=st.AllReduce(steps_per_round=(1, 1, *[2] * 6))), 6, 2, "not all of one size"),
+        (replace(ALL_REDUCE, cluster=Cluster.irregular([[0, 1, 2], [3, 4], [5, 6, 7]])), 6, 2, "not whole nodes"),
         (Schedule("square", RULE.cluster, st.StaticGroups(phases=SQUARE), failure_plan=KEEP_FOUR),
          4, 2, "not all of one size"),
         (replace(RULE, strategy=st.StaticGroups(phases=LISTED), failure_plan=KEEP_FOUR), 6, 2, "not all of one size"),
@@ -212,7 +212,7 @@ def test_schedule_is_unchanged_with_all_nodes_or_without_restarts(under_torchrun
     under_torchrun(6, restarts=0)
     assert schedule_for_present_nodes(RULE) is RULE
     under_torchrun(1)
-    assert schedule_for_present_nodes(RULE) is RULE, "a script that runs alone says so"
+    assert schedule_for_present_nodes(RULE) is RULE, "a single process is warned about elsewhere"
     warn_nodes_missing(RULE, RULE)
 
 

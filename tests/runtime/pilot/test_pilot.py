@@ -1,4 +1,4 @@
-"""Pilots: the verb trains a real job in real processes and writes a file that design accepts, or says why it cannot."""
+"""Pilots: `measure` trains a real job in real processes and writes a file for `design`, or reports why it cannot."""
 
 import json
 import os
@@ -68,11 +68,11 @@ def test_a_pilot_trains_the_job_and_writes_a_file_that_loads(tmp_path):
     names = [probe.schedule for probe in pilot.probes]
     assert {"allreduce-every-8", "ring-pairs-every-4", "allreduce-late"} <= set(names)
     assert all(0.5 <= steps_ratio < 20 for probe in pilot.probes for steps_ratio in probe.steps_ratios)
-    # Warm-up and steps, once per seed, under All-Reduce and each of the others; all by the job's own step.
+    # Warm-up and steps, once per seed, under All-Reduce and each other schedule, all by the job's step function.
     assert int((tmp_path / "steps").read_text()) == (24 + 3) * 2 * (1 + len(names))
 
 
-AFTER = (
+PILOT_WITH_THEN = (
     JOB.split("if rank == 0:", maxsplit=1)[0]
     + """
 from partreduce.runtime.pilot.run import run_pilot
@@ -103,7 +103,7 @@ print("losses", [round(curve.losses[-1], 4) for curve in curves])
 
 @pytest.mark.processes
 def test_schedules_that_worker_0_adds_run_on_all_workers(tmp_path):
-    (tmp_path / "after.py").write_text(AFTER)
+    (tmp_path / "after.py").write_text(PILOT_WITH_THEN)
     done = WARM.run("partreduce", "run", "--workers", "2", tmp_path / "after.py")
     assert done.returncode == 0, done.stderr
     said = [line.partition("losses")[2] for line in done.stdout.splitlines() if "losses" in line]
@@ -113,7 +113,7 @@ def test_schedules_that_worker_0_adds_run_on_all_workers(tmp_path):
 
 @pytest.mark.processes
 def test_planning_error_of_worker_0_ends_the_pilot_of_all_workers(tmp_path):
-    (tmp_path / "after.py").write_text(AFTER)
+    (tmp_path / "after.py").write_text(PILOT_WITH_THEN)
     done = WARM.run(
         "partreduce", "run", "--workers", "2", tmp_path / "after.py", environment=os.environ | {"REFUSE": "1"}
     )
@@ -154,10 +154,10 @@ def test_probes_are_ordered_by_difficulty_and_all_reduce_is_never_harder():
     shape = Cluster.parse("2x2")
     every_4, every_8, pairs, inside, late, every_4_late, _ = probes(shape, steps=24, data="shuffled")
     assert [one.name for one in (inside, late)] == ["node-then-all", "allreduce-late"]
-    assert not is_harder(every_4_late, every_4), "what is late is a class of its own"
+    assert not is_harder(every_4_late, every_4), "delayed schedules are not compared with others"
     assert is_harder(every_8, every_4)
     assert not is_harder(every_4, every_8)
-    assert is_harder(pairs, every_4), "rounds as long"
+    assert is_harder(pairs, every_4), "its rounds are as long"
     assert is_harder(every_4_late, late)
     assert not is_harder(late, every_4_late)
     assert is_harder(every_4, inside)

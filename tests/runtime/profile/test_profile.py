@@ -1,4 +1,4 @@
-"""Profiles: the fit recovers known links, the surroundings are read, and the verb writes a file that design accepts."""
+"""Profiles: the fit recovers known links, Slurm's variables are read, and `measure` writes a file for `design`."""
 
 import json
 import os
@@ -111,7 +111,7 @@ def run(*arguments, **environment):
 
 
 def test_one_worker_fits_and_all_workers_get_the_result(ranks, monkeypatch):
-    """Where sixteen workers share two cores, sixteen fits at once took longer than the measurement."""
+    """Sixteen concurrent fits on two cores once took longer than the measurement."""
     fits = []
 
     def fit(measured, cluster, base):
@@ -129,7 +129,7 @@ def test_one_worker_fits_and_all_workers_get_the_result(ranks, monkeypatch):
 
 @pytest.mark.processes
 def test_default_model_size_is_not_written_to_the_cluster_file(tmp_path):
-    """Else `design` would plan for a model of 8 MB without a word."""
+    """Otherwise `design` would silently plan for a model of 8 MB."""
     path = tmp_path / "cluster.yaml"
     done = run("--workers", "2", "--repetitions", "1", "-o", str(path), "--json")
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Checkpoints: bit-for-bit continuation after a kill, refusals, damage, and resuming with another number of workers."""
+"""Checkpoints: bit-for-bit continuation after a kill, rejections, damage, and another number of workers."""
 
 import contextlib
 import hashlib
@@ -16,6 +16,7 @@ from partreduce import strategies as st
 from partreduce.errors import DocumentError, FileError, InputError
 from partreduce.runtime import checkpoint
 from partreduce.runtime.state.checkpoint_directory import MANIFEST, read_manifest
+from partreduce.topo.phase import Group
 
 SCENARIOS = "helpers.resume_worker"
 
@@ -86,12 +87,6 @@ def test_missing_checkpoint_loads_as_none_and_the_last_two_are_kept(ranks, tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["round-00000006", "round-00000008"]
 
 
-def _all(n):
-    from partreduce.topo.phase import Group
-
-    return Group(tuple(range(n)))
-
-
 def save_run(ranks, tmp_path, n=3, plan=None, rounds=(2, 4)):
     def work(world):
         model, optimizer = make(world, plan or everyone(n, steps_per_round=1, sync=st.DelayedAveraging()))
@@ -122,16 +117,10 @@ def test_load_restores_the_saved_state_and_extra(ranks, tmp_path):
     [("version", True), ("round", -1), ("number", 0), ("num_workers", 0), ("workers", [{"steps": -1}])],
 )
 def test_manifest_with_impossible_numbers_raises(tmp_path, key, value):
-    """A round of -1 was what a run resumed from."""
+    """A run once resumed from round -1."""
     entry = {"sha256": "0" * 64, "steps": 3}
-    facts = {
-        "format": "partreduce.checkpoint",
-        "version": 1,
-        "schedule": "s",
-        "schedule_sha256": "1",
-        "model_sha256": "2",
-    }
-    facts |= {"num_workers": 1, "round": 3, "number": 1, "lineage": "a", "workers": [entry]}
+    facts = {"format": "partreduce.checkpoint", "version": 1, "num_workers": 1, "round": 3, "number": 1, "lineage": "a"}
+    facts |= {"schedule": "s", "schedule_sha256": "1", "model_sha256": "2", "workers": [entry]}
     (tmp_path / MANIFEST).write_text(json.dumps(facts))
     assert read_manifest(tmp_path) == facts
     changed = [entry | value[0]] if key == "workers" else value
@@ -163,7 +152,7 @@ def test_damaged_newest_checkpoint_is_skipped_by_all_workers(ranks, tmp_path, da
         return load_checkpoint(optimizer, tmp_path).round
 
     said = pytest.warns(RuntimeWarning, match=r"round-00000004.* resumed from round-00000002 instead")
-    with contextlib.nullcontext() if damage == "no manifest" else said:  # one without a manifest was not finished
+    with contextlib.nullcontext() if damage == "no manifest" else said:  # without a manifest it is unfinished
         assert ranks.run(3, work) == [2, 2, 2]
 
 
@@ -242,7 +231,7 @@ def test_failed_write_names_the_worker_and_the_run_continues(ranks, tmp_path, mo
 
 @pytest.mark.parametrize("stop", range(5))
 def test_crash_at_any_write_keeps_the_previous_checkpoint(ranks, tmp_path, monkeypatch, stop):
-    """Writes are counted; everything from the given one on does not happen, as after a crash."""
+    """The first `stop` writes succeed, and all later ones raise, as in a crash."""
     save_run(ranks, tmp_path, rounds=(2,))
     write, count = checkpoint.write_file, [0]
 
@@ -285,7 +274,7 @@ def test_crash_at_any_write_keeps_the_previous_checkpoint(ranks, tmp_path, monke
     "strategy", [st.Pairwise(active=(0, 2)), st.Server(hosts=(1, 2), synchronous=False), st.Server(hosts=(0,))]
 )
 def test_timing_dependent_strategies_lose_and_double_nothing(ranks, tmp_path, strategy):
-    """Before and after a resume the mean model holds every update once: plain SGD with constant gradients."""
+    """Before and after a resume the mean model has every update once, with plain SGD and constant gradients."""
     plan = Schedule("asynchronous", Cluster.regular(1, 3), strategy)
     scale = 3 if isinstance(strategy, st.Server) and not strategy.synchronous else 1
 
@@ -299,7 +288,7 @@ def test_timing_dependent_strategies_lose_and_double_nothing(ranks, tmp_path, st
         if resumed is None:
             save_checkpoint(optimizer, tmp_path)
             train(model, optimizer, 3)  # lost in the crash that follows
-            optimizer.run.reducer.agree("end", 0, _all(3))
+            optimizer.run.reducer.agree("end", 0, Group((0, 1, 2)))
             optimizer.runner.close()
             return None
         optimizer.finish()

@@ -1,4 +1,4 @@
-"""Which checkpoints a run deletes, and what it says of those that it cannot load."""
+"""The checkpoints that a run deletes, and its errors for checkpoints that it cannot load."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ def train(optimizer, steps):
 
 
 def run(ranks, directory, *saves, load=False, keep=2):
-    """A run that saves after these rounds; returns the folders of which messages told, and where it resumed."""
+    """A run that saves after these rounds; returns the written folders and the folder from which it resumed."""
 
     def work(world):
         optimizer = optimizer_of(world)
@@ -43,7 +43,7 @@ def run(ranks, directory, *saves, load=False, keep=2):
     return first
 
 
-def refusal(ranks, directory, kind):
+def load_error(ranks, directory, kind):
     ranks.fresh()
 
     def work(world):
@@ -60,12 +60,12 @@ def names(directory):
 
 
 def test_fresh_run_keeps_its_newest_checkpoints_and_those_of_the_last_run(ranks, tmp_path):
-    """Its rounds are lower than those of the run before, whose checkpoints are not its to delete."""
+    """Its rounds are lower than those of the run before, whose checkpoints it must not delete."""
     run(ranks, tmp_path, 10, 20)
     written, _ = run(ranks, tmp_path, 2, 4, 6)
     assert written == ["round-00000002", "round-00000004", "round-00000006"]
     assert names(tmp_path) == ["round-00000004", "round-00000006", "round-00000010", "round-00000020"]
-    assert run(ranks, tmp_path, load=True)[1] == "round-00000006", "the newest is what was written last"
+    assert run(ranks, tmp_path, load=True)[1] == "round-00000006", "the newest is the last written"
 
 
 def test_checkpoint_of_another_run_at_the_same_round_is_kept(ranks, tmp_path):
@@ -91,7 +91,7 @@ def test_rollback_saves_its_rounds_again_and_resumes_from_them(ranks, tmp_path):
     run(ranks, tmp_path, 4, 6, load=True)
     shutil.copytree(tmp_path / "kept", tmp_path / "round-00000002")
     assert run(ranks, tmp_path, load=True)[1] == "round-00000006"
-    assert "kept" in names(tmp_path), "what is not named as a checkpoint is not removed"
+    assert "kept" in names(tmp_path), "only folders named as checkpoints are removed"
 
 
 def test_unfinished_checkpoint_is_removed_with_the_old_ones(ranks, tmp_path):
@@ -99,7 +99,7 @@ def test_unfinished_checkpoint_is_removed_with_the_old_ones(ranks, tmp_path):
     (tmp_path / "round-00000004" / "manifest.json").unlink()
     foreign = tmp_path / "round-00000003"
     foreign.mkdir()
-    (foreign / "worker-00000.safetensors").write_bytes(b"somebody else's")
+    (foreign / "worker-00000.safetensors").write_bytes(b"foreign data")
     run(ranks, tmp_path, 5, 6, load=True)
     assert names(tmp_path) == ["round-00000003", "round-00000005", "round-00000006"]
 
@@ -111,14 +111,14 @@ def test_unfinished_checkpoint_is_removed_with_the_old_ones(ranks, tmp_path):
         ((4,), 3, ("upgrade partreduce, or move it away to start afresh",)),
         ((4,), 1, ("was saved by an earlier partreduce", "pass allow_different_run=True")),
     ],
-    ids=["newer", "nothing but newer", "older"],
+    ids=["newer", "only newer", "older"],
 )
 def test_other_format_version_raises_instead_of_starting_fresh(ranks, tmp_path, rounds, version, words):
-    """If it is newer, with the older one that could be used."""
+    """The error for a newer format names an older checkpoint that could be used."""
     run(ranks, tmp_path, *rounds)
     path = tmp_path / "round-00000004" / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": version}))
-    text = refusal(ranks, tmp_path, InputError)
+    text = load_error(ranks, tmp_path, InputError)
     assert all(word in text for word in words), text
 
 
@@ -135,7 +135,7 @@ def test_unreadable_checkpoint_raises_instead_of_starting_fresh(ranks, tmp_path,
         (folder / "worker-00001.safetensors").mkdir()
     else:
         (folder / "worker-00001.safetensors").unlink()
-    text = refusal(ranks, tmp_path, FileError)
+    text = load_error(ranks, tmp_path, FileError)
     assert str(folder) in text
     assert "no older one can be used instead" in text
 
@@ -143,4 +143,4 @@ def test_unreadable_checkpoint_raises_instead_of_starting_fresh(ranks, tmp_path,
 def test_unreadable_directory_raises_instead_of_starting_fresh(ranks, tmp_path):
     place = tmp_path / "checkpoints"
     place.write_text("a file")
-    assert "checkpoints: cannot be read: Not a directory" in refusal(ranks, place, FileError)
+    assert "checkpoints: cannot be read: Not a directory" in load_error(ranks, place, FileError)
