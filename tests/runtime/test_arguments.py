@@ -8,20 +8,18 @@ import torch
 
 import partreduce
 from helpers.thread_ranks import on_ranks
-from helpers.training import static_groups
+from helpers.training import static_groups, wrap
 from partreduce import Cluster, DistributedOptimizer, Schedule
 from partreduce import strategies as st
 from partreduce.errors import InputError
 
 PAIR = Schedule("pair", Cluster.regular(1, 2), static_groups(2, [range(2)]))
-BAD_TIMEOUTS = [0, -1, float("nan"), float("inf"), 1e12, "5", True, None]
 
 
 def make_optimizer(world, make=None, **options):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
-    inner = make(model) if make else torch.optim.SGD(model.parameters(), lr=0.1)
-    return model, DistributedOptimizer(inner, model, PAIR, timeout=60, world=world, **options)
+    return model, wrap(world, model, PAIR, make and make(model), **options)
 
 
 def train(model, optimizer, rank, steps=3):
@@ -31,7 +29,7 @@ def train(model, optimizer, rank, steps=3):
         optimizer.step()
 
 
-@pytest.mark.parametrize("timeout", BAD_TIMEOUTS, ids=str)
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), 1e12, "5", True, None], ids=str)
 def test_invalid_timeouts_raise(timeout):
     """A deadline of NaN seconds never passes, and one of 0 or less has passed before the first answer."""
     model = torch.nn.Linear(2, 2)
@@ -89,10 +87,10 @@ def wrap_linear(**options):
     return DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, PAIR, **options)
 
 
-def embeddings(optimizer=None, wrap=lambda model: model):
+def embeddings(optimizer=None, wrapper=lambda model: model):
     model = torch.nn.Sequential(torch.nn.Embedding(9, 2))
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    return partreduce.parallelize_embeddings(wrap(model), optimizer or inner, "1x2", batches=[torch.tensor([1])])
+    return partreduce.parallelize_embeddings(wrapper(model), optimizer or inner, "1x2", batches=[torch.tensor([1])])
 
 
 def in_ddp(model):
@@ -112,7 +110,7 @@ def in_ddp(model):
         ),
         (lambda: partreduce.clip_grad_norm_([], "one"), "clip_grad_norm_: max_norm: expected float, got str 'one'"),
         (lambda: embeddings(optimizer=[3]), "optimizer: is a list; it must be one torch.optim.Optimizer"),
-        (lambda: embeddings(wrap=in_ddp), "model: is wrapped in DistributedDataParallel, .*; pass the bare module"),
+        (lambda: embeddings(wrapper=in_ddp), "model: is wrapped in DistributedDataParallel, .*; pass the bare module"),
         (lambda: partreduce.design(8, build="ring"), "cluster: is an int; write it as '2x4', or name a cluster file"),
         (
             lambda: partreduce.design("2x2", build=None),
@@ -218,8 +216,7 @@ EDGES = st.Round.from_edges(2, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))])
 def test_averaged_optimizer_state_without_global_rounds_is_rejected(ranks, strategy):
     def work(world):
         model = torch.nn.Linear(2, 2)
-        schedule, inner = Schedule("s", Cluster.regular(1, 2), strategy), torch.optim.Adam(model.parameters())
-        DistributedOptimizer(inner, model, schedule, timeout=60, world=world, optimizer_state="average")
+        wrap(world, model, strategy, torch.optim.Adam(model.parameters()), optimizer_state="average")
 
     ranks.fresh()
     for error in ranks.run(2, work, catch=InputError):

@@ -30,10 +30,7 @@ def make_optimizer(world, strategy, *, model=None, rate=1.0, timeout=60, **optio
     return model, wrap(world, model, strategy, lr=rate, timeout=timeout, **options)
 
 
-GRADIENT_MEANS = [st.AllReduce(), st.Server(hosts=(1,))]
-
-
-@pytest.mark.parametrize("strategy", GRADIENT_MEANS, ids=["allreduce", "server"])
+@pytest.mark.parametrize("strategy", [st.AllReduce(), st.Server(hosts=(1,))], ids=["allreduce", "server"])
 @on_ranks(2, [(0.0, 0.25, 0.25, 1 - 0.125 * (0.5 + 0.25 + 64))] * 2)
 def test_gradients_own_their_memory_across_the_mean_model(world, strategy):
     """Zeroed gradients stay 0 through a mean model (once −0.131), and averaged ones stay 0.25 (once 0.729)."""
@@ -107,9 +104,8 @@ def test_parameter_unfrozen_after_wrapping_is_rejected(world, place):
     optimizer.finish()
 
 
-@pytest.mark.filterwarnings(
-    "ignore:partreduce. step .. model.state_dict.. holds worker"
-)  # each worker loads its own model again
+# Each worker loads its own model again.
+@pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("model_first", [False, True])
 def test_a_rollback_repeats_the_first_run(ranks, late, model_first):
@@ -320,7 +316,7 @@ def size_of(thing):
 
 
 @on_ranks(2)
-def test_a_layer_is_saved_without_the_rest_of_the_model(world):
+def test_saved_layer_does_not_contain_the_rest_of_the_model(world):
     """A layer of 40 kB once took 4.0 MB."""
     model = torch.nn.Sequential(torch.nn.Linear(1000, 1000, bias=False), torch.nn.Linear(100, 100, bias=False))
     _, optimizer = make_optimizer(world, static_groups(2, [range(2)]), model=model)
@@ -499,15 +495,13 @@ def test_int8_gradients_with_an_adaptive_optimizer_warn_once(ranks, make, codec,
     assert all(f"codec int8 with {make.__name__}" in text and "docs/codecs.md" in text for text in said)
 
 
-PAIRS_THEN_ALL = static_groups(4, [[0, 1], [2, 3]], [range(4)], steps_per_round=3)
-
-
 @pytest.mark.parametrize(("steps", "warned"), [(0, False), (3, True), (5, True), (6, False)])
 def test_run_that_ends_before_all_workers_averaged_warns_once(ranks, steps, warned):
     """Its workers trained independently, which the training loss does not show."""
+    schedule = static_groups(4, [[0, 1], [2, 3]], [range(4)], steps_per_round=3)
 
     def work(world):
-        model, optimizer = make_optimizer(world, PAIRS_THEN_ALL)
+        model, optimizer = make_optimizer(world, schedule)
         for _ in range(steps):
             model.backward(1.0)
             optimizer.step()
@@ -520,10 +514,9 @@ def test_run_that_ends_before_all_workers_averaged_warns_once(ranks, steps, warn
     assert said == [f"{wanted} connects them in 2 rounds, 6 steps; finish() has averaged once"] * warned
 
 
-PAIR_OF_THREE = st.Phase.from_groups(3, [[1, 2]])
 EDGES_OF_TWO = st.Round.from_edges(3, [(1, 2, "1/2"), (2, 1, "1/2")])
 DISCONNECTED = {
-    "groups": (st.StaticGroups(phases=st.GroupPhases((PAIR_OF_THREE,))), r"workers \{0\} share no group"),
+    "groups": (static_groups(3, [[1, 2]]), r"workers \{0\} share no group"),
     "edges": (st.NeighborAveraging(rounds=(EDGES_OF_TWO,)), r"workers \{0\} receive only from"),
 }
 
@@ -537,7 +530,7 @@ def test_workers_that_never_average_with_others_are_named_once(ranks, kind):
 
 
 def test_connected_workers_cause_no_warning(ranks):
-    pairs = st.StaticGroups(phases=st.GroupPhases((PAIR_OF_THREE, st.Phase.from_groups(3, [[0, 1]]))))
+    pairs = static_groups(3, [[1, 2]], [[0, 1]])
     with warnings.catch_warnings(record=True, action="always") as caught:
         ranks.run(3, lambda world: make_optimizer(world, pairs))
     assert not caught

@@ -8,32 +8,22 @@ from fractions import Fraction
 import pytest
 import torch
 
-from helpers.training import build_seeded, wrap
-from partreduce import Cluster, DistributedOptimizer, Schedule
+from helpers.training import build_seeded, static_groups, wrap
+from partreduce import Cluster, Schedule
 from partreduce import strategies as st
 from partreduce.errors import FileError
 from partreduce.runtime.recorder import RING_LENGTH, Recorder, write_stats
 from partreduce.runtime.transport.waiting import LOOK_SECONDS
-from partreduce.strategies import AllReduce
 
 N = 3
 
 
-def plan(strategy):
-    return Schedule("features", Cluster.regular(1, N), strategy)
-
-
-def ring(**options):
-    edges = [(i, (i + d) % N, Fraction(1, 3)) for i in range(N) for d in (1, 2)]
-    return st.NeighborAveraging(rounds=(st.Round.from_edges(N, edges),), **options)
-
-
 def strategies(**options):
-    phases = (st.Phase.from_groups(N, [range(N)]),)
+    edges = [(i, (i + d) % N, Fraction(1, 3)) for i in range(N) for d in (1, 2)]
     return {
-        "static": st.StaticGroups(phases=st.GroupPhases(phases), **options),
+        "static": static_groups(N, [range(N)], **options),
         "allreduce": st.AllReduce(**options),
-        "neighbor": ring(**options),
+        "neighbor": st.NeighborAveraging(rounds=(st.Round.from_edges(N, edges),), **options),
         "synchronous server": st.Server(hosts=(0, 2), **options),
         "asynchronous server": st.Server(hosts=(1,), synchronous=False, **options),
         "pairwise": st.Pairwise(active=(0, 1), **options),
@@ -59,7 +49,8 @@ def test_every_strategy_follows_steps_per_round(ranks, name, steps_per_round):
     """With steps_per_round H a worker sends once in H steps, after the last one."""
 
     def work(world):
-        schedule = plan(strategies(steps_per_round=steps_per_round)[name])
+        strategy = strategies(steps_per_round=steps_per_round)[name]
+        schedule = Schedule("features", Cluster.regular(1, N), strategy)
         model = network()
         optimizer = wrap(world, model, schedule, lr=0.01)
         mine = schedule.steps_per_round_of(world.rank)
@@ -89,7 +80,7 @@ def test_autocast_and_tied_weights_stay_equal_on_all_workers(ranks, name):
         model.append(torch.nn.Linear(4, 6))
         model[3].weight = model[0].weight
         inner = torch.optim.Adam(model.parameters(), lr=0.01)
-        optimizer = DistributedOptimizer(inner, model, plan(strategies()[name]), timeout=60, world=world)
+        optimizer = wrap(world, model, strategies()[name], inner)
         for x in batches(world.rank, 4):
             optimizer.zero_grad()
             with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -109,7 +100,7 @@ def test_slow_final_mean_is_awaited(ranks):
 
     def work(world):
         model = network()
-        optimizer = wrap(world, model, plan(strategies()["static"]), lr=0.05)
+        optimizer = wrap(world, model, strategies()["static"], lr=0.05)
         begin = optimizer.run.reducer.begin
 
         def late(kind, *rest, **options):
@@ -143,12 +134,9 @@ def test_stats_count_operations_that_the_recorder_dropped():
 
 
 def test_workers_count_steps_operations_and_bytes(ranks, tmp_path):
-    schedule = Schedule("every 2", Cluster.regular(1, 3), AllReduce(steps_per_round=2))
-
     def work(world):
         model = torch.nn.Linear(16, 1, bias=False)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        optimizer = DistributedOptimizer(optimizer, model, schedule, timeout=60, world=world, trace=tmp_path)
+        optimizer = wrap(world, model, st.AllReduce(steps_per_round=2), trace=tmp_path)
         before = optimizer.stats()
         for _ in range(3):
             model(torch.ones(1, 16) * (1 + world.rank)).sum().backward()

@@ -36,7 +36,7 @@ def results(driver):
         ("hook, warm-up", "ddp"),
     ],
 )
-def test_equal_results_where_both_apply(results, one, other):
+def test_results_are_equal_where_both_apply(results, one, other):
     np.testing.assert_allclose(results[one], results[other], rtol=1e-4, atol=1e-6)
 
 

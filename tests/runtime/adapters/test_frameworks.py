@@ -8,9 +8,9 @@ SCENARIOS = "helpers.framework_runs"
 
 
 @pytest.mark.parametrize("library", ["transformers", "lightning"])
-def test_framework_trains_evaluates_and_saves_as_a_manual_loop(library, driver):
+def test_framework_trains_evaluates_and_saves_as_a_manual_loop(library, request):
     pytest.importorskip(library, reason=f"{library} is not installed")
-    answer = driver.run(library, limit=280)
+    answer = request.getfixturevalue("driver").run(library, limit=280)
     assert answer["code"] == 0, answer["output"][-3000:]
     reports = answer["reports"]
     assert len(reports) == 4

@@ -218,14 +218,17 @@ def test_failures_are_retried_but_input_errors_and_evictions_are_not(codes, expe
     assert capfd.readouterr().err.count("begin again") == len(codes) - 1
 
 
-def test_error_of_an_attempt_is_logged_and_the_next_attempt_starts(capfd):
-    errors = [UnavailableError("store: is gone"), InputError("cluster: is none"), AssertionError("not reached")]
+@pytest.mark.parametrize(
+    ("last", "max_restarts"), [(InputError("cluster: is none"), 3), (UnavailableError("store: is still gone"), 1)]
+)
+def test_errors_of_attempts_are_logged_and_that_of_the_last_one_is_raised(last, max_restarts, capfd):
+    errors = [UnavailableError("store: is gone"), last, AssertionError("not reached")]
 
     def attempt(*_):
         raise errors.pop(0)
 
-    with pytest.raises(InputError, match="cluster: is none"):
-        run_attempts(attempt, 3)
+    with pytest.raises(type(last), match=str(last)):
+        run_attempts(attempt, max_restarts)
     assert len(errors) == 1
     first, second = capfd.readouterr().err.splitlines()
     assert first == "partreduce: store: is gone"
@@ -239,15 +242,6 @@ def test_pause_between_attempts_doubles_up_to_a_minute(monkeypatch):
     monkeypatch.setattr("partreduce.runtime.launcher.launch.orphans_ended", nullcontext)  # reads all of /proc
     assert run_attempts(lambda *_: 1, 1100, pause=2.0) == 1
     assert (pauses[:6], pauses[-1]) == ([2.0, 4.0, 8.0, 16.0, 32.0, 60.0], 60.0)
-
-
-def test_error_of_the_last_attempt_is_raised_instead_of_logged(capfd):
-    def attempt(*_):
-        raise UnavailableError("store: is gone")
-
-    with pytest.raises(UnavailableError):
-        run_attempts(attempt, 1)
-    assert capfd.readouterr().err.count("partreduce: store: is gone") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

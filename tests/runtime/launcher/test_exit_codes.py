@@ -1,4 +1,4 @@
-"""Exit codes of workers are told from signals by what the kernel reports."""
+"""Exit codes of workers are distinguished from signals by the kernel's wait status."""
 
 import signal
 

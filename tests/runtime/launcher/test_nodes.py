@@ -41,7 +41,7 @@ optimizer = partreduce.DistributedOptimizer(optimizer, model, os.environ["PARTRE
 for step in optimizer.batches(range({STEPS})):
     if back and step >= {STEPS} - 1:
         wait_for(optimizer, back)
-        time.sleep(3.0)  # longer than what the worker that failed had started may live
+        time.sleep(3.0)  # longer than processes of the failed worker may live
     if rank == 3 and step == {ROUND} and not restarted and first:
         print("under way as", os.getpid(), flush=True)
         if happens in ("SIGKILL", "SIGSTOP"):

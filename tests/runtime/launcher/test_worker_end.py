@@ -27,7 +27,7 @@ if os.environ["RANK"] == "1":
 else:
     while not (place.exists() and (pid := place.read_text())):
         time.sleep(0.01)
-    with contextlib.suppress(OSError):  # it is waited for
+    with contextlib.suppress(OSError):  # it was reaped
         while pathlib.Path("/proc", pid, "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
             time.sleep(0.01)
 """
@@ -47,7 +47,7 @@ import atexit, concurrent.futures, gzip, logging.handlers, sys, tempfile, thread
 def say(words):
     print(words, flush=True)
 
-ends = threading.Event()  # before it nothing is written; the interpreter first waits for pools, then for threads
+ends = threading.Event()  # set before any output; the interpreter first waits for pools, then for threads
 threading.Thread(target=lambda: (threading.main_thread().join(), say("thread"))).start()
 concurrent.futures.ThreadPoolExecutor(1).submit(lambda: (ends.wait(), time.sleep(0.2), say("pool")))
 atexit.register(say, "exit function")

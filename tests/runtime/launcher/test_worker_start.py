@@ -75,19 +75,18 @@ class SlowMultiplexer(LogMultiplexer):
         self.lines = []
 
     def write(self, text, *, errors):
+        time.sleep(1)
         self.lines += text.splitlines()
 
 
 def test_slow_terminal_gets_all_output_after_the_last_worker_ended():
     ends = [os.pipe() for _ in range(2)]
     process = subprocess.Popen(["seq", "5000"], stdout=ends[0][1], stderr=ends[1][1])
-    os.waitid(
-        os.P_PID, process.pid, os.WEXITED | os.WNOWAIT
-    )  # all output is in the pipe, whose write end stays open here
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # all output is in the pipe, whose write end stays open
     os.write(ends[0][1], b"last")
     outlet = SlowMultiplexer()
     worker = Child(0, process.pid, -1, {reading: b"" for reading, _ in ends})
-    outlet.write = lambda text, *, errors, write=outlet.write: (time.sleep(1), write(text, errors=errors))
+
     assert supervise([worker], [worker], HashStore(), 1.0, outlet, rule=FailureRule([worker], outlet)) == 0
     assert outlet.lines == [*(f"[0] {number}" for number in range(1, 5001)), "[0] last"]
     for descriptors in ends:

@@ -353,7 +353,7 @@ def test_a_second_failure_during_the_recovery_from_the_first(kind, first, second
     KINDS[kind].holds({2: first, 0: (second, 0)}, (1, 3), workers=4)
 
 
-def test_two_failures_in_one_round_and_a_third_leave_one_worker_that_continues():
+def test_single_worker_continues_after_three_failures_in_two_rounds():
     deaths = {2: ("before the sum", 3), 0: ("prepared", 3), 1: ("in the sum", 6)}
     ended = KINDS["gradients"].holds(deaths, (3,), workers=4)
     assert [ended.members(round_) for round_ in (2, 3, 6)] == [FOUR, (1, 3), (3,)], ended.text
@@ -492,7 +492,7 @@ def test_a_failure_plan_for_per_worker_outer_parameters_is_refused():
         Schedule("planned", Cluster.regular(1, 4), OWN_PAIRS, failure_plan=KEEP)
 
 
-def test_a_round_sampler_gives_a_worker_that_joins_inside_a_round_its_remaining_steps():
+def test_round_sampler_gives_the_rest_of_a_round_to_a_joining_worker():
     options = {"steps": 0, "samples": 97, "restarts": 1, "back": (1,), "waits_at": 12, "parameters": 2}
     ended = run_to_the_end({1: ("before the sum", (1, 0))}, strategy=KINDS["in turns"].strategy, **options)
     assert [members for _, members in ended.views] == [ALL, LEFT, ALL]

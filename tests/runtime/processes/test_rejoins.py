@@ -24,7 +24,7 @@ def rejoin(deaths, *, lost=4, **options):
 
 
 @pytest.mark.parametrize("instant", ["asking", "rebuilding", "taking a state"])
-def test_a_worker_killed_while_it_rejoins_leaves_no_trace_and_the_next_one_rejoins(instant):
+def test_worker_killed_while_it_rejoins_can_rejoin_again(instant):
     ended, groups = rejoin({1: ("before the sum", 4)}, restarts=2, again={1: [(instant, 0)]})
     assert ended.own == replay_means(groups, ALL, steps=STEPS), ended.text
     assert ended.text.count("was killed by signal 9") == 2
@@ -67,7 +67,7 @@ def test_an_unregistered_learning_rate_scheduler_is_refused_in_the_first_step():
     assert "optimizer.register_stateful(scheduler)" in ended.text
 
 
-def test_the_round_sampler_gives_every_sample_once_over_a_failure_and_a_rejoin():
+def test_round_sampler_gives_each_sample_once_over_a_failure_and_a_rejoin():
     ended, _ = rejoin({1: ("before the sum", 4)}, steps=0, samples=37)
     assert [members for _, members in ended.views] == [ALL, LEFT, ALL]
     rounds = dict(assign_samples(range(37), ended.views, (1, 1, 1), 1, 0))
@@ -79,12 +79,12 @@ def test_the_round_sampler_gives_every_sample_once_over_a_failure_and_a_rejoin()
         assert one["steps"] == len(rounds)
 
 
-def test_a_worker_that_rejoins_after_the_others_finished_ends_and_the_run_succeeds():
+def test_run_succeeds_if_a_worker_rejoins_after_the_others_finished():
     ended = run_to_the_end({1: ("before the sum", 7)}, restarts=1, again={1: [("asking late", 0)]})
     assert ended.own == replay_means(lambda round_: [ALL if round_ < 7 else LEFT], LEFT), ended.text
 
 
-def test_the_example_survives_failures_and_rejoins(tmp_path):
+def test_example_runs_with_failures_and_restarts_allowed(tmp_path):
     """The example registers its scheduler; an unregistered one would raise in the first step."""
     script, schedule = tmp_path / "train.py", tmp_path / "schedule.json"
     script.write_text((ROOT / "examples/train_digits.py").read_text().replace("150)", "20)"))

@@ -17,6 +17,7 @@ from helpers import children
 from helpers.generator_rig import FOUR_ON_ONE_NODE, serving
 from helpers.waiting import until
 from helpers.warm import WARM
+from partreduce.runtime.recorder import merge_traces
 
 pytestmark = pytest.mark.processes
 
@@ -220,7 +221,7 @@ def test_p_reduce_averages_groups_and_refuses_different_shapes(driver):
     assert all("different tensors" in report["text"] for report in answer["errors"].values())
 
 
-def test_launcher_sets_what_torchrun_sets(driver):
+def test_launcher_sets_the_variables_of_torchrun(driver):
     answer = driver.run("environment", nodes=2)
     assert [reports(answer, rank=r)[0]["LOCAL_RANK"] for r in range(4)] == ["0", "1", "0", "1"]
     assert [reports(answer, rank=r)[0]["GROUP_RANK"] for r in range(4)] == ["0", "0", "1", "1"]
@@ -228,8 +229,6 @@ def test_launcher_sets_what_torchrun_sets(driver):
 
 
 def test_traces_are_written_and_merge(driver, tmp_path):
-    from partreduce.runtime.recorder import merge_traces
-
     answer = driver.run("traced", environment={"TRACE": str(tmp_path)})
     assert answer["code"] == 0, answer["output"][-2000:]
     merged = json.loads(merge_traces(tmp_path).read_text())
@@ -331,7 +330,7 @@ MAKE = (
         (GROUP + "import partreduce\n" + MAKE, 74, "FileError: none: "),
         (GROUP + "import partreduce\npartreduce.design('4x4', build='none')", 65, "ScheduleError: no schedule family"),
         (GROUP + "import partreduce\npartreduce.design\nraise ValueError('theirs')", 1, "[rank0]: ValueError: theirs"),
-        (HOOK + THREAD.format("ValueError('theirs')"), 0, "ValueError: theirs"),  # a thread ends alone
+        (HOOK + THREAD.format("ValueError('theirs')"), 0, "ValueError: theirs"),  # only the thread ends
         (HOOK + THREAD.format("StoreLostError('ours')"), 0, "StoreLostError: ours"),
     ],
 )

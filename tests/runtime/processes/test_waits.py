@@ -101,7 +101,7 @@ KILLED = [*((f"in {stage}", 2) for stage in STAGES), *((kind, 1) for kind in KIN
 
 
 @pytest.mark.parametrize(("place", "victim"), KILLED, ids=[place for place, _ in KILLED])
-def test_a_kill_is_noticed_long_before_the_timeout_at_start_and_by_every_kind(driver, place, victim):
+def test_kill_is_noticed_before_the_timeout_at_start_and_by_every_kind(driver, place, victim):
     scenario = f"killed {place}" if place.startswith("in ") else f"killed, {place}"
     answer = driver.run(scenario)
     assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"

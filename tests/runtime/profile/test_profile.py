@@ -86,7 +86,7 @@ def test_rails_are_the_nics_next_to_a_gpu():
     assert num_rails("") == 1
 
 
-def test_slurm_words_are_those_of_the_job():
+def test_slurm_words_are_the_variables_of_the_job():
     assert slurm_words({"SLURM_JOB_ID": "7", "HOME": "/"}) == {"SLURM_JOB_ID": "7"}
     assert slurm_words({}) == {}
 
@@ -101,7 +101,7 @@ def test_slurm_addresses_name_the_switches_above_the_nodes():
 
 
 @pytest.mark.parametrize("address", ["", "node7", "s0.node7", "a.b.c"])
-def test_addresses_without_switches_name_none(address):
+def test_addresses_without_switches_give_no_switches(address):
     assert switches_of([f"{address}\nnode", "\n", "s1.n.example.org\nswitch.node"]) == (Switch((2,)),)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from helpers.thread_ranks import on_ranks
 from helpers.training import wrap
-from partreduce import Cluster, DistributedOptimizer, Schedule, load_checkpoint, save_checkpoint
+from partreduce import Cluster, Schedule, load_checkpoint, save_checkpoint
 from partreduce import strategies as st
 from partreduce.errors import DocumentError, FileError, InputError
 from partreduce.runtime import checkpoint
@@ -53,10 +53,10 @@ def everyone(n, **options):
     return Schedule("everyone", Cluster.regular(1, n), st.AllReduce(**options))
 
 
-def make(world, plan, value=None, *, width=4, momentum=0.5, initial="keep", **options):
+def make(world, plan, value=None, *, width=4):
     model = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.BatchNorm1d(width))
-    inner = torch.optim.SGD(model.parameters(), lr=0.5, momentum=momentum)
-    optimizer = DistributedOptimizer(inner, model, plan, timeout=60, world=world, initial=initial, **options)
+    inner = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+    optimizer = wrap(world, model, plan, inner, initial="keep")
     with torch.no_grad():
         for tensor in [*model.parameters(), model[1].running_mean]:
             tensor.fill_(float(world.rank if value is None else value))
@@ -198,9 +198,7 @@ def test_another_number_of_workers_starts_from_the_mean_model(ranks, tmp_path, n
 
 @on_ranks(2)
 def test_save_inside_a_round_names_the_next_step_that_can_be_saved(world, tmp_path):
-    model, optimizer = make(
-        world, Schedule("pairs", Cluster.regular(1, 2), st.Pairwise(active=(0,), steps_per_round=3))
-    )
+    model, optimizer = make(world, st.Pairwise(active=(0,), steps_per_round=3))
     train(model, optimizer, 4)
     with pytest.raises(InputError, match=r"step 4 lies inside a round of 3 .*steps % 3 == 0, next at step 6"):
         save_checkpoint(optimizer, tmp_path)

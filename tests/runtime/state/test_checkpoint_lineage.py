@@ -49,8 +49,7 @@ def load_error(ranks, directory, kind):
     def work(world):
         load_checkpoint(optimizer_of(world), directory)
 
-    texts = {str(error) for error in ranks.run(2, work, catch=kind)}
-    (text,) = texts
+    (text,) = {str(error) for error in ranks.run(2, work, catch=kind)}
     assert "\n" not in text
     return text
 
@@ -126,15 +125,15 @@ def test_other_format_version_raises_instead_of_starting_fresh(ranks, tmp_path, 
 def test_unreadable_checkpoint_raises_instead_of_starting_fresh(ranks, tmp_path, damage):
     run(ranks, tmp_path, 4)
     folder = tmp_path / "round-00000004"
+    victim = folder / "worker-00001.safetensors"
     if damage == "file":
-        (folder / "worker-00001.safetensors").write_bytes(b"short")
+        victim.write_bytes(b"short")
     elif damage == "manifest":
         (folder / "manifest.json").write_text("{")
-    elif damage == "unreadable":
-        (folder / "worker-00001.safetensors").unlink()
-        (folder / "worker-00001.safetensors").mkdir()
     else:
-        (folder / "worker-00001.safetensors").unlink()
+        victim.unlink()
+        if damage == "unreadable":
+            victim.mkdir()
     text = load_error(ranks, tmp_path, FileError)
     assert str(folder) in text
     assert "no older one can be used instead" in text

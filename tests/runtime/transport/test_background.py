@@ -31,7 +31,7 @@ def run_script(script):
     return WARM.run("-c", script, timeout=250)
 
 
-def test_a_plain_daemon_thread_inside_torch_ends_the_process_by_a_signal():
+def test_plain_daemon_thread_inside_torch_ends_the_process_by_a_signal():
     """The fault that `Background` avoids: if this test fails, Python or torch has fixed it."""
     if sys.version_info >= (3, 14):
         pytest.skip("since Python 3.14 such a thread blocks forever instead")

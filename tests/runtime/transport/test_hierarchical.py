@@ -7,8 +7,8 @@ import torch
 
 from helpers.generator_rig import serving
 from helpers.thread_ranks import on_ranks
-from helpers.training import build_seeded, wrap
-from partreduce import Cluster, DistributedOptimizer, Schedule
+from helpers.training import build_seeded, static_groups, wrap
+from partreduce import Cluster, Schedule
 from partreduce import strategies as st
 from partreduce.errors import HandshakeError, InputError, MissingDependencyError, PeerFailedError, UnavailableError
 from partreduce.runtime.environment import OVER_GLOO
@@ -78,8 +78,7 @@ def test_hierarchy_levels_follow_the_cost_model():
 
 def test_uneven_groups_keep_the_ring_and_inner_groups_count_in_the_budget(ranks):
     cluster = Cluster.irregular([[0, 1], [2, 3], [4]])
-    phases = tuple(st.Phase.from_groups(5, groups) for groups in ([[0, 1, 2, 3]], [[0, 1, 2]], [range(5)]))
-    schedule = Schedule("uneven", cluster, st.StaticGroups(phases=st.GroupPhases(phases)))
+    schedule = Schedule("uneven", cluster, static_groups(5, [[0, 1, 2, 3]], [[0, 1, 2]], [range(5)]))
 
     def work(world):
         ours = world_for_algorithm(world, st.AllReduceAlgorithm.HIERARCHICAL, cluster)
@@ -155,10 +154,10 @@ def network():
     )
 
 
-def train(world, schedule, algorithm, steps=7, **options):
+def train(world, schedule, algorithm, steps=7):
     model = network()
     inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    optimizer = DistributedOptimizer(inner, model, schedule, algorithm=algorithm, timeout=60, world=world, **options)
+    optimizer = wrap(world, model, schedule, inner, algorithm=algorithm)
     generator = torch.Generator().manual_seed(world.rank)
     for step in range(steps):
         x = torch.randn(8, 24, generator=generator)
@@ -174,8 +173,8 @@ def train(world, schedule, algorithm, steps=7, **options):
 
 
 def node_then_all(**options):
-    phases = (st.Phase.from_groups(4, [[0, 1], [2, 3]]), st.Phase.from_groups(4, [range(4)]))
-    return Schedule("node, then all", Cluster.regular(2, 2), st.StaticGroups(phases=st.GroupPhases(phases), **options))
+    strategy = static_groups(4, [[0, 1], [2, 3]], [range(4)], **options)
+    return Schedule("node, then all", Cluster.regular(2, 2), strategy)
 
 
 SCHEDULES = {

@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -309,11 +310,8 @@ def test_own_time_counts_at_most_a_second_between_two_reads(clock):
 def test_own_time_read_by_several_threads_does_not_run_ahead():
     own = OwnTime()
     start = waiting.time.monotonic()
-    threads = [threading.Thread(target=lambda: [own() for _ in range(20_000)]) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: [own() for _ in range(20_000)], range(4)))
     assert own() <= waiting.time.monotonic() - start + 1e-3
 
 

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -83,13 +84,11 @@ def push(place, *messages, kind=zmq.DEALER, prepare=lambda stranger: None):
     ("strategy", "initial"),
     [(Server(), "broadcast"), (Server(synchronous=False), "broadcast"), (Pairwise(active=(0,)), "keep")],
 )
-def test_a_deeply_nested_message_from_a_stranger_changes_no_run(ranks, strategy, initial):
+def test_deeply_nested_message_from_a_stranger_changes_no_run(ranks, strategy, initial):
     plan = Schedule("s", Cluster.regular(1, 2), strategy)
     push_once = threading.Barrier(2)
 
     def work(world):
-        import torch
-
         model = Quadratic(np.array([world.rank, 1.0, 2.0]), torch.float64)
         optimizer = wrap(world, model, plan, lr=1.0, initial=initial)
         for step in range(6):
@@ -197,7 +196,7 @@ def test_frame_larger_than_any_message_is_not_received(pair):
 
 def test_a_strangers_connection_is_closed_before_it_takes_a_message(pair):
     """A message is held until its last frame, so a message that never ends would fill the worker's memory."""
-    greeting = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" * 32
+    greeting = GREETING + b"NULL".ljust(20, b"\0") + b"\0" * 32
     ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
     unfinished = b"\x03" + (9_000).to_bytes(8, "big") + b"x" * 9_000
     with socket.create_connection(pair.place, 2) as stranger:

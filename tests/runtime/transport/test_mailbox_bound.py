@@ -5,6 +5,7 @@ import random
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -296,11 +297,8 @@ def test_random_pauses_lose_and_reorder_nothing_and_all_bytes_are_counted(seed):
             boxes[rank].send(to, "m", (number,), [bytes(size)])
 
     with Boxes(*map(deliver, range(3)), max_bytes=3000, bound=bound) as boxes:
-        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(work, range(3)))
         until(lambda: sum(map(len, received)) == 450)
         traffic = [box.traffic() for box in boxes]
     for rank in range(3):

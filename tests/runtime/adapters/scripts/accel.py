@@ -1,4 +1,4 @@
-"""A script as Accelerate's examples of Local SGD are, on its own numbers."""
+"""A script like Accelerate's examples of Local SGD, with synthetic data."""
 
 import torch
 from accelerate import Accelerator

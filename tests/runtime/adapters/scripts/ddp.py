@@ -1,4 +1,4 @@
-"""A script as PyTorch's tutorial on DistributedDataParallel has it, on its own numbers."""
+"""A script like PyTorch's tutorial on DistributedDataParallel, with synthetic data."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""A script as Lightning's examples are: an autoencoder of points that lie on a curve."""
+"""A script like Lightning's examples: an autoencoder of points on a curve."""
 
 import torch
 from lightning import LightningModule, Trainer, seed_everything

@@ -1,4 +1,4 @@
-"""A script as the Trainer's examples are, on a small classifier of made-up sentences."""
+"""A script like the Trainer's examples, with a small classifier of synthetic sentences."""
 
 import tempfile
 
@@ -7,7 +7,7 @@ from transformers import BertConfig, BertForSequenceClassification, Trainer, Tra
 
 
 def data(seed, count):
-    """Sentences of eight words, and whether the first word comes from the second half of the vocabulary."""
+    """Sentences of eight words, labelled by whether the first word is in the second half of the vocabulary."""
     words = torch.randint(1, 64, (count, 8), generator=torch.Generator().manual_seed(seed))
     return [{"input_ids": sentence, "labels": int(sentence[0] >= 32)} for sentence in words]
 
