@@ -97,8 +97,8 @@ def test_parameter_unfrozen_after_wrapping_is_rejected(world, place):
     _, optimizer = make_optimizer(world, st.AllReduce(steps_per_round=2), model=model)
     model[1].weight.requires_grad_(requires_grad=True)
     action = optimizer.mean_model().__enter__ if place == "mean_model" else getattr(optimizer, place)
-    said = rf"'1.weight' of worker {world.rank} was frozen .* wrap first and then freeze"
-    with pytest.raises(InputError, match=said):
+    message = rf"'1.weight' of worker {world.rank} was frozen .* wrap first and then freeze"
+    with pytest.raises(InputError, match=message):
         action()
     model[1].weight.requires_grad_(requires_grad=False)
     optimizer.finish()
@@ -360,7 +360,7 @@ class Counting(torch.nn.Module):
     ids=lambda one: f"{one.kind} {one.steps_per_round}",
 )
 @pytest.mark.parametrize(
-    ("where", "changed", "said"),
+    ("where", "changed", "message"),
     [
         ("step", torch.zeros(6).double(), "has the shape [6] on worker 1 now, and had [4] on all workers"),
         ("mean_model", torch.zeros(4).cfloat(), "is torch.complex64 on worker 1 now, and was torch.float64 on all"),
@@ -368,7 +368,7 @@ class Counting(torch.nn.Module):
     ],
     ids=["size", "complex", "sparse"],
 )
-def test_buffer_changed_on_one_worker_is_named(ranks, strategy, where, changed, said):
+def test_buffer_changed_on_one_worker_is_named(ranks, strategy, where, changed, message):
     """The error was once "The size of tensor a (6) must match the size of tensor b (4)"."""
 
     def train(world, model, optimizer):
@@ -395,7 +395,7 @@ def test_buffer_changed_on_one_worker_is_named(ranks, strategy, where, changed, 
     errors = ranks.run(2, train_until_error, catch=PartreduceError)
     assert isinstance(errors[1], InputError)
     assert "\n" not in str(errors[1])
-    assert str(errors[1]).startswith(f"buffer 'seen': {said}")
+    assert str(errors[1]).startswith(f"buffer 'seen': {message}")
     assert isinstance(errors[0], PartreduceError)
 
 
@@ -468,12 +468,12 @@ def test_manually_set_gradients_may_be_skipped_joined_and_unscaled(ranks, way):
         return sorted(set((before - model.weight.detach()).reshape(-1).tolist()))
 
     moved = {"skip": 4.0, "join": 8.0 + 4.0, "GradScaler": 2.0}[way]
-    for said in ranks.run(2, work):
-        assert said == pytest.approx([moved])
+    for distances in ranks.run(2, work):
+        assert distances == pytest.approx([moved])
 
 
 @pytest.mark.parametrize(
-    ("make", "codec", "steps_per_round", "told"),
+    ("make", "codec", "steps_per_round", "warns"),
     [
         (torch.optim.AdamW, "int8", 1, True),
         (torch.optim.RMSprop, "int8", 1, True),
@@ -482,7 +482,7 @@ def test_manually_set_gradients_may_be_skipped_joined_and_unscaled(ranks, way):
         (torch.optim.AdamW, "int8", 2, False),
     ],
 )
-def test_int8_gradients_with_an_adaptive_optimizer_warn_once(ranks, make, codec, steps_per_round, told):
+def test_int8_gradients_with_an_adaptive_optimizer_warn_once(ranks, make, codec, steps_per_round, warns):
     def work(world):
         model = Scalar()
         inner = make(model.parameters(), lr=0.1)
@@ -490,9 +490,9 @@ def test_int8_gradients_with_an_adaptive_optimizer_warn_once(ranks, make, codec,
 
     with warnings.catch_warnings(record=True, action="always") as caught:
         ranks.run(2, work)
-    said = [str(one.message) for one in caught if "partreduce" in str(one.message)]
-    assert len(said) == told
-    assert all(f"codec int8 with {make.__name__}" in text and "docs/codecs.md" in text for text in said)
+    messages = [str(one.message) for one in caught if "partreduce" in str(one.message)]
+    assert len(messages) == warns
+    assert all(f"codec int8 with {make.__name__}" in text and "docs/codecs.md" in text for text in messages)
 
 
 @pytest.mark.parametrize(("steps", "warned"), [(0, False), (3, True), (5, True), (6, False)])
@@ -509,9 +509,9 @@ def test_run_that_ends_before_all_workers_averaged_warns_once(ranks, steps, warn
 
     with warnings.catch_warnings(record=True, action="always") as caught:
         ranks.run(4, work)
-    said = [str(warning.message) for warning in caught if "the run ended after" in str(warning.message)]
+    messages = [str(warning.message) for warning in caught if "the run ended after" in str(warning.message)]
     wanted = f"the run ended after {steps} steps, before all workers had averaged with one another: this schedule"
-    assert said == [f"{wanted} connects them in 2 rounds, 6 steps; finish() has averaged once"] * warned
+    assert messages == [f"{wanted} connects them in 2 rounds, 6 steps; finish() has averaged once"] * warned
 
 
 EDGES_OF_TWO = st.Round.from_edges(3, [(1, 2, "1/2"), (2, 1, "1/2")])
@@ -523,8 +523,8 @@ DISCONNECTED = {
 
 @pytest.mark.parametrize("kind", DISCONNECTED)
 def test_workers_that_never_average_with_others_are_named_once(ranks, kind):
-    strategy, said = DISCONNECTED[kind]
-    with pytest.warns(UserWarning, match=f"schedule 'trained': .*{said}") as caught:
+    strategy, message = DISCONNECTED[kind]
+    with pytest.warns(UserWarning, match=f"schedule 'trained': .*{message}") as caught:
         ranks.run(3, lambda world: make_optimizer(world, strategy))
     assert len(caught) == 1
 

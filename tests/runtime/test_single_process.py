@@ -54,12 +54,12 @@ def test_concurrent_step_raises_and_the_first_step_counts():
     optimizer = DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.05), model, Schedule("alone", Cluster.regular(1, N), st.AllReduce())
     )
-    said = []
+    errors = []
 
     def step_concurrently():
         with pytest.raises(InputError, match="another step of this optimizer has not ended"):
             optimizer.step()
-        said.append("refused")
+        errors.append("refused")
 
     def closure():
         thread = threading.Thread(target=step_concurrently)
@@ -70,7 +70,7 @@ def test_concurrent_step_raises_and_the_first_step_counts():
         return loss
 
     optimizer.step(closure)
-    assert said == ["refused"]
+    assert errors == ["refused"]
     optimizer.step()
     assert optimizer.steps == 2
     optimizer.finish()
@@ -114,9 +114,9 @@ def test_single_process_trains_as_without_the_library(capfd, tmp_path, name):
     for key, value in wanted.state_dict().items():
         assert torch.equal(end[key], value)
         assert torch.equal(model.state_dict()[key], value)
-    said = [line for line in capfd.readouterr().err.splitlines() if "single process" in line]
-    assert len(said) == 1
-    assert "partreduce run --workers 4" in said[0]
+    lines = [line for line in capfd.readouterr().err.splitlines() if "single process" in line]
+    assert len(lines) == 1
+    assert "partreduce run --workers 4" in lines[0]
 
 
 def test_shard_dataset_returns_all_data_to_a_single_process():
@@ -149,5 +149,5 @@ def test_missing_finish_is_reported(tmp_path):
         command = ["partreduce", "run", "--workers", "2", script, steps_per_round, end]
         done = WARM.run(*command, environment=environment(OMP_NUM_THREADS="1"), timeout=250)
         assert done.returncode == 0, done.stderr
-        told = [line for line in (done.stdout + done.stderr).splitlines() if "without optimizer.finish()" in line]
-        assert len(told) == lines, done.stdout + done.stderr
+        warnings = [line for line in (done.stdout + done.stderr).splitlines() if "without optimizer.finish()" in line]
+        assert len(warnings) == lines, done.stdout + done.stderr

@@ -514,12 +514,12 @@ def test_following_the_suggested_fix_works(ranks, tmp_path, name):
         run = lambda world, fixed=fixed, folder=folder: Script(world, folder).run(script, fixed)  # noqa: E731
         with warnings.catch_warnings(record=True, action="always") as warned:
             results = ranks.run(N, run, catch=PartreduceError)
-        said = [str(one) for one in results if isinstance(one, Exception)] + [str(one.message) for one in warned]
+        messages = [str(one) for one in results if isinstance(one, Exception)] + [str(one.message) for one in warned]
         if fixed:
             assert results == [None] * N
-            assert not any(words in text for text in said), said
+            assert not any(words in text for text in messages), messages
         else:
-            assert any(words in text for text in said), said
+            assert any(words in text for text in messages), messages
             ranks.fresh()
 
 

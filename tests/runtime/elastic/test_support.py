@@ -200,9 +200,9 @@ def test_remaining_nodes_follow_the_survivor_rule_instead_of_one_group(under_tor
 )  # fmt: skip
 def test_unplanned_failures_raise_with_a_suggested_fix(under_torchrun, schedule, size, on_each, why):
     under_torchrun(size, on_each)
-    told = rf"torchrun has started {size}: .*{why}.*; "
+    message = rf"torchrun has started {size}: .*{why}.*; "
     way_out = rf"start 8, or design a schedule for {size} and load .*allow_different_run"
-    with pytest.raises(InputError, match=told + way_out):
+    with pytest.raises(InputError, match=message + way_out):
         schedule_for_present_nodes(schedule)
 
 

@@ -114,9 +114,9 @@ def train(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS, max_fail
         held = [model.weight.tolist(), [] if model.table is None else model.table.weight.tolist()]
         (folder / f"held-{rank}").write_text(json.dumps(held))
 
-    def attempt(told, restarts):
+    def attempt(variables, restarts):
         joiners = {"max_restarts": restarts.left, "restarted": restarts.spend} if max_failures else {}
-        return launch(work, num_workers=WORKERS, threads=1, environment=told, max_failures=max_failures, **joiners)
+        return launch(work, num_workers=WORKERS, threads=1, environment=variables, max_failures=max_failures, **joiners)
 
     code = run_attempts(attempt, most)
     return code, {path.name: json.loads(path.read_text()) for path in folder.glob("held-*")}
@@ -163,19 +163,19 @@ def test_rejoins_and_full_restarts_share_max_restarts(tmp_path, capfd):
     code, held = train(
         tmp_path / "run", st.AllReduce(), [(0, 1, 5)], most=3, max_failures=1, back=(7, 1), fails=(0, 2, 10)
     )
-    said = capfd.readouterr().err
+    output = capfd.readouterr().err
     assert (code, sorted(held)) == (0, [f"held-{rank}" for rank in range(WORKERS)])
-    assert "partreduce: worker 1 is started again (restarts left: 2)" in said
-    assert "worker 1 joined in round 7" in said
-    assert "attempt 1 ended with exit code 9; all workers begin again" in said
-    assert "(restarts left: 1)" in said
+    assert "partreduce: worker 1 is started again (restarts left: 2)" in output
+    assert "worker 1 joined in round 7" in output
+    assert "attempt 1 ended with exit code 9; all workers begin again" in output
+    assert "(restarts left: 1)" in output
 
 
 def test_run_returns_the_last_attempts_exit_code_and_logs_the_others(tmp_path, capfd):
     deaths = [(attempt, 2, 2) for attempt in range(3)]
     assert train(tmp_path / "run", st.AllReduce(), deaths) == (128 + signal.SIGKILL, {})
-    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("partreduce: attempt")]
-    assert said == [
+    output = [line for line in capfd.readouterr().err.splitlines() if line.startswith("partreduce: attempt")]
+    assert output == [
         f"partreduce: attempt {number} ended with exit code 137; all workers begin again from their last checkpoint "
         f"(restarts left: {2 - number})"
         for number in (1, 2)
@@ -184,10 +184,10 @@ def test_run_returns_the_last_attempts_exit_code_and_logs_the_others(tmp_path, c
 
 def test_restarted_script_that_loads_no_checkpoint_is_warned_once(tmp_path, capfd):
     code, _ = train(tmp_path / "run", st.AllReduce(), [(0, 0, 4)], loads=False, steps=6)
-    said = capfd.readouterr().err
+    output = capfd.readouterr().err
     assert code == 0
     assert first_steps(tmp_path / "run") == {0: {0}, 1: {0}}
-    assert said.count("the workers were started again, and begin at step 0: this script loads nothing") == 1
+    assert output.count("the workers were started again, and begin at step 0: this script loads nothing") == 1
 
 
 def test_no_warning_if_the_script_tried_to_load_a_checkpoint(tmp_path, capfd):
@@ -207,10 +207,10 @@ def test_no_warning_if_the_script_tried_to_load_a_checkpoint(tmp_path, capfd):
     ],
 )
 def test_failures_are_retried_but_input_errors_and_evictions_are_not(codes, expected, tmp_path, capfd):
-    def attempt(told, _):
-        number = int(told["TORCHELASTIC_RESTART_COUNT"])
+    def attempt(variables, _):
+        number = int(variables["TORCHELASTIC_RESTART_COUNT"])
         (tmp_path / str(number)).touch()
-        assert told["TORCHELASTIC_MAX_RESTARTS"] == "3"
+        assert variables["TORCHELASTIC_MAX_RESTARTS"] == "3"
         return codes[number]
 
     assert run_attempts(attempt, 3) == expected
@@ -310,7 +310,7 @@ while time.monotonic() < end:
 def test_command_forwards_sigterm_and_starts_no_new_attempt(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     options = ["--workers", "2", "--max-restarts", "3"]
-    with (tmp_path / "said").open("w+") as written:
+    with (tmp_path / "output").open("w+") as written:
         streams, environment = (0, 1, written.fileno()), children.environment(PLACE=str(tmp_path))
         run = WARM.start(
             "partreduce", "run", *options, tmp_path / "script.py", streams=streams, environment=environment
@@ -319,11 +319,11 @@ def test_command_forwards_sigterm_and_starts_no_new_attempt(tmp_path):
         run.send_signal(signal.SIGTERM)
         code = run.wait(120)
         written.seek(0)
-        said = written.read()
-    assert code == 128 + signal.SIGTERM, said
+        output = written.read()
+    assert code == 128 + signal.SIGTERM, output
     assert sorted(path.name for path in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"]
     assert sorted(path.name for path in tmp_path.glob("runs-*")) == ["runs-0-0", "runs-1-0"]
-    assert "begin again" not in said
+    assert "begin again" not in output
 
 
 KILLED_IN_FIRST_ATTEMPT = """

@@ -224,13 +224,13 @@ def test_launcher_in_a_thread_installs_no_signal_handlers():
 
 
 def test_existing_sigterm_handler_is_kept():
-    def mine(*_):
+    def handler(*_):
         raise AssertionError("not called")
 
-    before = signal.signal(signal.SIGTERM, mine)
+    before = signal.signal(signal.SIGTERM, handler)
     try:
         with signals.raise_on_sigterm():
-            assert signal.getsignal(signal.SIGTERM) is mine
+            assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -242,11 +242,11 @@ from partreduce.runtime.launcher.launch import launch
 class Thing: pass
 
 class Swallowing(selectors.DefaultSelector):
-    told = False
+    has_sent = False
 
     def select(self, timeout=None):
-        if not self.told:
-            self.told = True
+        if not self.has_sent:
+            self.has_sent = True
             thing = Thing()
             reference = weakref.ref(thing, lambda _: [os.kill(os.getpid(), NUMBER), [None for _ in range(10**6)]])
             del thing  # the interpreter drops exceptions of its callback
@@ -280,11 +280,11 @@ def test_signals_within_a_second_are_one_request(monkeypatch):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
     request = [(0, signal.SIGTERM), (0, signal.SIGTERM), (0.5, signal.SIGINT), (0.4, signal.SIGHUP)]
     with signals.raise_on_sigterm():
-        heard = []
+        outcomes = []
         for later, number in request:
             clock[0] += later
-            heard.append(raises(number))
-        assert heard == [True, False, False, False]
+            outcomes.append(raises(number))
+        assert outcomes == [True, False, False, False]
         clock[0] += 0.2
         assert raises(signal.SIGTERM)
         clock[0] += 1.1

@@ -73,7 +73,7 @@ def test_ranks_follow_node_order_with_unequal_workers_per_node(node_0):
 
 
 @pytest.mark.parametrize(
-    ("differs", "said"),
+    ("differs", "message"),
     [
         ({"nnodes": 3}, "node 1: it has --nnodes 3, and node 0 has 2; give every node the same command"),
         ({"max_restarts": 2}, "node 1: it has --max-restarts 2, and node 0 has 0"),
@@ -81,14 +81,14 @@ def test_ranks_follow_node_order_with_unequal_workers_per_node(node_0):
         ({"schedule": "other"}, "node 1: it has another --schedule than node 0"),
     ],
 )
-def test_different_commands_raise_one_line_errors_on_both_nodes(node_0, differs, said):
+def test_different_commands_raise_one_line_errors_on_both_nodes(node_0, differs, message):
     port, found = node_0()
     with pytest.raises(InputError) as refused:
         follower(port, **differs)._connect("")
-    assert said.removeprefix("node 1: ") in str(refused.value)
+    assert message.removeprefix("node 1: ") in str(refused.value)
     wait_until(lambda: found, seconds=30)
     assert isinstance(found[0], InputError)
-    assert str(found[0]).startswith(said)
+    assert str(found[0]).startswith(message)
     assert "\n" not in str(found[0]) + str(refused.value)
 
 
@@ -325,7 +325,7 @@ def test_invalid_endpoints_raise(text):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ("--nnodes 2 --workers 1 --node-rank 2 --rdzv-endpoint a", "--node-rank: is 2; 2 nodes are 0 to 1"),
         ("--nnodes 2 --workers 1 --rdzv-endpoint a", "--node-rank: is needed with --nnodes"),
@@ -340,13 +340,13 @@ def test_invalid_endpoints_raise(text):
         ("--nnodes 2 --simulate-nodes 2 --node-rank 0 --rdzv-endpoint a --workers 2", "--simulate-nodes: simulates"),
     ],
 )
-def test_wrong_values_are_usage_errors_of_one_line(monkeypatch, capsys, options, said):
+def test_wrong_values_are_usage_errors_of_one_line(monkeypatch, capsys, options, message):
     for name in ("GROUP_RANK", "SLURM_NODEID", "JOB_COMPLETION_INDEX"):
         monkeypatch.delenv(name, raising=False)
     assert main(["run", *options.split(), "train.py"]) == 2
-    told = capsys.readouterr().err
-    assert said in told
-    assert len(told.splitlines()) == 1
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert len(errors.splitlines()) == 1
 
 
 @pytest.mark.parametrize("name", ["SLURM_NODEID", "JOB_COMPLETION_INDEX", "GROUP_RANK"])
@@ -357,18 +357,18 @@ def test_node_rank_defaults_to_the_variable_of_the_cluster_launcher(monkeypatch,
 
 
 @pytest.mark.parametrize(
-    ("cluster", "options", "said"),
+    ("cluster", "options", "message"),
     [
         ("3x1", ["--nnodes", "2"], "--nnodes 2: the schedule is for 3 nodes"),
         ("1x3", ["--nnodes", "2"], "3 workers of the schedule do not spread evenly over the nodes"),
         ("2x2", ["--nnodes", "2", "-n", "1"], "--nproc-per-node 1: node 0 of the schedule has 2 workers"),
     ],
 )
-def test_nodes_that_do_not_match_the_schedule_are_rejected(tmp_path, capsys, cluster, options, said):
+def test_nodes_that_do_not_match_the_schedule_are_rejected(tmp_path, capsys, cluster, options, message):
     write_schedule(tmp_path / "s.json", Schedule("all", Cluster.parse(cluster), AllReduce()))
     place = ["--node-rank", "0", "--rdzv-endpoint", "127.0.0.1:1", "--schedule", str(tmp_path / "s.json")]
     assert main(["run", *options, *place, "train.py"]) in (2, 65)
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_total_workers_of_all_nodes_must_match_the_schedule(node_0):

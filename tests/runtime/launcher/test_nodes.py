@@ -76,7 +76,7 @@ def models_of(output):
     return {rank: own for rank, own, _ in reports}, {rank: end for rank, _, end in reports}
 
 
-def check(run, survivors, codes, *said, unheard=()):
+def check(run, survivors, codes, *messages, unheard=()):
     """Check both exit codes, the models of survivors and the cleanup; `unheard` workers need not report."""
     returned, output, errors = run.ended()
     assert returned == codes, errors
@@ -85,7 +85,7 @@ def check(run, survivors, codes, *said, unheard=()):
     assert expected.keys() - unheard <= own.keys() <= expected.keys(), errors
     assert own == {rank: expected[rank] for rank in own}, errors
     assert len({tuple(model) for model in end.values()}) == 1, "they ended equal"
-    for text in said:
+    for text in messages:
         assert text in errors
     run.nothing_is_left()
 
@@ -132,9 +132,9 @@ def test_node_with_stopped_worker_and_launcher_is_evicted(trains):
         os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: "node 1 does not answer" in run.errors, lambda: run.errors)
     os.kill(launcher.pid, signal.SIGCONT)
-    said = "worker 3 said nothing for 10 s and was given up"
+    eviction = "worker 3 said nothing for 10 s and was given up"
     given_up = "partreduce: node 1: did not answer node 0 at 127.0.0.1:"
-    check(run, THREE, [EvictedError.exit_code] * 2, said, given_up, unheard={2})
+    check(run, THREE, [EvictedError.exit_code] * 2, eviction, given_up, unheard={2})
 
 
 def test_killed_launcher_ends_its_workers_and_other_nodes_continue(trains):

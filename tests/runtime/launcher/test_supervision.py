@@ -30,12 +30,12 @@ TORCHRUN = {
 def test_worker_environment_matches_torchrun(num_workers, num_nodes):
     each = num_workers // num_nodes
     nodes = Cluster.regular(num_nodes, each)
-    told = [worker_env(rank, nodes, None) for rank in range(num_workers)]
+    environments = [worker_env(rank, nodes, None) for rank in range(num_workers)]
     places = [(node, local) for node in range(num_nodes) for local in range(each)]
-    assert [(int(one["GROUP_RANK"]), int(one["LOCAL_RANK"])) for one in told] == places
-    assert [int(one["RANK"]) for one in told] == list(range(num_workers))
-    assert [one["ROLE_RANK"] for one in told] == [one["RANK"] for one in told]
-    for one in told:
+    assert [(int(one["GROUP_RANK"]), int(one["LOCAL_RANK"])) for one in environments] == places
+    assert [int(one["RANK"]) for one in environments] == list(range(num_workers))
+    assert [one["ROLE_RANK"] for one in environments] == [one["RANK"] for one in environments]
+    for one in environments:
         assert one.keys() >= TORCHRUN
         assert int(one["WORLD_SIZE"]) == int(one["ROLE_WORLD_SIZE"]) == num_workers
         assert (int(one["LOCAL_WORLD_SIZE"]), int(one["GROUP_WORLD_SIZE"])) == (each, num_nodes)
@@ -46,8 +46,8 @@ def test_cores_are_divided_among_workers_unless_threads_are_given(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
-    def threads(num_workers, said=None):
-        return worker_env(0, Cluster.regular(1, num_workers), said)["OMP_NUM_THREADS"]
+    def threads(num_workers, given=None):
+        return worker_env(0, Cluster.regular(1, num_workers), given)["OMP_NUM_THREADS"]
 
     assert [threads(count) for count in (1, 4, 5, 12, 100)] == ["12", "3", "2", "1", "1"]
     assert threads(4, 7) == "7"
@@ -165,10 +165,10 @@ def test_tolerant_run_ends_at_errors_and_at_one_failure_too_many(monkeypatch, se
 ERROR = "InputError: schedule 'x': is for 3 workers"
 
 
-def output_of(said, num_workers):
+def output_of(lines, num_workers):
     output = io.StringIO()
     deduplicator = ErrorDeduplicator(LogMultiplexer(output), num_workers)
-    passed = [not deduplicator.hold(rank, line) for rank, line in said]
+    passed = [not deduplicator.hold(rank, line) for rank, line in lines]
     deduplicator.show()
     early = output.getvalue()
     deduplicator.show(everything=True)

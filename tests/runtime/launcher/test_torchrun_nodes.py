@@ -49,8 +49,8 @@ for step in range(begun, until):
             file.write(json.dumps([rank, os.getpid(), optimizer.steps]) + "\\n")
         time.sleep(0.05)
 optimizer.finish()
-said = {"rank": rank, "begun": begun, "resumed": resumed.num_workers, "own": model.weight.tolist()}
-(folder / f"end-{rank}.json").write_text(json.dumps(said))
+summary = {"rank": rank, "begun": begun, "resumed": resumed.num_workers, "own": model.weight.tolist()}
+(folder / f"end-{rank}.json").write_text(json.dumps(summary))
 """
 
 
@@ -130,9 +130,9 @@ def test_remaining_nodes_resume_the_checkpoint_with_the_failure_plan(tmp_path, n
     for agent in left:
         with contextlib.suppress(subprocess.TimeoutExpired):
             agent.wait(150)
-    said, follows = nodes.output(), "they follow its failure plan for the loss of 1"
-    is_waiting = follows not in said and any(agent.poll() is None for agent in left)
-    if is_waiting or any(word in said for word in ("RendezvousTimeoutError", "DistStoreError")):
+    output, follows = nodes.output(), "they follow its failure plan for the loss of 1"
+    is_waiting = follows not in output and any(agent.poll() is None for agent in left)
+    if is_waiting or any(word in output for word in ("RendezvousTimeoutError", "DistStoreError")):
         pytest.skip("torch's agents did not meet again in torch's own time: the machine is busy")
     assert [agent.returncode for agent in left] == [0, 0], nodes.output()
     assert f"torchrun has started 2 of its 3 nodes, and {follows}" in nodes.output()

@@ -106,9 +106,9 @@ def test_schedules_that_worker_0_adds_run_on_all_workers(tmp_path):
     (tmp_path / "after.py").write_text(PILOT_WITH_THEN)
     done = WARM.run("partreduce", "run", "--workers", "2", tmp_path / "after.py")
     assert done.returncode == 0, done.stderr
-    said = [line.partition("losses")[2] for line in done.stdout.splitlines() if "losses" in line]
-    assert len(said) == 2
-    assert said[0] == said[1], "all workers get the same curves"
+    losses = [line.partition("losses")[2] for line in done.stdout.splitlines() if "losses" in line]
+    assert len(losses) == 2
+    assert losses[0] == losses[1], "all workers get the same curves"
 
 
 @pytest.mark.processes

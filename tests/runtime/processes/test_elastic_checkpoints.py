@@ -118,8 +118,8 @@ def test_survivors_cannot_load_a_checkpoint_from_before_the_failure(tmp_path):
         optimizer.finish()
         report()
 
-    code, said, text = launch_workers(work, max_failures=1)
-    assert (code, len(said)) == (0, 2), text
+    code, reports, text = launch_workers(work, max_failures=1)
+    assert (code, len(reports)) == (0, 2), text
 
 
 # A run that restarts without a node by its failure plan, and later with it, from the checkpoint.
@@ -152,12 +152,12 @@ def run_nodes(folder, size, *, restarts="3"):
             (model.weight * torch.tensor(gradient(rank, step), dtype=torch.float64)).sum().backward()
             optimizer.step()
         save_checkpoint(optimizer, folder)
-        own, said = model.weight.tolist(), " ".join(str(one.message) for one in warned)
+        own, messages = model.weight.tolist(), " ".join(str(one.message) for one in warned)
         optimizer.finish()
-        report(begun=begun, of=resumed and resumed.num_workers, own=own, warned=said)
+        report(begun=begun, of=resumed and resumed.num_workers, own=own, warned=messages)
 
-    code, said, text = launch_workers(work, num_workers=size, num_nodes=size)
-    return code, [one for _, one in sorted(said.items())], text
+    code, reports, text = launch_workers(work, num_workers=size, num_nodes=size)
+    return code, [one for _, one in sorted(reports.items())], text
 
 
 def replayed_restarts(sizes):
@@ -176,20 +176,20 @@ def replayed_restarts(sizes):
 
 def test_two_nodes_resume_the_checkpoint_of_three_and_the_third_rejoins(tmp_path):
     for runs, size in enumerate(sizes := (3, 2, 3)):
-        code, said, text = run_nodes(tmp_path, size)
+        code, reports, text = run_nodes(tmp_path, size)
         assert code == 0, text
-        assert ["torchrun has started 2 of its 3 nodes" in one["warned"] for one in said] == [
+        assert ["torchrun has started 2 of its 3 nodes" in one["warned"] for one in reports] == [
             size == 2,
             *[False] * (size - 1),
         ]
-        assert [one["begun"] for one in said] == [runs * STEPS] * size
-        assert [one["of"] for one in said] == [sizes[runs - 1] if runs else None] * size
-        for one in said:
+        assert [one["begun"] for one in reports] == [runs * STEPS] * size
+        assert [one["of"] for one in reports] == [sizes[runs - 1] if runs else None] * size
+        for one in reports:
             assert one["own"] == pytest.approx(replayed_restarts(sizes[: runs + 1]).tolist(), rel=1e-9, abs=1e-9)
 
 
 def test_missing_node_without_restarts_is_an_error(tmp_path):
-    code, said, text = run_nodes(tmp_path, 2, restarts="0")
+    code, reports, text = run_nodes(tmp_path, 2, restarts="0")
     assert code != 0
-    assert said == []
+    assert reports == []
     assert "is for 3 workers and this run has 2" in text

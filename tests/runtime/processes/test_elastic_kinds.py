@@ -274,9 +274,9 @@ def test_survivors_of_a_killed_worker_match_a_replay(kind, instant, dies, resume
     if kind == "outer" or kind.startswith(("progress", "codec")):
         assert len({tuple(model) for model in ended.own.values()}) == 1
     place = f"round {resumed // 2} (fragment {resumed % 2})" if kind.startswith("in turns") else f"round {resumed}"
-    says = "their models are equal" if KINDS[kind].strategy.averages_gradients else "the mean moved by 1/2 of"
+    models = "their models are equal" if KINDS[kind].strategy.averages_gradients else "the mean moved by 1/2 of"
     if kind.startswith(("gradients", "parameters", "pipeline", "in turns")):
-        assert f"without worker 1 the other 2 continue together from {place}; {says}" in ended.text
+        assert f"without worker 1 the other 2 continue together from {place}; {models}" in ended.text
 
 
 JOINS = {
@@ -309,10 +309,10 @@ JOINS = {
 def test_a_worker_that_rejoins_has_the_state_of_its_donor(name):
     """Models and their starts, outer parameters, momenta and references, but no error feedback."""
     kind, death, (waits_at, steps), turn = JOINS[name]
-    who = 2 if name == "by steps, 2" else 1
-    ended = KINDS[kind].holds({who: death}, ALL, steps=steps, restarts=1, back=(who,), waits_at=waits_at)
-    assert [members for _, members in ended.views] == [ALL, tuple(sorted({*ALL} - {who})), ALL], ended.text
-    assert ended.joins[who][0] == (turn or ended.views[-1][0])
+    victim = 2 if name == "by steps, 2" else 1
+    ended = KINDS[kind].holds({victim: death}, ALL, steps=steps, restarts=1, back=(victim,), waits_at=waits_at)
+    assert [members for _, members in ended.views] == [ALL, tuple(sorted({*ALL} - {victim})), ALL], ended.text
+    assert ended.joins[victim][0] == (turn or ended.views[-1][0])
     assert not kind.startswith("outer") or len({tuple(own) for own in ended.own.values()}) == 1
     line = "; the mean moved by 1/3 of how far that state's model was from it"
     assert (line in ended.text) == (not KINDS[kind].strategy.averages_gradients)
@@ -551,9 +551,9 @@ def run_with_buffer(dies_in):
         optimizer.finish()
         report(**left)
 
-    code, said, text = launch_workers(work, max_failures=1)
+    code, reports, text = launch_workers(work, max_failures=1)
     assert code == 0, text
-    return {rank: (one["weight"], one["seen"]) for rank, one in said.items()}
+    return {rank: (one["weight"], one["seen"]) for rank, one in reports.items()}
 
 
 @pytest.mark.parametrize("dies_in", [1, 5])

@@ -83,9 +83,9 @@ def test_unsupported_uses_of_sharded_models_raise_one_line_errors(driver):
     }
     for report in run_scenario(driver, "refusals"):
         assert report["said"].keys() == words.keys()
-        for name, said in report["said"].items():
-            assert words[name] in said
-            assert "\n" not in said
+        for name, message in report["said"].items():
+            assert words[name] in message
+            assert "\n" not in message
 
 
 def test_sharded_checkpoint_resumes_with_any_number_of_shards(driver, tmp_path):
@@ -114,9 +114,9 @@ def test_sharded_checkpoint_resumes_with_any_number_of_shards(driver, tmp_path):
         "outer": ("replica-00001: cannot be read: ",),
     }
     for report in run_scenario(driver, "checkpoints, 4", MESH="2x2", DIRECTORY=str(tmp_path), KINDS=",".join(words)):
-        for name, said in report["found"].items():
-            assert all(part in said for part in words[name]), name
-            assert "\n" not in said
+        for name, message in report["found"].items():
+            assert all(part in message for part in words[name]), name
+            assert "\n" not in message
 
 
 def test_killed_rank_ends_all_replicas_and_is_named(driver):

@@ -151,8 +151,8 @@ def test_damaged_newest_checkpoint_is_skipped_by_all_workers(ranks, tmp_path, da
         _, optimizer = make(world, everyone(3, sync=st.DelayedAveraging()))
         return load_checkpoint(optimizer, tmp_path).round
 
-    said = pytest.warns(RuntimeWarning, match=r"round-00000004.* resumed from round-00000002 instead")
-    with contextlib.nullcontext() if damage == "no manifest" else said:  # without a manifest it is unfinished
+    warning = pytest.warns(RuntimeWarning, match=r"round-00000004.* resumed from round-00000002 instead")
+    with contextlib.nullcontext() if damage == "no manifest" else warning:  # without a manifest it is unfinished
         assert ranks.run(3, work) == [2, 2, 2]
 
 

@@ -252,7 +252,7 @@ class TimedSigns:
 
 @pytest.mark.parametrize("size", [2, waiting.MAX_WATCHED, waiting.MAX_WATCHED + 1])
 def test_peer_watch_polls_often_and_diagnoses_at_intervals_and_on_changes(monkeypatch, size):
-    clock, members, said = [0.0], tuple(range(size)), []
+    clock, members, reasons = [0.0], tuple(range(size)), []
     monkeypatch.setattr(waiting.time, "monotonic", lambda: clock[0])
     signs = TimedSigns(clock)
     watch = waiting.PeerWatch(signs, members, 7)
@@ -260,7 +260,7 @@ def test_peer_watch_polls_often_and_diagnoses_at_intervals_and_on_changes(monkey
         clock[0] = tick / 100
         signs.count = (tick >= 150) + (tick >= 360)
         assert watch.next >= clock[0] - 0.01
-        said.append(watch.failure_reason())
+        reasons.append(watch.failure_reason())
     apart = [later - earlier for earlier, later in itertools.pairwise([0.0, *signs.polls])]
     assert all(0.19 < one < 0.22 for one in apart)
     times = [when for when, *_ in signs.checks]
@@ -268,7 +268,7 @@ def test_peer_watch_polls_often_and_diagnoses_at_intervals_and_on_changes(monkey
     assert all(0 <= when - due < 0.22 for when, due in zip(times, expected, strict=True)), times
     assert {check[1:] for check in signs.checks} == {(members, 7)}
     assert signs.watched == ([members] * 4 if size <= waiting.MAX_WATCHED else [])
-    assert [one for one in said if one] == ["worker 1 left"]
+    assert [one for one in reasons if one] == ["worker 1 left"]
 
 
 @pytest.mark.parametrize("waited", [0.0, 1e-4, 1e-3, 0.01, 0.1, 60.0])

@@ -169,8 +169,8 @@ def test_replayed_and_redirected_messages_are_dropped(pair):
     recorded = []
     seals = {to: Seal(pair.boxes[0]._endpoint._secret, to) for to in (0, 1)}
     for number in range(3):
-        recorded += [[seals[1](json.dumps([0, "told", [0, 0, number]]).encode()), b"payload"]]
-    redirected = [seals[0](json.dumps([0, "told", [0, 0, 9]]).encode()), b"payload"]
+        recorded += [[seals[1](json.dumps([0, "data", [0, 0, number]]).encode()), b"payload"]]
+    redirected = [seals[0](json.dumps([0, "data", [0, 0, 9]]).encode()), b"payload"]
 
     def prepare(stranger):
         introduce(stranger, pair.boxes[1]._endpoint)
@@ -178,11 +178,11 @@ def test_replayed_and_redirected_messages_are_dropped(pair):
     for _ in range(2):
         push(pair.place, *recorded, redirected, prepare=prepare)
         deadline = time.monotonic() + 60
-        while sum(message.kind == "told" for message in pair.received) < 3 and time.monotonic() < deadline:
+        while sum(message.kind == "data" for message in pair.received) < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
     time.sleep(0.2)
     assert pair.still_delivers()
-    assert [message.numbers for message in pair.received if message.kind == "told"] == [(0,), (1,), (2,)]
+    assert [message.numbers for message in pair.received if message.kind == "data"] == [(0,), (1,), (2,)]
 
 
 def test_frame_larger_than_any_message_is_not_received(pair):
