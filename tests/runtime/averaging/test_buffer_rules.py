@@ -281,7 +281,7 @@ def evaluate(optimizer, action=lambda: None):
 @pytest.mark.parametrize("kind", STRATEGIES)
 @pytest.mark.parametrize("place", ["step", "mean_model", "finish", "save_checkpoint"])
 def test_a_buffer_that_grew_is_refused_by_name_in_every_place(ranks, kind, place, tmp_path):
-    """It grows on all workers, so that none waits for another (for one: see `test_silent_numbers`)."""
+    """It grows on all workers, so that none waits for another (for one: see `test_numerical_regressions`)."""
 
     def work(world):
         model = Growing()

@@ -201,8 +201,8 @@ def test_remaining_nodes_follow_the_survivor_rule_instead_of_one_group(under_tor
 def test_unplanned_failures_raise_with_a_suggested_fix(under_torchrun, schedule, size, on_each, why):
     under_torchrun(size, on_each)
     message = rf"torchrun has started {size}: .*{why}.*; "
-    way_out = rf"start 8, or design a schedule for {size} and load .*allow_different_run"
-    with pytest.raises(InputError, match=message + way_out):
+    suggested_fix = rf"start 8, or design a schedule for {size} and load .*allow_different_run"
+    with pytest.raises(InputError, match=message + suggested_fix):
         schedule_for_present_nodes(schedule)
 
 
